@@ -1,0 +1,24 @@
+"""The one exception that kvtune raises on purpose; the CLI prints it in one place (kvtune/cli/app.py)."""
+
+from __future__ import annotations
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class KvtuneError(Exception):
+    """What went wrong in one line (naming the file, flag or field), and what to do next in another."""
+
+    def __init__(self, message: str, hint: str = "", exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.exit_code = exit_code
+
+
+class UsageError(KvtuneError):
+    """Bad input: a flag, a spec, a file that the person gave. Exit code 2."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint, EXIT_USAGE)

@@ -1,0 +1,97 @@
+"""The run file: a zip of `header.json` and one .npy array per table column. Written whole or not at all.
+
+Any zip tool and numpy can read it without kvtune. Nothing in it is executed (no pickle).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.run.types import SCHEMA, TABLES, Header, Run, Table, empty_table
+
+SUFFIX = ".kvrun"
+
+# Old schema -> function that lifts a decoded header of it by one version.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+def write_run(run: Run, path: Path) -> None:
+    """Write `run` to `path`: a temporary file beside it, then a rename, so that a crash leaves no half file."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out:
+            out.writestr("header.json", msgspec.json.format(msgspec.json.encode(run.header), indent=1))
+            for name, table in run.tables.items():
+                for column, kind in TABLES[name].items():
+                    buffer = io.BytesIO()
+                    array = np.asarray(table[column], dtype=None if kind == "U" else kind)
+                    np.save(buffer, array, allow_pickle=False)
+                    out.writestr(f"tables/{name}/{column}.npy", buffer.getvalue())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise KvtuneError(
+            f"cannot write the run file {path}: {error.strerror or error}",
+            "free space or choose another folder with -o DIR",
+        ) from error
+
+
+def read_run(path: Path) -> Run:
+    """Read a run file of this or any older schema."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            header = _header(archive.read("header.json"), path)
+            return Run(header, _tables(archive))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"no run file {path}", "`kvtune profile` leaves its run files under reports/"
+        ) from error
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
+        raise UsageError(
+            f"{path} is not a readable run file: {error}", f"give a {SUFFIX} file that kvtune wrote"
+        ) from error
+
+
+def _header(raw: bytes, path: Path) -> Header:
+    decoded: dict[str, Any] = msgspec.json.decode(raw)
+    schema = decoded.get("schema", 0)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise UsageError(
+            f"{path} has schema {schema}; this kvtune reads up to {SCHEMA}", "upgrade kvtune to read this file"
+        )
+    while schema < SCHEMA:
+        if schema not in UPGRADES:
+            raise UsageError(f"{path} has unknown schema {schema}", f"this kvtune reads 1 to {SCHEMA}")
+        decoded = UPGRADES[schema](decoded)
+        schema += 1
+    decoded["schema"] = SCHEMA
+    return msgspec.convert(decoded, Header)
+
+
+def _tables(archive: zipfile.ZipFile) -> dict[str, Table]:
+    """Known columns only; a column that the writer did not know yet is filled with its kind's zero (NaN for times)."""
+    tables: dict[str, Table] = {}
+    names = {n for n in archive.namelist() if n.startswith("tables/") and n.endswith(".npy")}
+    for name, columns in TABLES.items():
+        present = {c for c in columns if f"tables/{name}/{c}.npy" in names}
+        if not present:
+            continue
+        table = empty_table(name)
+        for column in present:
+            with archive.open(f"tables/{name}/{column}.npy") as member:
+                table[column] = np.load(io.BytesIO(member.read()), allow_pickle=False)
+        rows = len(next(iter(table[c] for c in present)))
+        for column in columns.keys() - present:
+            fill = np.nan if columns[column] == "f8" else ("" if columns[column] == "U" else 0)
+            table[column] = np.full(rows, fill, dtype="U1" if columns[column] == "U" else columns[column])
+        tables[name] = table
+    return tables

@@ -1,0 +1,182 @@
+"""The record of one run, engine or sim: a header (plain data) and tables (columns of numbers).
+
+Written once by whoever ran, read by analysis. Times in tables are seconds since the measuring phase began.
+Adding a field with a default keeps the schema; changing or removing one raises SCHEMA and needs a reader for
+the old version (file.py) and a golden file of it (tests/golden).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA = 1
+
+Table = dict[str, NDArray[Any]]
+"""Columns of equal length by name."""
+
+TABLES: dict[str, dict[str, str]] = {
+    # One row a request, in workload order. hit_tokens: -1 when the engine did not say. Times are NaN when not reached.
+    "requests": {
+        "id": "U",
+        "kind": "U",
+        "round": "i4",
+        "prompt_tokens": "i8",
+        "output_tokens": "i8",  # received, not asked
+        "hit_tokens": "i8",
+        "planned_s": "f8",  # NaN in a closed loop
+        "sent_s": "f8",
+        "first_token_s": "f8",
+        "finished_s": "f8",
+        "finish": "U",  # length, stop, abort, error, "" = unfinished
+        "preemptions": "i4",
+    },
+    # One row each time the front end received tokens of a request; `request` is the row in `requests`.
+    "tokens": {"request": "i4", "t_s": "f8", "count": "i4"},
+    # One row an EngineCore step. Host parts in microseconds; `process` indexes Header.processes.
+    "steps": {
+        "process": "i2",
+        "t_s": "f8",
+        "step_us": "f8",
+        "schedule_us": "f8",
+        "execute_us": "f8",  # dispatch and wait for the model
+        "update_us": "f8",
+        "cpu_us": "f8",  # CPU time of EngineCore's thread within the step
+        "scheduled_tokens": "i4",
+        "prefill_tokens": "i4",
+        "requests": "i4",  # requests that had tokens scheduled
+        "running": "i4",
+        "waiting": "i4",
+        "free_blocks": "i4",
+        "context_tokens": "i8",  # KV tokens that the scheduled requests attend to
+    },
+    # One row a collection of Python's garbage collector, in any process.
+    "gc": {
+        "process": "i2",
+        "t_s": "f8",
+        "generation": "i1",
+        "pause_us": "f8",
+        "cpu_us": "f8",
+        "collected": "i4",
+        "uncollectable": "i4",
+    },
+    # One row a psutil sample of a process. uss_bytes is 0 where the sample left it out.
+    "memory": {
+        "process": "i2",
+        "t_s": "f8",
+        "rss_bytes": "i8",
+        "uss_bytes": "i8",
+        "cpu_s": "f8",
+        "threads": "i4",
+    },
+}
+
+
+class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    spec: str
+    params: dict[str, str | int | float]
+    seed: int
+    hash: str
+    requests: int
+
+
+class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`name` is what was asked for; `active` what ran: False with `why` when the core refused or stepped aside."""
+
+    name: Literal["kvtune", "stock"]
+    settings: dict[str, Any] = {}
+    active: bool = False
+    why: str = ""
+    counters: dict[str, int] = {}
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    vllm: str = ""
+    torch: str = ""
+    device: str = ""  # cpu, cuda
+    device_name: str = ""
+    executor: str = ""
+    block_size: int = 0
+    num_blocks: int = 0
+    max_model_len: int = 0
+    async_scheduling: bool = False
+    settings: dict[str, Any] = {}  # resolved: what the engine runs with
+    args: list[str] = []  # as given after `--`
+    groups: list[dict[str, Any]] = []  # KV cache groups: kind, block_size, sliding_window, layers, page_bytes
+    kv_specs: dict[str, Any] = {}  # what `sim` needs to rebuild this engine's KV config without the model
+
+
+class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
+    cpu: str = ""
+    cores: int = 0
+    memory_bytes: int = 0
+    os: str = ""
+
+
+class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`role`: front_end, engine_core, worker. `gc` holds thresholds, frozen count, heap size at start and end."""
+
+    pid: int
+    role: str
+    name: str = ""
+    gc: dict[str, Any] = {}
+
+
+class ProbeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    level: str = "off"
+    lost_records: dict[str, int] = {}  # by process name: overwritten in the bounded ring
+    disabled: dict[str, str] = {}  # by process name: a probe that failed and switched itself off, and why
+
+
+class Validity(msgspec.Struct, frozen=True, kw_only=True):
+    """timings: False when a probe (or the source) distorts times; `why` says which."""
+
+    timings: bool = True
+    why: str = ""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int = SCHEMA
+    kvtune: str
+    source: Literal["engine", "sim"]
+    state: Literal["complete", "partial", "failed"] = "complete"
+    why: str = ""
+    started_at: str  # ISO 8601, UTC
+    command: list[str]
+    model: str
+    model_config: dict[str, Any] = {}
+    workload: WorkloadInfo
+    core: CoreInfo
+    engine: EngineInfo
+    python: str
+    host: HostInfo
+    processes: list[ProcessInfo] = []
+    probe: ProbeInfo = ProbeInfo()
+    valid: Validity = Validity()
+    wall_s: float = 0.0  # the measuring phase
+    startup_s: float = 0.0
+    # vLLM's own prefix-cache counters over the measuring phase: requests, queries, hits, and so on.
+    engine_counters: dict[str, float] = {}
+    notes: list[str] = []  # disagreements, fallbacks: what a reader must know
+    log_tail: list[str] = []
+    extra: dict[str, Any] = {}  # results of optional instruments (stacks, sites, predictions), by instrument
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    header: Header
+    tables: dict[str, Table] = field(default_factory=dict)
+
+    def table(self, name: str) -> Table:
+        """The table, or an empty one with the right columns where the run did not record it."""
+        found = self.tables.get(name)
+        return found if found is not None else empty_table(name)
+
+
+def empty_table(name: str) -> Table:
+    return {column: np.empty(0, dtype=kind) for column, kind in TABLES[name].items()}

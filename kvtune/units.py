@@ -1,0 +1,37 @@
+"""Numbers for people: durations, bytes, counts, with sensible precision. Used by console and pages alike."""
+
+from __future__ import annotations
+
+import math
+
+
+def ms(value: float) -> str:
+    """Milliseconds as text with a fitting unit: `840 µs`, `12.3 ms`, `4.56 s`."""
+    if math.isnan(value):
+        return "–"
+    if abs(value) < 1:
+        return f"{value * 1000:.0f} µs"
+    if abs(value) < 1000:
+        return f"{value:.3g} ms" if abs(value) < 100 else f"{value:.0f} ms"
+    return f"{value / 1000:.3g} s" if abs(value) < 100_000 else f"{value / 1000:.0f} s"
+
+
+def size(value: float) -> str:
+    """Bytes as text: `512 B`, `1.4 MiB`, `3.20 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def count(value: float) -> str:
+    """A count as text: `950`, `12,031`, `145 M`."""
+    if abs(value) >= 10_000_000:
+        return f"{value / 1e6:,.0f} M"
+    return f"{value:,.0f}"
+
+
+def percent(part: float, whole: float) -> str:
+    """`part` of `whole` in percent; a dash where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else "–"

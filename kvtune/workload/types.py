@@ -1,0 +1,76 @@
+"""What a workload is: requests whose prompts are spans of seeded token streams. Pure data, no engine, no I/O.
+
+A prompt is never a list of tokens until an engine needs one: it is a sequence of spans `(stream, start, length)`.
+Equal spans are equal tokens, so prefix sharing (and block hashes) can be computed without making a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+STREAM_ANSWER = 1 << 62
+"""Streams from here up are answers: stream `STREAM_ANSWER + i` is what request number i generates."""
+
+
+class Span(NamedTuple):
+    """`length` tokens of one stream, from position `start`."""
+
+    stream: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. `arrival_s` is seconds after the workload's start (open loop), None in a closed loop.
+
+    `after` is the number (position in the workload) of a request that must have finished before this one may be
+    sent; `think_s` is the pause after that. `round` and `kind` label the request for reports (-1: no rounds).
+    """
+
+    id: str
+    prompt: tuple[Span, ...]
+    output_tokens: int
+    arrival_s: float | None = None
+    after: int | None = None
+    think_s: float = 0.0
+    round: int = -1
+    kind: str = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(span.length for span in self.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A reproducible list of requests.
+
+    `concurrency` bounds the requests in flight (closed loop); None means that arrivals alone decide (open loop).
+    With `barrier`, a round starts only when the round before it has finished.
+    `seed` seeds the token streams; `hash` covers everything that makes two workloads the same work.
+    """
+
+    name: str
+    spec: str
+    params: dict[str, str | int | float]
+    seed: int
+    requests: Sequence[Request] = field(repr=False)
+    hash: str
+    concurrency: int | None = None
+    barrier: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(r.prompt_tokens for r in self.requests)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(r.output_tokens for r in self.requests)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output together: the max_model_len it needs."""
+        return max((r.prompt_tokens + r.output_tokens for r in self.requests), default=0)

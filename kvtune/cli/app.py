@@ -1,0 +1,137 @@
+"""The command line's frame: the typer app, the split at `--`, and the ONE place that prints a KvtuneError.
+
+A command is a module `kvtune/cli/<name>.py` with a function `<name>` (parse -> call -> print). It is listed in
+COMMANDS and imported only when it is called, or for `--help` (so its top level imports nothing heavy: typer and
+kvtune.errors; the rest inside the function). What stands after `--` is vLLM's and reaches a command by
+`engine_args(ctx)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import typer
+
+from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
+
+COMMANDS = (
+    "profile",
+    "sweep",
+    "tune",
+    "bounds",
+    "explain",
+    "doctor",
+    "compare",
+    "report",
+    "export",
+    "recipe",
+    "serve",
+)
+
+
+def build_app() -> typer.Typer:
+    app = typer.Typer(
+        help="Profile and tune the KV cache of a vLLM engine, by measurement.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback(invoke_without_command=True)
+    def root(
+        version: bool = typer.Option(False, "--version", help="Print kvtune's version and exit."),
+        debug: bool = typer.Option(False, "--debug", help="Show tracebacks. May stand anywhere before `--`."),
+    ) -> None:
+        if version:
+            from kvtune import __version__
+
+            print(__version__)
+            raise typer.Exit
+
+    for name in COMMANDS:
+        if find_spec(f"kvtune.cli.{name}") is None:
+            continue
+        found = getattr(importlib.import_module(f"kvtune.cli.{name}"), name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
+    return app
+
+
+def engine_args(ctx: typer.Context) -> list[str]:
+    """vLLM's own flags: everything after `--` on the command line."""
+    return list(ctx.find_root().obj or [])
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; the exit code."""
+    own = list(argv)
+    after: list[str] = []
+    if "--" in own:
+        cut = own.index("--")
+        own, after = own[:cut], own[cut + 1 :]
+    debug = "--debug" in own
+    own = [a for a in own if a != "--debug"]
+    try:
+        result = typer.main.get_command(build_app()).main(
+            args=own, prog_name="kvtune", standalone_mode=False, obj=after
+        )
+        return result if isinstance(result, int) else 0
+    except KvtuneError as error:
+        if debug:
+            raise
+        _say(error.message, error.hint)
+        return error.exit_code
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        _say("interrupted", "nothing was saved by this command")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_FAILED
+    except Exception as error:
+        code = _click_exit(error)
+        if code is not None:
+            return code
+        if debug:
+            raise
+        _say(
+            f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
+            "this is a defect of kvtune: run again with --debug and report the traceback",
+        )
+        return EXIT_FAILED
+
+
+def _click_exit(error: Exception) -> int | None:
+    """The exit code of typer's own exceptions (usage errors are printed in our two lines), None for any other."""
+    names = {c.__name__ for c in type(error).__mro__}
+    if "Exit" in names:
+        return int(getattr(error, "exit_code", 0))
+    if "Abort" in names:
+        _say("interrupted", "")
+        return EXIT_INTERRUPTED
+    if "NoArgsIsHelpError" in names:
+        print(getattr(error, "message", str(error)))
+        return 0
+    if "ClickException" in names:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "kvtune"
+        message = getattr(error, "format_message", lambda: str(error))()
+        _say(" ".join(message.split()), f"`{path} --help` lists what it takes; vLLM's own flags stand after `--`")
+        return EXIT_USAGE
+    return None
+
+
+def _say(message: str, hint: str) -> None:
+    print(f"kvtune: {message}", file=sys.stderr)
+    if hint:
+        print(f"  next: {hint}", file=sys.stderr)
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))

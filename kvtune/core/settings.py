@@ -1,0 +1,197 @@
+"""The core's switches and knobs: names, legal values, defaults. Read by the CLI, the tuner and vLLM's processes.
+
+One table (`KNOBS`) says all that a flag parser, a tuner or a report needs; `CoreSettings` is the values.
+Switches say which of the five ideas runs (off = stock code); knobs say how.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kvtune.errors import UsageError
+
+Value = bool | int | float | str
+Kind = Literal["switch", "integer", "number", "choice"]
+
+POLICIES = ("tiered", "pin", "lru", "two_class")
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One field of CoreSettings: what it may be and what it means."""
+
+    name: str
+    kind: Kind
+    help: str
+    default: Value
+    choices: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    unit: str = ""
+
+    @property
+    def legal(self) -> str:
+        """The legal values, in words for a message."""
+        if self.kind == "switch":
+            return "true, false"
+        if self.kind == "choice":
+            return ", ".join(self.choices)
+        whole = "a whole number" if self.kind == "integer" else "a number"
+        return f"{whole} from {self.low:.12g} to {self.high:.12g}" + (f" ({self.unit})" if self.unit else "")
+
+    def read(self, value: Any) -> Value:
+        """The value as this knob's type; UsageError when it is not a legal one."""
+        found: Value | None = None
+        text = value.strip().lower() if isinstance(value, str) else value
+        if self.kind == "switch":
+            found = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}.get(
+                str(text).lower()
+            )
+        elif self.kind == "choice":
+            found = text if text in self.choices else None
+        elif not isinstance(text, bool):
+            try:
+                number = float(text)
+            except (TypeError, ValueError):
+                number = float("nan")
+            whole = self.kind == "number" or number == number // 1
+            if whole and self.low <= number <= self.high:
+                found = int(number) if self.kind == "integer" else number
+        if found is None:
+            raise UsageError(f"core.{self.name}={value!r} is not legal", f"{self.name} takes {self.legal}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the core runs with; KNOBS has each field's help and legal values."""
+
+    pool: bool = True
+    pinning: bool = True
+    reuse: bool = True
+    rows: bool = True
+    steady: bool = True
+    empty_blocks: bool = True
+    freeze: bool = True
+    policy: str = "tiered"
+    pin_window: int = 0
+    min_drop: int = 16
+    slack: int = 512
+    windows: int = 4
+    output_window: bool = True
+    protected_share: float = 0.8
+    reuse_bonus_s: float = 0.0
+    ghost_factor: float = 4.0
+    gc_threshold0: int = 0
+    gc_threshold1: int = 0
+    gc_threshold2: int = 0
+    collect_at_wait: bool = False
+
+    def to_dict(self) -> dict[str, Value]:
+        return asdict(self)
+
+    def changed(self) -> dict[str, Value]:
+        """Only what differs from the defaults: what a recipe or KVTUNE_SET needs to say."""
+        default = CoreSettings().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != default[name]}
+
+
+def _switch(name: str, help: str) -> Knob:
+    return Knob(name, "switch", help, getattr(CoreSettings(), name))
+
+
+def _integer(name: str, help: str, low: int, high: int, unit: str = "") -> Knob:
+    return Knob(name, "integer", help, getattr(CoreSettings(), name), low=low, high=high, unit=unit)
+
+
+def _number(name: str, help: str, low: float, high: float, unit: str = "") -> Knob:
+    return Knob(name, "number", help, getattr(CoreSettings(), name), low=low, high=high, unit=unit)
+
+
+KNOBS: dict[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        _switch(
+            "pool", "free blocks in tiers of O(1) queues; off = stock's block pool, no pinning, no reuse"
+        ),
+        _switch("pinning", "keep sliding windows that a later prompt can resume at; off = stock's retention"),
+        _switch("reuse", "blocks that were hit are evicted after blocks that were not; off = by age alone"),
+        _switch("rows", "sampled tokens cross from worker to scheduler as one array"),
+        _switch("steady", "a short path for steps that only decode"),
+        _switch("empty_blocks", "one immutable empty block list instead of a new one per request and step"),
+        _switch("freeze", "freeze the heap of the processes that vLLM leaves unfrozen"),
+        Knob("policy", "choice", "which free block is evicted next", "tiered", choices=POLICIES),
+        _integer(
+            "pin_window", "tokens kept behind a boundary (0 = the layer's window)", 0, 1 << 20, "tokens"
+        ),
+        _integer("min_drop", "smallest window drop that pins (decode never pins)", 0, 1 << 20, "blocks"),
+        _integer(
+            "slack", "keep windows for suffixes up to this long at a prompt's end", 0, 1 << 20, "tokens"
+        ),
+        _integer("windows", "speculative windows at doubling distances before the slack", 0, 32, "windows"),
+        _switch("output_window", "keep the last window of the output too (the next turn resumes there)"),
+        _number("protected_share", "share of the pool for blocks that were hit", 0.0, 1.0),
+        _number(
+            "reuse_bonus_s", "age that a reused block may have over a single-use one (0 = LRU)", 0.0, 1e9, "s"
+        ),
+        _number("ghost_factor", "evicted hashes remembered, in pool sizes", 0.0, 64.0),
+        _integer("gc_threshold0", "gc.set_threshold's first value in EngineCore (0 = leave)", 0, 1 << 31),
+        _integer("gc_threshold1", "gc.set_threshold's second value (0 = leave)", 0, 1 << 31),
+        _integer("gc_threshold2", "gc.set_threshold's third value (0 = leave)", 0, 1 << 31),
+        _switch("collect_at_wait", "collect while EngineCore waits for requests or for the model"),
+    )
+}
+
+
+def parse(mapping: Mapping[str, Any], base: CoreSettings | None = None) -> CoreSettings:
+    """Settings from a mapping of names to values (text accepted); what is not named comes from `base` or the
+    defaults."""
+    values: dict[str, Any] = (base or CoreSettings()).to_dict()
+    for name, value in mapping.items():
+        key = name.removeprefix("core.")
+        if key not in KNOBS:
+            raise UsageError(f"core has no setting {key!r}", f"settings are: {', '.join(KNOBS)}")
+        values[key] = KNOBS[key].read(value)
+    return CoreSettings(**values)
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings | None:
+    """The settings that the KVTUNE_* variables ask for; None when they ask for no core.
+
+    KVTUNE_SET overrides the recipe, the recipe overrides the defaults; KVTUNE_CORE=stock overrides all.
+    """
+    environ = os.environ if environ is None else environ
+    core, recipe = environ.get("KVTUNE_CORE", ""), environ.get("KVTUNE_RECIPE", "")
+    if core not in ("", "stock", "kvtune"):
+        raise UsageError(f"KVTUNE_CORE={core!r} is not a core", "KVTUNE_CORE takes kvtune or stock")
+    if core == "stock" or not (core or recipe):
+        return None
+    settings = parse(_recipe_core(Path(recipe))) if recipe else CoreSettings()
+    text = environ.get("KVTUNE_SET", "")
+    if not text:
+        return settings
+    try:
+        asked = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"KVTUNE_SET is not JSON: {error}", 'write it as {"pin_window": 1024}') from error
+    if not isinstance(asked, dict):
+        raise UsageError("KVTUNE_SET is not a JSON object", 'write it as {"pin_window": 1024}')
+    return parse(asked, settings)
+
+
+def _recipe_core(path: Path) -> Mapping[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("core", {})
+    except OSError as error:
+        raise UsageError(f"recipe {path}: {error.strerror}", "KVTUNE_RECIPE names a recipe file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"recipe {path} is not TOML: {error}", "see recipes/ for examples") from error
+    if not isinstance(table, dict):
+        raise UsageError(f"recipe {path}: core is not a table", "write the core's settings under [core]")
+    return table

@@ -1,0 +1,117 @@
+"""Decides which requests of a workload may be sent now: arrivals, turns that wait, rounds, concurrency.
+
+Pure bookkeeping without a clock or I/O; the engine's driver and the simulator share it, so both send alike.
+Every operation is O(log n) per request it touches.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+
+from kvtune.workload.types import Workload
+
+
+class Feed:
+    """One pass over `workload`. Times are seconds since the workload's start and must not go back.
+
+    A request is due once its arrival, its predecessor's finish + think time and its round's start have passed.
+    Due requests are sent in the order they became due, equal ones in workload order, while there is room.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        requests = workload.requests
+        self._requests = requests
+        self._room = len(requests) if workload.concurrency is None else workload.concurrency
+        if self._room < 1 and requests:
+            raise ValueError(f"concurrency {self._room} lets no request go")
+        self._unfinished = len(requests)
+        self._state = bytearray(len(requests))  # 0 waiting, 1 in flight, 2 finished
+        self._due: list[tuple[float, int]] = []
+        self._followers: defaultdict[int, list[int]] = defaultdict(list)
+        self._release: dict[
+            int, float
+        ] = {}  # finish + think of the predecessor, where the round is still closed
+        self._rounds: list[int] = []  # closed rounds, the next one last
+        self._round_requests: defaultdict[int, list[int]] = defaultdict(list)
+        self._round_left: defaultdict[int, int] = defaultdict(int)
+        self._barrier = workload.barrier
+        for index, request in enumerate(requests):
+            if request.after is not None:
+                self._check_after(index, request.after)
+                self._followers[request.after].append(index)
+            if workload.barrier:
+                self._round_requests[request.round].append(index)
+                self._round_left[request.round] += 1
+        self._open = -1
+        if workload.barrier:
+            self._rounds = sorted(self._round_left, reverse=True)
+            self._open_rounds(0.0)
+        else:
+            for index, request in enumerate(requests):
+                if request.after is None:
+                    self._due.append((request.arrival_s or 0.0, index))
+            heapq.heapify(self._due)
+
+    def ready(self, now_s: float) -> list[int]:
+        """The requests to send now, in order; they count as sent from here on."""
+        sent = []
+        while self._room and self._due and self._due[0][0] <= now_s:
+            index = heapq.heappop(self._due)[1]
+            self._state[index] = 1
+            self._room -= 1
+            sent.append(index)
+        return sent
+
+    def finished(self, index: int, now_s: float) -> None:
+        """Request `index` has ended, however it ended; what waited for it may go."""
+        if self._state[index] != 1:
+            raise ValueError(f"request {index} is not in flight")
+        self._state[index] = 2
+        self._room += 1
+        self._unfinished -= 1
+        for follower in self._followers.pop(index, ()):
+            request = self._requests[follower]
+            at = max(now_s + request.think_s, request.arrival_s or 0.0)
+            if self._barrier and request.round > self._open:
+                self._release[follower] = at
+            else:
+                heapq.heappush(self._due, (at, follower))
+        if self._barrier:
+            current = self._requests[index].round
+            self._round_left[current] -= 1
+            if not self._round_left[current] and current == self._open:
+                self._open_rounds(now_s)
+
+    def next_time(self) -> float | None:
+        """When something becomes ready by time alone; None when only a finish can help, or nothing is left.
+
+        The time may have passed already: then `ready(now)` has something to send.
+        """
+        return self._due[0][0] if self._room and self._due else None
+
+    @property
+    def done(self) -> bool:
+        """Every request has finished."""
+        return self._unfinished == 0
+
+    @property
+    def in_flight(self) -> int:
+        return self._state.count(1)
+
+    def _open_rounds(self, now_s: float) -> None:
+        if not self._rounds:
+            return
+        self._open = self._rounds.pop()
+        for index in self._round_requests.pop(self._open):
+            request = self._requests[index]
+            if request.after is None:
+                heapq.heappush(self._due, (max(now_s, request.arrival_s or 0.0), index))
+            elif index in self._release:
+                heapq.heappush(self._due, (max(now_s, self._release.pop(index)), index))
+
+    def _check_after(self, index: int, after: int) -> None:
+        if not 0 <= after < index:
+            raise ValueError(f"request {index} waits for request {after}, which does not come before it")
+        if self._barrier and self._requests[after].round > self._requests[index].round:
+            raise ValueError(f"request {index} waits for request {after} of a later round")

@@ -1,0 +1,191 @@
+"""The made-up workloads: pure functions from their keys to a Plan. Each names its token streams at its top.
+
+A request that waits for nothing has `arrival_s` 0.0 in an open loop and None in a closed one (`concurrency` > 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtune.errors import UsageError
+from kvtune.workload.draws import poisson_arrivals, uniform, zipf_picks
+from kvtune.workload.plan import Plan
+from kvtune.workload.types import STREAM_ANSWER, Request, Span
+
+MOST_REQUESTS = 5_000_000
+
+
+def decode(
+    *, requests: int, prompt: int, output: int, concurrency: int, rate: float, seed: int, kind: str = "decode"
+) -> Plan:
+    """Unrelated prompts. Stream i is the prompt of request i."""
+    arrivals = _arrivals(requests, concurrency, rate, seed)
+    return Plan(
+        [
+            Request(f"{kind}-{i}", (Span(i, 0, prompt),), output, arrival_s=arrivals[i], kind=kind)
+            for i in range(requests)
+        ],
+        concurrency or None,
+    )
+
+
+def prefill(*, requests: int, prompt: int, output: int, concurrency: int, rate: float, seed: int) -> Plan:
+    """`decode` under another name and with other defaults, so that reports say what was meant."""
+    return decode(
+        requests=requests,
+        prompt=prompt,
+        output=output,
+        concurrency=concurrency,
+        rate=rate,
+        seed=seed,
+        kind="prefill",
+    )
+
+
+def rounds(
+    *, prefixes: int, prefix: int, suffix: int, output: int, rounds: int, concurrency: int, seed: int
+) -> Plan:
+    """The same prefixes in turn, in every round with a new suffix. Streams: the prefixes, then the suffixes."""
+    _check_count(prefixes * rounds, "prefixes x rounds")
+    return Plan(
+        [
+            Request(
+                f"round-{r}-prefix-{p}",
+                (Span(p, 0, prefix), Span(prefixes + r * prefixes + p, 0, suffix)),
+                output,
+                arrival_s=None if concurrency else 0.0,
+                round=r,
+                kind="prefix",
+            )
+            for r in range(rounds)
+            for p in range(prefixes)
+        ],
+        concurrency or None,
+        barrier=True,
+    )
+
+
+def zipf(
+    *,
+    prefixes: int,
+    prefix: int,
+    suffix: int,
+    output: int,
+    requests: int,
+    s: float,
+    concurrency: int,
+    rate: float,
+    seed: int,
+) -> Plan:
+    """Prefixes drawn by popularity 1/rank^s, each with a new suffix. Streams: the prefixes, then the suffixes."""
+    arrivals = _arrivals(requests, concurrency, rate, seed)
+    picks = zipf_picks(seed, prefixes, s, requests)
+    return Plan(
+        [
+            Request(
+                f"zipf-{i}",
+                (Span(p, 0, prefix), Span(prefixes + i, 0, suffix)),
+                output,
+                arrival_s=arrivals[i],
+                kind="prefix",
+            )
+            for i, p in enumerate(picks)
+        ],
+        concurrency or None,
+    )
+
+
+def mix(
+    *,
+    prefixes: int,
+    prefix: int,
+    suffix: int,
+    output: int,
+    requests: int,
+    cold: int,
+    share: float,
+    concurrency: int,
+    rate: float,
+    seed: int,
+) -> Plan:
+    """Cold prompts that never come again (`share` of the requests) among hot prefixes, drawn evenly.
+
+    Streams: the hot prefixes, then one for each request (a cold prompt, or a hot one's suffix).
+    """
+    arrivals = _arrivals(requests, concurrency, rate, seed)
+    chance = uniform(seed, "cold", requests)
+    picks = zipf_picks(seed, prefixes, 0.0, requests)
+    planned = []
+    for i in range(requests):
+        own = prefixes + i
+        is_cold = chance[i] < share
+        prompt = (Span(own, 0, cold),) if is_cold else (Span(picks[i], 0, prefix), Span(own, 0, suffix))
+        kind = "cold" if is_cold else "hot"
+        planned.append(Request(f"{kind}-{i}", prompt, output, arrival_s=arrivals[i], kind=kind))
+    return Plan(planned, concurrency or None)
+
+
+def chat(
+    *,
+    sessions: int,
+    turns: int,
+    system: int,
+    first: int,
+    user: int,
+    output: int,
+    think: float,
+    answers: str,
+    concurrency: int,
+    rate: float,
+    seed: int,
+) -> Plan:
+    """Sessions that grow turn by turn, interleaved: all first turns, then all second turns, and so on.
+
+    Turn k+1 sends the whole conversation so far, the answer of turn k included. With answers=engine (the default)
+    that answer is what the engine generated, because only then do the blocks that decoding filled match the next
+    prompt, as they do in real chats; answers=fixed puts seeded text in its place, so that every engine and setting
+    gets the same tokens, at the price that no answer is ever reused from the cache.
+    Streams: 0 is the shared system prompt, 1 + i the user's text of request i, then the fixed answers.
+    """
+    total = sessions * turns
+    _check_count(total, "sessions x turns")
+    starts = _arrivals(sessions, concurrency, rate, seed)
+    answer_base = STREAM_ANSWER if answers == "engine" else 1 + total
+    prompts: list[tuple[Span, ...]] = []
+    planned = []
+    for index in range(total):
+        turn, session = divmod(index, sessions)
+        before = index - sessions
+        if turn == 0:
+            prompt: tuple[Span, ...] = (Span(0, 0, system), Span(1 + index, 0, first))
+        else:
+            prompt = (*prompts[before], Span(answer_base + before, 0, output), Span(1 + index, 0, user))
+        prompts.append(prompt)
+        planned.append(
+            Request(
+                f"session-{session}-turn-{turn}",
+                prompt,
+                output,
+                arrival_s=starts[session] if turn == 0 else None,
+                after=None if turn == 0 else before,
+                think_s=0.0 if turn == 0 else think,
+                round=turn,
+                kind="turn",
+            )
+        )
+    return Plan(planned, concurrency or None)
+
+
+def _arrivals(count: int, concurrency: int, rate: float, seed: int) -> Sequence[float | None]:
+    _check_count(count, "requests")
+    if rate > 0:
+        return poisson_arrivals(seed, rate, count)
+    return [None if concurrency else 0.0] * count
+
+
+def _check_count(count: int, what: str) -> None:
+    if count > MOST_REQUESTS:
+        raise UsageError(
+            f"{what} = {count:,} requests is more than {MOST_REQUESTS:,}",
+            "lower it: one run is one list in memory",
+        )

@@ -1,0 +1,137 @@
+"""Token ids and block hashes of spans, the same on every machine: functions of (seed, stream, position) alone.
+
+Runs in the engine's driver, in the simulator and in analysis. Nothing here keeps state: any part of any stream can
+be made at any time, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.errors import UsageError
+from kvtune.workload.draws import GOLDEN, stream_base
+from kvtune.workload.plan import merged
+from kvtune.workload.types import STREAM_ANSWER, Request, Span
+
+FIRST_TOKEN = 10
+"""Lower ids are special tokens (begin, end, padding) in most vocabularies and are never made."""
+
+Hashes = NDArray[np.uint64]
+
+_GOLDEN = np.uint64(GOLDEN)
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+_STREAM = np.uint64(0xD1342543DE82EF95)
+_START = np.uint64(0xAEF17502108EF2D9)
+_BATCH_TOKENS = 1 << 24
+
+
+def token_ids(span: Span, seed: int, vocab_size: int) -> NDArray[np.int64]:
+    """The tokens of `span`; a part of a span is the same as that part of the whole."""
+    if vocab_size <= FIRST_TOKEN:
+        raise UsageError(
+            f"a vocabulary of {vocab_size} tokens is too small", f"more than {FIRST_TOKEN} are needed"
+        )
+    position = np.arange(span.start + 1, span.start + span.length + 1, dtype=np.uint64)
+    mixed = _mix(np.uint64(stream_base(seed, span.stream)) + position * _GOLDEN)
+    return (mixed % np.uint64(vocab_size - FIRST_TOKEN)).astype(np.int64) + FIRST_TOKEN
+
+
+def prompt_ids(
+    prompt: Iterable[Span],
+    seed: int,
+    vocab_size: int,
+    answers: Mapping[int, Sequence[int]] | None = None,
+) -> list[int]:
+    """The tokens of a prompt. Answer spans are taken from `answers[i]`, what request i generated.
+
+    Where an answer is missing or shorter than planned (simulator, aborted request, early stop), the synthetic tokens
+    of its stream stand in for the rest, so that the prompt always has the planned length.
+    """
+    out: list[int] = []
+    for span in prompt:
+        said: Sequence[int] = ()
+        if answers is not None and span.stream >= STREAM_ANSWER:
+            whole = answers.get(span.stream - STREAM_ANSWER, ())
+            said = whole[span.start : span.start + span.length]
+            out.extend(said)
+        if len(said) < span.length:
+            rest = Span(span.stream, span.start + len(said), span.length - len(said))
+            out.extend(token_ids(rest, seed, vocab_size).tolist())
+    return out
+
+
+def block_hashes(prompt: Iterable[Span], block_tokens: int) -> list[bytes]:
+    """8 bytes for each full block: equal if and only if the prompts are the same up to that block's end.
+
+    Computed from spans, no token is made; how a prompt is cut into spans does not matter. For a request's output, add
+    `Span(STREAM_ANSWER + index, 0, generated)` to its prompt.
+    """
+    out: list[bytes] = _hash_batch([tuple(prompt)], block_tokens)[0].astype("<u8").view("V8").tolist()
+    return out
+
+
+def hash_arrays(requests: Iterable[Request], block_tokens: int) -> Iterator[Hashes]:
+    """`block_hashes` of each request's prompt as an array of numbers, made in large batches: for whole traces."""
+    batch: list[tuple[Span, ...]] = []
+    tokens = 0
+    for request in requests:
+        batch.append(request.prompt)
+        tokens += request.prompt_tokens
+        if tokens >= _BATCH_TOKENS:
+            yield from _hash_batch(batch, block_tokens)
+            batch, tokens = [], 0
+    if batch:
+        yield from _hash_batch(batch, block_tokens)
+
+
+def _hash_batch(prompts: Sequence[tuple[Span, ...]], block_tokens: int) -> list[Hashes]:
+    """The hash at a block's end is a sum over the merged spans before it, the last one cut there.
+
+    Merged spans are the only way to write a prompt in the fewest spans, so equal content gives equal sums; each
+    term is scattered over 64 bits together with its place in the prompt, so different content does not.
+    """
+    if block_tokens < 1:
+        raise ValueError(f"block_tokens is {block_tokens}")
+    pieces = [tuple(merged(prompt)) for prompt in prompts]
+    counts = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
+    flat = np.fromiter(chain.from_iterable(chain.from_iterable(pieces)), dtype=np.int64).reshape(-1, 3)
+    if not len(flat):
+        return [np.empty(0, dtype=np.uint64) for _ in prompts]
+    stream, start, length = flat[:, 0], flat[:, 1], flat[:, 2]
+    first = np.cumsum(counts) - counts  # the first piece of each prompt
+    has = counts > 0
+    ends = np.cumsum(length)
+    prompt_base = np.zeros(len(prompts), dtype=np.int64)
+    prompt_base[has] = (ends - length)[first[has]]
+    base = np.repeat(prompt_base, counts)
+    begin, end = ends - length - base, ends - base  # a piece's place in its prompt
+    label = _mix(stream.astype(np.uint64) * _STREAM + start.astype(np.uint64) * _START + _GOLDEN)
+    label = _mix(label + begin.astype(np.uint64) * _GOLDEN)
+    whole = np.cumsum(_piece(label, length))
+    before = whole - _piece(label, length)  # running sums; those of earlier prompts are taken off below
+    prompt_before = np.zeros(len(prompts), dtype=np.uint64)
+    prompt_before[has] = before[first[has]]
+    before -= np.repeat(prompt_before, counts)
+    blocks = end // block_tokens - begin // block_tokens  # block ends that fall into each piece
+    total = int(blocks.sum())
+    nth = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    at = (np.repeat(begin // block_tokens, blocks) + nth + 1) * block_tokens - np.repeat(begin, blocks)
+    hashes = _mix(np.repeat(before, blocks) + _piece(np.repeat(label, blocks), at))
+    tokens_of = np.zeros(len(prompts), dtype=np.int64)
+    tokens_of[has] = end[(first + counts - 1)[has]]
+    return np.split(hashes, np.cumsum(tokens_of // block_tokens)[:-1])
+
+
+def _piece(label: Hashes, length: NDArray[np.int64]) -> Hashes:
+    return _mix(label ^ (length.astype(np.uint64) * _M2))
+
+
+def _mix(value: Hashes) -> Hashes:
+    value = (value ^ (value >> np.uint64(30))) * _M1
+    value = (value ^ (value >> np.uint64(27))) * _M2
+    return value ^ (value >> np.uint64(31))

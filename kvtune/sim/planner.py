@@ -1,0 +1,259 @@
+"""Block sizes of hybrid attention + state-space models, from shapes alone: no vLLM, no torch, any process.
+
+Two rules turn a model's shape into legal block sizes. Per layer (vLLM today): one attention layer's page holds
+one state. Aggregate: all attention layers' pages together hold `k` states. `BlockPlan` says what each costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, prod
+
+from kvtune.errors import UsageError
+
+PER_LAYER = "per-layer"
+AGGREGATE = "aggregate"
+
+STATES_HELD_RUNNING = 2
+"""State blocks that a running request holds per state group: the one it reads and the one it writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of a state (convolution window or recurrent state) on one rank."""
+
+    name: str
+    shape: tuple[int, ...]
+    element_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What decides a model's KV layout on one rank. `states` is what ONE state layer keeps for one sequence.
+
+    `window_layers` attend to the last `window` tokens only; `attention_layers` to everything.
+    """
+
+    name: str
+    attention_layers: int
+    kv_heads: int
+    head_dim: int
+    kv_element_bytes: int
+    state_layers: int = 0
+    states: tuple[StateTensor, ...] = ()
+    window_layers: int = 0
+    window: int = 0
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Keys and values of one token in one attention layer."""
+        return 2 * self.kv_heads * self.head_dim * self.kv_element_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token in all layers that keep it for the whole sequence."""
+        return self.attention_layers * self.layer_token_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """One state layer's state of one sequence."""
+        return sum(state.size_bytes for state in self.states)
+
+    @property
+    def hybrid(self) -> bool:
+        return self.state_layers > 0 and self.attention_layers > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What a device's attention backend takes: multiples of `alignment` tokens; `default` when none is asked."""
+
+    name: str
+    alignment: int
+    default: int
+
+
+GPU = Backend("gpu", alignment=16, default=16)
+CPU = Backend("cpu", alignment=32, default=128)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """One legal block size under one rule, and what it costs.
+
+    A block is what the pool hands out: `block_bytes`, filled by one group. A group of attention keeps
+    `block_tokens` tokens of `attention_group_layers` layers in it, a group of states `states_per_block` states.
+    """
+
+    rule: str
+    block_tokens: int
+    block_bytes: int
+    attention_groups: int
+    attention_group_layers: int
+    window_groups: int
+    state_groups: int
+    states_per_block: int
+    padding_layers: int
+    page_pad_bytes: int  # of each state block: not covered by the states it holds
+    tail_bytes: int  # lost on average in the last, half filled attention block of a sequence
+    shape: ModelShape
+
+    @property
+    def groups(self) -> int:
+        return self.attention_groups + self.window_groups + self.state_groups
+
+    @property
+    def state_pad_share(self) -> float:
+        """Share of a state block that holds nothing."""
+        return self.page_pad_bytes / self.block_bytes if self.state_groups else 0.0
+
+    def request_blocks(self, tokens: int) -> int:
+        """Blocks that a running sequence of `tokens` holds, all groups together."""
+        whole = self.attention_groups * ceil(tokens / self.block_tokens)
+        kept = min(tokens, self.shape.window - 1) if self.shape.window else 0
+        window = self.window_groups * (ceil(kept / self.block_tokens) + 1 if kept else 0)
+        return whole + window + self.state_groups * STATES_HELD_RUNNING
+
+    def requests_that_fit(self, pool_bytes: int, tokens: int) -> int:
+        """Sequences of `tokens` that run at once in `pool_bytes`, less the block that vLLM keeps as its null."""
+        blocks = pool_bytes // self.block_bytes - 1
+        return max(blocks, 0) // self.request_blocks(tokens)
+
+    def waste_share(self, tokens: int) -> float:
+        """Share of a running sequence's blocks that holds neither keys and values of tokens nor states."""
+        shape = self.shape
+        held = self.request_blocks(tokens) * self.block_bytes
+        kept = min(tokens, shape.window - 1) if shape.window else 0
+        useful = tokens * shape.token_bytes + kept * shape.window_layers * shape.layer_token_bytes
+        useful += STATES_HELD_RUNNING * shape.state_layers * shape.state_bytes
+        return 1.0 - min(useful / held, 1.0)
+
+
+def least_block_tokens(shape: ModelShape, alignment: int) -> int:
+    """Smallest block under the per-layer rule: A * ceil(state / (A * bytes of a token in a layer))."""
+    if not shape.hybrid:
+        return alignment
+    return alignment * ceil(shape.state_bytes / (alignment * shape.layer_token_bytes))
+
+
+def plan_per_layer(shape: ModelShape, backend: Backend, requested: int | None = None) -> BlockPlan:
+    """What vLLM makes of `--block-size requested` (None: its default): it aligns the floor to the request."""
+    if requested is not None and requested < 1:
+        raise UsageError(f"block size {requested} is not positive", "give --block-size 16 or more")
+    alignment = max(backend.alignment, backend.default if requested is None else requested)
+    tokens = least_block_tokens(shape, alignment)
+    tokens = backend.alignment * ceil(tokens / backend.alignment)
+    return _uniform_page_plan(shape, tokens)
+
+
+def plan_aggregate(shape: ModelShape, backend: Backend, block_tokens: int) -> BlockPlan:
+    """The plan of a block of `block_tokens` whose attention layers together hold as many states as fit."""
+    if not shape.hybrid:
+        raise UsageError(f"{shape.name} keeps no states: the aggregate rule needs attention and state layers")
+    block_bytes = block_tokens * shape.token_bytes
+    states = min(block_bytes // shape.state_bytes, shape.state_layers)
+    if states == 0:
+        least = least_aggregate_tokens(shape, backend)
+        raise UsageError(
+            f"{block_tokens} tokens of all {shape.attention_layers} attention layers do not hold one state",
+            f"{shape.name} needs blocks of {least} tokens or more",
+        )
+    groups = ceil(shape.state_layers / states)
+    # Spread evenly: with 36 layers and room for 16, three groups of 12, not 16 + 16 + 4.
+    states = ceil(shape.state_layers / groups)
+    return BlockPlan(
+        rule=AGGREGATE,
+        block_tokens=block_tokens,
+        block_bytes=block_bytes,
+        attention_groups=1,
+        attention_group_layers=shape.attention_layers,
+        window_groups=0,
+        state_groups=groups,
+        states_per_block=states,
+        padding_layers=groups * states - shape.state_layers,
+        page_pad_bytes=block_bytes - states * shape.state_bytes,
+        tail_bytes=block_tokens // 2 * shape.token_bytes,
+        shape=shape,
+    )
+
+
+def least_aggregate_tokens(shape: ModelShape, backend: Backend, states: int = 1) -> int:
+    """Smallest block whose attention layers together hold `states` states."""
+    return backend.alignment * ceil(states * shape.state_bytes / (backend.alignment * shape.token_bytes))
+
+
+def legal_per_layer(shape: ModelShape, backend: Backend, max_tokens: int) -> list[BlockPlan]:
+    """All distinct plans that some `--block-size` leads to, smallest first, up to blocks of `max_tokens`."""
+    plans: dict[int, BlockPlan] = {}
+    for requested in range(backend.alignment, max_tokens + 1, backend.alignment):
+        plan = plan_per_layer(shape, backend, requested)
+        if plan.block_tokens <= max_tokens:
+            plans.setdefault(plan.block_tokens, plan)
+    return [plans[tokens] for tokens in sorted(plans)]
+
+
+def legal_aggregate(shape: ModelShape, backend: Backend, max_tokens: int) -> list[BlockPlan]:
+    """For each number of states per block that a block within `max_tokens` can hold: its smallest block."""
+    plans: dict[int, BlockPlan] = {}
+    for states in range(1, shape.state_layers + 1):
+        tokens = least_aggregate_tokens(shape, backend, states)
+        if tokens > max_tokens:
+            break
+        plan = plan_aggregate(shape, backend, tokens)
+        best = plans.get(plan.state_groups)
+        if best is None or plan.block_tokens < best.block_tokens:
+            plans[plan.state_groups] = plan
+    return sorted(plans.values(), key=lambda plan: plan.block_tokens)
+
+
+def sweep_candidates(
+    shape: ModelShape, backend: Backend, max_model_len: int, limit: int = 6, prompts: Iterable[int] = ()
+) -> list[int]:
+    """`--block-size` values worth a trial: distinct effective sizes from the smallest up, roughly doubling.
+
+    Sizes above `max_model_len`, or above the longest of `prompts` where given, are left out: nothing could hit.
+    """
+    longest = max(prompts, default=max_model_len)
+    ceiling = min(max_model_len, longest)
+    chosen: list[int] = []
+    for plan in legal_per_layer(shape, backend, ceiling):
+        if not chosen or plan.block_tokens >= 2 * chosen[-1]:
+            chosen.append(plan.block_tokens)
+    return chosen[:limit]
+
+
+def match_units(block_tokens: int, alignment: int) -> list[int]:
+    """`--prefix-match-unit` values for a block: divisors of it that are multiples of `alignment`, finest first."""
+    return [unit for unit in range(alignment, block_tokens, alignment) if block_tokens % unit == 0]
+
+
+def _uniform_page_plan(shape: ModelShape, block_tokens: int) -> BlockPlan:
+    """vLLM's grouping of layers with equal pages: groups as large as the smallest kind, the last one padded."""
+    kinds = (shape.attention_layers, shape.window_layers, shape.state_layers)
+    present = [layers for layers in kinds if layers]
+    if not present:
+        raise UsageError(f"{shape.name} has no layers that keep a KV cache")
+    group = min(present)
+    if max(present) < 1.5 * group:
+        group = max(present)
+    attention, window, states = (ceil(layers / group) for layers in kinds)
+    page_bytes = block_tokens * shape.layer_token_bytes if shape.layer_token_bytes else shape.state_bytes
+    return BlockPlan(
+        rule=PER_LAYER,
+        block_tokens=block_tokens,
+        block_bytes=group * page_bytes,
+        attention_groups=attention,
+        attention_group_layers=group,
+        window_groups=window,
+        state_groups=states,
+        states_per_block=group if states else 0,
+        padding_layers=(attention + window + states) * group - sum(kinds),
+        page_pad_bytes=group * (page_bytes - shape.state_bytes) if states else 0,
+        tail_bytes=block_tokens // 2 * attention * group * shape.layer_token_bytes,
+        shape=shape,
+    )

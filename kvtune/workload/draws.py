@@ -1,7 +1,7 @@
 """Seeded random numbers that are the same on every machine and in every version: splitmix64 of a counter.
 
-Plain Python and no numpy, so that specs are parsed and workloads built without importing it. `tokens.py` computes
-the same function over arrays.
+Plain Python, so that the registry of workloads can be imported without numpy. `tokens.py` computes the same
+function over arrays.
 """
 
 from __future__ import annotations

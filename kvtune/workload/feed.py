@@ -15,7 +15,7 @@ from kvtune.workload.types import Workload
 class Feed:
     """One pass over `workload`. Times are seconds since the workload's start and must not go back.
 
-    A request is due once its arrival, its predecessor's finish + think time and its round's start have passed.
+    A request is due once its arrival, its predecessor's finish + think time and its round's start are past.
     Due requests are sent in the order they became due, equal ones in workload order, while there is room.
     """
 

@@ -1,4 +1,4 @@
-"""From `name:key=value,..` to a Workload: the registry of workloads and presets, and the checks of their values.
+"""From `name:key=value,..` to a Workload: the registry of workloads and presets, the checks of values.
 
 Importing this is cheap (no numpy), so that the CLI can list `WORKLOADS` in its help.
 """
@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from kvtune.errors import UsageError
 from kvtune.workload import synthetic, trace_file
-from kvtune.workload.plan import Plan, work_hash
+from kvtune.workload.plan import Plan
 from kvtune.workload.types import Workload
 
 Value = str | int | float
 
 DEFAULT_SPEC = "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3"
-"""What `kvtune profile` sends without -w: shows hits (or their lack) at the second and third visit of a prefix."""
+"""What `kvtune profile` sends without -w: shows hits, or none, at the second and third visit of a prefix."""
 
 _SUFFIX = {"k": 1_000, "m": 1_000_000}
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)([km]?)", re.IGNORECASE)
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)([km]?)", re.IGNORECASE
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a workload. The default's type is the key's type; an empty text default means "must be given"."""
+    """One key of a workload. Its type is the default's; with an empty text as default it must be given."""
 
     name: str
     default: Value
@@ -201,6 +201,8 @@ WORKLOADS: dict[str, WorkloadKind] = {
 
 def build(spec: str, *, seed: int = 0) -> Workload:
     """The workload of a spec. A `seed=` in the spec wins over `seed`."""
+    from kvtune.workload.identity import work_hash  # here, because it needs numpy
+
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
     if kind is None:

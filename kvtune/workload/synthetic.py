@@ -1,6 +1,6 @@
 """The made-up workloads: pure functions from their keys to a Plan. Each names its token streams at its top.
 
-A request that waits for nothing has `arrival_s` 0.0 in an open loop and None in a closed one (`concurrency` > 0).
+A request that waits for nothing has `arrival_s` 0.0 in an open loop, None in a closed one (concurrency > 0).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def prefill(*, requests: int, prompt: int, output: int, concurrency: int, rate: 
 def rounds(
     *, prefixes: int, prefix: int, suffix: int, output: int, rounds: int, concurrency: int, seed: int
 ) -> Plan:
-    """The same prefixes in turn, in every round with a new suffix. Streams: the prefixes, then the suffixes."""
+    """The same prefixes in turn, each time with a new suffix. Streams: the prefixes, then the suffixes."""
     _check_count(prefixes * rounds, "prefixes x rounds")
     return Plan(
         [
@@ -77,7 +77,7 @@ def zipf(
     rate: float,
     seed: int,
 ) -> Plan:
-    """Prefixes drawn by popularity 1/rank^s, each with a new suffix. Streams: the prefixes, then the suffixes."""
+    """Prefixes drawn by popularity, each with a new suffix. Streams: the prefixes, then the suffixes."""
     arrivals = _arrivals(requests, concurrency, rate, seed)
     picks = zipf_picks(seed, prefixes, s, requests)
     return Plan(
@@ -141,10 +141,10 @@ def chat(
 ) -> Plan:
     """Sessions that grow turn by turn, interleaved: all first turns, then all second turns, and so on.
 
-    Turn k+1 sends the whole conversation so far, the answer of turn k included. With answers=engine (the default)
-    that answer is what the engine generated, because only then do the blocks that decoding filled match the next
-    prompt, as they do in real chats; answers=fixed puts seeded text in its place, so that every engine and setting
-    gets the same tokens, at the price that no answer is ever reused from the cache.
+    Turn k+1 sends the whole conversation so far, the answer of turn k included. With answers=engine (the
+    default) that answer is what the engine generated, because only then do the blocks that decoding filled
+    match the next prompt, as they do in real chats; answers=fixed puts seeded text in its place, so that every
+    engine and setting gets the same tokens, at the price that no answer is ever reused from the cache.
     Streams: 0 is the shared system prompt, 1 + i the user's text of request i, then the fixed answers.
     """
     total = sessions * turns

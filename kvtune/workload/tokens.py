@@ -1,20 +1,19 @@
-"""Token ids and block hashes of spans, the same on every machine: functions of (seed, stream, position) alone.
+"""Token ids and block hashes of spans: functions of (seed, stream, position), the same on every machine.
 
-Runs in the engine's driver, in the simulator and in analysis. Nothing here keeps state: any part of any stream can
-be made at any time, in any order.
+Runs in the engine's driver, in the simulator and in analysis. Nothing here keeps state: any part of any
+stream can be made at any time, in any order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.errors import UsageError
 from kvtune.workload.draws import GOLDEN, stream_base
-from kvtune.workload.plan import merged
+from kvtune.workload.identity import merged
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 FIRST_TOKEN = 10
@@ -49,8 +48,8 @@ def prompt_ids(
 ) -> list[int]:
     """The tokens of a prompt. Answer spans are taken from `answers[i]`, what request i generated.
 
-    Where an answer is missing or shorter than planned (simulator, aborted request, early stop), the synthetic tokens
-    of its stream stand in for the rest, so that the prompt always has the planned length.
+    Where an answer is missing or shorter than planned (simulator, aborted request, early stop), the synthetic
+    tokens of its stream stand in for the rest, so that the prompt always has the planned length.
     """
     out: list[int] = []
     for span in prompt:
@@ -68,15 +67,15 @@ def prompt_ids(
 def block_hashes(prompt: Iterable[Span], block_tokens: int) -> list[bytes]:
     """8 bytes for each full block: equal if and only if the prompts are the same up to that block's end.
 
-    Computed from spans, no token is made; how a prompt is cut into spans does not matter. For a request's output, add
-    `Span(STREAM_ANSWER + index, 0, generated)` to its prompt.
+    Computed from spans, no token is made; how a prompt is cut into spans does not matter. For the blocks that
+    a request's output fills, add `Span(STREAM_ANSWER + index, 0, generated)` to its prompt.
     """
     out: list[bytes] = _hash_batch([tuple(prompt)], block_tokens)[0].astype("<u8").view("V8").tolist()
     return out
 
 
 def hash_arrays(requests: Iterable[Request], block_tokens: int) -> Iterator[Hashes]:
-    """`block_hashes` of each request's prompt as an array of numbers, made in large batches: for whole traces."""
+    """`block_hashes` of each request's prompt as arrays of numbers, in large batches: for whole traces."""
     batch: list[tuple[Span, ...]] = []
     tokens = 0
     for request in requests:
@@ -92,17 +91,14 @@ def hash_arrays(requests: Iterable[Request], block_tokens: int) -> Iterator[Hash
 def _hash_batch(prompts: Sequence[tuple[Span, ...]], block_tokens: int) -> list[Hashes]:
     """The hash at a block's end is a sum over the merged spans before it, the last one cut there.
 
-    Merged spans are the only way to write a prompt in the fewest spans, so equal content gives equal sums; each
-    term is scattered over 64 bits together with its place in the prompt, so different content does not.
+    Merged spans are the only way to write a prompt in the fewest spans, so equal content gives equal sums;
+    each term is scattered over 64 bits together with its place in the prompt, so other content does not.
     """
     if block_tokens < 1:
         raise ValueError(f"block_tokens is {block_tokens}")
-    pieces = [tuple(merged(prompt)) for prompt in prompts]
-    counts = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
-    flat = np.fromiter(chain.from_iterable(chain.from_iterable(pieces)), dtype=np.int64).reshape(-1, 3)
-    if not len(flat):
+    counts, stream, start, length = merged(prompts)
+    if not len(length):
         return [np.empty(0, dtype=np.uint64) for _ in prompts]
-    stream, start, length = flat[:, 0], flat[:, 1], flat[:, 2]
     first = np.cumsum(counts) - counts  # the first piece of each prompt
     has = counts > 0
     ends = np.cumsum(length)

@@ -1,7 +1,8 @@
 """What a workload is: requests whose prompts are spans of seeded token streams. Pure data, no engine, no I/O.
 
-A prompt is never a list of tokens until an engine needs one: it is a sequence of spans `(stream, start, length)`.
-Equal spans are equal tokens, so prefix sharing (and block hashes) can be computed without making a token.
+A prompt is never a list of tokens until an engine needs one: it is a sequence of spans `(stream, start,
+length)`. Equal spans are equal tokens, so prefix sharing (and block hashes) can be computed without making a
+token.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Span(NamedTuple):
 class Request:
     """One request. `arrival_s` is seconds after the workload's start (open loop), None in a closed loop.
 
-    `after` is the number (position in the workload) of a request that must have finished before this one may be
-    sent; `think_s` is the pause after that. `round` and `kind` label the request for reports (-1: no rounds).
+    `after` is the number (position in the workload) of a request that must have finished before this one may
+    be sent; `think_s` is the pause after that. `round` (-1: none) and `kind` label the request for reports.
     """
 
     id: str
@@ -48,7 +49,7 @@ class Request:
 class Workload:
     """A reproducible list of requests.
 
-    `concurrency` bounds the requests in flight (closed loop); None means that arrivals alone decide (open loop).
+    `concurrency` bounds the requests in flight (closed loop); None: arrivals alone decide (open loop).
     With `barrier`, a round starts only when the round before it has finished.
     `seed` seeds the token streams; `hash` covers everything that makes two workloads the same work.
     """

@@ -1,0 +1,62 @@
+"""When two prompts, or two workloads, are the same: prompts in their fewest spans, the hash of a plan."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import chain
+from math import nan
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.workload.plan import Plan
+from kvtune.workload.types import Span
+
+Ints = NDArray[np.int64]
+
+
+class Pieces(NamedTuple):
+    """Many prompts as columns: prompt i has the next `counts[i]` pieces."""
+
+    counts: Ints
+    stream: Ints
+    start: Ints
+    length: Ints
+
+
+def merged(prompts: Sequence[Sequence[Span]]) -> Pieces:
+    """The same tokens in the fewest spans: empty ones dropped, those that continue each other joined."""
+    counts = np.fromiter(map(len, prompts), dtype=np.int64, count=len(prompts))
+    numbers = chain.from_iterable(chain.from_iterable(prompts))
+    flat = np.fromiter(numbers, dtype=np.int64, count=3 * int(counts.sum())).reshape(-1, 3)
+    owner = np.repeat(np.arange(len(prompts)), counts)
+    kept = flat[:, 2] != 0
+    (stream, start, length), owner = flat[kept].T, owner[kept]
+    first = np.ones(len(owner), dtype=bool)
+    first[1:] = (
+        (owner[1:] != owner[:-1])
+        | (stream[1:] != stream[:-1])
+        | (start[1:] != start[:-1] + length[:-1])
+    )  # fmt: skip
+    at = np.flatnonzero(first)
+    joined = np.add.reduceat(length, at) if len(at) else length
+    return Pieces(np.bincount(owner[at], minlength=len(prompts)), stream[at], start[at], joined)
+
+
+def work_hash(plan: Plan, seed: int) -> str:
+    """32 hex digits over all that makes two workloads the same work.
+
+    Names, ids, kinds and the cuts between spans do not count.
+    """
+    requests = plan.requests
+    head = f"kvtune workload 1 seed={seed} concurrency={plan.concurrency} barrier={plan.barrier}"
+    digest = hashlib.blake2b(head.encode(), digest_size=16)
+    whole = [(r.output_tokens, -1 if r.after is None else r.after, r.round) for r in requests]
+    times = [(nan if r.arrival_s is None else r.arrival_s, r.think_s) for r in requests]
+    for column in merged([request.prompt for request in requests]):
+        digest.update(column.astype("<i8").tobytes())
+    digest.update(np.array(whole, dtype="<i8").tobytes())
+    digest.update(np.array(times, dtype="<f8").tobytes())
+    return digest.hexdigest()

@@ -1,7 +1,7 @@
 """Block sizes of hybrid attention + state-space models, from shapes alone: no vLLM, no torch, any process.
 
-Two rules turn a model's shape into legal block sizes. Per layer (vLLM today): one attention layer's page holds
-one state. Aggregate: all attention layers' pages together hold `k` states. `BlockPlan` says what each costs.
+Two rules turn a model's shape into legal block sizes. Per layer (vLLM today): one attention layer's page
+holds one state. Aggregate: all attention layers' pages together hold `k` states. `BlockPlan`: what it costs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a device's attention backend takes: multiples of `alignment` tokens; `default` when none is asked."""
+    """Block sizes of a device's attention backend: multiples of `alignment`; `default` when none is asked."""
 
     name: str
     alignment: int
@@ -87,7 +87,7 @@ class BlockPlan:
     """One legal block size under one rule, and what it costs.
 
     A block is what the pool hands out: `block_bytes`, filled by one group. A group of attention keeps
-    `block_tokens` tokens of `attention_group_layers` layers in it, a group of states `states_per_block` states.
+    `block_tokens` tokens of `attention_group_layers` layers in it, one of states `states_per_block` states.
     """
 
     rule: str
@@ -120,7 +120,7 @@ class BlockPlan:
         return whole + window + self.state_groups * STATES_HELD_RUNNING
 
     def requests_that_fit(self, pool_bytes: int, tokens: int) -> int:
-        """Sequences of `tokens` that run at once in `pool_bytes`, less the block that vLLM keeps as its null."""
+        """Sequences of `tokens` that run at once in `pool_bytes`, less the block that vLLM keeps as null."""
         blocks = pool_bytes // self.block_bytes - 1
         return max(blocks, 0) // self.request_blocks(tokens)
 
@@ -216,7 +216,7 @@ def sweep_candidates(
 ) -> list[int]:
     """`--block-size` values worth a trial: distinct effective sizes from the smallest up, roughly doubling.
 
-    Sizes above `max_model_len`, or above the longest of `prompts` where given, are left out: nothing could hit.
+    Sizes above `max_model_len`, or above the longest of `prompts` where given, are left out: no hits there.
     """
     longest = max(prompts, default=max_model_len)
     ceiling = min(max_model_len, longest)
@@ -228,12 +228,12 @@ def sweep_candidates(
 
 
 def match_units(block_tokens: int, alignment: int) -> list[int]:
-    """`--prefix-match-unit` values for a block: divisors of it that are multiples of `alignment`, finest first."""
+    """`--prefix-match-unit` values for a block: its divisors in multiples of `alignment`, finest first."""
     return [unit for unit in range(alignment, block_tokens, alignment) if block_tokens % unit == 0]
 
 
 def _uniform_page_plan(shape: ModelShape, block_tokens: int) -> BlockPlan:
-    """vLLM's grouping of layers with equal pages: groups as large as the smallest kind, the last one padded."""
+    """vLLM's grouping of layers with equal pages: groups as large as the smallest kind, the last padded."""
     kinds = (shape.attention_layers, shape.window_layers, shape.state_layers)
     present = [layers for layers in kinds if layers]
     if not present:

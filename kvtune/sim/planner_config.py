@@ -1,7 +1,7 @@
 """A model's KV shape (planner.ModelShape) read from its config.json: plain dicts, no vLLM, no transformers.
 
 One reader per family of state layers; tests compare each with what vLLM itself computes. Shapes are of one
-tensor parallel rank. Data types that vLLM resolves per family (the recurrent state's) are resolved alike here.
+tensor parallel rank. Data types that vLLM resolves per family (the recurrent state's) are resolved so here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The planner against vLLM: state shapes, data types, effective block sizes and groups as vLLM computes them.
 
-vLLM's own model classes and `_align_hybrid_block_size` run on each config (no weights, no device). The backend
-is described, not imported: a GPU's takes multiples of 16 tokens.
+vLLM's own model classes and `_align_hybrid_block_size` run on each config (no weights, no device). The
+backend is described, not imported: a GPU's takes multiples of 16 tokens.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ def chat(
 
     Turn k+1 sends the whole conversation so far, the answer of turn k included. With answers=engine (the
     default) that answer is what the engine generated, because only then do the blocks that decoding filled
-    match the next prompt, as they do in real chats; answers=fixed puts seeded text in its place, so that every
-    engine and setting gets the same tokens, at the price that no answer is ever reused from the cache.
+    match the next prompt, as they do in real chats; answers=fixed puts seeded text in its place: the same
+    tokens for every engine and setting, at the price that no answer is ever reused from the cache.
     Streams: 0 is the shared system prompt, 1 + i the user's text of request i, then the fixed answers.
     """
     total = sessions * turns

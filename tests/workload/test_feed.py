@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import heapq
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtune.workload.feed import Feed
+from kvtune.workload.spec import build
+from kvtune.workload.types import Request, Span, Workload
+
+
+def make(requests: list[Request], concurrency: int | None = None, barrier: bool = False) -> Workload:
+    return Workload("made", "made", {}, 0, requests, "", concurrency, barrier)
+
+
+def request(i: int, **fields: object) -> Request:
+    return Request(str(i), (Span(i, 0, 4),), 1, **fields)  # type: ignore[arg-type]
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    count = draw(st.integers(0, 25))
+    barrier = draw(st.booleans())
+    requests: list[Request] = []
+    for i in range(count):
+        after = draw(st.none() | st.integers(0, i - 1)) if i else None
+        round = draw(st.integers(-1, 3))
+        if barrier and after is not None:
+            round = max(round, requests[after].round)
+        requests.append(
+            request(
+                i,
+                arrival_s=draw(st.none() | st.sampled_from([0.0, 0.5, 1.0, 2.5, 7.0])),
+                after=after,
+                think_s=draw(st.sampled_from([0.0, 0.0, 1.5])),
+                round=round,
+            )
+        )
+    return make(requests, draw(st.none() | st.integers(1, 4)), barrier)
+
+
+def drive(work: Workload, seed: int) -> tuple[dict[int, float], dict[int, float]]:
+    """Send everything with made-up service times on a virtual clock; the times of sending and finishing."""
+    rng = random.Random(seed)
+    feed = Feed(work)
+    sent: dict[int, float] = {}
+    finished: dict[int, float] = {}
+    flying: list[tuple[float, int]] = []
+    now = 0.0
+    while not feed.done:
+        for index in feed.ready(now):
+            assert index not in sent
+            sent[index] = now
+            heapq.heappush(flying, (now + rng.choice([0.1, 0.7, 3.0]), index))
+        assert feed.in_flight == len(flying)
+        assert not feed.ready(now)
+        by_time = feed.next_time()
+        assert by_time is None or by_time > now
+        by_finish = flying[0][0] if flying else None
+        times = [t for t in (by_time, by_finish) if t is not None]
+        assert times, "nothing in flight and nothing to wait for, but not done"
+        now = min(times)
+        while flying and flying[0][0] <= now:
+            index = heapq.heappop(flying)[1]
+            finished[index] = now
+            feed.finished(index, now)
+    assert feed.next_time() is None
+    return sent, finished
+
+
+@settings(max_examples=300)
+@given(workloads(), st.integers(0, 1000))
+def test_every_request_is_sent_once_and_never_too_early(work: Workload, seed: int) -> None:
+    sent, finished = drive(work, seed)
+    assert sorted(sent) == list(range(len(work.requests)))
+    for i, r in enumerate(work.requests):
+        assert sent[i] >= (r.arrival_s or 0.0)
+        if r.after is not None:
+            assert sent[i] >= finished[r.after] + r.think_s
+        if work.barrier:
+            earlier = [finished[k] for k, other in enumerate(work.requests) if other.round < r.round]
+            assert sent[i] >= max(earlier, default=0.0)
+    if work.concurrency is not None:
+        for i in sent:
+            flying = [k for k in sent if sent[k] <= sent[i] < finished[k]]
+            assert len(flying) <= work.concurrency
+
+
+@settings(max_examples=100)
+@given(workloads(), st.integers(0, 1000))
+def test_nothing_waits_without_a_reason(work: Workload, seed: int) -> None:
+    """With room to spare, a request goes at the very moment its last condition is met."""
+    work = make(list(work.requests), None, work.barrier)
+    sent, finished = drive(work, seed)
+    for i, r in enumerate(work.requests):
+        due = r.arrival_s or 0.0
+        if r.after is not None:
+            due = max(due, finished[r.after] + r.think_s)
+        if work.barrier:
+            due = max([due, *(finished[k] for k, o in enumerate(work.requests) if o.round < r.round)])
+        assert sent[i] == due
+
+
+def test_closed_loop_keeps_the_order_and_the_bound() -> None:
+    feed = Feed(make([request(i) for i in range(5)], concurrency=2))
+    assert feed.ready(0.0) == [0, 1]
+    assert feed.next_time() is None
+    feed.finished(1, 3.0)
+    assert feed.ready(3.0) == [2]
+
+
+def test_arrivals_are_waited_for() -> None:
+    feed = Feed(make([request(0, arrival_s=1.0), request(1, arrival_s=0.5)]))
+    assert feed.ready(0.0) == []
+    assert feed.next_time() == 0.5
+    assert feed.ready(1.0) == [1, 0]
+
+
+def test_rounds_wait_for_the_round_before() -> None:
+    feed = Feed(build("rounds:prefixes=2,rounds=2,concurrency=4"))
+    assert feed.ready(0.0) == [0, 1]
+    feed.finished(0, 1.0)
+    assert feed.ready(1.0) == []
+    feed.finished(1, 2.0)
+    assert feed.ready(2.0) == [2, 3]
+
+
+def test_a_finish_that_is_not_in_flight_is_a_bug_of_the_caller() -> None:
+    feed = Feed(make([request(0)]))
+    with pytest.raises(ValueError, match="not in flight"):
+        feed.finished(0, 0.0)
+    feed.ready(0.0)
+    feed.finished(0, 0.0)
+    with pytest.raises(ValueError, match="not in flight"):
+        feed.finished(0, 0.0)
+
+
+def test_requests_that_could_never_go_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not come before"):
+        Feed(make([request(0, after=0)]))
+    with pytest.raises(ValueError, match="later round"):
+        Feed(make([request(0, round=1), request(1, round=0, after=0)], barrier=True))
+    with pytest.raises(ValueError, match="concurrency"):
+        Feed(make([request(0)], concurrency=0))
+
+
+def test_an_empty_workload_is_done() -> None:
+    feed = Feed(make([]))
+    assert feed.done
+    assert feed.next_time() is None
+    assert feed.ready(9.0) == []

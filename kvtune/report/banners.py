@@ -1,0 +1,45 @@
+"""What a reader must know before any number: a partial run, distorted times, an inactive core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvtune.run.types import Run
+from kvtune.units import count
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    css: Literal["bad", "warn", "info"]
+    title: str
+    text: str
+
+
+def banners(run: Run) -> list[Banner]:
+    h = run.header
+    found = []
+    if h.state == "failed":
+        found.append(Banner("bad", "This run failed.", h.why or "No reason was recorded."))
+    if h.state == "partial":
+        why = h.why or "No reason was recorded."
+        found.append(Banner("bad", "This run is partial.", f"{why} What was measured until then is shown."))
+    if h.source == "sim":
+        text = (
+            "These numbers come from replaying the workload through vLLM's scheduler without a model. "
+            "Hits are exact; times are estimates."
+        )
+        found.append(Banner("info", "Predicted, not measured.", text))
+    elif not h.valid.timings:
+        found.append(Banner("warn", "Do not trust the times.", h.valid.why or "A probe distorted them."))
+    if h.core.name == "kvtune" and not h.core.active:
+        why = h.core.why or "No reason was recorded."
+        found.append(Banner("warn", "kvtune's core was not active: this is stock vLLM.", why))
+    for process, why in h.probe.disabled.items():
+        found.append(Banner("warn", f"A probe switched itself off in {process}.", why))
+    lost = {process: n for process, n in h.probe.lost_records.items() if n}
+    if lost:
+        text = ", ".join(f"{process}: {count(n)}" for process, n in lost.items())
+        found.append(Banner("warn", "Records were overwritten, the oldest first.", text))
+    found += [Banner("info", "Note.", note) for note in h.notes]
+    return found

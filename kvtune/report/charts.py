@@ -1,0 +1,154 @@
+"""What a chart of a page is: a Vega-Lite spec (made with Altair), a text alternative and its numbers as a table.
+
+Colours are CSS variables (`var(--c1)`), so one drawing serves light, dark and print. Data are columns, shared
+by the charts of a page by name; the page's script turns them into rows before Vega sees them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+GENERATION_COLORS = ("var(--c-gen0)", "var(--c-gen1)", "var(--c-gen2)")
+SERIES = (
+    "var(--c1)",
+    "var(--c2)",
+    "var(--c3)",
+    "var(--c4)",
+    "var(--c5)",
+    "var(--c6)",
+    "var(--c7)",
+    "var(--c8)",
+)
+
+Columns = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table for people: column heads and rows."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Which columns hold numbers: they stand right-aligned."""
+        return tuple(any(row[i].value is not None for row in self.rows) for i in range(len(self.heads)))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: the text shown, the value it sorts by (None: its text), and a CSS class of ours."""
+
+    text: str
+    value: float | None = None
+    css: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """`label` says in words what the picture shows, with its main figures; `note` what was left out of it."""
+
+    id: str
+    title: str
+    label: str
+    spec: dict[str, Any]
+    grid: Grid
+    note: str = ""
+    zoom: float = 0.0  # seconds of the shared time axis; 0: the chart does not zoom
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page, drawn by `templates/<template>`; `data` are its charts' columns by name."""
+
+    id: str
+    title: str
+    lead: str
+    template: str
+    values: dict[str, Any] = field(default_factory=dict)
+    charts: tuple[Chart, ...] = ()
+    data: dict[str, Columns] = field(default_factory=dict)
+
+
+def grid(heads: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> Grid:
+    """A Grid of plain values: a cell may be a Cell, text or a number (shown as it is)."""
+    return Grid(tuple(heads), tuple(tuple(_cell(v) for v in row) for row in rows), caption)
+
+
+def _cell(value: Any) -> Cell:
+    if isinstance(value, Cell):
+        return value
+    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+        number = float(value)
+        return Cell("–" if math.isnan(number) else f"{number:,.6g}", number)
+    return Cell(str(value))
+
+
+def extremes(value: NDArray[Any], buckets: int) -> NDArray[Any]:
+    """Row numbers to draw: all of them, or the smallest and the largest value of each of `buckets` runs of
+    neighbours. Nothing that sticks out is lost; what lies between is."""
+    rows = len(value)
+    if rows <= 2 * buckets:
+        return np.arange(rows)
+    bucket = np.arange(rows) * buckets // rows
+    order = np.lexsort((value, bucket))
+    edge = np.flatnonzero(np.diff(bucket[order])) + 1
+    first = order[np.concatenate(([0], edge))]
+    last = order[np.concatenate((edge - 1, [rows - 1]))]
+    return np.unique(np.concatenate((first, last)))
+
+
+def columns(**arrays: Any) -> Columns:
+    """Columns as JSON lists: five significant digits are more than a pixel shows; NaN becomes null."""
+    return {name: [_plain(v) for v in values] for name, values in arrays.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)):
+        number = float(value)
+        if not math.isfinite(number):
+            return None
+        rounded = float(f"{number:.6g}")
+        return int(rounded) if rounded.is_integer() else rounded
+    return str(value)
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand inside a <script> element whatever strings it holds."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+@lru_cache(maxsize=1)
+def vega_bundle() -> str:
+    """Vega, Vega-Lite and vega-embed as one script, without their links to the outside."""
+    import vl_convert
+
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    for link in ("https://vega.github.io/editor/", "https://github.com/vega/vega-lite/issues/2415"):
+        script = script.replace(link, "about:blank")
+    return script.replace("</script", "<\\/script")
+
+
+def spec_of(chart: Any) -> dict[str, Any]:
+    """An Altair chart as the page embeds it: without the schema's address and without a theme of its own."""
+    spec: dict[str, Any] = chart.to_dict()
+    spec.pop("$schema", None)
+    spec.pop("config", None)
+    return spec

@@ -1,0 +1,82 @@
+"""What is needed to repeat the run: command, versions, machine, engine settings; and the tail of its log."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from kvtune.report.charts import Section, grid
+from kvtune.report.names import process_name
+from kvtune.run.types import Run
+from kvtune.units import count, size
+
+
+def section(run: Run) -> Section:
+    h = run.header
+    facts = [
+        ("model", h.model),
+        ("workload", f"{h.workload.spec}, seed {h.workload.seed}, hash {h.workload.hash}"),
+        ("core", _core(run)),
+        ("engine", _engine(run)),
+        ("KV cache", f"{count(h.engine.num_blocks)} blocks of {h.engine.block_size} tokens"),
+        ("probe", h.probe.level),
+        ("Python", h.python),
+        ("machine", f"{h.host.cpu}, {h.host.cores} cores, {size(h.host.memory_bytes)}, {h.host.os}"),
+        ("started", h.started_at),
+        ("engine start", f"{h.startup_s:.1f} s"),
+        ("kvtune", f"{h.kvtune}, run file schema {h.schema}"),
+    ]
+    settings = [(name, _text(value)) for name, value in sorted(h.engine.settings.items())]
+    groups = [
+        tuple(_text(group.get(k, "–")) for k in _group_heads(h.engine.groups)) for group in h.engine.groups
+    ]
+    values: dict[str, Any] = {
+        "facts": [(name, value) for name, value in facts if value],
+        "command": shlex.join(h.command),
+        "args": shlex.join(h.engine.args),
+        "settings": grid(("setting", "value"), settings, "Engine settings as resolved") if settings else None,
+        "groups": grid(_group_heads(h.engine.groups), groups, "KV cache groups") if groups else None,
+        "processes": grid(
+            ("process", "pid", "collector at start and end"),
+            [
+                (process_name(run, i), str(p.pid), _text(p.gc) if p.gc else "–")
+                for i, p in enumerate(h.processes)
+            ],
+            "Processes",
+        ),
+        "log": "\n".join(h.log_tail),
+    }
+    return Section("environment", "Repeat this run", "", "environment.html", values)
+
+
+def _core(run: Run) -> str:
+    core = run.header.core
+    state = (
+        ""
+        if core.name == "stock"
+        else (" (active)" if core.active else f" (not active: {core.why or 'no reason given'})")
+    )
+    settings = ", ".join(f"{k}={_text(v)}" for k, v in core.settings.items())
+    return f"{core.name}{state}{': ' + settings if settings else ''}"
+
+
+def _engine(run: Run) -> str:
+    e = run.header.engine
+    scheduling = "async scheduling" if e.async_scheduling else "synchronous scheduling"
+    parts = [
+        f"vLLM {e.vllm}" if e.vllm else "",
+        f"torch {e.torch}" if e.torch else "",
+        e.device_name or e.device,
+    ]
+    parts += [f"{e.executor} executor" if e.executor else "", scheduling]
+    parts += [f"at most {count(e.max_model_len)} tokens a request" if e.max_model_len else ""]
+    return ", ".join(p for p in parts if p)
+
+
+def _group_heads(groups: list[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(key) for group in groups for key in group))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,32 +1,35 @@
 """The built-in tiny models: configs of ours that vLLM runs with random weights, no download.
 
-Runs anywhere (plain files, no vLLM). `builtin` answers where a model's folder is, `defaults` which engine arguments it
-needs to start (a person's own arguments go over them).
+Runs anywhere (plain files, no vLLM). `builtin` answers where a model's folder is, `engine_defaults` which of vLLM's
+flags it needs to start (a person's own flags go over them).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 FOLDER = Path(__file__).parent / "models"
 
-COMMON: dict[str, Any] = {
-    "load_format": "dummy",
-    "skip_tokenizer_init": True,
+# A flag without a value is "". A fixed cache size makes a tiny model's pool the same on every machine, and keeps
+# vLLM from asking for most of the memory of a CPU host.
+COMMON = {
+    "load-format": "dummy",
+    "skip-tokenizer-init": "",
     "dtype": "float32",
+    "enforce-eager": "",
+    "kv-cache-memory-bytes": str(1 << 30),
 }
 
-# What differs from COMMON. vLLM's gated-delta-net kernels for the CPU take bfloat16 only; the state-space part of a
-# hybrid caches prefixes only in `align` mode.
-OWN: dict[str, dict[str, Any]] = {
+# vLLM's gated-delta-net kernels for the CPU take bfloat16 only, and hybrids with state-space layers run without
+# prefix caching unless asked.
+OWN: dict[str, dict[str, str]] = {
     "tiny-opt": {},
-    "tiny-llama": {"max_model_len": 40960},
-    "tiny-gemma3": {"max_model_len": 40960},
-    "tiny-qwen3next": {"dtype": "bfloat16", "max_model_len": 40960},
+    "tiny-llama": {"max-model-len": "40960"},
+    "tiny-gemma3": {"max-model-len": "40960"},
+    "tiny-qwen3next": {"max-model-len": "40960", "dtype": "bfloat16", "enable-prefix-caching": ""},
 }
 
 NAMES = tuple(OWN)
@@ -37,9 +40,9 @@ def builtin(name: str) -> Path | None:
     return FOLDER / name if name in OWN else None
 
 
-def defaults(name: str) -> MappingProxyType[str, Any]:
-    """Engine arguments (vLLM's names) that the built-in model needs; empty for any other name."""
-    return MappingProxyType({**COMMON, **OWN[name]} if name in OWN else {})
+def engine_defaults(name: str) -> dict[str, str]:
+    """vLLM flags (without dashes) and values that the built-in model needs; empty for any other name."""
+    return {**COMMON, **OWN[name]} if name in OWN else {}
 
 
 def config(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which tokens an engine has seen before: a tree of spans that knows the longest shared beginning of a prompt.
+"""Which tokens an engine has seen before: a tree of spans that knows the longest shared beginning.
 
 Exact to the token, from spans alone. Pure Python, grows by what is new in each prompt.
 """
@@ -44,7 +44,7 @@ class SeenTokens:
                 step = min(edge.length, length)
                 total += step
                 if step < edge.length:
-                    # The prompt ends inside the edge or turns off it: its next span does not continue this one.
+                    # The prompt ends inside the edge or turns off it: its next span begins elsewhere.
                     return total
                 node = edge.node
                 start += step

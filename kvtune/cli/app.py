@@ -122,7 +122,10 @@ def _click_exit(error: Exception) -> int | None:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "kvtune"
         message = getattr(error, "format_message", lambda: str(error))()
-        _say(" ".join(message.split()), f"`{path} --help` lists what it takes; vLLM's own flags stand after `--`")
+        _say(
+            " ".join(message.split()),
+            f"`{path} --help` lists what it takes; vLLM's own flags stand after `--`",
+        )
         return EXIT_USAGE
     return None
 

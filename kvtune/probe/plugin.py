@@ -1,7 +1,130 @@
-"""Entry point that vLLM calls in each of its processes. Inert unless KVTUNE_PROBE is set."""
+"""Entry point that vLLM calls in each of its processes, possibly more than once. Inert unless KVTUNE_PROBE is set.
+
+Installs the instruments of the asked level in this process. Nothing here may raise into the engine: an instrument
+that cannot start is recorded as disabled in the status file.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from kvtune.probe.gc import CollectorProbe
+from kvtune.probe.ring import Ring
+from kvtune.probe.status import Status
+from kvtune.probe.steps import StepProbe
+
+LEVELS = ("off", "light", "types", "sites", "full")
+STATUS_EVERY_S = 1.0
+
+_installed_pid = 0
+_collector: CollectorProbe | None = None
+_steps: StepProbe | None = None
+_status: Status | None = None
+_wrapped = False
+
 
 def register() -> None:
-    """Install the instruments when the environment asks for it; idempotent and cheap."""
+    """Install the instruments when the environment asks for them; idempotent, also across a fork."""
+    level = os.environ.get("KVTUNE_PROBE", "off")
+    folder = os.environ.get("KVTUNE_RUN_DIR", "")
+    if level == "off" or not folder or _installed_pid == os.getpid():
+        return
+    _install(Path(folder), level)
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    """A forked child must not write into its parent's ring; vLLM will not call register() again in it."""
+    if _installed_pid != os.getpid():
+        _install(Path(os.environ.get("KVTUNE_RUN_DIR", "")), os.environ.get("KVTUNE_PROBE", "off"))
+
+
+def _install(folder: Path, level: str) -> None:
+    global _installed_pid, _collector, _steps, _status
+    _installed_pid = os.getpid()
+    if _collector is not None:
+        _collector.remove()
+    _status = Status(folder)
+    disabled: dict[str, str] = {}
+    try:
+        ring = Ring(folder / f"ring-{os.getpid()}.bin")
+        _collector = CollectorProbe(ring)
+        _collector.install()
+        _steps = StepProbe(ring)
+        _wrap_engine()
+    except Exception as error:
+        _collector = _steps = None
+        disabled["light"] = f"{type(error).__name__}: {error}"
+    _status.write(level=level, disabled=disabled)
+
+
+def _wrap_engine() -> None:
+    """Wrap the scheduler when it is made and the engine's loop; the wrappers find this process's probe at call time."""
+    global _wrapped
+    if _wrapped:
+        return
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCoreProc
+
+    make, step = Scheduler.__init__, EngineCoreProc._process_engine_step
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _scheduler_made(self)
+
+    def stepped(self: Any) -> bool:
+        return loop(self) if (loop := _loops.get(os.getpid())) is not None else bool(step(self))
+
+    _loops: dict[int, Any] = {}
+
+    def _scheduler_made(scheduler: Any) -> None:
+        if _steps is None or _status is None:
+            return
+        try:
+            _steps.wrap_scheduler(scheduler)
+            _loops[os.getpid()] = _steps.wrap_loop(step)
+            _steps.after_step = _status_keeper(scheduler)
+        except Exception as error:
+            _steps.failed = f"{type(error).__name__}: {error}"
+
+    Scheduler.__init__ = made
+    EngineCoreProc._process_engine_step = stepped
+    _wrapped = True
+
+
+def _status_keeper(scheduler: Any) -> Any:
+    """A function for the end of each step: writes the status at the first step and about once a second after."""
+    from kvtune.probe.describe import describe_cache
+
+    due = 0.0
+    described = False
+
+    def keep() -> None:
+        nonlocal due, described
+        now = monotonic()
+        if now < due or _status is None:
+            return
+        due = now + STATUS_EVERY_S
+        facts: dict[str, Any] = {"core": _core_state(), "disabled": _disabled()}
+        if not described:
+            described = True
+            facts["cache"] = describe_cache(scheduler)
+        _status.write(**facts)
+
+    return keep
+
+
+def _core_state() -> dict[str, Any]:
+    try:
+        from kvtune.core.state import state
+    except ImportError:
+        return {}
+    return state()
+
+
+def _disabled() -> dict[str, str]:
+    found = {"gc": _collector.failed if _collector else "", "steps": _steps.failed if _steps else ""}
+    return {name: why for name, why in found.items() if why}

@@ -66,7 +66,8 @@ def _header(raw: bytes, path: Path) -> Header:
     schema = decoded.get("schema", 0)
     if not isinstance(schema, int) or schema > SCHEMA:
         raise UsageError(
-            f"{path} has schema {schema}; this kvtune reads up to {SCHEMA}", "upgrade kvtune to read this file"
+            f"{path} has schema {schema}; this kvtune reads up to {SCHEMA}",
+            "upgrade kvtune to read this file",
         )
     while schema < SCHEMA:
         if schema not in UPGRADES:

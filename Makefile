@@ -1,0 +1,38 @@
+# Everything a person types. `make` alone lists the targets.
+.DEFAULT_GOAL := help
+SHELL := /usr/bin/env bash
+BIN := .venv/bin
+
+.PHONY: help setup setup-test profile test check lint unit stress bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup:  ## make .venv with kvtune and the right engine
+	@.ci/setup
+
+setup-test:
+	@.ci/setup test
+
+profile: setup  ## run kvtune on the built-in model; the page and the run file land in reports/
+	$(BIN)/kvtune profile tiny-gemma3 -o reports
+
+test: setup-test lint  ## everything CI checks: style, types, layers, all tests (real engine included)
+	$(BIN)/python -m pytest
+
+check: test  ## the same as test
+
+lint: setup-test
+	@echo "lint: ruff format, ruff, mypy --strict, import layers"
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache >.venv/imports.log || { cat .venv/imports.log; exit 1; }
+
+unit: setup-test  ## the tests that start no engine and no browser
+	$(BIN)/python -m pytest -m "not engine and not browser"
+
+stress: setup-test  ## the pool's state machine against vLLM's own pool, at least 100k operations
+	KVTUNE_STRESS=1 $(BIN)/python -m pytest tests/core -k machine
+
+clean:  ## remove the environment and caches (reports/ stays)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

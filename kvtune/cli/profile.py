@@ -1,0 +1,77 @@
+"""`kvtune profile`: run the real engine on a workload, measure it, leave a run file and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def profile(
+    ctx: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(help="What `vllm serve` takes, or tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next."),
+    ],
+    workload: Annotated[
+        str,
+        typer.Option("-w", "--workload", help="name or name:key=value,.. (`kvtune workloads` lists them)."),
+    ] = "",
+    core: Annotated[str, typer.Option(help="KV core: kvtune or stock.")] = "kvtune",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A core setting, core.NAME=VALUE; may be repeated.")
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A recipe file: its engine and core settings.")] = None,
+    probe: Annotated[str, typer.Option(help="Instruments: off or light.")] = "light",
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Sample stacks with py-spy while measuring.")
+    ] = False,
+    repeat: Annotated[int, typer.Option(min=1, help="Run this often, each on a fresh engine.")] = 1,
+    dummy: Annotated[
+        bool, typer.Option("--dummy", help="Random weights on the model's real config.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder for the run file and the page.")
+    ] = Path("reports"),
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
+    ] = False,
+) -> int:
+    """Profile MODEL on the real vLLM engine. vLLM's own flags stand after `--`."""
+    from kvtune.cli.app import engine_args
+    from kvtune.cli.settings import core_choice, probe_choice, with_recipe
+    from kvtune.engine.profile import Job, Profiled
+    from kvtune.engine.profile import profile as run_profile
+    from kvtune.workload.spec import DEFAULT_SPEC, build
+
+    settings, flags = with_recipe(recipe, set_ or [], engine_args(ctx))
+    job = Job(
+        model=model,
+        workload=build(workload or DEFAULT_SPEC, seed=seed),
+        core=core_choice(core),
+        core_settings=settings,
+        probe=probe_choice(probe),
+        stacks=stacks,
+        dummy=dummy,
+        engine_args=flags,
+        output=output,
+    )
+    from kvtune.cli.progress import ProgressView
+    from kvtune.cli.results import show
+
+    done: list[Profiled] = []
+    for number in range(repeat):
+        label = model if repeat == 1 else f"{model} {number + 1}/{repeat}"
+        with ProgressView(len(job.workload.requests), label) as view:
+            result = run_profile(job, view)
+            view.phase("analysing")
+        done.append(result)
+        if result.error is not None:
+            break
+    show(done, job.workload, as_json=json)
+    error = done[-1].error
+    if error is not None:
+        raise error
+    return 0

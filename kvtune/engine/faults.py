@@ -1,0 +1,73 @@
+"""From an engine's log to its cause: the one line that a person needs, not 300. Pure text work."""
+
+from __future__ import annotations
+
+import re
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_PREFIX = re.compile(r"^(\([^)]*\)\s*)?((ERROR|WARNING|INFO|CRITICAL)\s[\d-]+\s[\d:]+\s(\[[^\]]*\]\s?)?)?")
+_RAISED = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)):?\s*(.*)$")
+# Raised because something else failed: never the cause where another line was found.
+_FOLLOWS = (
+    "Engine core initialization failed",
+    "EngineDeadError",
+    "EngineCore encountered an issue",
+    "cancelled",
+    "WorkerProc initialization failed",
+    "Executor failed",
+    "See root cause",
+    "KeyboardInterrupt",
+    "CancelledError",
+)
+
+_HINTS = (
+    (
+        re.compile(
+            r"not a valid model identifier|is not a local folder|couldn't connect|offline|Repo id", re.I
+        ),
+        "check the name; built-in models are tiny-opt, tiny-llama, tiny-gemma3 and tiny-qwen3next; a local model is a "
+        "folder with config.json",
+    ),
+    (
+        re.compile(r"No available memory for the cache blocks|larger than the available KV cache", re.I),
+        "give the cache more memory (`-- --kv-cache-memory-bytes` or --gpu-memory-utilization), or lower --max-model-len",
+    ),
+    (
+        re.compile(r"out of memory|Cannot allocate memory|MemoryError", re.I),
+        "lower --max-model-len, --max-num-seqs or the cache size after `--`",
+    ),
+    (
+        re.compile(r"Address already in use", re.I),
+        "another engine holds the port; run again, or end the other engine",
+    ),
+    (
+        re.compile(r"Cannot find any model weights", re.I),
+        "use --dummy for random weights, or give a folder with weights",
+    ),
+)
+
+
+def clean(line: str) -> str:
+    """A log line without colours and vLLM's prefix."""
+    return _PREFIX.sub("", _ANSI.sub("", line).rstrip(), count=1).strip()
+
+
+def cause(log: str) -> str:
+    """The first exception in the log that is not merely the consequence of another; "" when there is none."""
+    found = [line for line in map(clean, log.splitlines()) if _RAISED.match(line)]
+    first = [line for line in found if not any(f in line for f in _FOLLOWS)]
+    chosen = first[0] if first else (found[0] if found else "")
+    return chosen[:400]
+
+
+def hint_for(message: str, log_path: str) -> str:
+    """What to do about a cause: specific where it is known, else where the whole log is."""
+    for pattern, hint in _HINTS:
+        if pattern.search(message):
+            return hint
+    return f"the engine's whole log is {log_path}"
+
+
+def tail(log: str, lines: int = 60) -> list[str]:
+    """The last lines, without colours: what a run file keeps."""
+    return [_ANSI.sub("", line)[:500] for line in log.splitlines()[-lines:]]

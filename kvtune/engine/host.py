@@ -1,0 +1,217 @@
+"""The host: vLLM's front-end process, started by launch.py as `python -m kvtune.engine.host FOLDER EVENTS_FD`.
+
+Builds AsyncLLM through vLLM's own argument parser, warms it up, runs the workload, and reports over a pipe. Standard
+output and error are the engine's log. SIGTERM or SIGINT end the measuring phase early; what was measured is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import msgspec
+
+from kvtune.engine.driver import Driver, RequestLog
+from kvtune.engine.ledger import Ledger
+from kvtune.engine.plan import LEDGER_FILE, PLAN_FILE, REQUESTS_FILE, Event, Plan
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.workload.spec import build
+from kvtune.workload.types import Request, Span, Workload
+
+WARM_UP_STREAM = (1 << 61) + 1
+PROGRESS_S = 0.25
+
+
+class Reporter:
+    """The writing end of the event pipe. A launcher that is gone is no reason to fail: the run is lost anyway."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def send(self, event: Event) -> None:
+        try:
+            os.write(self._descriptor, msgspec.json.encode(event) + b"\n")
+        except BrokenPipeError:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def parse_engine_args(arguments: list[str]) -> Any:
+    """vLLM's AsyncEngineArgs from its own flags; what its parser refuses becomes a UsageError."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> None:  # type: ignore[override]
+            raise UsageError(
+                f"vLLM does not take these engine arguments: {message}",
+                "what stands after `--` must be flags of `vllm serve`",
+            )
+
+    parser = AsyncEngineArgs.add_cli_args(Parser(prog="vllm"))
+    return AsyncEngineArgs.from_cli_args(parser.parse_args(arguments))
+
+
+def check_fits(workload: Workload, max_model_len: int) -> None:
+    """Refuse a workload with a request that the engine would refuse, before the engine is started."""
+    over = [r for r in workload.requests if r.prompt_tokens + r.output_tokens > max_model_len]
+    if over:
+        worst = max(over, key=lambda r: r.prompt_tokens + r.output_tokens)
+        raise UsageError(
+            f"{len(over)} of {len(workload.requests)} requests exceed max-model-len {max_model_len}; the longest, "
+            f"{worst.id}, has {worst.prompt_tokens} prompt + {worst.output_tokens} output tokens",
+            "shorten the workload, or raise `-- --max-model-len` where the model allows it",
+        )
+
+
+def warm_up_workload(workload: Workload, max_model_len: int) -> Workload:
+    """A few requests of the workload's own lengths on tokens that the workload never uses."""
+    picked = sorted(workload.requests, key=lambda r: r.prompt_tokens)
+    shapes = {r.prompt_tokens for r in (picked[0], picked[len(picked) // 2], picked[-1])} if picked else set()
+    requests = tuple(
+        Request(f"warm-up-{i}", (Span(WARM_UP_STREAM + i, 0, min(n, max_model_len - 8)),), 4)
+        for i, n in enumerate(sorted(shapes))
+    )
+    return Workload("warm-up", "warm-up", {}, workload.seed, requests, "", concurrency=max(1, len(requests)))
+
+
+def describe_engine(config: Any) -> dict[str, Any]:
+    """The resolved engine, from vLLM's configuration after start-up."""
+    import torch
+    import vllm
+    from vllm.platforms import current_platform
+
+    cache, scheduler, parallel, model = (
+        config.cache_config,
+        config.scheduler_config,
+        config.parallel_config,
+        config.model_config,
+    )
+    backend = parallel.distributed_executor_backend
+    return {
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "device": str(current_platform.device_type),
+        "device_name": str(current_platform.get_device_name() or ""),
+        "executor": backend if isinstance(backend, str) else getattr(backend, "__name__", str(backend)),
+        "block_size": int(cache.block_size),
+        "num_blocks": int(cache.num_gpu_blocks or 0),
+        "max_model_len": int(model.max_model_len),
+        "async_scheduling": bool(scheduler.async_scheduling),
+        "settings": {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "max_num_seqs": scheduler.max_num_seqs,
+            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            "enable_prefix_caching": bool(cache.enable_prefix_caching),
+            "enable_chunked_prefill": bool(scheduler.enable_chunked_prefill),
+            "prefix_cache_retention_interval": getattr(cache, "prefix_cache_retention_interval", None),
+            "prefix_match_unit": getattr(cache, "prefix_match_unit", None),
+            "kv_cache_dtype": str(cache.cache_dtype),
+            "tensor_parallel_size": parallel.tensor_parallel_size,
+            "pipeline_parallel_size": parallel.pipeline_parallel_size,
+            "data_parallel_size": parallel.data_parallel_size,
+            "enforce_eager": bool(model.enforce_eager),
+        },
+        "model_config": model.hf_config.to_dict() if hasattr(model.hf_config, "to_dict") else {},
+    }
+
+
+async def serve(plan: Plan, folder: Path, reporter: Reporter) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    workload = build(plan.workload, seed=plan.seed)
+    arguments = parse_engine_args(plan.vllm_args)
+    config = arguments.create_engine_config()
+    max_model_len = int(config.model_config.max_model_len)
+    check_fits(workload, max_model_len)
+    ledger = Ledger()
+    engine = AsyncLLM.from_vllm_config(
+        config, stat_loggers=[ledger.factory()], disable_log_stats=False, enable_log_requests=False
+    )
+    vocab = int(config.model_config.get_vocab_size())
+    try:
+        reporter.send(Event(kind="engine", facts=_jsonable(describe_engine(engine.vllm_config))))
+        if plan.warm_up:
+            reporter.send(Event(kind="phase", name="warm-up"))
+            warm = Driver(
+                engine,
+                warm_up_workload(workload, max_model_len),
+                vocab,
+                RequestLog(folder / "warm-up.bin"),
+            )
+            await warm.run(lambda start_ns: None)
+            if warm.failure is not None:
+                raise warm.failure
+            await engine.reset_prefix_cache()
+        driver = Driver(engine, workload, vocab, RequestLog(folder / REQUESTS_FILE))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, driver.stop)
+        ledger.reset()
+        watch = asyncio.create_task(_watch(driver, ledger, folder, reporter))
+        await driver.run(lambda start: reporter.send(Event(kind="phase", name="measuring", at_ns=start)))
+        end = monotonic_ns()
+        await asyncio.sleep(
+            0.05
+        )  # vLLM's output handler logs a step's statistics after it hands out the tokens
+        watch.cancel()
+        _progress(driver, ledger, folder, reporter)
+        if driver.failure is not None:
+            raise driver.failure
+        reporter.send(Event(kind="phase", name="finishing", at_ns=end))
+    finally:
+        # EngineCore does not answer SIGTERM in time even when all is well (vLLM 0.32); its workers end with it.
+        engine.shutdown(timeout=1.0)
+    reporter.send(Event(kind="done"))
+
+
+async def _watch(driver: Driver, ledger: Ledger, folder: Path, reporter: Reporter) -> None:
+    while True:
+        await asyncio.sleep(PROGRESS_S)
+        _progress(driver, ledger, folder, reporter)
+
+
+def _progress(driver: Driver, ledger: Ledger, folder: Path, reporter: Reporter) -> None:
+    ledger.write(folder / LEDGER_FILE)
+    reporter.send(
+        Event(
+            kind="progress",
+            sent=driver.sent,
+            finished=driver.finished,
+            output_tokens=driver.output_tokens,
+            hit_tokens=driver.hit_tokens,
+            query_tokens=driver.query_tokens,
+        )
+    )
+
+
+def _jsonable(facts: dict[str, Any]) -> dict[str, Any]:
+    """Configurations hold dtypes and enums: what JSON cannot say becomes text."""
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(facts, enc_hook=str))
+    return found
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    reporter = Reporter(int(sys.argv[2]))
+    plan = msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=Plan)
+    try:
+        reporter.send(Event(kind="phase", name="starting"))
+        asyncio.run(serve(plan, folder, reporter))
+    except KvtuneError as error:
+        reporter.send(Event(kind="failed", message=error.message, hint=error.hint, exit_code=error.exit_code))
+        sys.exit(error.exit_code)
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        reporter.send(Event(kind="failed", name=type(error).__name__, message=str(error)))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

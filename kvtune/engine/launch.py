@@ -1,0 +1,161 @@
+"""The launcher: starts the host process, follows it, ends it, and turns what is left into a Run. No vLLM imports.
+
+Whatever happens to the engine (dies, hangs, Ctrl-C), what was measured becomes a Run: complete or partial. Nothing
+stays behind: no process, no shared memory; the work folder goes when the run file has been written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic_ns
+
+import msgspec
+
+from kvtune.engine.faults import cause, hint_for
+from kvtune.engine.plan import LOG_FILE, PLAN_FILE, Event, Plan
+from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.probe.process import ProcessSampler, kill_tree
+
+GRACE_S = 15.0
+"""How long a host may take to save and shut its engine down before it is killed."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a host did, as the launcher saw it. `error` is set when the run is not complete."""
+
+    started_at: str
+    launched_ns: int
+    start_ns: int = 0  # monotonic ns of the workload's second 0; 0: never began
+    end_ns: int = 0
+    engine: dict[str, object] = field(default_factory=dict)
+    error: KvtuneError | None = None
+    sampler: ProcessSampler | None = None
+
+
+def launch(
+    plan: Plan,
+    folder: Path,
+    environment: Mapping[str, str],
+    on_event: Callable[[Event], None],
+    on_measuring: Callable[[int], None] = lambda pid: None,
+) -> Outcome:
+    """Run `plan` in `folder` to its end. `on_event` gets each event; `on_measuring` the host's pid at second 0."""
+    (folder / PLAN_FILE).write_bytes(msgspec.json.encode(plan))
+    outcome = Outcome(datetime.now(UTC).isoformat(timespec="seconds"), monotonic_ns())
+    reader, writer = os.pipe()
+    try:
+        with (folder / LOG_FILE).open("wb") as log:
+            host = subprocess.Popen(
+                [sys.executable, "-m", "kvtune.engine.host", str(folder), str(writer)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment, "KVTUNE_RUN_DIR": str(folder)},
+                pass_fds=(writer,),
+                start_new_session=True,  # Ctrl-C reaches us alone; we tell the host
+            )
+    finally:
+        os.close(writer)
+    outcome.sampler = ProcessSampler(host.pid)
+    outcome.sampler.start()
+    try:
+        _follow(host, reader, outcome, on_event, on_measuring)
+    except KeyboardInterrupt:
+        outcome.error = KvtuneError(
+            "interrupted", "what was measured is in the run file, marked partial", EXIT_INTERRUPTED
+        )
+    finally:
+        os.close(reader)
+        kill_tree(host.pid, 0.5 if host.poll() is not None else GRACE_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            host.wait(timeout=5)
+        outcome.sampler.stop()
+        _sweep(outcome.sampler)
+    if outcome.start_ns and not outcome.end_ns:
+        outcome.end_ns = monotonic_ns()
+    if outcome.error is not None and outcome.error.exit_code != EXIT_INTERRUPTED:
+        outcome.error = _explain(outcome.error, folder)
+    return outcome
+
+
+def _follow(
+    host: subprocess.Popen[bytes],
+    reader: int,
+    outcome: Outcome,
+    on_event: Callable[[Event], None],
+    on_measuring: Callable[[int], None],
+) -> None:
+    finished = False
+    for event in _events(reader, host):
+        if event.kind == "phase" and event.name == "measuring":
+            outcome.start_ns = event.at_ns
+            on_measuring(host.pid)
+        elif event.kind == "phase" and event.name == "finishing":
+            outcome.end_ns = event.at_ns
+        elif event.kind == "engine":
+            outcome.engine = dict(event.facts)
+        elif event.kind == "failed":
+            message = f"{event.name}: {event.message}" if event.name else event.message
+            outcome.error = KvtuneError(message, event.hint, event.exit_code)
+        elif event.kind == "done":
+            finished = True
+        on_event(event)
+    try:
+        code = host.wait(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        code = -9
+    if outcome.error is None and not finished:
+        outcome.error = KvtuneError(f"the engine's front end ended with exit code {code}")
+
+
+def _events(reader: int, host: subprocess.Popen[bytes]) -> Iterator[Event]:
+    """Events until the pipe closes or the host is gone (a forked EngineCore may hold the pipe open after it)."""
+    decode = msgspec.json.Decoder(Event).decode
+    rest = b""
+    while True:
+        ready, _, _ = select.select([reader], [], [], 0.5)
+        if not ready:
+            if host.poll() is not None:
+                return
+            continue
+        chunk = os.read(reader, 65536)
+        if not chunk:
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield decode(line)
+
+
+def _explain(error: KvtuneError, folder: Path) -> KvtuneError:
+    """Put the cause from the engine's log in the place of vLLM's `see root cause above`."""
+    if error.hint:
+        return error
+    log_path = folder / LOG_FILE
+    log = log_path.read_text(errors="replace") if log_path.exists() else ""
+    found = cause(log)
+    message = found or error.message.splitlines()[0][:400]
+    return KvtuneError(f"the engine failed: {message}", hint_for(message, str(log_path)), error.exit_code)
+
+
+def _sweep(sampler: ProcessSampler) -> None:
+    """Unlink shared memory that this run's processes mapped and, killed, could not unlink themselves."""
+    for name in sampler.shared_memory:
+        if Path(name).exists() and not _mapped(name):
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+
+
+def _mapped(name: str) -> bool:
+    """Whether any living process still maps `name`: then it is not ours to remove."""
+    from kvtune.probe.process import shared_memory_of
+
+    return any(name in shared_memory_of(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit())

@@ -1,0 +1,83 @@
+"""vLLM's own account of the run: a stat logger that adds up its counters, to hold against ours. In the front end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Ledger:
+    """Counts from vLLM's scheduler and request statistics since `reset`."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.counters: dict[str, float] = dict.fromkeys(
+            (
+                "requests",
+                "queries",
+                "hits",
+                "preempted_requests",
+                "preempted_queries",
+                "preempted_hits",
+                "finished",
+                "prompt_tokens",
+                "generation_tokens",
+                "e2e_s",
+            ),
+            0,
+        )
+        self.preemptions: dict[str, int] = {}
+
+    def record(self, scheduler: Any, iteration: Any) -> None:
+        c = self.counters
+        if scheduler is not None:
+            stats = scheduler.prefix_cache_stats
+            for name in (
+                "requests",
+                "queries",
+                "hits",
+                "preempted_requests",
+                "preempted_queries",
+                "preempted_hits",
+            ):
+                c[name] += getattr(stats, name)
+        if iteration is not None:
+            c["generation_tokens"] += iteration.num_generation_tokens
+            for request in iteration.finished_requests:
+                c["finished"] += 1
+                c["prompt_tokens"] += request.num_prompt_tokens
+                c["e2e_s"] += request.e2e_latency
+                if request.num_preemptions:
+                    self.preemptions[str(request.request_id)] = request.num_preemptions
+
+    def write(self, path: Path) -> None:
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps({"counters": self.counters, "preemptions": self.preemptions}))
+        part.replace(path)
+
+    def factory(self) -> Any:
+        """A class that vLLM's StatLoggerManager can make per engine, all feeding this ledger."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        ledger = self
+
+        class Feed(StatLoggerBase):  # type: ignore[misc]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(
+                self,
+                scheduler_stats: Any,
+                iteration_stats: Any,
+                mm_cache_stats: Any = None,
+                engine_idx: int = 0,
+            ) -> None:
+                ledger.record(scheduler_stats, iteration_stats)
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return Feed

@@ -1,0 +1,172 @@
+"""One profiled run from start to file: checks, work folder, environment, launch, record. In the CLI's process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from kvtune.engine.launch import launch
+from kvtune.engine.plan import Event, Plan
+from kvtune.engine.record import record
+from kvtune.engine.resolve import check_engine, resolve
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.run.file import SUFFIX, write_run
+from kvtune.run.types import CoreInfo, Run
+from kvtune.workload.types import Workload
+
+NEEDED_BYTES = 300 << 20
+"""Free space asked for before an engine starts: a ring file per process, the engine's log, the run file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to profile. `core_settings` are only those that differ from the core's defaults."""
+
+    model: str
+    workload: Workload
+    core: Literal["kvtune", "stock"] = "kvtune"
+    core_settings: dict[str, Any] = field(default_factory=dict)
+    probe: str = "light"
+    stacks: bool = False
+    dummy: bool = False
+    engine_args: Sequence[str] = ()
+    output: Path = Path("reports")
+    command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    run: Run
+    path: Path
+    error: KvtuneError | None
+
+
+def profile(job: Job, on_event: Callable[[Event], None] = lambda event: None) -> Profiled:
+    """Run the job on the real engine and write its run file, also when the run ended early."""
+    version = check_engine()
+    resolved = resolve(job.model, dummy=job.dummy, engine_args=job.engine_args)
+    check_output(job.output)
+    stacks = None
+    if job.stacks:
+        from kvtune.probe.stacks import Stacks
+
+        stacks = Stacks.preflight()
+    plan = Plan(model=job.model, vllm_args=resolved.args, workload=job.workload.spec, seed=job.workload.seed)
+    folder = Path(tempfile.mkdtemp(prefix=".kvtune-", dir=job.output))
+    path = job.output / f"{run_name(job)}{SUFFIX}"
+    try:
+        outcome = launch(
+            plan,
+            folder,
+            _environment(job, resolved.offline),
+            _until_measured(on_event, stacks),
+            (lambda pid: stacks.start(pid, folder)) if stacks is not None else (lambda pid: None),
+        )
+        if stacks is not None:
+            stacks.stop()
+        if not outcome.start_ns and outcome.error is not None:
+            raise _before_measuring(outcome.error, folder, job.output)
+        run = record(
+            folder,
+            plan,
+            job.workload,
+            outcome,
+            command=job.command,
+            core=CoreInfo(name=job.core, settings=job.core_settings),
+            probe_level=job.probe,
+            engine_args=job.engine_args,
+        )
+        if not run.header.engine.vllm:
+            run = _with_version(run, version)
+        if stacks is not None:
+            run = stacks.attach(run, path)
+        write_run(run, path)
+        return Profiled(run, path, outcome.error)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _until_measured(on_event: Callable[[Event], None], stacks: Any) -> Callable[[Event], None]:
+    """Pass events on; with the measuring phase the sampling of stacks ends, before the engine shuts down."""
+
+    def passed(event: Event) -> None:
+        if stacks is not None and event.kind == "phase" and event.name == "finishing":
+            stacks.stop()
+        on_event(event)
+
+    return passed
+
+
+def _with_version(run: Run, version: str) -> Run:
+    """The engine died before it described itself: at least its version is known."""
+    engine = msgspec.structs.replace(run.header.engine, vllm=version)
+    return Run(msgspec.structs.replace(run.header, engine=engine), run.tables)
+
+
+def check_output(folder: Path) -> None:
+    """The output folder exists, can be written and has room: found out before an engine is started."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise UsageError(
+            f"-o {folder} cannot be written: {error.strerror or error}", "choose another folder with -o DIR"
+        ) from error
+    if free < NEEDED_BYTES:
+        raise UsageError(
+            f"-o {folder} has {free >> 20} MiB free, a run needs up to {NEEDED_BYTES >> 20} MiB while it is measured",
+            "free space or choose another folder with -o DIR",
+        )
+
+
+def run_name(job: Job) -> str:
+    """`tiny-gemma3_rounds_kvtune_20261121-094501`: what, how, when. Unique by a number where needed."""
+    model = re.sub(r"[^\w.-]+", "-", Path(job.model).name or job.model).strip("-")[:40]
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    base = f"{model}_{job.workload.name}_{job.core}_{stamp}"
+    name, n = base, 1
+    while (job.output / f"{name}{SUFFIX}").exists():
+        n += 1
+        name = f"{base}-{n}"
+    return name
+
+
+def _environment(job: Job, offline: bool) -> dict[str, str]:
+    found = {
+        "KVTUNE_CORE": job.core,
+        "KVTUNE_PROBE": job.probe,
+        "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1"),
+        "PYTHONUNBUFFERED": "1",
+        **job.environment,
+    }
+    if job.core_settings:
+        found["KVTUNE_SET"] = msgspec.json.encode(job.core_settings).decode()
+    if offline:
+        found["HF_HUB_OFFLINE"] = "1"
+    return found
+
+
+def _before_measuring(error: KvtuneError, folder: Path, output: Path) -> KvtuneError:
+    """No run file can be written: keep the engine's log beside where it would be, and name it."""
+    from kvtune.engine.plan import LOG_FILE
+
+    if str(folder) not in error.hint:
+        return error
+    kept = output / "engine-failed.log"
+    with contextlib.suppress(OSError):
+        shutil.copyfile(folder / LOG_FILE, kept)
+    return KvtuneError(error.message, f"the engine's whole log is {kept}", error.exit_code)

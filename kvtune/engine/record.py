@@ -1,0 +1,314 @@
+"""From a work folder to a Run: request log, rings, status files and samples merged onto one clock. Pure reading.
+
+The run's clock starts at the workload's second 0; records from before it (start-up, warm-up) and after its end are
+left out. Works on whatever is there: an engine that died leaves the files of its living time.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune import __version__
+from kvtune.engine.driver import read_request_log
+from kvtune.engine.faults import tail
+from kvtune.engine.launch import Outcome
+from kvtune.engine.plan import LEDGER_FILE, LOG_FILE, REQUESTS_FILE, Plan
+from kvtune.probe.process import Sample
+from kvtune.probe.ring import COLLECTION, STEP, read_ring
+from kvtune.probe.status import read_statuses
+from kvtune.run.host import this_host
+from kvtune.run.types import (
+    TABLES,
+    CoreInfo,
+    EngineInfo,
+    Header,
+    ProbeInfo,
+    ProcessInfo,
+    Run,
+    Table,
+    Validity,
+    WorkloadInfo,
+)
+from kvtune.workload.types import Workload
+
+DISTORTING = {
+    "types": "the census of young objects stops the process at sampled collections",
+    "sites": "tracemalloc slows allocation around sampled collections",
+    "full": "tracemalloc slows every allocation",
+}
+
+
+def record(
+    folder: Path,
+    plan: Plan,
+    workload: Workload,
+    outcome: Outcome,
+    *,
+    command: Sequence[str],
+    core: CoreInfo,
+    probe_level: str,
+    engine_args: Sequence[str],
+) -> Run:
+    """Everything that is known about the run that `launch` ended with `outcome`."""
+    statuses = read_statuses(folder)
+    samples = outcome.sampler.samples if outcome.sampler is not None else []
+    processes = _processes(statuses, samples, outcome)
+    index = {p.pid: i for i, p in enumerate(processes)}
+    ledger = _ledger(folder / LEDGER_FILE)
+    tables, lost = _ring_tables(folder, index, outcome)
+    tables["requests"], tables["tokens"] = _request_tables(folder, workload, ledger, outcome)
+    tables["memory"] = _memory_table(samples, index, outcome)
+    engine_core = next((s for s in statuses if s["role"] == "engine_core"), {})
+    counters = dict(ledger.get("counters", {}))
+    header = Header(
+        kvtune=__version__,
+        source="engine",
+        state="complete" if outcome.error is None else "partial",
+        why=outcome.error.message if outcome.error is not None else "",
+        started_at=outcome.started_at,
+        command=list(command),
+        model=plan.model,
+        model_config=outcome.engine.get("model_config", {}),
+        workload=WorkloadInfo(
+            name=workload.name,
+            spec=workload.spec,
+            params=workload.params,
+            seed=workload.seed,
+            hash=workload.hash,
+            requests=len(workload.requests),
+        ),
+        core=_core(core, engine_core.get("core", {})),
+        engine=_engine(outcome.engine, engine_core.get("cache", {}), engine_args),
+        python=platform.python_version(),
+        host=this_host(),
+        processes=processes,
+        probe=ProbeInfo(
+            level=probe_level,
+            lost_records={f"{processes[i].role}:{processes[i].pid}": n for i, n in lost.items() if n},
+            disabled={
+                f"{s['role']}:{s['pid']}:{name}": why
+                for s in statuses
+                for name, why in s.get("disabled", {}).items()
+            },
+        ),
+        valid=Validity(timings=probe_level not in DISTORTING, why=DISTORTING.get(probe_level, "")),
+        wall_s=max(0, outcome.end_ns - outcome.start_ns) / 1e9,
+        startup_s=max(0, (outcome.start_ns or outcome.end_ns) - outcome.launched_ns) / 1e9,
+        engine_counters=counters,
+        notes=_disagreements(tables["requests"], counters)
+        + list(engine_core.get("core", {}).get("notes", [])),
+        log_tail=_log_tail(folder),
+    )
+    return Run(header, tables)
+
+
+def _processes(
+    statuses: list[dict[str, Any]], samples: Sequence[Sample], outcome: Outcome
+) -> list[ProcessInfo]:
+    """Those that said who they are first, then others that psutil saw while measuring (helpers, trackers)."""
+    names = outcome.sampler.names if outcome.sampler is not None else {}
+    found = [
+        ProcessInfo(pid=s["pid"], role=s["role"], name=s.get("name", ""), gc=s.get("gc", {}))
+        for s in statuses
+    ]
+    known = {p.pid for p in found}
+    measured = {s.pid for s in samples if outcome.start_ns <= s.at_ns <= outcome.end_ns}
+    root = outcome.sampler.root if outcome.sampler is not None else 0
+    for pid in sorted(measured - known):
+        found.append(ProcessInfo(pid=pid, role=_role(pid, root, names.get(pid, "")), name=names.get(pid, "")))
+    return found
+
+
+def _role(pid: int, root: int, name: str) -> str:
+    """By process title, for runs without a probe: vLLM sets one for each of its processes."""
+    if pid == root:
+        return "front_end"
+    if "EngineCore" in name:
+        return "engine_core"
+    return "worker" if "Worker" in name else "helper"
+
+
+def _core(asked: CoreInfo, state: dict[str, Any]) -> CoreInfo:
+    if asked.name == "stock":
+        return asked
+    return CoreInfo(
+        name=asked.name,
+        settings=state.get("settings") or asked.settings,
+        active=bool(state.get("active", False)),
+        why=str(
+            state.get("why", "") if state else "the engine did not say (probe off, or it died before a step)"
+        ),
+        counters={k: int(v) for k, v in state.get("counters", {}).items()},
+    )
+
+
+def _engine(facts: dict[str, Any], cache: dict[str, Any], args: Sequence[str]) -> EngineInfo:
+    known = {k: v for k, v in facts.items() if k != "model_config"}
+    info = msgspec.convert({**known, "args": list(args)}, EngineInfo)
+    return msgspec.structs.replace(
+        info,
+        num_blocks=cache.get("num_blocks", info.num_blocks),
+        groups=cache.get("groups", []),
+        kv_specs=cache.get("kv_specs", {}),
+        settings={
+            **info.settings,
+            **{
+                k: cache[k]
+                for k in (
+                    "hash_block_size",
+                    "hit_alignment_tokens",
+                    "retention_interval",
+                    "scheduler",
+                    "pool",
+                )
+                if k in cache
+            },
+        },
+    )
+
+
+def _ledger(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    except (OSError, ValueError):
+        return {}
+
+
+def _request_tables(
+    folder: Path, workload: Workload, ledger: dict[str, Any], outcome: Outcome
+) -> tuple[Table, Table]:
+    served = {s.index: s for s in read_request_log(folder / REQUESTS_FILE)}
+    preemptions = ledger.get("preemptions", {})
+    n = len(workload.requests)
+    zero = outcome.start_ns
+    hits = np.full(n, -1, "i8")
+    output = np.zeros(n, "i8")
+    sent, first, finished = (np.full(n, np.nan) for _ in range(3))
+    finish = [""] * n
+    token_rows: list[NDArray[Any]] = []
+    token_times: list[NDArray[Any]] = []
+    token_counts: list[NDArray[Any]] = []
+    for i in sorted(served):
+        s = served[i]
+        hits[i], output[i], finish[i] = s.hit_tokens, s.output_tokens, s.finish
+        sent[i] = (s.sent_ns - zero) / 1e9
+        times = np.frombuffer(s.times, "i8")
+        if len(times):
+            first[i] = (times[0] - zero) / 1e9
+            token_times.append((times - zero) / 1e9)
+            token_counts.append(np.frombuffer(s.counts, "i4"))
+            token_rows.append(np.full(len(times), i, "i4"))
+        if s.finished_ns:
+            finished[i] = (s.finished_ns - zero) / 1e9
+    requests: Table = {
+        "id": np.array([r.id for r in workload.requests], dtype=np.str_),
+        "kind": np.array([r.kind for r in workload.requests], dtype=np.str_),
+        "round": np.array([r.round for r in workload.requests], "i4"),
+        "prompt_tokens": np.array([r.prompt_tokens for r in workload.requests], "i8"),
+        "output_tokens": output,
+        "hit_tokens": hits,
+        "planned_s": np.array([np.nan if r.arrival_s is None else r.arrival_s for r in workload.requests]),
+        "sent_s": sent,
+        "first_token_s": first,
+        "finished_s": finished,
+        "finish": np.array(finish, dtype=np.str_),
+        "preemptions": np.array([preemptions.get(str(i), 0) for i in range(n)], "i4"),
+    }
+    tokens: Table = {
+        "request": np.concatenate(token_rows) if token_rows else np.empty(0, "i4"),
+        "t_s": np.concatenate(token_times) if token_times else np.empty(0),
+        "count": np.concatenate(token_counts) if token_counts else np.empty(0, "i4"),
+    }
+    return requests, tokens
+
+
+def _ring_tables(
+    folder: Path, index: dict[int, int], outcome: Outcome
+) -> tuple[dict[str, Table], dict[int, int]]:
+    steps: list[tuple[float, ...]] = []
+    collections: list[tuple[float, ...]] = []
+    lost: dict[int, int] = {}
+    zero, end = outcome.start_ns, outcome.end_ns
+    for path in sorted(folder.glob("ring-*.bin")):
+        try:
+            ring = read_ring(path)
+        except (OSError, ValueError):
+            continue
+        process = index.get(ring.pid)
+        if process is None:
+            continue
+        lost[process] = ring.lost
+        for kind, small, number, *v in ring.rows:
+            if not zero or not zero <= v[0] <= end:
+                continue
+            at = (v[0] - zero) / 1e9
+            if kind == COLLECTION:
+                collections.append((process, at, small, v[1] / 1e3, v[2] / 1e3, v[3], v[4]))
+            elif kind == STEP:
+                low, high = v[6] & 0xFFFFFFFF, v[6] >> 32
+                running, waiting = v[7] & 0xFFFFFFFF, v[7] >> 32
+                us = [x / 1e3 for x in v[1:6]]
+                steps.append((process, at, *us, low, high, number, running, waiting, v[8], v[9]))
+    tables = {
+        "steps": _table("steps", sorted(steps, key=_by_time)),
+        "gc": _table("gc", sorted(collections, key=_by_time)),
+    }
+    return tables, lost
+
+
+def _by_time(row: tuple[float, ...]) -> float:
+    return row[1]
+
+
+def _memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: Outcome) -> Table:
+    zero, end = outcome.start_ns, outcome.end_ns
+    rows = [
+        (index[s.pid], (s.at_ns - zero) / 1e9, s.rss_bytes, s.uss_bytes, s.cpu_s, s.threads)
+        for s in samples
+        if s.pid in index and zero and zero <= s.at_ns <= end
+    ]
+    return _table("memory", rows)
+
+
+def _table(name: str, rows: Sequence[tuple[float, ...]]) -> Table:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(TABLES[name])
+    return {c: np.array(v, dtype=kind) for (c, kind), v in zip(TABLES[name].items(), columns, strict=True)}
+
+
+def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:
+    """Where the front end's account and vLLM's own counters differ: the reader must know."""
+    if not counters:
+        return ["vLLM's own counters were not received: nothing to reconcile with"]
+    done = np.isfinite(requests["finished_s"])
+    known = requests["hit_tokens"] >= 0
+    ours = {
+        "hits": int(requests["hit_tokens"][known].sum()),
+        "finished": int(done.sum()),
+        "prompt_tokens": int(requests["prompt_tokens"][done].sum()),
+        "generation_tokens": int(requests["output_tokens"].sum()),
+    }
+    what = {
+        "hits": "prefix-cache hit tokens",
+        "finished": "finished requests",
+        "prompt_tokens": "prompt tokens of finished requests",
+        "generation_tokens": "generated tokens",
+    }
+    return [
+        f"{what[name]}: the front end counted {value}, vLLM {int(counters[name])}"
+        for name, value in ours.items()
+        if name in counters and value != int(counters[name])
+    ]
+
+
+def _log_tail(folder: Path) -> list[str]:
+    path = folder / LOG_FILE
+    return tail(path.read_text(errors="replace")) if path.exists() else []

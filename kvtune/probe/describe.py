@@ -1,0 +1,42 @@
+"""What EngineCore's KV cache looks like, as plain data: groups, block sizes, pool. Runs in EngineCore, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def describe_cache(scheduler: Any) -> dict[str, Any]:
+    """Block counts and KV groups of a live scheduler, and the specs from which a simulator can rebuild them."""
+    config = scheduler.kv_cache_config
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    groups = []
+    for group, manager in zip(config.kv_cache_groups, managers, strict=True):
+        spec = group.kv_cache_spec
+        groups.append(
+            {
+                "kind": type(spec).__name__,
+                "block_size": int(manager.block_size),
+                "sliding_window": getattr(spec, "sliding_window", None),
+                "layers": len(group.layer_names),
+                "page_bytes": int(spec.page_size_bytes),
+            }
+        )
+    facts: dict[str, Any] = {
+        "num_blocks": int(config.num_blocks),
+        "hash_block_size": config.hash_block_size,
+        "hit_alignment_tokens": config.cache_hit_alignment_tokens,
+        "retention_interval": config.prefix_cache_retention_interval,
+        "groups": groups,
+        "scheduler": type(scheduler).__name__,
+        "pool": type(scheduler.kv_cache_manager.block_pool).__name__,
+        "prefix_caching": bool(scheduler.kv_cache_manager.enable_caching),
+    }
+    try:
+        from kvtune.probe.kv_specs import capture
+    except ImportError:
+        return facts
+    try:
+        facts["kv_specs"] = capture(scheduler.vllm_config, config)
+    except Exception as error:
+        facts["kv_specs_failed"] = f"{type(error).__name__}: {error}"
+    return facts

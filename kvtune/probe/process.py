@@ -1,0 +1,106 @@
+"""psutil from outside: memory, CPU time and threads of an engine's processes. Runs in the CLI's process, in a thread.
+
+USS reads every page table entry of a process, so it is taken at every tenth sample only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic_ns
+
+import psutil
+
+INTERVAL_S = 0.2
+USS_EVERY = 10
+_SHARED = re.compile(r"\s(/dev/shm/[^\s]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    pid: int
+    at_ns: int
+    rss_bytes: int
+    uss_bytes: int  # 0: left out of this sample
+    cpu_s: float
+    threads: int
+
+
+@dataclass(slots=True)
+class ProcessSampler:
+    """Samples a process and all its descendants until stopped; remembers their names and their shared memory."""
+
+    root: int
+    interval_s: float = INTERVAL_S
+    samples: list[Sample] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    shared_memory: set[str] = field(default_factory=set)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="process-sampler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        known: dict[int, psutil.Process] = {}
+        tick = 0
+        while not self._stop.wait(self.interval_s):
+            with contextlib.suppress(psutil.Error):
+                root = known.get(self.root) or psutil.Process(self.root)
+                for process in (root, *root.children(recursive=True)):
+                    known.setdefault(process.pid, process)
+            for pid, process in list(known.items()):
+                try:
+                    self._sample(process, tick)
+                except (psutil.Error, OSError):
+                    del known[pid]
+            tick += 1
+
+    def _sample(self, process: psutil.Process, tick: int) -> None:
+        with process.oneshot():
+            if process.status() == psutil.STATUS_ZOMBIE:
+                raise psutil.NoSuchProcess(process.pid)
+            memory, times, threads = process.memory_info(), process.cpu_times(), process.num_threads()
+        uss = 0
+        if tick % USS_EVERY == 0:
+            self.names[process.pid] = " ".join(process.cmdline())[:200] or process.name()
+            with contextlib.suppress(psutil.Error, OSError):
+                uss = process.memory_full_info().uss
+            self.shared_memory.update(shared_memory_of(process.pid))
+        self.samples.append(
+            Sample(process.pid, monotonic_ns(), memory.rss, uss, times.user + times.system, threads)
+        )
+
+
+def shared_memory_of(pid: int) -> set[str]:
+    """Names under /dev/shm that a process has mapped now."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return set()
+    return {found.group(1) for found in _SHARED.finditer(maps)}
+
+
+def kill_tree(root: int, grace_s: float) -> None:
+    """End a process and all its descendants: SIGTERM to the root, and SIGKILL to whatever lives after `grace_s`."""
+    try:
+        top = psutil.Process(root)
+        family = [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top.terminate()
+    _, alive = psutil.wait_procs(family, timeout=grace_s)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5)

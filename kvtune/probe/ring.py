@@ -1,0 +1,81 @@
+"""A bounded, crash-proof log: fixed-size records in a memory-mapped file, one file per process.
+
+The writer runs inside vLLM's processes (any thread, also inside a collector callback): one `pack_into`, no lock.
+A record ends with its own sequence number, so the reader drops torn ones and counts overwritten ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC = b"KVTRING1"
+HEADER = 4096
+RECORD = struct.Struct("<HHi10qQ")  # kind, small, int32, ten int64, sequence number + 1
+SIZE = RECORD.size
+DEFAULT_BYTES = 24 << 20
+_HEAD = struct.Struct("<8sIIQQ")  # magic, record size, pid, capacity, start of process in ns
+
+COLLECTION = 1
+STEP = 2
+
+
+class Ring:
+    """The writing end. Raises OSError when the file cannot be made in full (no space): before any record."""
+
+    def __init__(self, path: Path, size_bytes: int = DEFAULT_BYTES) -> None:
+        capacity = size_bytes // SIZE
+        total = HEADER + capacity * SIZE
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            # A sparse file on a full disk would kill the engine by SIGBUS at some later record.
+            os.posix_fallocate(descriptor, 0, total)
+            self._map = mmap.mmap(descriptor, total)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        _HEAD.pack_into(self._map, 0, MAGIC, SIZE, os.getpid(), capacity, time.monotonic_ns())
+        self._capacity = capacity
+        self._next = itertools.count().__next__  # atomic under the GIL
+        self._pack = RECORD.pack_into
+        self.path = path
+
+    def write(self, kind: int, small: int, number: int, v: tuple[int, ...]) -> None:
+        """Append one record; `v` holds exactly ten integers."""
+        n = self._next()
+        self._pack(self._map, HEADER + (n % self._capacity) * SIZE, kind, small, number, *v, n + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What a ring file holds: rows in the order written, and how many were overwritten before reading."""
+
+    pid: int
+    rows: list[tuple[int, ...]]  # (kind, small, number, v0..v9)
+    lost: int
+
+
+def read_ring(path: Path) -> Records:
+    """Read a ring file, of a live or a dead process. Raises ValueError when it is no ring file."""
+    raw = path.read_bytes()
+    if len(raw) < HEADER or raw[:8] != MAGIC:
+        raise ValueError(f"{path} is not a ring file")
+    _, size, pid, capacity, _ = _HEAD.unpack_from(raw, 0)
+    if size != SIZE:
+        raise ValueError(f"{path} has records of {size} bytes, this kvtune reads {SIZE}")
+    found: list[tuple[int, tuple[int, ...]]] = []
+    body = memoryview(raw)[HEADER : HEADER + capacity * SIZE]
+    for slot, fields in enumerate(RECORD.iter_unpack(body)):
+        sequence = fields[-1]
+        if sequence and (sequence - 1) % capacity == slot:
+            found.append((sequence, fields[:-1]))
+    found.sort()
+    written = found[-1][0] if found else 0
+    return Records(pid, [fields for _, fields in found], max(0, written - len(found)))

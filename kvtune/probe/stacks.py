@@ -1,0 +1,160 @@
+"""py-spy on EngineCore (and a worker of its own) during the measuring phase only. Runs in the CLI's process.
+
+py-spy reads another process's memory by ptrace's permission; `preflight` finds out before an engine is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from kvtune.errors import KvtuneError
+from kvtune.run.types import Run
+
+RATE_HZ = 100
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+def find_py_spy() -> str | None:
+    """The py-spy of this environment, else one on PATH."""
+    own = Path(sys.executable).parent / "py-spy"
+    return str(own) if own.exists() else shutil.which("py-spy")
+
+
+def refusal(program: str | None) -> str:
+    """Why stacks cannot be sampled here; "" when they can. Tries it, on a process of ours."""
+    if program is None:
+        return "py-spy is not installed"
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"], stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        tried = subprocess.run(
+            [program, "dump", "--pid", str(child.pid)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "py-spy did not answer within 30 s"
+    finally:
+        child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+    if tried.returncode == 0:
+        return ""
+    lines = (tried.stderr or tried.stdout).strip().splitlines()
+    return lines[-1][:200] if lines else f"py-spy ended with exit code {tried.returncode}"
+
+
+def _permission_hint() -> str:
+    with contextlib.suppress(OSError, ValueError):
+        scope = int(_YAMA.read_text())
+        if scope:
+            return f"kernel.yama.ptrace_scope is {scope}: `sysctl kernel.yama.ptrace_scope=0`, or run as root"
+    return "run as root or with CAP_SYS_PTRACE (in a container: --cap-add SYS_PTRACE), or leave out --stacks"
+
+
+@dataclass(slots=True)
+class Stacks:
+    """One py-spy per sampled process."""
+
+    program: str
+    _running: list[tuple[str, subprocess.Popen[bytes], Path]] = field(default_factory=list)
+
+    @classmethod
+    def preflight(cls) -> Stacks:
+        program = find_py_spy()
+        why = refusal(program)
+        if why or program is None:
+            raise KvtuneError(f"--stacks cannot sample other processes: {why}", _permission_hint())
+        return cls(program)
+
+    def start(self, host_pid: int, folder: Path) -> None:
+        """Attach to EngineCore and the workers below `host_pid`; which are found by their process titles."""
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(host_pid).children(recursive=True):
+                title = " ".join(process.cmdline())
+                role = "engine_core" if "EngineCore" in title else ("worker" if "Worker" in title else "")
+                if role and all(role != r for r, _, _ in self._running):
+                    self._attach(role, process.pid, folder / f"stacks-{role}.json")
+
+    def _attach(self, role: str, pid: int, path: Path) -> None:
+        arguments = [
+            self.program,
+            "record",
+            "--pid",
+            str(pid),
+            "--rate",
+            str(RATE_HZ),
+            "--format",
+            "speedscope",
+        ]
+        arguments += ["--output", str(path), "--duration", "86400"]
+        running = subprocess.Popen(
+            arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        self._running.append((role, running, path))
+
+    def stop(self) -> None:
+        """End the recordings: py-spy writes its file on SIGINT, or when the process that it watched is gone."""
+        for _, running, _ in self._running:
+            if running.poll() is None:
+                running.send_signal(signal.SIGINT)
+        for _, running, _ in self._running:
+            try:
+                running.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                running.wait()
+
+    def attach(self, run: Run, run_path: Path) -> Run:
+        """Put the files beside the run file, and the top functions by self time into the run."""
+        found: dict[str, Any] = {}
+        for role, _, path in self._running:
+            try:
+                profile = json.loads(path.read_text())
+            except (OSError, ValueError):
+                found[role] = {"failed": "py-spy left no recording"}
+                continue
+            kept = run_path.with_name(f"{run_path.stem}.{role}.speedscope.json")
+            shutil.copyfile(path, kept)
+            found[role] = {"file": kept.name, "rate_hz": RATE_HZ, "top": top_functions(profile)}
+        header = msgspec.structs.replace(run.header, extra={**run.header.extra, "stacks": found})
+        return Run(header, run.tables)
+
+
+def top_functions(profile: dict[str, Any], count: int = 15) -> list[dict[str, Any]]:
+    """Functions by self time over all threads of a speedscope profile: name, file, line, share of all samples."""
+    frames = profile.get("shared", {}).get("frames", [])
+    own: dict[int, float] = {}
+    total = 0.0
+    for thread in profile.get("profiles", []):
+        for stack, weight in zip(thread.get("samples", []), thread.get("weights", []), strict=False):
+            total += weight
+            if stack:
+                own[stack[-1]] = own.get(stack[-1], 0.0) + weight
+    ranked = sorted(own.items(), key=lambda item: -item[1])[:count]
+    return [
+        {
+            "function": frames[i].get("name", ""),
+            "file": frames[i].get("file", ""),
+            "line": frames[i].get("line", 0),
+            "share": weight / total if total else 0.0,
+        }
+        for i, weight in ranked
+    ]

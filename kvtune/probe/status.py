@@ -1,0 +1,64 @@
+"""Who this engine process is and what runs in it: a small JSON file, replaced whole, read by the launcher.
+
+Written at install, at EngineCore's first step and about once a second after (vLLM may kill EngineCore by SIGKILL at a
+normal exit, so nothing is left for the exit).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def role() -> str:
+    """front_end, engine_core or worker, by the process's name (vLLM names the processes that it starts)."""
+    name = multiprocessing.current_process().name
+    if name.startswith("EngineCore"):
+        return "engine_core"
+    if name.startswith(("VllmWorker", "Worker")) or "RayWorker" in name:
+        return "worker"
+    return "front_end"
+
+
+class Status:
+    """The facts of one process, and the file that holds them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.facts: dict[str, Any] = {
+            "pid": os.getpid(),
+            "role": role(),
+            "name": multiprocessing.current_process().name,
+            "python": sys.version.split()[0],
+        }
+
+    def write(self, **facts: Any) -> None:
+        """Add `facts` and replace the file. A failure to write is ignored: status is not worth an engine."""
+        self.facts.update(facts)
+        self.facts["gc"] = {
+            "enabled": gc.isenabled(),
+            "thresholds": list(gc.get_threshold()),
+            "frozen": gc.get_freeze_count(),
+            "collections": [s["collections"] for s in gc.get_stats()],
+        }
+        path = self._folder / f"status-{os.getpid()}.json"
+        part = path.with_suffix(".part")
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            part.write_text(json.dumps(self.facts))
+            part.replace(path)
+
+
+def read_statuses(folder: Path) -> list[dict[str, Any]]:
+    """All processes' facts, in the order front end, EngineCore, workers, then by pid."""
+    order = {"front_end": 0, "engine_core": 1, "worker": 2}
+    found: list[dict[str, Any]] = []
+    for path in folder.glob("status-*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(json.loads(path.read_text()))
+    return sorted(found, key=lambda f: (order.get(f["role"], 3), f["pid"]))

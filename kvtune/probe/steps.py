@@ -1,0 +1,107 @@
+"""Spans around EngineCore's step and the scheduler's two host parts: one STEP record per executed step.
+
+Runs in EngineCore's main loop. Fields: small = 1 with a batch queue (schedule and update then belong to different
+batches), number = requests scheduled; v0 start ns, v1 step ns, v2 schedule ns, v3 execute ns (from the end of
+schedule to the start of update), v4 update ns, v5 thread CPU ns, v6 scheduled tokens | prefill tokens << 32,
+v7 running | waiting << 32, v8 free blocks, v9 context tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic_ns, thread_time_ns
+from typing import Any
+
+from kvtune.probe.ring import STEP, Ring
+
+
+class StepProbe:
+    """Wraps one scheduler's methods and the EngineCore loop's step. Disables its own bookkeeping on any failure."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.failed = ""
+        self.after_step: Callable[[], None] | None = None
+        self._scheduler: Any = None
+        self._schedule = self._update = (0, 0)
+        self._output: Any = None
+
+    def wrap_scheduler(self, scheduler: Any) -> None:
+        """Instance attributes, so that no class is changed and a second engine in this process is not measured twice."""
+        self._scheduler = scheduler
+        # Looked up at each call: the core may change the scheduler's class after this.
+        kind = type
+
+        def timed_schedule(*args: Any, **kwargs: Any) -> Any:
+            start = monotonic_ns()
+            output = kind(scheduler).schedule(scheduler, *args, **kwargs)
+            self._schedule = (start, monotonic_ns())
+            self._output = output
+            return output
+
+        def timed_update(*args: Any, **kwargs: Any) -> Any:
+            start = monotonic_ns()
+            result = kind(scheduler).update_from_output(scheduler, *args, **kwargs)
+            self._update = (start, monotonic_ns())
+            return result
+
+        scheduler.schedule = timed_schedule
+        scheduler.update_from_output = timed_update
+
+    def wrap_loop(self, step: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        """The replacement for `EngineCoreProc._process_engine_step`: same result, one record."""
+
+        def timed_step(engine: Any) -> bool:
+            if self.failed or self._scheduler is None:
+                return step(engine)
+            cpu_start = thread_time_ns()
+            start = monotonic_ns()
+            executed = step(engine)
+            end = monotonic_ns()
+            try:
+                if executed and self._output is not None:
+                    self._record(start, end, thread_time_ns() - cpu_start, engine.batch_queue is not None)
+                if self.after_step is not None:
+                    self.after_step()
+            except Exception as error:
+                self.failed = f"{type(error).__name__}: {error}"
+            self._output = None
+            return executed
+
+        return timed_step
+
+    def _record(self, start: int, end: int, cpu: int, queued: bool) -> None:
+        output, scheduler = self._output, self._scheduler
+        schedule_start, schedule_end = self._schedule
+        update_start, update_end = self._update
+        updated = update_end - update_start if update_start >= start else 0
+        if queued:
+            execute = end - start - (schedule_end - schedule_start) - updated
+        else:
+            execute = max(0, update_start - schedule_end)
+        cached = output.scheduled_cached_reqs
+        total = output.total_num_scheduled_tokens
+        requests = len(output.num_scheduled_tokens)
+        context = sum(cached.num_computed_tokens)
+        # A running request that has produced output decodes; everything else in the step is prefill.
+        decodes = len(cached.req_ids) - cached.num_output_tokens.count(0)
+        prefill = total - decodes
+        for new in output.scheduled_new_reqs:
+            context += new.num_computed_tokens
+        self._ring.write(
+            STEP,
+            int(queued),
+            requests,
+            (
+                start,
+                end - start,
+                schedule_end - schedule_start,
+                execute,
+                updated,
+                cpu,
+                total | max(0, prefill) << 32,
+                len(scheduler.running) | len(scheduler.waiting) << 32,
+                scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+                context,
+            ),
+        )

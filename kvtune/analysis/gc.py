@@ -1,0 +1,55 @@
+"""What Python's garbage collector cost each process: Run -> Collector per process. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtune.analysis.processes import ENGINE_ROLES, process_keys
+from kvtune.run.types import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """`collections` by generation. `pause_total_ms` over all, `share_of_step` of the engine's step time.
+
+    The share is None where no steps were recorded; `frozen` is None where the process did not tell.
+    """
+
+    collections: tuple[int, int, int] = (0, 0, 0)
+    pause_total_ms: float = 0.0
+    pause_max_ms: float = 0.0
+    pause_p99_ms: float = 0.0
+    share_of_step: float | None = None
+    frozen: int | None = None
+
+
+def collectors(run: Run) -> dict[str, Collector]:
+    """One for each engine process, and for any other that recorded a collection.
+
+    A process with steps of its own (EngineCore) is measured against them, others against EngineCore's: for
+    those it says how large their pauses are beside the work, not that a step waited for them.
+    """
+    table, steps = run.table("gc"), run.table("steps")
+    found: dict[str, Collector] = {}
+    for index, key in enumerate(process_keys(run)):
+        info = run.header.processes[index] if index < len(run.header.processes) else None
+        own = table["process"] == index
+        if not own.any() and (info is None or info.role not in ENGINE_ROLES):
+            continue
+        pause_ms = table["pause_us"][own] / 1000.0
+        generation = np.bincount(np.clip(table["generation"][own], 0, 2), minlength=3)
+        of_own = steps["process"] == index
+        step_ms = float(np.nansum(steps["step_us"][of_own] if of_own.any() else steps["step_us"])) / 1000.0
+        total = float(np.nansum(pause_ms))
+        frozen = info.gc.get("frozen") if info is not None else None
+        found[key] = Collector(
+            collections=(int(generation[0]), int(generation[1]), int(generation[2])),
+            pause_total_ms=total,
+            pause_max_ms=float(np.max(pause_ms, initial=0.0)),
+            pause_p99_ms=float(np.percentile(pause_ms, 99)) if len(pause_ms) else 0.0,
+            share_of_step=total / step_ms if step_ms > 0 else None,
+            frozen=int(frozen) if isinstance(frozen, int) else None,
+        )
+    return found

@@ -1,0 +1,40 @@
+"""What the engine's own Python costs beside the model: Run -> HostCost. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtune.analysis.spread import Spread, spread
+from kvtune.run.types import Run
+
+
+@dataclass(frozen=True, slots=True)
+class HostCost:
+    """Microseconds of schedule() and update_from_output(), means over the steps that scheduled a request.
+
+    `per_request_step_us` is both together, over all those steps, divided by the requests that had tokens in
+    them.
+    """
+
+    steps: int = 0
+    schedule_us: float | None = None
+    update_us: float | None = None
+    per_request_step_us: float | None = None
+    step_ms: Spread = field(default_factory=Spread)
+
+
+def host_cost(run: Run) -> HostCost:
+    table = run.table("steps")
+    busy = (table["requests"] > 0) & np.isfinite(table["schedule_us"]) & np.isfinite(table["update_us"])
+    if not busy.any():
+        return HostCost()
+    schedule, update = table["schedule_us"][busy], table["update_us"][busy]
+    return HostCost(
+        steps=int(busy.sum()),
+        schedule_us=float(schedule.mean()),
+        update_us=float(update.mean()),
+        per_request_step_us=float((schedule.sum() + update.sum()) / table["requests"][busy].sum()),
+        step_ms=spread(table["step_us"][busy] / 1000.0),
+    )

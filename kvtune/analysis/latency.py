@@ -1,0 +1,110 @@
+"""How long requests waited and how fast tokens came: Run -> Latency. Pure.
+
+First-token and whole-request times count from when the request was sent; `send_lag_ms` says how much later
+than planned that was, so that a front end that falls behind an open loop cannot hide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.analysis.spread import Spread, Values, spread
+from kvtune.run.types import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """`requests` were sent; `finished` of them ended as asked (length or stop). No time: no throughput."""
+
+    requests: int
+    finished: int
+    prompt_tokens: int
+    output_tokens: int
+    wall_s: float
+    throughput_tok_s: float | None
+    prompt_tok_s: float | None
+    requests_s: float | None
+    ttft_ms: Spread
+    itl_ms: Spread
+    e2e_ms: Spread
+    send_lag_ms: Spread
+
+
+def latency(run: Run) -> Latency:
+    requests = run.table("requests")
+    sent = np.isfinite(requests["sent_s"])
+    finished = _ended(run)
+    prompt = int(requests["prompt_tokens"][sent].sum())
+    output = int(requests["output_tokens"][sent].sum())
+    wall_s = run.header.wall_s
+    lag = (requests["sent_s"] - requests["planned_s"]) * 1000.0
+    return Latency(
+        requests=int(sent.sum()),
+        finished=int(finished.sum()),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        wall_s=wall_s,
+        throughput_tok_s=_rate(output, wall_s),
+        prompt_tok_s=_rate(prompt, wall_s),
+        requests_s=_rate(int(finished.sum()), wall_s),
+        ttft_ms=spread(ttft_ms(run)),
+        itl_ms=spread(itl_ms(run)),
+        e2e_ms=spread(e2e_ms(run)),
+        send_lag_ms=spread(np.maximum(lag, 0.0)),
+    )
+
+
+def ttft_ms(run: Run) -> Values:
+    """Time to the first token of each request; NaN where there was none."""
+    requests = run.table("requests")
+    return np.asarray((requests["first_token_s"] - requests["sent_s"]) * 1000.0, dtype=np.float64)
+
+
+def e2e_ms(run: Run) -> Values:
+    """Time to the end of each request that ended as asked; NaN for others."""
+    requests = run.table("requests")
+    whole = (requests["finished_s"] - requests["sent_s"]) * 1000.0
+    return np.where(_ended(run), whole, np.nan)
+
+
+def itl_ms(run: Run) -> Values:
+    """The gaps between tokens of one request, all requests together, in no special order.
+
+    Tokens that came in one piece (several a step) share their gap evenly, so the mean is time per token.
+    """
+    return _gaps(run)[1]
+
+
+def token_time_ms(run: Run) -> Values:
+    """The mean gap between tokens of each request; NaN where it has fewer than two arrivals."""
+    owner, gaps = _gaps(run)
+    rows = len(run.table("requests")["sent_s"])
+    counts = np.bincount(owner, minlength=rows)
+    sums = np.bincount(owner, weights=gaps, minlength=rows)
+    mean: Values = np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
+    return mean
+
+
+def _gaps(run: Run) -> tuple[NDArray[np.int64], Values]:
+    tokens = run.table("tokens")
+    order = np.lexsort((tokens["t_s"], tokens["request"]))
+    request, t_s = tokens["request"][order].astype(np.int64), tokens["t_s"][order]
+    count = np.maximum(tokens["count"][order], 0)[1:]
+    follows = (request[1:] == request[:-1]) & (count > 0)
+    count = count[follows]
+    gap = np.diff(t_s)[follows] * 1000.0 / count
+    return np.repeat(request[1:][follows], count), np.repeat(gap, count)
+
+
+def _ended(run: Run) -> NDArray[np.bool_]:
+    requests = run.table("requests")
+    ended: NDArray[np.bool_] = np.isin(requests["finish"], ("length", "stop"))
+    ended &= np.isfinite(requests["finished_s"])
+    return ended
+
+
+def _rate(amount: int, wall_s: float) -> float | None:
+    return amount / wall_s if wall_s > 0 else None

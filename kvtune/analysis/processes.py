@@ -1,0 +1,30 @@
+"""Keys for the processes of a run: `front_end`, `engine_core`, `worker`, numbered if a role is shared."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvtune.run.types import Run
+
+ENGINE_ROLES = ("front_end", "engine_core", "worker")
+
+
+def process_keys(run: Run) -> list[str]:
+    """One key for each of `header.processes`, and for indices beyond them that a table uses."""
+    roles = [process.role or "process" for process in run.header.processes]
+    highest = max(
+        (
+            int(run.table(name)["process"].max())
+            for name in ("steps", "gc", "memory")
+            if len(run.table(name)["process"])
+        ),
+        default=-1,
+    )
+    roles += ["process"] * (highest + 1 - len(roles))
+    peers = Counter(roles)
+    seen: Counter[str] = Counter()
+    keys = []
+    for role in roles:
+        keys.append(role if peers[role] == 1 else f"{role}_{seen[role]}")
+        seen[role] += 1
+    return keys

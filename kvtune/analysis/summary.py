@@ -1,0 +1,131 @@
+"""A run in one object: what `--json` prints. Plain data, every field of the contract always there, never NaN.
+
+Fields may be added; a changed or removed one raises `SCHEMA`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from kvtune.analysis.cache import prefix_cache, rounds
+from kvtune.analysis.gc import Collector, collectors
+from kvtune.analysis.host import host_cost
+from kvtune.analysis.latency import latency
+from kvtune.analysis.memory import memory
+from kvtune.run.types import Run
+from kvtune.workload.types import Workload
+
+SCHEMA = 1
+
+
+def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
+    """The `--json` object of one run. Without its workload the causes of misses stay unclassified."""
+    h = run.header
+    times, cache, host = latency(run), prefix_cache(run, workload), host_cost(run)
+    resident = memory(run)
+    found: dict[str, Any] = {
+        "schema": SCHEMA,
+        "source": h.source,
+        "state": h.state,
+        "why": h.why,
+        "model": h.model,
+        "workload": {
+            "name": h.workload.name,
+            "spec": h.workload.spec,
+            "params": h.workload.params,
+            "hash": h.workload.hash,
+            "requests": h.workload.requests,
+        },
+        "core": {
+            "name": h.core.name,
+            "settings": h.core.settings,
+            "active": h.core.active,
+            "why": h.core.why,
+            "counters": h.core.counters,
+        },
+        "seed": h.workload.seed,
+        "engine": {
+            "vllm": h.engine.vllm,
+            "torch": h.engine.torch,
+            "device": h.engine.device,
+            "device_name": h.engine.device_name,
+            "executor": h.engine.executor,
+            "block_size": h.engine.block_size,
+            "num_blocks": h.engine.num_blocks,
+            "settings": h.engine.settings,
+            "args": h.engine.args,
+        },
+        "python": h.python,
+        "host": {
+            "cpu": h.host.cpu,
+            "cores": h.host.cores,
+            "memory_bytes": h.host.memory_bytes,
+            "os": h.host.os,
+        },
+        "kvtune": h.kvtune,
+        "started_at": h.started_at,
+        "startup_s": h.startup_s,
+        "requests": times.requests,
+        "finished": times.finished,
+        "prompt_tokens": times.prompt_tokens,
+        "output_tokens": times.output_tokens,
+        "wall_s": times.wall_s,
+        "throughput_tok_s": times.throughput_tok_s,
+        "prompt_tok_s": times.prompt_tok_s,
+        "requests_s": times.requests_s,
+        "ttft_ms": asdict(times.ttft_ms),
+        "itl_ms": asdict(times.itl_ms),
+        "e2e_ms": asdict(times.e2e_ms),
+        "send_lag_ms": asdict(times.send_lag_ms),
+        "preemptions": int(run.table("requests")["preemptions"].sum()),
+        "rounds": [asdict(round) for round in rounds(run)],
+        "prefix_cache": {
+            "query_tokens": cache.query_tokens,
+            "hit_tokens": cache.hit_tokens,
+            "hit_rate": cache.hit_rate,
+            "misses": dict(cache.misses),
+        },
+        "gc": {process: _collector(own) for process, own in collectors(run).items()},
+        "host_us": {
+            "schedule": host.schedule_us,
+            "update": host.update_us,
+            "per_request_step": host.per_request_step_us,
+        },
+        "steps": host.steps,
+        "step_ms": asdict(host.step_ms),
+        "memory": {process: own.rss_peak_bytes for process, own in resident.items()},
+        "memory_slope_bytes_s": {process: own.slope_bytes_s for process, own in resident.items()},
+        "engine_counters": h.engine_counters,
+        "probe": {"level": h.probe.level, "lost_records": h.probe.lost_records, "disabled": h.probe.disabled},
+        "valid": {"timings": h.valid.timings, "why": h.valid.why},
+        "notes": h.notes,
+    }
+    plain: dict[str, Any] = _plain(found)
+    return plain
+
+
+def _collector(own: Collector) -> dict[str, Any]:
+    return {
+        "collections": list(own.collections),
+        "pause_ms": {"total": own.pause_total_ms, "max": own.pause_max_ms, "p99": own.pause_p99_ms},
+        "share_of_step": own.share_of_step,
+        "frozen": own.frozen,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Only what JSON knows: text keys, Python numbers, None for what is not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -157,9 +157,9 @@ def _host(s: Summary) -> Any:
 
 def _memory(s: Summary) -> Any:
     rows = [
-        (process, size(own["rss_peak_bytes"]))
+        (process, size(peak))  # the contract: memory{process: rss_peak_bytes}
         for process, own in (s.get("memory") or {}).items()
-        if own.get("rss_peak_bytes")
+        if (peak := own.get("rss_peak_bytes") if isinstance(own, Mapping) else own)
     ]
     return _table(("memory", "peak RSS"), rows)
 

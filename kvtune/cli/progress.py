@@ -1,4 +1,4 @@
-"""Live progress of a run on stderr: phases, requests, tokens per second, hit rate, ETA. Plain lines without a terminal."""
+"""Live progress of a run on stderr: phases, requests, tokens per second, hits, ETA. Plain lines without a terminal."""
 
 from __future__ import annotations
 

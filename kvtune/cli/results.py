@@ -14,12 +14,12 @@ from kvtune.workload.types import Workload
 def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool) -> None:
     """Write each run's page; print the run (of several: the one of median throughput, with all in `repeats`)."""
     from kvtune.analysis.summary import summary
-    from kvtune.report.page import write_page
+    from kvtune.report.page import run_page, write_page
 
     found: list[tuple[float, dict[str, Any], Profiled, Path]] = []
     for result in done:
         facts = summary(result.run, workload)
-        page = write_page(result.run, result.path.with_suffix(".html"), workload=workload)
+        page = write_page(run_page(result.run, workload), result.path.with_suffix(".html"))
         facts["run_file"], facts["page"] = str(result.path), str(page)
         found.append((float(facts["throughput_tok_s"] or 0.0), facts, result, page))
     _, facts, result, page = sorted(found, key=lambda f: f[0])[(len(found) - 1) // 2]
@@ -31,6 +31,6 @@ def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool) -> None
         return
     from kvtune.report.console import print_summary
 
-    print_summary(result.run, workload)
+    print_summary(facts)
     print(f"run file  {result.path}")
     print(f"page      {page}")

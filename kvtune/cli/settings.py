@@ -14,8 +14,10 @@ PROBES = ("off", "light")
 
 
 def core_choice(text: str) -> Literal["kvtune", "stock"]:
-    if text == "kvtune" or text == "stock":
-        return text
+    if text == "kvtune":
+        return "kvtune"
+    if text == "stock":
+        return "stock"
     raise UsageError(f"--core {text} is not a core", "--core takes kvtune or stock")
 
 

@@ -30,11 +30,15 @@ _HINTS = (
     ),
     (
         re.compile(r"No available memory for the cache blocks|larger than the available KV cache", re.I),
-        "give the cache more memory (`-- --kv-cache-memory-bytes` or --gpu-memory-utilization), or lower --max-model-len",
+        "give the cache more memory (`-- --kv-cache-memory-bytes N`), or lower --max-model-len",
     ),
     (
         re.compile(r"out of memory|Cannot allocate memory|MemoryError", re.I),
         "lower --max-model-len, --max-num-seqs or the cache size after `--`",
+    ),
+    (
+        re.compile(r"desired CPU memory utilization", re.I),
+        "set the cache's size: `-- --kv-cache-memory-bytes 4G` (the CPU engine asks for 92 % of the memory)",
     ),
     (
         re.compile(r"Address already in use", re.I),

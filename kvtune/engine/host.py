@@ -46,7 +46,7 @@ def parse_engine_args(arguments: list[str]) -> Any:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
-        def error(self, message: str) -> None:  # type: ignore[override]
+        def error(self, message: str) -> None:
             raise UsageError(
                 f"vLLM does not take these engine arguments: {message}",
                 "what stands after `--` must be flags of `vllm serve`",

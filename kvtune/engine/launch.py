@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic_ns
+from typing import Any
 
 import msgspec
 
@@ -36,7 +37,7 @@ class Outcome:
     launched_ns: int
     start_ns: int = 0  # monotonic ns of the workload's second 0; 0: never began
     end_ns: int = 0
-    engine: dict[str, object] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
     error: KvtuneError | None = None
     sampler: ProcessSampler | None = None
 

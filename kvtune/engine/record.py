@@ -122,9 +122,11 @@ def _processes(
     known = {p.pid for p in found}
     measured = {s.pid for s in samples if outcome.start_ns <= s.at_ns <= outcome.end_ns}
     root = outcome.sampler.root if outcome.sampler is not None else 0
-    for pid in sorted(measured - known):
-        found.append(ProcessInfo(pid=pid, role=_role(pid, root, names.get(pid, "")), name=names.get(pid, "")))
-    return found
+    others = (
+        ProcessInfo(pid=pid, role=_role(pid, root, names.get(pid, "")), name=names.get(pid, ""))
+        for pid in sorted(measured - known)
+    )
+    return [*found, *others]
 
 
 def _role(pid: int, root: int, name: str) -> str:

@@ -38,8 +38,8 @@ def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
             raise UsageError(
                 f"no model folder {model}", "give a folder with config.json, or a model's hub name"
             )
-        extra = _flags({"load-format": "dummy"}, given) if dummy else []
-        return Resolved(["--model", model, *extra, *engine_args], offline=False)
+        random_weights = _flags({"load-format": "dummy"}, given) if dummy else []
+        return Resolved(["--model", model, *random_weights, *engine_args], offline=False)
     if not folder.is_dir():
         raise UsageError(f"MODEL {model} is a file", "give the folder that holds config.json and the weights")
     _check_config(folder)

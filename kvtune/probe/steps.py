@@ -27,7 +27,7 @@ class StepProbe:
         self._output: Any = None
 
     def wrap_scheduler(self, scheduler: Any) -> None:
-        """Instance attributes, so that no class is changed and a second engine in this process is not measured twice."""
+        """Instance attributes: no class is changed, so a second engine in this process is not measured twice."""
         self._scheduler = scheduler
         # Looked up at each call: the core may change the scheduler's class after this.
         kind = type

@@ -1,4 +1,4 @@
-"""What a chart of a page is: a Vega-Lite spec (made with Altair), a text alternative and its numbers as a table.
+"""What a chart of a page is: a Vega-Lite spec (made with Altair), a text alternative, its numbers as a table.
 
 Colours are CSS variables (`var(--c1)`), so one drawing serves light, dark and print. Data are columns, shared
 by the charts of a page by name; the page's script turns them into rows before Vega sees them.

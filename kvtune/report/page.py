@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
-from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.banners import Banner, banners
 from kvtune.report.charts import Section, script_json, vega_bundle
+from kvtune.report.files import write_new
 from kvtune.report.sections import run_sections
 from kvtune.run.types import Run
 from kvtune.workload.types import Workload
@@ -29,7 +29,7 @@ def run_page(run: Run, workload: Workload | None = None) -> str:
     return _render(
         title=f"{h.model} · {h.workload.name} · kvtune",
         eyebrow="kvtune prediction" if h.source == "sim" else "kvtune run",
-        heading=f"{h.model} under {h.workload.spec}",
+        heading=h.model,
         subtitle=_subtitle(run),
         sections=run_sections(run, workload),
         banners=banners(run),
@@ -40,25 +40,15 @@ def _subtitle(run: Run) -> str:
     h = run.header
     device = h.engine.device_name or h.engine.device
     return ", ".join(
-        part for part in (f"{h.core.name} core", f"vLLM {h.engine.vllm}", device, h.started_at) if part
+        part
+        for part in (h.workload.spec, f"{h.core.name} core", f"vLLM {h.engine.vllm}", device, h.started_at)
+        if part
     )
 
 
 def write_page(html: str, path: Path, *, force: bool = False) -> Path:
     """Write a page to `path`: a new file, or with `force` any."""
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists", "give another name with -o FILE, or --force to overwrite it")
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(html, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise KvtuneError(
-            f"cannot write the page {path}: {error.strerror or error}", "choose another place with -o FILE"
-        ) from error
-    return path
+    return write_new(html, path, force=force)
 
 
 def _render(

@@ -1,4 +1,4 @@
-"""Made-up runs for tests and golden files: plausible shapes from a toy step loop, the same for equal arguments.
+"""Made-up runs for tests and golden files: shapes from a toy step loop, the same for equal arguments.
 
 Nothing here is a measurement. `rounds_run` re-sends prefixes, `open_run` has arrivals (10k steps), and the
 rest bend one of them: partial, empty, hostile strings, predicted.
@@ -245,7 +245,7 @@ def _loop(
     speed: float,
     seed: int,
 ) -> dict[str, Table]:
-    """A toy engine: chunked prefill, then decode; step time linear in its work, with noise and collections."""
+    """A toy engine: chunked prefill, then decode; step time linear in its work, noise and collections."""
     rng = np.random.default_rng(seed)
     n = len(prompts)
     to_prefill = prompts - hits

@@ -62,7 +62,7 @@
     bar: { discreteBandSize: { band: 0.7 } },
   };
   // What stands left and right of the lanes of a zoomable chart; their axes have a fixed extent (timeline.py).
-  const MARGIN = 106;
+  const MARGIN = 114;
   const fit = (spec, width) => {
     const narrow = width < 520;
     const columns = narrow ? 2 : 4;
@@ -70,7 +70,8 @@
     if (out.vconcat) for (const lane of out.vconcat) lane.width = width - MARGIN;
     else Object.assign(out, { width, autosize: { type: "fit-x", contains: "padding" } });
     out.config = { ...config, legend: { ...config.legend, columns, labelLimit: narrow ? 150 : 260 } };
-    out.datasets = Object.fromEntries([...named(out)].map((n) => [n, rowsOf(n)]));
+    out.datasets = { ...out.datasets };
+    for (const name of named(out)) out.datasets[name] ??= rowsOf(name);
     return out;
   };
   const draw = async (figure) => {

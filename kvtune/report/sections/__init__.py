@@ -8,7 +8,16 @@ from kvtune.workload.types import Workload
 
 
 def run_sections(run: Run, workload: Workload | None) -> list[Section]:
-    from kvtune.report.sections import environment, timeline
+    from kvtune.report.sections import cache, environment, gc, host, latency, memory, timeline, verdict
 
-    made = [timeline.section(run), environment.section(run)]
+    made = [
+        verdict.section(run, workload),
+        latency.section(run),
+        cache.section(run, workload),
+        timeline.section(run),
+        gc.section(run),
+        host.section(run),
+        memory.section(run),
+        environment.section(run),
+    ]
     return [section for section in made if section is not None]

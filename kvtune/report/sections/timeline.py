@@ -30,7 +30,7 @@ BUCKETS = 500
 SPANS = 20
 BINS = 120
 WORDS = ("kind", "generation", "process", "what", "state")  # columns that hold words, not numbers
-AXIS_EXTENT = 66  # page.js counts on it: every lane's left edge stands at the same place
+AXIS_EXTENT = 74  # page.js counts on it: every lane's left edge stands at the same place
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ def section(run: Run) -> Section | None:
     chart = Chart(
         id="timeline",
         title="What happened when",
-        label=f"{len(lanes)} lanes over {end_s:.3g} s. Drag across a lane to zoom in, double-click for the whole "
-        "run; on the keyboard + and -, arrow keys, 0.",
+        label=f"{len(lanes)} lanes over {end_s:.3g} s. Drag across a lane to zoom in, double-click for the "
+        "whole run; on the keyboard + and -, arrow keys, 0.",
         spec=spec_of(
             stacked.add_params(alt.param(name="from_s", value=0), alt.param(name="to_s", value=end_s))
         ),

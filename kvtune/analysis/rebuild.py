@@ -1,0 +1,19 @@
+"""The workload of a run, made again from its header: what tells causes of misses apart. Reads trace files."""
+
+from __future__ import annotations
+
+from kvtune.errors import KvtuneError
+from kvtune.run.types import Run
+from kvtune.workload.types import Workload
+
+
+def workload_of(run: Run) -> Workload | None:
+    """None where it cannot be made again exactly: a trace file that is gone or changed, say."""
+    from kvtune.workload.spec import build
+
+    info = run.header.workload
+    try:
+        workload = build(info.spec, seed=info.seed)
+    except (KvtuneError, OSError, ValueError):
+        return None
+    return workload if workload.hash == info.hash else None

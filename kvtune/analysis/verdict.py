@@ -1,0 +1,208 @@
+"""What limits a run, what to try, and the command for it: Run -> Verdict, three sentences in plain words. Pure.
+
+Every possible limit is priced as a share of the engine's time; the dearest one above `WORTH` is named. The
+words say what was measured, and `up to` where the price is an upper bound.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, match_unit, prefix_cache
+from kvtune.analysis.latency import latency
+from kvtune.analysis.step_time import StepTime, step_time
+from kvtune.run.types import Run
+from kvtune.units import count, percent
+from kvtune.workload.types import Workload
+
+WORTH = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`kind` names the limit for programs: nothing, cache, block, pool, collector, host, load, model, unknown."""
+
+    kind: str
+    limit: str
+    advice: str
+    command: str
+    share: float | None = None
+
+
+def verdict(run: Run, workload: Workload | None) -> Verdict:
+    if not len(run.table("requests")["id"]) or latency(run).output_tokens == 0:
+        return _nothing(run)
+    cache, time = prefix_cache(run, workload), step_time(run)
+    candidates = [_cache(run, cache, time), _block(run, cache, time), _collector(run, time), _host(run, time)]
+    found = [v for v in candidates if v is not None and (v.share or 0) >= WORTH]
+    preempted = _pool(run)
+    if preempted is not None:
+        found.append(preempted)
+    if not found and UNCLASSIFIED in cache.misses:
+        unknown = _unknown(run, cache, time)
+        found += [unknown] if (unknown.share or 0) > 0.2 else []
+    if found:
+        return max(found, key=lambda v: v.share or 0)
+    if time.busy_share is not None and time.steps and time.busy_share < 0.5:
+        return _load(run, time.busy_share)
+    return _model(run, time)
+
+
+def _nothing(run: Run) -> Verdict:
+    why = run.header.why.rstrip(".") or "no request got a token"
+    return Verdict(
+        "nothing",
+        f"This run measured nothing: {why}.",
+        "Check the machine and the model before anything else.",
+        _command("doctor", run.header.model),
+    )
+
+
+def _prefill_share(cache: PrefixCache, time: StepTime, tokens: int) -> float:
+    """The share of step time that computing `tokens` prompt tokens took, at most; of tokens without steps."""
+    computed = cache.query_tokens - cache.hit_tokens
+    if not computed:
+        return 0.0
+    if time.total_s:
+        return time.prefill_s * tokens / computed / time.total_s
+    return tokens / cache.query_tokens
+
+
+def _cache(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
+    lost = cache.misses.get("not_cached", 0)
+    if not lost:
+        return None
+    h = run.header
+    share = _prefill_share(cache, time, lost)
+    limit = (
+        f"Recomputing prompts that the engine had already computed: {count(lost)} of "
+        f"{count(cache.query_tokens)} prompt tokens ({percent(lost, cache.query_tokens)}) were seen before but "
+        f"not in the cache when they came again, which costs up to {share:.0%} of the engine's time."
+    )
+    distinct = sum(cache.misses.get(cause, 0) for cause in ("cold", "partial_block"))
+    room = h.engine.num_blocks * h.engine.block_size
+    windows = any("sliding" in str(group.get("kind", "")) for group in h.engine.groups)
+    if h.core.name == "stock" or not h.core.active:
+        what = (
+            "keeps the sliding windows behind shared prefixes"
+            if windows
+            else "evicts what is least worth keeping"
+        )
+        advice = f"Run the same load with kvtune's core, which {what}, and compare the two runs."
+        return Verdict("cache", limit, advice, _profile(run, "--core", "kvtune"), share)
+    if room and distinct > room:
+        advice = (
+            f"The pool holds {count(room)} tokens and the load has {count(distinct)} distinct ones: see what a "
+            "larger pool or a better policy could bring before buying memory."
+        )
+        return Verdict(
+            "cache", limit, advice, _command("bounds", "-w", h.workload.spec, "--model", h.model), share
+        )
+    advice = "Everything would fit into the pool: search for settings that keep what this load comes back to."
+    return Verdict("cache", limit, advice, _with_engine(run, "tune", h.model, "-w", h.workload.spec), share)
+
+
+def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
+    lost = cache.misses[UNCLASSIFIED]
+    share = _prefill_share(cache, time, lost)
+    limit = (
+        f"Computing prompts takes up to {share:.0%} of the engine's time; whether the cache could have saved that "
+        "is not known, because the workload could not be made again from this run."
+    )
+    advice = "Profile it again where its trace file is at hand: then every miss gets a cause."
+    return Verdict("unknown", limit, advice, _profile(run), share)
+
+
+def _block(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
+    lost = cache.misses.get("partial_block", 0) + cache.misses.get("last_token", 0)
+    if not lost:
+        return None
+    h = run.header
+    share = _prefill_share(cache, time, lost)
+    limit = (
+        f"The block size: hits are counted in whole blocks of {match_unit(run)} tokens, so {count(lost)} prompt "
+        f"tokens ({percent(lost, cache.query_tokens)}) that the cache knew were computed again, up to "
+        f"{share:.0%} of the engine's time."
+    )
+    advice = "Try smaller blocks: hits become finer, the scheduler has more blocks to handle."
+    command = _with_engine(run, "sweep", h.model, "--block-size", "-w", h.workload.spec)
+    return Verdict("block", limit, advice, command, share)
+
+
+def _pool(run: Run) -> Verdict | None:
+    preempted = int(run.table("requests")["preemptions"].sum())
+    requests = len(run.table("requests")["id"])
+    if preempted < 0.05 * requests or not preempted:
+        return None
+    limit = (
+        f"The KV cache pool is too small for the requests in flight: {count(preempted)} times a running request "
+        "was thrown out and computed again later."
+    )
+    advice = "Let fewer requests run at once, or give the engine more blocks (--gpu-memory-utilization)."
+    seats = run.header.engine.settings.get("max_num_seqs")
+    fewer = max(1, seats // 2) if isinstance(seats, int) else 64
+    return Verdict("pool", limit, advice, _profile(run, engine=("--max-num-seqs", str(fewer))), 1.0)
+
+
+def _collector(run: Run, time: StepTime) -> Verdict | None:
+    if not time.total_s or not time.gc_s:
+        return None
+    share = time.gc_s / time.total_s
+    limit = f"Python's garbage collector: its pauses in EngineCore are {share:.1%} of the step time."
+    if run.header.core.active:
+        advice = "Find what allocates: the probe `types` counts the objects that survive, by type."
+        return Verdict("collector", limit, advice, _profile(run, "--probe", "types"), share)
+    advice = "Run with kvtune's core, which freezes long-lived objects and makes fewer new ones, and compare."
+    return Verdict("collector", limit, advice, _profile(run, "--core", "kvtune"), share)
+
+
+def _host(run: Run, time: StepTime) -> Verdict | None:
+    if not time.total_s:
+        return None
+    share = (time.schedule_s + time.update_s) / time.total_s
+    if share < 0.1:
+        return None
+    limit = f"The scheduler's own Python: schedule and update take {share:.0%} of the step time."
+    if run.header.core.active:
+        advice = "See which functions it is: sample EngineCore's stacks while it runs."
+        return Verdict("host", limit, advice, _profile(run, "--stacks"), share)
+    advice = "Run with kvtune's core, whose steady-decode path schedules faster, and compare."
+    return Verdict("host", limit, advice, _profile(run, "--core", "kvtune"), share)
+
+
+def _load(run: Run, busy: float) -> Verdict:
+    limit = (
+        f"The load itself: the engine was busy {busy:.0%} of the time, so it is not what sets the throughput."
+    )
+    advice = "Send more (a higher rate or concurrency) to see what the engine can do."
+    return Verdict(
+        "load", limit, advice, _command("bounds", "-w", run.header.workload.spec, "--model", run.header.model)
+    )
+
+
+def _model(run: Run, time: StepTime) -> Verdict:
+    share = f" ({time.execute_s / time.total_s:.0%} of the step time)" if time.total_s else ""
+    h = run.header
+    if not time.total_s:
+        limit = "Nothing stands out in the cache, and no step times were recorded to say more."
+    else:
+        limit = f"The model's own computing{share}: cache, collector and scheduler cost little in this run."
+    advice = "No cache setting changes that; check with a search over all of them, or change batch size or hardware."
+    return Verdict("model", limit, advice, _with_engine(run, "tune", h.model, "-w", h.workload.spec))
+
+
+def _profile(run: Run, *options: str, engine: Sequence[str] = ()) -> str:
+    return _with_engine(
+        run, "profile", run.header.model, "-w", run.header.workload.spec, *options, engine=engine
+    )
+
+
+def _with_engine(run: Run, *words: str, engine: Sequence[str] = ()) -> str:
+    args = [*run.header.engine.args, *engine]
+    return _command(*words, *(("--", *args) if args else ()))
+
+
+def _command(*words: str) -> str:
+    return shlex.join(("kvtune", *words))

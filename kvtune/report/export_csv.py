@@ -1,0 +1,54 @@
+"""A run as CSV: a folder with one file a table, columns as in the run file, and the header as JSON."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.report.names import process_name
+from kvtune.run.types import TABLES, Run
+
+
+def write_csv(run: Run, folder: Path, *, force: bool = False) -> list[Path]:
+    """Write every recorded table to `folder`. Missing times are empty; `process` is named beside it."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; CSV needs a folder, one file a table", "give a folder with -o")
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise UsageError(f"{folder} is not empty", "give another folder with -o, or --force to write into it")
+    written = [folder / "header.json"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written[0].write_bytes(msgspec.json.format(msgspec.json.encode(run.header), indent=1))
+        for name in TABLES:
+            if name in run.tables:
+                written.append(folder / f"{name}.csv")
+                _write_table(run, name, written[-1])
+    except OSError as error:
+        raise KvtuneError(
+            f"cannot write CSV to {folder}: {error.strerror or error}", "choose another folder with -o"
+        ) from error
+    return written
+
+
+def _write_table(run: Run, name: str, path: Path) -> None:
+    table = run.tables[name]
+    heads = list(TABLES[name])
+    columns: list[list[Any]] = [_plain(table[head]) for head in heads]
+    if "process" in heads:
+        heads.insert(1, "process_name")
+        columns.insert(1, [process_name(run, int(p)) for p in table["process"]])
+    with path.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow(heads)
+        writer.writerows(zip(*columns, strict=True))
+
+
+def _plain(column: np.ndarray[Any, Any]) -> list[Any]:
+    if column.dtype.kind != "f":
+        return list(column.tolist())
+    return ["" if value != value else value for value in column.tolist()]

@@ -1,0 +1,28 @@
+"""Writing what people asked for: whole or not at all, and never over something without being told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kvtune.errors import KvtuneError, UsageError
+
+
+def write_new(text: str, path: Path, *, force: bool = False) -> Path:
+    """Write `text` to `path`: a new file, or with `force` any. Folders on the way are made."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "give a file name with -o FILE")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", "give another name with -o FILE, or --force to overwrite it")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise KvtuneError(
+            f"cannot write {path}: {error.strerror or error}",
+            "free space or choose another place with -o FILE",
+        ) from error
+    return path

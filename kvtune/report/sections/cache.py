@@ -1,0 +1,153 @@
+"""The prefix cache: where prompt tokens went (hits and causes of miss), and hits per round."""
+
+from __future__ import annotations
+
+from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round, prefix_cache, rounds
+from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.names import cause_title
+from kvtune.run.types import Run
+from kvtune.units import count, ms, percent
+from kvtune.workload.types import Workload
+
+HIT = "hit"
+COLORS = {
+    HIT: "var(--c-hit)",
+    "not_cached": "var(--c-gen2)",
+    "partial_block": SERIES[1],
+    "last_token": SERIES[4],
+    "cold": "var(--c-miss)",
+}
+MEANINGS = {
+    HIT: "read from the cache, not computed",
+    "cold": "no cache can help: nobody computed it before",
+    "partial_block": "lies beyond the last full block that the cache knew",
+    "last_token": "the last token of a prompt is computed to get the next one; a hit ends before its block",
+    "not_cached": "was computed before; an infinite cache would have had it. This is what settings can win",
+    UNCLASSIFIED: "the workload was not at hand to tell the causes apart",
+}
+
+
+def section(run: Run, workload: Workload | None) -> Section | None:
+    cache = prefix_cache(run, workload)
+    if not cache.query_tokens:
+        return None
+    drawn = [_causes(cache)]
+    by_round = rounds(run)
+    if by_round:
+        drawn.append(_rounds(by_round))
+    return Section(
+        id="cache",
+        title="Prefix cache",
+        lead=_lead(cache),
+        template="charts.html",
+        charts=tuple(chart for chart, _ in drawn),
+        data={chart.id: data for chart, data in drawn},
+    )
+
+
+def _lead(cache: PrefixCache) -> str:
+    hit = f"{count(cache.hit_tokens)} of {count(cache.query_tokens)} prompt tokens were hits"
+    lead = f"{hit} ({percent(cache.hit_tokens, cache.query_tokens)})."
+    if "not_cached" in cache.misses:
+        most = cache.hit_tokens + cache.misses["not_cached"]
+        lead += f" A cache that never forgets would have had {percent(most, cache.query_tokens)}."
+    return lead
+
+
+def _causes(cache: PrefixCache) -> tuple[Chart, Columns]:
+    import altair as alt
+
+    parts = {HIT: cache.hit_tokens, **dict(sorted(cache.misses.items(), key=lambda item: _order(item[0])))}
+    parts = {cause: tokens for cause, tokens in parts.items() if tokens or cause == HIT}
+    titles = {cause: cause if cause == HIT else cause_title(cause) for cause in parts}
+    colors = [COLORS.get(cause, SERIES[(5 + i) % len(SERIES)]) for i, cause in enumerate(parts)]
+    drawing = (
+        alt.Chart(alt.NamedData(name="causes"), height=46)
+        .mark_bar(stroke="var(--paper)", strokeWidth=1)
+        .encode(
+            x=alt.X(
+                "tokens:Q",
+                title="prompt tokens",
+                stack="zero",
+                scale=alt.Scale(nice=False),
+                axis=alt.Axis(format="~s"),
+            ),
+            color=alt.Color(
+                "what:N", title=None, scale=alt.Scale(domain=list(titles.values()), range=colors), sort=None
+            ),
+            order="order:Q",
+            tooltip=[
+                alt.Tooltip("what:N", title=" "),
+                alt.Tooltip("tokens:Q", title="tokens", format=","),
+                alt.Tooltip("share:N", title="share"),
+            ],
+        )
+    )
+    data = columns(
+        what=[titles[cause] for cause in parts],
+        tokens=list(parts.values()),
+        share=[percent(tokens, cache.query_tokens) for tokens in parts.values()],
+        order=range(len(parts)),
+    )
+    rows = [
+        (titles[c], Cell(count(n), n), Cell(percent(n, cache.query_tokens), n), MEANINGS.get(c, ""))
+        for c, n in parts.items()
+    ]
+    largest = max((c for c in parts if c != HIT), key=lambda c: parts[c], default=None)
+    label = f"{percent(cache.hit_tokens, cache.query_tokens)} hits."
+    if largest is not None:
+        label += f" The largest part of the misses: {titles[largest]}, {percent(parts[largest], cache.query_tokens)}."
+    table = grid(("where", "prompt tokens", "share", "meaning"), rows, "Prompt tokens by where they went")
+    return Chart("causes", "Where the prompt tokens went", label, spec_of(drawing), table), data
+
+
+def _order(cause: str) -> int:
+    known = ("not_cached", "partial_block", "last_token", "cold", UNCLASSIFIED)
+    return known.index(cause) if cause in known else 3
+
+
+def _rounds(found: list[Round]) -> tuple[Chart, Columns]:
+    import altair as alt
+
+    names = [f"round {r.round + 1}" for r in found]
+    data = columns(
+        round=names * 2,
+        what=["hit"] * len(found) + ["computed"] * len(found),
+        tokens=[r.hit_tokens for r in found] + [r.query_tokens - r.hit_tokens for r in found],
+    )
+    colors = alt.Scale(domain=["hit", "computed"], range=[COLORS[HIT], COLORS["cold"]])
+    bars = (
+        alt.Chart(alt.NamedData(name="rounds"), height=26 * len(found))
+        .mark_bar()
+        .encode(
+            y=alt.Y("round:N", title=None, sort=None, axis=alt.Axis(title="round", labelLimit=90)),
+            x=alt.X(
+                "tokens:Q",
+                title="prompt tokens",
+                stack="zero",
+                scale=alt.Scale(nice=False),
+                axis=alt.Axis(format="~s"),
+            ),
+            color=alt.Color("what:N", title=None, scale=colors),
+            order=alt.Order("what:N", sort="descending"),
+            tooltip=[
+                alt.Tooltip("round:N", title=" "),
+                alt.Tooltip("what:N", title="tokens"),
+                alt.Tooltip("tokens:Q", title="number", format=","),
+            ],
+        )
+    )
+    rows = [
+        (
+            Cell(name, r.round),
+            Cell(count(r.query_tokens), r.query_tokens),
+            Cell(count(r.hit_tokens), r.hit_tokens),
+            Cell(percent(r.hit_tokens, r.query_tokens), r.hit_tokens / max(r.query_tokens, 1)),
+            "–" if r.ttft_ms_mean is None else Cell(ms(r.ttft_ms_mean), r.ttft_ms_mean),
+        )
+        for name, r in zip(names, found, strict=True)
+    ]
+    label = "Hit rate by round: " + ", ".join(percent(r.hit_tokens, r.query_tokens) for r in found[:8])
+    label += ", …" if len(found) > 8 else "."
+    table = grid(("round", "prompt tokens", "hits", "hit rate", "mean first token"), rows, "Hits by round")
+    return Chart("rounds", "Hits in each round", label, spec_of(bars), table), data

@@ -1,0 +1,100 @@
+"""The garbage collector: per process and generation, its pauses against EngineCore's steps, culprits by type."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvtune.analysis.gc import collectors
+from kvtune.analysis.processes import process_keys
+from kvtune.analysis.step_time import paused_steps
+from kvtune.report.charts import GENERATION_COLORS, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.names import process_title
+from kvtune.run.types import Run
+from kvtune.units import count, ms
+
+HEADS = ("process", "gen 0", "gen 1", "gen 2", "pauses", "longest", "p99", "of step time", "frozen objects")
+
+
+def section(run: Run) -> Section | None:
+    found = collectors(run)
+    if not found or not (len(run.table("gc")["t_s"]) or run.header.probe.level != "off"):
+        return None
+    rows = [
+        (
+            process_title(key),
+            *(Cell(count(n), n) for n in own.collections),
+            Cell(ms(own.pause_total_ms), own.pause_total_ms),
+            Cell(ms(own.pause_max_ms), own.pause_max_ms),
+            Cell(ms(own.pause_p99_ms), own.pause_p99_ms),
+            "–" if own.share_of_step is None else Cell(f"{own.share_of_step:.2%}", own.share_of_step),
+            "–" if own.frozen is None else Cell(count(own.frozen), own.frozen),
+        )
+        for key, own in found.items()
+    ]
+    drawn = _pauses(run)
+    return Section(
+        id="gc",
+        title="Garbage collector",
+        lead=_lead(run),
+        template="gc.html",
+        values={"table": grid(HEADS, rows, "Collections and pauses by process")},
+        charts=(drawn[0],) if drawn else (),
+        data={drawn[0].id: drawn[1]} if drawn else {},
+    )
+
+
+def _lead(run: Run) -> str:
+    steps = paused_steps(run)
+    if steps is None:
+        return "A pause stops its process; only EngineCore's hold up a step."
+    return (
+        f"A pause stops its process. {count(steps.paused)} of {count(steps.paused + steps.others)} steps had a "
+        f"collection in EngineCore: they took {ms(steps.paused_ms_mean)} in the mean, the others "
+        f"{ms(steps.others_ms_mean)}."
+    )
+
+
+def _pauses(run: Run) -> tuple[Chart, Columns] | None:
+    """Pause time by process and generation: what a plot of the table's totals cannot hide."""
+    import altair as alt
+
+    gc = run.table("gc")
+    if not len(gc["t_s"]):
+        return None
+    keys = process_keys(run)
+    names, generations, totals, numbers = [], [], [], []
+    for process in sorted(set(gc["process"].tolist())):
+        for generation in (0, 1, 2):
+            own = (gc["process"] == process) & (np.clip(gc["generation"], 0, 2) == generation)
+            names.append(process_title(keys[process]))
+            generations.append(f"generation {generation}")
+            totals.append(float(np.nansum(gc["pause_us"][own])) / 1000)
+            numbers.append(int(own.sum()))
+    colors = alt.Scale(domain=[f"generation {g}" for g in (0, 1, 2)], range=list(GENERATION_COLORS))
+    drawing = (
+        alt.Chart(alt.NamedData(name="pauses"), height=28 * len(set(names)))
+        .mark_bar()
+        .encode(
+            y=alt.Y("process:N", sort=None, axis=alt.Axis(title="process", labelLimit=110)),
+            x=alt.X("ms:Q", stack="zero", title="pauses, summed (ms)"),
+            color=alt.Color("generation:N", title=None, scale=colors),
+            tooltip=[
+                alt.Tooltip("process:N"),
+                alt.Tooltip("generation:N", title=" "),
+                alt.Tooltip("ms:Q", title="pauses (ms)", format=",.4~g"),
+                alt.Tooltip("n:Q", title="collections", format=","),
+            ],
+        )
+    )
+    rows = [
+        (name, generation, Cell(count(n), n), Cell(ms(total), total))
+        for name, generation, n, total in zip(names, generations, numbers, totals, strict=True)
+    ]
+    worst = int(np.argmax(totals))
+    where = f"{names[worst]}, {generations[worst]}"
+    label = f"Most of the pause time: {where}, {ms(totals[worst])} in {count(numbers[worst])} collections."
+    table = grid(
+        ("process", "generation", "collections", "pauses"), rows, "Pause time by process and generation"
+    )
+    chart = Chart("pauses", "Pause time by process and generation", label, spec_of(drawing), table)
+    return chart, columns(process=names, generation=generations, ms=totals, n=numbers)

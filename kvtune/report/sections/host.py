@@ -1,0 +1,75 @@
+"""Host cost: what of EngineCore's steps is the model, and what is Python around it."""
+
+from __future__ import annotations
+
+from kvtune.analysis.host import host_cost
+from kvtune.analysis.step_time import step_time
+from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.run.types import Run
+from kvtune.units import count, ms, percent
+
+
+def section(run: Run) -> Section | None:
+    time, cost = step_time(run), host_cost(run)
+    if not time.steps or not time.total_s:
+        return None
+    parts = (
+        ("schedule", time.schedule_s, "choose requests, find hits, take blocks"),
+        ("execute", time.execute_s, "dispatch the batch and wait for the model"),
+        ("update", time.update_s, "take sampled tokens, finish requests, free blocks"),
+        ("other", time.other_s, "the rest of the step: queues, copying, sending"),
+    )
+    chart, data = _parts(parts, time.total_s, time.steps)
+    facts = [("steps", count(time.steps))]
+    if time.busy_share is not None:
+        facts.append(("EngineCore was in steps", f"{time.busy_share:.0%} of the wall time"))
+    if cost.step_ms.p50 is not None and cost.step_ms.p99 is not None:
+        facts.append(("step", f"median {ms(cost.step_ms.p50)}, p99 {ms(cost.step_ms.p99)}"))
+    if cost.schedule_us is not None and cost.update_us is not None and cost.per_request_step_us is not None:
+        facts.append(("schedule, mean", ms(cost.schedule_us / 1000)))
+        facts.append(("update, mean", ms(cost.update_us / 1000)))
+        facts.append(("schedule and update, per request and step", ms(cost.per_request_step_us / 1000)))
+    python = time.schedule_s + time.update_s
+    return Section(
+        id="host",
+        title="Host cost",
+        lead=f"Schedule and update, the scheduler's own Python, are {percent(python, time.total_s)} of the step time.",
+        template="host.html",
+        values={"facts": facts},
+        charts=(chart,),
+        data={chart.id: data},
+    )
+
+
+def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int) -> tuple[Chart, Columns]:
+    import altair as alt
+
+    names = [name for name, _, _ in parts]
+    colors = alt.Scale(domain=names, range=[SERIES[0], "var(--c-miss)", SERIES[1], SERIES[4]])
+    drawing = (
+        alt.Chart(alt.NamedData(name="step-parts"), height=46)
+        .mark_bar(stroke="var(--paper)", strokeWidth=1)
+        .encode(
+            x=alt.X("ms:Q", title="mean step (ms)", stack="zero", scale=alt.Scale(nice=False)),
+            color=alt.Color("part:N", title=None, scale=colors),
+            order="order:Q",
+            tooltip=[
+                alt.Tooltip("part:N", title=" "),
+                alt.Tooltip("ms:Q", title="per step (ms)", format=",.4~g"),
+                alt.Tooltip("share:N", title="share"),
+            ],
+        )
+    )
+    means = [1000 * seconds / steps for _, seconds, _ in parts]
+    data = columns(
+        part=names, ms=means, share=[percent(s, total_s) for _, s, _ in parts], order=range(len(parts))
+    )
+    rows = [
+        (name, Cell(ms(mean), mean), Cell(percent(seconds, total_s), seconds), what)
+        for (name, seconds, what), mean in zip(parts, means, strict=True)
+    ]
+    label = (
+        ", ".join(f"{name} {percent(seconds, total_s)}" for name, seconds, _ in parts) + " of the step time."
+    )
+    table = grid(("part", "per step", "share", "what it does"), rows, "The parts of a mean step")
+    return Chart("step-parts", "The parts of a mean step", label, spec_of(drawing), table), data

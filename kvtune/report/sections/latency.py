@@ -1,0 +1,107 @@
+"""Latency: a table of the spreads, and how first-token times and gaps between tokens are distributed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvtune.analysis import latency as analysis
+from kvtune.analysis.spread import Spread, Values
+from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.run.types import Run
+from kvtune.units import count, ms
+
+BINS = 40
+WIDE = 30.0  # largest over smallest: above it a logarithmic axis shows more
+
+
+def section(run: Run) -> Section | None:
+    times = analysis.latency(run)
+    rows = [
+        _row("time to first token", times.ttft_ms),
+        _row("between tokens", times.itl_ms),
+        _row("whole request", times.e2e_ms),
+        _row("sent later than planned", times.send_lag_ms),
+    ]
+    rows = [row for row in rows if row]
+    if not rows:
+        return None
+    drawn = [
+        _histogram("ttft", "Time to first token", "requests", analysis.ttft_ms(run), times.ttft_ms),
+        _histogram("itl", "Time between tokens of a request", "gaps", analysis.itl_ms(run), times.itl_ms),
+    ]
+    found = [made for made in drawn if made is not None]
+    return Section(
+        id="latency",
+        title="Latency",
+        lead=f"{count(times.requests)} requests sent, {count(times.finished)} finished as asked. "
+        "First-token and whole-request times count from sending.",
+        template="latency.html",
+        values={"table": grid(("latency", "mean", "median", "p99", "longest", "of"), rows)},
+        charts=tuple(chart for chart, _ in found),
+        data={chart.id: data for chart, data in found},
+    )
+
+
+def _mark(name: str, at_ms: float, y: int) -> Any:
+    """A named line across the histogram; each name at a height of its own, so that near ones can be read."""
+    import altair as alt
+
+    base = alt.Chart(alt.InlineData(values=[{"x": at_ms, "name": name}])).encode(x="x:Q")
+    text = base.mark_text(color="var(--c-rule)", align="right", dx=-4, y=y).encode(text="name:N")
+    return base.mark_rule(color="var(--c-rule)", strokeWidth=1.5) + text
+
+
+def _row(name: str, spread: Spread) -> list[Any]:
+    if spread.mean is None:
+        return []
+    figures = (spread.mean, spread.p50, spread.p99, spread.max)
+    return [
+        name,
+        *(Cell(ms(v), v) for v in figures if v is not None),
+        Cell(count(spread.count), spread.count),
+    ]
+
+
+def _histogram(
+    name: str, title: str, noun: str, values: Values, spread: Spread
+) -> tuple[Chart, Columns] | None:
+    import altair as alt
+
+    finite = values[np.isfinite(values)]
+    if len(finite) < 2 or spread.p50 is None or spread.p99 is None:
+        return None
+    low, high = float(finite.min()), float(finite.max())
+    wide = low > 0 and high / low > WIDE
+    edges = (
+        np.geomspace(low, high, BINS + 1)
+        if wide
+        else np.linspace(low, high if high > low else low + 1, BINS + 1)
+    )
+    heights, edges = np.histogram(finite, edges)
+    scale = alt.Scale(type="log", nice=False) if wide else alt.Scale(zero=False, nice=False)
+    bars = (
+        alt.Chart(alt.NamedData(name=name), height=170)
+        .mark_bar(orient="vertical", color=SERIES[0])
+        .encode(
+            x=alt.X("from:Q", scale=scale, title="milliseconds" + (" (logarithmic)" if wide else "")),
+            x2="to:Q",
+            y=alt.Y("n:Q", title=noun, axis=alt.Axis(tickCount=4, format="~s")),
+            tooltip=[
+                alt.Tooltip("from:Q", title="from (ms)", format=",.4~g"),
+                alt.Tooltip("to:Q", title="to (ms)", format=",.4~g"),
+                alt.Tooltip("n:Q", title=noun),
+            ],
+        )
+    )
+    rules = [_mark("median", spread.p50, 6), _mark("p99", spread.p99, 20)]
+    rows = [
+        (f"{ms(a)} to {ms(b)}", int(n)) for a, b, n in zip(edges[:-1], edges[1:], heights, strict=True) if n
+    ]
+    label = (
+        f"{count(len(finite))} {noun} from {ms(low)} to {ms(high)}; half of them below {ms(spread.p50)}, "
+        f"99 of 100 below {ms(spread.p99)}."
+    )
+    chart = Chart(name, title, label, spec_of(alt.layer(bars, *rules)), grid(("time", noun), rows, title))
+    return chart, columns(**{"from": edges[:-1], "to": edges[1:], "n": heights})

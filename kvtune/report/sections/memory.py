@@ -1,0 +1,36 @@
+"""Memory of each process: peak, last value, and whether it still grows. The course over time is in the timeline."""
+
+from __future__ import annotations
+
+from kvtune.analysis.memory import memory
+from kvtune.report.charts import Cell, Section, grid
+from kvtune.report.names import process_title
+from kvtune.run.types import Run
+from kvtune.units import size
+
+
+def section(run: Run) -> Section | None:
+    found = memory(run)
+    if not found:
+        return None
+    rows = [
+        (
+            process_title(key),
+            Cell(size(own.rss_peak_bytes), own.rss_peak_bytes),
+            Cell(size(own.rss_last_bytes), own.rss_last_bytes),
+            "–"
+            if own.slope_bytes_s is None
+            else Cell(
+                f"{'+' if own.slope_bytes_s > 0 else ''}{size(own.slope_bytes_s)}/s", own.slope_bytes_s
+            ),
+        )
+        for key, own in found.items()
+    ]
+    heads = ("process", "peak RSS", "RSS at the end", "growth in the second half")
+    return Section(
+        id="memory",
+        title="Memory",
+        lead="Resident memory as the system counts it; pages that processes share count in each.",
+        template="memory.html",
+        values={"table": grid(heads, rows, "Resident memory by process")},
+    )

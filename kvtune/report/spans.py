@@ -1,0 +1,67 @@
+"""A run as nested spans of time per process: what the trace exports share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kvtune.run.types import Run
+
+PHASES = ("schedule", "execute", "update")
+FACTS = (
+    "scheduled_tokens",
+    "prefill_tokens",
+    "requests",
+    "running",
+    "waiting",
+    "free_blocks",
+    "context_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Microseconds on the run's clock. `args` are small facts for a tooltip."""
+
+    name: str
+    start_us: float
+    end_us: float
+    args: Mapping[str, float] = field(default_factory=dict)
+
+
+def step_spans(run: Run, process: int) -> Iterator[Span]:
+    """Steps of one process in order of time, each followed by its phases.
+
+    With a batch queue, schedule and update of a step belong to different batches: the phases stand in their
+    order, their durations are exact, what is between them is not recorded.
+    """
+    steps = run.table("steps")
+    rows = [int(i) for i in (steps["process"] == process).nonzero()[0]]
+    for i in sorted(rows, key=lambda row: float(steps["t_s"][row])):
+        start = float(steps["t_s"][i]) * 1e6
+        end = start + float(steps["step_us"][i])
+        yield Span("step", start, end, {name: int(steps[name][i]) for name in FACTS})
+        at = start
+        for phase in PHASES:
+            until = min(end, at + float(steps[f"{phase}_us"][i]))
+            if until > at:
+                yield Span(phase, at, until)
+            at = until
+
+
+def collection_spans(run: Run, process: int) -> Iterator[Span]:
+    """Collections of one process in order of time; `t_s` of a collection is its start."""
+    gc = run.table("gc")
+    rows = [int(i) for i in (gc["process"] == process).nonzero()[0]]
+    for i in sorted(rows, key=lambda row: float(gc["t_s"][row])):
+        start = float(gc["t_s"][i]) * 1e6
+        facts = {"collected": int(gc["collected"][i]), "uncollectable": int(gc["uncollectable"][i])}
+        yield Span(f"gc generation {gc['generation'][i]}", start, start + float(gc["pause_us"][i]), facts)
+
+
+def process_numbers(run: Run) -> list[int]:
+    """Every process that the run names or that a table has rows of."""
+    found = set(range(len(run.header.processes)))
+    for name in ("steps", "gc", "memory"):
+        found.update(int(p) for p in set(run.table(name)["process"].tolist()))
+    return sorted(found)

@@ -1,0 +1,235 @@
+"""Exports against the rules of their formats, for every kind of run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from kvtune.errors import UsageError
+from kvtune.report.export_csv import write_csv
+from kvtune.report.export_speedscope import speedscope
+from kvtune.report.export_trace import chrome_trace
+from kvtune.run.types import TABLES, Run
+
+NUMBER = {"type": "number"}
+TEXT = {"type": "string"}
+
+# The Trace Event Format: what each phase must carry.
+TRACE_SCHEMA = {
+    "type": "object",
+    "required": ["traceEvents"],
+    "properties": {
+        "displayTimeUnit": {"enum": ["ms", "ns"]},
+        "otherData": {"type": "object", "additionalProperties": TEXT},
+        "traceEvents": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["ph", "name", "pid", "tid"],
+                "properties": {
+                    "ph": {"enum": ["M", "X", "C", "b", "e"]},
+                    "name": TEXT,
+                    "cat": TEXT,
+                    "pid": {"type": "integer"},
+                    "tid": {"type": "integer"},
+                    "ts": NUMBER,
+                    "dur": {"type": "number", "minimum": 0},
+                    "args": {"type": "object"},
+                },
+                "allOf": [
+                    {
+                        "if": {"properties": {"ph": {"const": "X"}}},
+                        "then": {"required": ["ts", "dur", "cat"]},
+                    },
+                    {
+                        "if": {"properties": {"ph": {"const": "C"}}},
+                        "then": {
+                            "required": ["ts", "args"],
+                            "properties": {"args": {"minProperties": 1, "additionalProperties": NUMBER}},
+                        },
+                    },
+                    {
+                        "if": {"properties": {"ph": {"enum": ["b", "e"]}}},
+                        "then": {"required": ["ts", "id", "cat"]},
+                    },
+                    {
+                        "if": {"properties": {"ph": {"const": "M"}}},
+                        "then": {
+                            "required": ["args"],
+                            "properties": {
+                                "name": {"enum": ["process_name", "process_sort_index", "thread_name"]}
+                            },
+                        },
+                    },
+                ],
+            },
+        },
+    },
+}
+
+# speedscope's file format (https://www.speedscope.app/file-format-schema.json), the parts that we write.
+SPEEDSCOPE_SCHEMA = {
+    "type": "object",
+    "required": ["$schema", "profiles", "shared"],
+    "additionalProperties": False,
+    "properties": {
+        "$schema": {"const": "https://www.speedscope.app/file-format-schema.json"},
+        "exporter": TEXT,
+        "name": TEXT,
+        "activeProfileIndex": NUMBER,
+        "shared": {
+            "type": "object",
+            "required": ["frames"],
+            "properties": {
+                "frames": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["name"],
+                        "additionalProperties": False,
+                        "properties": {"name": TEXT, "file": TEXT, "line": NUMBER, "col": NUMBER},
+                    },
+                }
+            },
+        },
+        "profiles": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "name", "unit", "startValue", "endValue", "events"],
+                "additionalProperties": False,
+                "properties": {
+                    "type": {"const": "evented"},
+                    "name": TEXT,
+                    "unit": {
+                        "enum": ["none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"]
+                    },
+                    "startValue": NUMBER,
+                    "endValue": NUMBER,
+                    "events": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["type", "at", "frame"],
+                            "additionalProperties": False,
+                            "properties": {"type": {"enum": ["O", "C"]}, "at": NUMBER, "frame": NUMBER},
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def test_a_chrome_trace_follows_its_format(any_run: Run) -> None:
+    trace = json.loads(json.dumps(chrome_trace(any_run), allow_nan=False))
+    jsonschema.validate(trace, TRACE_SCHEMA)
+
+
+def test_a_chrome_trace_holds_every_step_collection_and_request(rounds: Run) -> None:
+    events = chrome_trace(rounds)["traceEvents"]
+    steps = [e for e in events if e["ph"] == "X" and e["name"] == "step"]
+    collections = [e for e in events if e.get("cat") == "gc"]
+    begun = [e for e in events if e["ph"] == "b" and e["name"] == "request"]
+    ended = [e for e in events if e["ph"] == "e" and e["name"] == "request"]
+    assert len(steps) == len(rounds.tables["steps"]["t_s"])
+    assert len(collections) == len(rounds.tables["gc"]["t_s"])
+    assert len(begun) == len(ended) == len(rounds.tables["requests"]["id"])
+    assert {e["id"] for e in begun} == {e["id"] for e in ended}
+    assert {e["pid"] for e in collections} == {100, 101}
+    assert sum(e["dur"] for e in steps) == pytest.approx(rounds.tables["steps"]["step_us"].sum(), rel=1e-6)
+
+
+def test_phases_of_a_trace_lie_within_their_step(rounds: Run) -> None:
+    step = None
+    for event in chrome_trace(rounds)["traceEvents"]:
+        if event.get("cat") != "step":
+            continue
+        if event["name"] == "step":
+            step = event
+        else:
+            assert step is not None
+            assert event["ts"] >= step["ts"] - 0.01
+            assert event["ts"] + event["dur"] <= step["ts"] + step["dur"] + 0.01
+
+
+def test_a_request_that_never_ended_has_no_end_in_the_trace() -> None:
+    from tests.golden.synthetic import partial_run
+
+    run = partial_run()
+    events = [e for e in chrome_trace(run)["traceEvents"] if e["name"] == "request"]
+    requests = run.tables["requests"]
+    assert len([e for e in events if e["ph"] == "b"]) == np.isfinite(requests["sent_s"]).sum()
+    assert len([e for e in events if e["ph"] == "e"]) == np.isfinite(requests["finished_s"]).sum()
+
+
+def test_a_speedscope_file_follows_its_format(any_run: Run) -> None:
+    made = json.loads(json.dumps(speedscope(any_run), allow_nan=False))
+    jsonschema.validate(made, SPEEDSCOPE_SCHEMA)
+    frames = len(made["shared"]["frames"])
+    for profile in made["profiles"]:
+        stack: list[int] = []
+        for before, after in pairwise(profile["events"]):
+            assert before["at"] <= after["at"]
+        for event in profile["events"]:
+            assert 0 <= event["frame"] < frames
+            assert profile["startValue"] <= event["at"] <= profile["endValue"]
+            if event["type"] == "O":
+                stack.append(event["frame"])
+            else:
+                assert stack.pop() == event["frame"], "events must nest"
+        assert stack == [], "every frame that opens must close"
+
+
+def test_speedscope_keeps_the_time_of_steps(rounds: Run) -> None:
+    made = speedscope(rounds)
+    names = [frame["name"] for frame in made["shared"]["frames"]]
+    engine = next(p for p in made["profiles"] if p["name"] == "EngineCore")
+    opened = [e["at"] for e in engine["events"] if names[e["frame"]] == "step" and e["type"] == "O"]
+    closed = [e["at"] for e in engine["events"] if names[e["frame"]] == "step" and e["type"] == "C"]
+    total = sum(c - o for o, c in zip(opened, closed, strict=True))
+    assert total == pytest.approx(rounds.tables["steps"]["step_us"].sum(), rel=1e-6)
+
+
+def test_csv_reads_back_as_the_tables(any_run: Run, tmp_path: Path) -> None:
+    written = write_csv(any_run, tmp_path / "csv")
+    assert {p.name for p in written} == {"header.json", *(f"{name}.csv" for name in any_run.tables)}
+    for name, table in any_run.tables.items():
+        with (tmp_path / "csv" / f"{name}.csv").open(newline="", encoding="utf-8") as lines:
+            rows = list(csv.DictReader(lines))
+        assert len(rows) == len(next(iter(table.values())))
+        for column, kind in TABLES[name].items():
+            texts = [row[column] for row in rows]
+            if kind == "U":
+                assert texts == [str(v) for v in table[column]]
+            else:
+                read = np.array([float(text) if text else np.nan for text in texts])
+                np.testing.assert_array_equal(read, np.asarray(table[column], dtype=float))
+
+
+def test_csv_names_the_processes(rounds: Run, tmp_path: Path) -> None:
+    write_csv(rounds, tmp_path / "csv")
+    with (tmp_path / "csv" / "gc.csv").open(newline="", encoding="utf-8") as lines:
+        assert {row["process_name"] for row in csv.DictReader(lines)} == {"front end", "EngineCore"}
+
+
+def test_csv_overwrites_nothing_unless_told(rounds: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "csv"
+    write_csv(rounds, folder)
+    with pytest.raises(UsageError, match="not empty"):
+        write_csv(rounds, folder)
+    write_csv(rounds, folder, force=True)
+
+
+def test_csv_wants_a_folder(rounds: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="is a file"):
+        write_csv(rounds, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"

@@ -1,0 +1,105 @@
+"""KV cache specs of a running engine as plain JSON data, for the simulator to rebuild. Runs in EngineCore, once.
+
+The JSON names classes of vLLM's kv_cache_interface and holds no code; kvtune/sim/specs.py reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from fractions import Fraction
+from typing import Any
+
+VERSION = 1
+
+# What decides scheduling and caching, by section of VllmConfig: a captured engine is simulated with its own values.
+CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
+    "model_config": ("max_model_len",),
+    "cache_config": (
+        "block_size",
+        "enable_prefix_caching",
+        "prefix_cache_retention_interval",
+        "prefix_match_unit",
+        "mamba_cache_mode",
+        "mamba_block_size",
+        "enable_mamba_shared_prefix_checkpoint",
+        "kv_cache_layout",
+    ),
+    "scheduler_config": (
+        "async_scheduling",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "max_num_scheduled_tokens",
+        "max_num_active_seqs",
+        "enable_chunked_prefill",
+        "long_prefill_token_threshold",
+        "long_prefill_token_threshold_adaptive",
+        "scheduler_reserve_full_isl",
+        "watermark",
+        "policy",
+    ),
+}
+
+
+def capture(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
+    """What the simulator needs of a running engine, as plain JSON data. Call it after EngineCore is built."""
+    layers: dict[str, Any] = {}
+    for group in kv_cache_config.kv_cache_groups:
+        inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+        for name in group.layer_names:
+            layers[name] = inner[name] if inner is not None else group.kv_cache_spec
+    kinds: list[dict[str, Any]] = []  # layers share a few specs: each is written once
+    of_layer = {}
+    for name, spec in layers.items():
+        said = encode(spec)
+        if said not in kinds:
+            kinds.append(said)
+        of_layer[name] = kinds.index(said)
+    config = {
+        section: {
+            f: _plain(getattr(getattr(vllm_config, section), f))
+            for f in fields
+            if _has(vllm_config, section, f)
+        }
+        for section, fields in CONFIG_FIELDS.items()
+    }
+    return {
+        "version": VERSION,
+        "num_blocks": int(kv_cache_config.num_blocks),
+        "specs": kinds,
+        "layers": of_layer,
+        "groups": [list(g.layer_names) for g in kv_cache_config.kv_cache_groups],
+        "config": config,
+    }
+
+
+def encode(value: Any) -> Any:
+    """A spec (or a field of one) as JSON data; what is not plain is an object with one key that starts with `$`."""
+    import torch
+
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, enum.Enum):
+        return {"$enum": type(value).__name__, "name": value.name}
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, Fraction):
+        return {"$fraction": [value.numerator, value.denominator]}
+    if isinstance(value, tuple | list):
+        return {"$tuple": [encode(v) for v in value]}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {"$spec": type(value).__name__, "fields": fields}
+    if type(value).__name__ == "MultipleOf":
+        return {"$multiple": int(value.base)}
+    raise TypeError(f"a KV spec holds a {type(value).__name__}")
+
+
+def _has(config: Any, section: str, name: str) -> bool:
+    return hasattr(getattr(config, section, None), name)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

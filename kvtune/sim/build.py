@@ -1,0 +1,160 @@
+"""Builds vLLM's EngineCore on the executor that computes nothing. Simulator's process only.
+
+The kvtune core comes in as it does in an engine: through vLLM's plugin entry point and the environment. It patches
+classes, so one process runs one choice of core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.sim.clock import VirtualClock
+from kvtune.sim.settings import COARSE_BLOCK, SimSettings
+
+_core_in_this_process: str | None = None
+
+
+def build(settings: SimSettings, clock: VirtualClock) -> Any:
+    """An EngineCore whose executor is a SimExecutor on `clock`. KvtuneError when vLLM refuses the configuration."""
+    choose_core(settings)
+    from vllm.v1.engine.core import EngineCore
+
+    from kvtune.sim.executor import Machine, SimExecutor
+
+    config, specs, layouts = configure(settings)
+    executor = type("SimExecutor", (SimExecutor,), {})
+    executor.machine = Machine(specs, layouts, _pool_bytes(config), clock, settings.cost)
+    try:
+        engine = EngineCore(config, executor, log_stats=True)
+    except ValueError as error:
+        raise KvtuneError(
+            f"vLLM refuses this engine: {_line(error)}",
+            "give it more blocks (--num-gpu-blocks-override, --kv-cache-memory-bytes) or a smaller --max-model-len",
+        ) from error
+    scheduler: Any = engine.scheduler
+    engine.model_executor.requests = scheduler.requests
+    # Jumps look like speculation to the scheduler; there is no drafter whose statistics could be kept.
+    scheduler.make_spec_decoding_stats = lambda *args, **kwargs: None
+    return engine
+
+
+def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:
+    """VllmConfig, specs of the layers and KV layouts, as an engine start on this machine would settle them."""
+    from kvtune.engine.host import parse_engine_args
+    from kvtune.engine.resolve import check_engine, resolve
+    from kvtune.sim.meta_model import specs_of_model
+    from kvtune.sim.specs import apply, restore
+
+    check_engine()
+    _quiet()
+    resolved = resolve(settings.model, dummy=True, engine_args=settings.engine_args)
+    if resolved.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    arguments = parse_engine_args(resolved.args)
+    config = _engine_config(arguments)
+    cache = config.cache_config
+    if settings.specs:
+        specs, layouts = restore(settings.specs), []
+        apply(settings.specs, config, _given(settings.engine_args))
+        if cache.num_gpu_blocks_override is None:
+            cache.num_gpu_blocks_override = int(settings.specs["num_blocks"])
+    else:
+        specs, layouts = specs_of_model(config)
+    if settings.async_scheduling is not None:
+        config.scheduler_config.async_scheduling = settings.async_scheduling
+        config.scheduler_config.scheduler_cls = (
+            None
+            if _is_builtin(config.scheduler_config.scheduler_cls)
+            else (config.scheduler_config.scheduler_cls)
+        )
+    _resize(settings, config, specs)
+    return config, specs, layouts
+
+
+def choose_core(settings: SimSettings) -> None:
+    """Put the core's choice where its plugin reads it; KvtuneError when this process already runs another one."""
+    global _core_in_this_process
+    wanted = json.dumps([settings.core, settings.core_settings], sort_keys=True)
+    if _core_in_this_process is None:
+        os.environ["KVTUNE_CORE"] = settings.core
+        os.environ["KVTUNE_SET"] = json.dumps(settings.core_settings)
+        os.environ.pop("KVTUNE_RECIPE", None)
+        _core_in_this_process = wanted
+    elif _core_in_this_process != wanted:
+        raise KvtuneError(
+            f"this process simulates the core {_core_in_this_process} and cannot change to {wanted}",
+            "run each choice of core in a simulator process of its own (kvtune.sim.worker)",
+        )
+
+
+def _engine_config(arguments: Any) -> Any:
+    """vLLM's whole configuration. What it refuses about the model or a flag becomes two lines."""
+    try:
+        return arguments.create_engine_config()
+    except (ValueError, NotImplementedError, OSError, KeyError) as error:
+        raise UsageError(
+            f"vLLM does not accept {arguments.model}: {_line(error)}", "check MODEL and the flags after `--`"
+        ) from error
+
+
+def _pool_bytes(config: Any) -> int:
+    cache = config.cache_config
+    if cache.kv_cache_memory_bytes:
+        return int(cache.kv_cache_memory_bytes)
+    if cache.num_gpu_blocks_override:
+        return 1 << 50  # the override decides
+    raise UsageError(
+        "a simulated engine has no memory to measure: how large is its KV cache?",
+        "add `-- --num-gpu-blocks-override N` or `-- --kv-cache-memory-bytes N`",
+    )
+
+
+def _resize(settings: SimSettings, config: Any, specs: dict[str, Any]) -> None:
+    """Other block sizes than the backend's: asked for, or coarse mode's. State-space blocks are never changed."""
+    from vllm.v1.kv_cache_interface import AttentionSpec
+
+    cache = config.cache_config
+    attention = all(isinstance(spec, AttentionSpec) for spec in specs.values())
+    if settings.block_tokens and not attention:
+        raise UsageError(
+            "the block size of a model with state-space layers follows from its states",
+            "leave block_tokens out; `kvtune doctor` shows the legal sizes",
+        )
+    now = int(cache.block_size)
+    wanted = settings.block_tokens or now
+    if settings.mode == "coarse" and attention and wanted < COARSE_BLOCK:
+        factor = COARSE_BLOCK // wanted
+        wanted *= factor
+        if cache.num_gpu_blocks_override:
+            cache.num_gpu_blocks_override = max(2, cache.num_gpu_blocks_override // factor)
+    if wanted == now:
+        return
+    cache.block_size = wanted
+    for name, spec in specs.items():
+        specs[name] = spec.copy_with_new_block_size(spec.block_size * wanted // now)
+
+
+def _is_builtin(scheduler: Any) -> bool:
+    name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
+    return bool(name) and str(name).startswith("vllm.v1.core.sched")
+
+
+def _given(engine_args: Sequence[str]) -> frozenset[str]:
+    names = (a.split("=", 1)[0].removeprefix("--") for a in engine_args if a.startswith("--"))
+    return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
+
+
+def _quiet() -> None:
+    """vLLM's log is about starting engines; a simulator starts many."""
+    import logging
+
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

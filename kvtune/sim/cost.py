@@ -1,0 +1,117 @@
+"""How long a step takes: a + b*prefill tokens + c*decodes + d*KV tokens attended to. Runs anywhere.
+
+Fitted by non-negative least squares to a real run's step log; a simulated run that uses a fit has predicted times, one
+that does not has nominal ones, and says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.errors import KvtuneError
+from kvtune.run.types import Run
+
+MIN_STEPS = 20
+CLOCKS = ("wall", "cpu")
+
+Clock = Literal["wall", "cpu"]
+
+
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Microseconds. `error_share` is the fit's mean absolute error over the mean step; NaN-free, JSON-able."""
+
+    step_us: float
+    prefill_token_us: float
+    decode_us: float
+    kv_token_us: float
+    fitted: bool = False
+    clock: str = ""  # which time of the steps was fitted: wall, or cpu (of EngineCore's thread)
+    machine: str = ""
+    source: str = ""  # the run it was fitted to
+    steps: int = 0
+    mean_error_us: float = 0.0
+    error_share: float = 0.0
+    p90_error_us: float = 0.0
+
+    def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int) -> float:
+        return (
+            self.step_us
+            + self.prefill_token_us * prefill_tokens
+            + self.decode_us * decodes
+            + self.kv_token_us * kv_tokens
+        ) * 1e-6
+
+
+NOMINAL = StepCost(step_us=8_000.0, prefill_token_us=12.0, decode_us=60.0, kv_token_us=0.0002)
+"""A round figure for one large accelerator, for replays whose times nobody reads: only the order of events matters."""
+
+
+def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepCost:
+    """The cost of a step on the machine of `run`, from its steps table.
+
+    `clock` None takes the CPU time where EngineCore's own thread computes (the `uni` executor on a CPU): on a busy
+    machine wall time says more about the neighbours. The first `skip_share` of steps is warm-up.
+    """
+    steps = run.table("steps")
+    busy = np.flatnonzero(steps["scheduled_tokens"] > 0)
+    busy = busy[int(len(busy) * skip_share) :]
+    if len(busy) < MIN_STEPS:
+        raise KvtuneError(
+            f"the run has {len(busy)} usable steps, a step cost needs {MIN_STEPS}",
+            "record a longer run with `--probe light`",
+        )
+    if clock is None:
+        clock = "cpu" if run.header.engine.device == "cpu" and run.header.engine.executor == "uni" else "wall"
+    time_us = steps["cpu_us" if clock == "cpu" else "step_us"][busy].astype("f8")
+    features = _features({name: column[busy] for name, column in steps.items()})
+    weights, robust_us = _nnls(features, time_us)
+    error_us = np.abs(features @ weights - time_us)
+    return StepCost(
+        step_us=float(weights[0]),
+        prefill_token_us=float(weights[1]),
+        decode_us=float(weights[2]),
+        kv_token_us=float(weights[3]),
+        fitted=True,
+        clock=clock,
+        machine=f"{run.header.engine.device_name or run.header.host.cpu} ({run.header.host.cores} cores)",
+        source=run.header.started_at,
+        steps=len(busy),
+        mean_error_us=float(error_us.mean()),
+        error_share=float(error_us.mean() / time_us.mean()) if time_us.mean() > 0 else 0.0,
+        p90_error_us=float(np.percentile(error_us, 90)),
+    )
+
+
+def _features(steps: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
+    prefill = steps["prefill_tokens"].astype("f8")
+    decodes = np.maximum(steps["scheduled_tokens"] - steps["prefill_tokens"], 0).astype("f8")
+    return np.column_stack(
+        [np.ones(len(prefill)), prefill, decodes, np.maximum(steps["context_tokens"], 0).astype("f8")]
+    )
+
+
+def _nnls(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """Fitted twice: steps that a pause of the machine fell into (far above the first fit) are left out."""
+    from scipy.optimize import nnls
+
+    scale = np.maximum(features.max(axis=0), 1e-12)
+    weights = nnls(features / scale, time_us)[0] / scale
+    rest = time_us - features @ weights
+    spread = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
+    keep = rest <= np.median(rest) + 6 * max(spread, 1e-9)
+    if keep.sum() >= MIN_STEPS and not keep.all():
+        scale = np.maximum(features[keep].max(axis=0), 1e-12)
+        weights = nnls(features[keep] / scale, time_us[keep])[0] / scale
+    return weights, spread
+
+
+def read_cost(text: str) -> StepCost:
+    """A StepCost from JSON (what `header.extra["step_cost"]` of a run holds)."""
+    try:
+        return msgspec.json.decode(text, type=StepCost)
+    except msgspec.DecodeError as error:
+        raise KvtuneError(f"not a step cost: {error}", "give the `step_cost` object of a run") from error

@@ -1,0 +1,65 @@
+"""Builds a model on torch's meta device (shapes, no memory) to ask it for its KV specs. Simulator's process only."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+from kvtune.errors import KvtuneError
+
+
+def specs_of_model(vllm_config: Any) -> tuple[dict[str, Any], list[str]]:
+    """Layer name -> spec, and the names of the KV layouts that the attention backends take, best first.
+
+    Also settles `cache_config.block_size` (and the state-space block) as an engine start does on this platform.
+    """
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.platforms import current_platform
+    from vllm.utils.torch_utils import set_default_torch_dtype
+    from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
+    from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+    from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+
+    try:
+        with set_current_vllm_config(vllm_config):
+            _one_process_groups()
+            with set_default_torch_dtype(vllm_config.model_config.dtype), torch.device("meta"):
+                initialize_model(vllm_config)
+            current_platform.update_block_size_for_backend(vllm_config)
+            specs = get_kv_cache_spec(vllm_config)
+            layouts = [x.name for x in get_supported_kv_cache_layouts(get_current_attn_backends(vllm_config))]
+    except KvtuneError:
+        raise
+    except Exception as error:
+        architectures = getattr(vllm_config.model_config, "architectures", "?")
+        raise KvtuneError(
+            f"the model {architectures} cannot be built without weights: {type(error).__name__}: {_line(error)}",
+            "simulate it from a run of the real engine: `--specs RUN`, which holds its KV specs",
+        ) from error
+    return specs, layouts
+
+
+def _one_process_groups() -> None:
+    """vLLM's layers ask for their parallel groups: one process that is all of them."""
+    from vllm.distributed import parallel_state
+
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()  # which groups there are depends on the model
+    if parallel_state._WORLD is None:
+        _world(parallel_state)
+    parallel_state.initialize_model_parallel(1, 1)
+
+
+def _world(parallel_state: Any) -> None:
+    with tempfile.NamedTemporaryFile(prefix="kvtune-sim-", delete=False) as file:
+        path = file.name
+    os.unlink(path)  # noqa: PTH108 - the store creates it
+    parallel_state.init_distributed_environment(1, 0, f"file://{path}", 0, "gloo")
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else "no message"

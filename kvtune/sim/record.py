@@ -1,0 +1,220 @@
+"""From a replay's journal to the run record: the same tables as a real run's, source "sim". Simulator's process only."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kvtune import __version__
+from kvtune.run.host import this_host
+from kvtune.run.types import (
+    TABLES,
+    CoreInfo,
+    EngineInfo,
+    Header,
+    ProcessInfo,
+    Run,
+    Table,
+    Validity,
+    WorkloadInfo,
+    empty_table,
+)
+from kvtune.sim.clock import VirtualClock
+from kvtune.sim.settings import SimSettings
+from kvtune.workload.types import Workload
+
+
+def record(
+    journal: Any,
+    workload: Workload,
+    settings: SimSettings,
+    engine: Any,
+    clock: VirtualClock,
+    *,
+    why: str,
+    startup_s: float,
+    elapsed_s: float,
+    command: Sequence[str],
+) -> Run:
+    """`why` is why the replay ended early, "" when it did not."""
+    requests = _requests(journal, workload)
+    tables = {"requests": requests, "steps": _steps(journal.steps)}
+    tables["tokens"] = _tokens(journal)
+    done = np.isfinite(requests["finished_s"])
+    known = requests["hit_tokens"] >= 0
+    extra: dict[str, Any] = {
+        "sim": {
+            "mode": settings.mode,
+            "steps": len(tables["steps"]["t_s"]),
+            "jumps": journal.jumps,
+            "jumped_steps": journal.jumped_steps,
+            "elapsed_s": elapsed_s,
+            "batch_queue": engine.batch_queue is not None,
+        },
+        "step_cost": msgspec.to_builtins(settings.cost),
+    }
+    if settings.digests:
+        extra["digests"] = list(journal.digests)
+    header = Header(
+        kvtune=__version__,
+        source="sim",
+        state="partial" if why else "complete",
+        why=why,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=list(command) or list(sys.argv),
+        model=settings.model,
+        model_config=_model_config(engine.vllm_config),
+        workload=WorkloadInfo(
+            name=workload.name,
+            spec=workload.spec,
+            params=workload.params,
+            seed=workload.seed,
+            hash=workload.hash,
+            requests=len(workload.requests),
+        ),
+        core=_core(settings),
+        engine=_engine(engine, settings),
+        python=platform.python_version(),
+        host=this_host(),
+        processes=[ProcessInfo(pid=1, role="engine_core", name="simulated")],
+        valid=_validity(settings),
+        wall_s=clock.now_s,
+        startup_s=startup_s,
+        engine_counters={
+            "finished": int(done.sum()),
+            "hits": int(requests["hit_tokens"][known].sum()),
+            "queries": int(requests["prompt_tokens"][known].sum()),
+            "prompt_tokens": int(requests["prompt_tokens"][done].sum()),
+            "generation_tokens": int(requests["output_tokens"].sum()),
+        },
+        notes=_notes(settings),
+        extra=extra,
+    )
+    return Run(header, tables)
+
+
+def _requests(journal: Any, workload: Workload) -> Table:
+    planned = workload.requests
+    ended = np.isfinite(journal.finished_s)
+    return {
+        "id": np.array([r.id for r in planned], dtype=np.str_),
+        "kind": np.array([r.kind for r in planned], dtype=np.str_),
+        "round": np.array([r.round for r in planned], "i4"),
+        "prompt_tokens": np.array([r.prompt_tokens for r in planned], "i8"),
+        "output_tokens": journal.output,
+        "hit_tokens": journal.hits,
+        "planned_s": np.array([np.nan if r.arrival_s is None else r.arrival_s for r in planned], "f8"),
+        "sent_s": journal.sent_s,
+        "first_token_s": journal.first_s,
+        "finished_s": journal.finished_s,
+        "finish": np.where(ended, "length", ""),
+        "preemptions": journal.preemptions,
+    }
+
+
+def _tokens(journal: Any) -> Table:
+    if not len(journal.token_s):
+        return empty_table("tokens")
+    rows = np.frombuffer(journal.token_request, "i4").copy()
+    return {
+        "request": rows,
+        "t_s": np.frombuffer(journal.token_s, "f8").copy(),
+        "count": np.ones(len(rows), "i4"),
+    }
+
+
+def _steps(columns: Sequence[Any]) -> Table:
+    """`columns`: start, end, tokens, prefill, requests, running, waiting, free, context. A sim has no host parts."""
+    if not len(columns[0]):
+        return empty_table("steps")
+    start, end, tokens, prefill, requests, running, waiting, free, context = (np.array(c) for c in columns)
+    nothing = np.zeros(len(start))
+    duration_us = (end - start) * 1e6
+    table: Table = {
+        "process": nothing,
+        "t_s": start,
+        "step_us": duration_us,
+        "schedule_us": nothing,
+        "execute_us": duration_us,
+        "update_us": nothing,
+        "cpu_us": nothing,
+        "scheduled_tokens": tokens,
+        "prefill_tokens": prefill,
+        "requests": requests,
+        "running": running,
+        "waiting": waiting,
+        "free_blocks": free,
+        "context_tokens": context,
+    }
+    return {name: table[name].astype(kind) for name, kind in TABLES["steps"].items()}
+
+
+def _core(settings: SimSettings) -> CoreInfo:
+    if settings.core == "stock":
+        return CoreInfo(name="stock", settings=settings.core_settings)
+    from kvtune.core.state import state
+
+    now = state()
+    return CoreInfo(
+        name="kvtune",
+        settings=now["settings"] or settings.core_settings,
+        active=bool(now["active"]),
+        why=str(now["why"]),
+        counters={name: int(value) for name, value in now["counters"].items()},
+    )
+
+
+def _engine(engine: Any, settings: SimSettings) -> EngineInfo:
+    from kvtune.engine.host import describe_engine
+    from kvtune.probe.describe import describe_cache
+
+    facts = describe_engine(engine.vllm_config)
+    facts.pop("model_config", None)
+    cache = describe_cache(engine.scheduler)
+    known = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
+    info = msgspec.convert({**known, "args": settings.engine_args}, EngineInfo)
+    more = ("hash_block_size", "hit_alignment_tokens", "retention_interval", "scheduler", "pool")
+    return msgspec.structs.replace(
+        info,
+        num_blocks=cache["num_blocks"],
+        groups=cache["groups"],
+        kv_specs=cache.get("kv_specs", {}),
+        settings={**info.settings, **{name: cache[name] for name in more}},
+    )
+
+
+def _model_config(vllm_config: Any) -> dict[str, Any]:
+    config = vllm_config.model_config.hf_config
+    said = config.to_dict() if hasattr(config, "to_dict") else {}
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(said, enc_hook=str))
+    return found
+
+
+def _validity(settings: SimSettings) -> Validity:
+    cost = settings.cost
+    if not cost.fitted:
+        return Validity(
+            timings=False, why="simulated on a nominal step cost: only the order of events means anything"
+        )
+    return Validity(
+        timings=True,
+        why=f"predicted, from a step cost fitted on {cost.machine} "
+        f"(mean error {cost.error_share:.0%} of a step, {cost.steps} steps)",
+    )
+
+
+def _notes(settings: SimSettings) -> list[str]:
+    notes = []
+    if settings.mode == "coarse":
+        notes.append("coarse mode: larger blocks than the engine's, hits are rounded down to them")
+    if settings.core == "kvtune":
+        from kvtune.core.state import state
+
+        notes += state()["notes"]
+    return notes

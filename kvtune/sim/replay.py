@@ -1,0 +1,277 @@
+"""Replays a workload through vLLM's own EngineCore, scheduler, coordinator and pool on a virtual clock.
+
+Runs in a simulator process (worker.py), or in any process that may import vLLM. Requests are sent as
+`kvtune.workload.feed` says, like the real driver's. Observers see the engine before the first step and every request,
+step and finish; they must not change anything.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvtune.errors import KvtuneError
+from kvtune.probe.digest import digest
+from kvtune.run.types import Run
+from kvtune.sim.build import build
+from kvtune.sim.clock import VirtualClock, policies_see
+from kvtune.sim.jump import Jumper
+from kvtune.sim.record import record
+from kvtune.sim.requests import Factory
+from kvtune.sim.settings import SimSettings
+from kvtune.workload.feed import Feed
+from kvtune.workload.types import Workload
+
+PROGRESS_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`eta_s` is by finished requests; None before the first."""
+
+    finished: int
+    requests: int
+    virtual_s: float
+    elapsed_s: float
+
+    @property
+    def eta_s(self) -> float | None:
+        return self.elapsed_s * (self.requests / self.finished - 1) if self.finished else None
+
+
+class Observer(Protocol):
+    """Looks on while a replay runs. `index` is a request's place in the workload."""
+
+    def started(self, engine: Any) -> None:
+        """EngineCore is built; nothing has been sent."""
+
+    def sent(self, index: int, request: Any) -> None:
+        """vLLM's Request, before the scheduler has it."""
+
+    def stepped(self, engine: Any, outputs: Any) -> None:
+        """A step of EngineCore is over; `outputs` as EngineCore returned it."""
+
+    def finished(self, index: int) -> None:
+        """The request has its last token."""
+
+
+@dataclass(slots=True)
+class Journal:
+    """What a replay writes down while it runs; record.py makes the tables of it."""
+
+    hits: Any
+    sent_s: Any
+    first_s: Any
+    finished_s: Any
+    output: Any
+    preemptions: Any
+    token_request: array[int] = field(default_factory=lambda: array("i"))
+    token_s: array[float] = field(default_factory=lambda: array("d"))
+    steps: list[array[Any]] = field(default_factory=list)
+    digests: array[int] = field(default_factory=lambda: array("L"))
+    refused: dict[int, str] = field(default_factory=dict)
+    jumps: int = 0
+    jumped_steps: int = 0
+
+
+def replay(
+    workload: Workload,
+    settings: SimSettings,
+    *,
+    observers: Sequence[Observer] = (),
+    progress: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    command: Sequence[str] = (),
+) -> Run:
+    """The run record (source "sim") of `workload` on the simulated engine.
+
+    `stop` is asked every few steps; when it says True, or on KeyboardInterrupt, the record so far comes back as partial.
+    """
+    from kvtune.engine.host import check_fits
+
+    started = time.monotonic()
+    clock = VirtualClock()
+    with policies_see(clock):
+        engine = build(settings, clock)
+        try:
+            check_fits(workload, int(engine.vllm_config.model_config.max_model_len))
+            built_s = time.monotonic() - started
+            player = Player(workload, settings, engine, clock, observers, progress, stop)
+            why = player.play()
+            return record(
+                player.journal,
+                workload,
+                settings,
+                engine,
+                clock,
+                why=why,
+                startup_s=built_s,
+                elapsed_s=time.monotonic() - started - built_s,
+                command=command,
+            )
+        finally:
+            engine.scheduler.shutdown()
+
+
+class Player:
+    """One pass of a workload over one simulated engine."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        settings: SimSettings,
+        engine: Any,
+        clock: VirtualClock,
+        observers: Sequence[Observer] = (),
+        progress: Callable[[Progress], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self._workload, self._engine, self._clock = workload, engine, clock
+        self._observers, self._progress, self._stop = observers, progress, stop
+        self._feed = Feed(workload)
+        scheduler = engine.scheduler
+        caching = bool(scheduler.kv_cache_manager.enable_caching)
+        self._factory = Factory(workload.requests, scheduler.hash_block_size, caching)
+        self._jumper = Jumper(engine, self._feed, clock) if settings.mode != "exact" else None
+        self._digests = settings.digests
+        n = len(workload.requests)
+        self._token_rows = workload.output_tokens <= settings.token_rows
+        self.journal = Journal(
+            np.full(n, -1, "i8"),
+            *(np.full(n, np.nan) for _ in range(3)),
+            np.zeros(n, "i8"),
+            np.zeros(n, "i4"),
+        )
+        self._columns = [array(kind) for kind in "ddiiiiiiq"]
+        self.journal.steps = self._columns
+        self._finished = 0
+        engine.model_executor.on_step = self._on_step
+
+    def play(self) -> str:
+        """Run to the end. Why it ended early, or ""."""
+        for observer in self._observers:
+            observer.started(self._engine)
+        try:
+            return self._loop()
+        except KeyboardInterrupt:
+            return "interrupted"
+
+    def _loop(self) -> str:
+        feed, clock, engine, scheduler = self._feed, self._clock, self._engine, self._engine.scheduler
+        begin = report = time.monotonic()
+        idle = turns = 0
+        while not feed.done:
+            for index in feed.ready(clock.now_s):
+                self._send(index)
+            if not scheduler.has_requests() and not engine.batch_queue:
+                due = feed.next_time()
+                if due is None:
+                    raise KvtuneError(
+                        "the replay has nothing to do and is not done", "report this with the workload"
+                    )
+                clock.advance_to(due)
+                continue
+            if self._jumper is not None:
+                self._jumper.prepare()
+            outputs, executed = engine.step_fn()
+            engine.post_step(executed)
+            if self._jumper is not None:
+                self._jumper.settle(outputs)
+            made = self._take(outputs)
+            for observer in self._observers:
+                observer.stepped(engine, outputs)
+            idle = 0 if executed or made else idle + 1
+            if idle > 3 and not self._unstick():
+                raise KvtuneError(self._stuck(), "give the engine more blocks, or a shorter workload")
+            turns += 1
+            if turns % 64 == 0:
+                if self._stop is not None and self._stop():
+                    return "interrupted"
+                now = time.monotonic()
+                if self._progress is not None and now - report >= PROGRESS_S:
+                    report = now
+                    self._progress(
+                        Progress(self._finished, len(self._workload.requests), clock.now_s, now - begin)
+                    )
+        return ""
+
+    def _send(self, index: int) -> None:
+        request = self._factory.make(index, self._clock.now_s)
+        self.journal.sent_s[index] = self._clock.now_s
+        for observer in self._observers:
+            observer.sent(index, request)
+        self._engine.add_request(request)
+
+    def _take(self, outputs: Any) -> bool:
+        """Write down what a step gave; True when it gave anything."""
+        if not outputs:
+            return False
+        journal, now = self.journal, self._clock.now_s
+        ends = self._jumper.ends if self._jumper is not None else None
+        made = False
+        for batch in outputs.values():
+            for output in batch.outputs:
+                made = True
+                index = int(output.request_id)
+                new = len(output.new_token_ids)
+                if output.prefill_stats is not None:
+                    journal.hits[index] = output.prefill_stats.num_cached_tokens
+                if new:
+                    if journal.output[index] == 0:
+                        journal.first_s[index] = ends[0] if ends else now
+                    journal.output[index] += new
+                    if self._token_rows:
+                        if new == 1:
+                            journal.token_request.append(index)
+                            journal.token_s.append(now)
+                        else:
+                            journal.token_request.extend([index] * new)
+                            journal.token_s.extend(ends or [now] * new)
+                if output.events:
+                    journal.preemptions[index] += sum(
+                        event.type.name == "PREEMPTED" for event in output.events
+                    )
+                if output.finish_reason is not None:
+                    journal.finished_s[index] = now
+                    self._finished += 1
+                    self._feed.finished(index, now)
+                    for observer in self._observers:
+                        observer.finished(index)
+        return made
+
+    def _on_step(self, step: Any) -> None:
+        if self._digests:
+            self.journal.digests.append(digest(step.output))
+        scheduler = self._engine.scheduler
+        ends = self._jumper.ends if self._jumper is not None else None
+        requests = len(step.output.num_scheduled_tokens)
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        start, context = step.start_s, step.context_tokens
+        for end in ends or (step.end_s,):
+            tokens = step.prefill_tokens + (step.decodes if ends is None else requests)
+            values = (start, end, tokens, step.prefill_tokens, requests, running, waiting, free, context)
+            for column, value in zip(self._columns, values, strict=True):
+                column.append(value)
+            start, context = end, context + requests
+        if ends is not None:
+            self.journal.jumps += 1
+            self.journal.jumped_steps += len(ends)
+
+    def _unstick(self) -> bool:
+        """Nothing could be scheduled: only time can help (an arrival that is due later)."""
+        due = self._feed.next_time()
+        if due is None or due <= self._clock.now_s:
+            return False
+        self._clock.advance_to(due)
+        return True
+
+    def _stuck(self) -> str:
+        waiting = next(iter(self._engine.scheduler.waiting), None)
+        name = self._workload.requests[int(waiting.request_id)].id if waiting is not None else "?"
+        return f"request {name} can never be scheduled: the pool is too small for it"

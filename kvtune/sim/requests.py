@@ -1,0 +1,125 @@
+"""From a workload's requests to vLLM's, without making a token. Simulator's process only.
+
+A request's block hashes (prompt and answer) come from its spans; its token list only counts. Identities of answers: the
+engine is greedy, so requests with equal prompts give equal answers, as far as both of them go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvtune.workload.tokens import hash_arrays
+from kvtune.workload.types import STREAM_ANSWER, Request, Span
+
+
+class Counted:
+    """A token list that knows its length only. vLLM reads tokens where it hashes them, and we hash spans."""
+
+    __slots__ = ("_length",)
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def copy(self) -> Counted:
+        return Counted(self._length)
+
+    def append(self, token: int) -> None:
+        self._length += 1
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._length += len(tokens)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((0,) * self._length)
+
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, slice):
+            return [0] * len(range(*at.indices(self._length)))
+        if not -self._length <= at < self._length:
+            raise IndexError(at)
+        return 0
+
+    def __delitem__(self, at: slice) -> None:
+        self._length -= len(range(*at.indices(self._length)))
+
+
+def with_answers(requests: Sequence[Request]) -> Iterator[Request]:
+    """The requests with their answers appended, answers of equal prompts under one name.
+
+    A turn that repeats an answer which was named after another request says so by the same name.
+    """
+    first: dict[tuple[Span, ...], int] = {}
+    name: dict[int, int] = {}  # answer of request -> stream it is known by, where that is not its own
+    for index, request in enumerate(requests):
+        prompt = request.prompt
+        if name and any(span.stream >= STREAM_ANSWER for span in prompt):
+            prompt = tuple(
+                span._replace(stream=STREAM_ANSWER + name[span.stream - STREAM_ANSWER])
+                if span.stream - STREAM_ANSWER in name
+                else span
+                for span in prompt
+            )
+        known = first.setdefault(prompt, index)
+        if known != index:
+            name[index] = known
+        answer = Span(STREAM_ANSWER + known, 0, request.output_tokens)
+        yield Request(request.id, (*prompt, answer), request.output_tokens)
+
+
+class Factory:
+    """Makes vLLM requests of one workload; hashes are computed in workload order, ahead in batches."""
+
+    def __init__(self, requests: Sequence[Request], hash_block_tokens: int, caching: bool) -> None:
+        self._requests = requests
+        self._block = hash_block_tokens
+        self._hashes = hash_arrays(with_answers(requests), hash_block_tokens) if caching else iter(())
+        self._ahead: dict[int, Any] = {}
+        self._next = 0
+        self._caching = caching
+        self._params: dict[int, Any] = {}
+
+    def make(self, index: int, arrival_s: float) -> Any:
+        from vllm.v1.request import Request as EngineRequest
+
+        planned = self._requests[index]
+        return EngineRequest(
+            request_id=str(index),
+            prompt_token_ids=Counted(planned.prompt_tokens),  # type: ignore[arg-type]
+            sampling_params=self._sampling(planned.output_tokens),
+            pooling_params=None,
+            arrival_time=arrival_s,
+            block_hasher=self._hasher(index) if self._caching else None,
+        )
+
+    def _sampling(self, output_tokens: int) -> Any:
+        from vllm.sampling_params import SamplingParams
+
+        found = self._params.get(output_tokens)
+        if found is None:
+            found = self._params[output_tokens] = SamplingParams(
+                temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=False
+            )
+        return found
+
+    def _hasher(self, index: int) -> Any:
+        hashes = self._hashes_of(index)
+        block = self._block
+
+        def hasher(request: Any) -> list[bytes]:
+            have = len(request.block_hashes)
+            full = request.num_tokens // block
+            return hashes[have:full] if full > have else []
+
+        return hasher
+
+    def _hashes_of(self, index: int) -> list[bytes]:
+        while index >= self._next:
+            self._ahead[self._next] = next(self._hashes)
+            self._next += 1
+        array = self._ahead.pop(index)
+        found: list[bytes] = array.astype("<u8").view("V8").tolist()
+        return found

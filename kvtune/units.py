@@ -9,20 +9,22 @@ def ms(value: float) -> str:
     """Milliseconds as text with a fitting unit: `840 µs`, `12.3 ms`, `4.56 s`."""
     if math.isnan(value):
         return "–"
-    if abs(value) < 1:
+    # Limits where rounding would carry into the next form (999.6 µs is 1 ms).
+    if abs(value) < 0.9995:
         return f"{value * 1000:.0f} µs"
-    if abs(value) < 1000:
-        return f"{value:.3g} ms" if abs(value) < 100 else f"{value:.0f} ms"
-    return f"{value / 1000:.3g} s" if abs(value) < 100_000 else f"{value / 1000:.0f} s"
+    if abs(value) < 999.5:
+        return f"{value:.3g} ms"
+    return f"{value / 1000:.3g} s" if abs(value) < 999_500 else f"{value / 1000:,.0f} s"
 
 
 def size(value: float) -> str:
     """Bytes as text: `512 B`, `1.4 MiB`, `3.20 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1000 or unit == "TiB":
+            break
         value /= 1024
-    return f"{value:.3g} TiB"
+    # Three digits, and never an exponent, which .3g makes of 999.5 and more.
+    return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.95 else f"{value:.3g} {unit}"
 
 
 def count(value: float) -> str:

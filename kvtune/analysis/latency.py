@@ -78,14 +78,12 @@ def itl_ms(run: Run) -> Values:
     return _gaps(run)[1]
 
 
-def token_time_ms(run: Run) -> Values:
-    """The mean gap between tokens of each request; NaN where it has fewer than two arrivals."""
+def token_gaps_ms(run: Run) -> tuple[Values, Values]:
+    """Of each request, the sum of its gaps between tokens and their number (both 0 where it has none)."""
     owner, gaps = _gaps(run)
     rows = len(run.table("requests")["sent_s"])
-    counts = np.bincount(owner, minlength=rows)
     sums = np.bincount(owner, weights=gaps, minlength=rows)
-    mean: Values = np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
-    return mean
+    return sums.astype(np.float64), np.bincount(owner, minlength=rows).astype(np.float64)
 
 
 def _gaps(run: Run) -> tuple[NDArray[np.int64], Values]:

@@ -1,4 +1,4 @@
-"""Hand-made runs: a workload served by made-up timings, so that every expected figure can be worked out by hand."""
+"""Hand-made runs: a workload served by made-up timings: every expected figure can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def served(
     tables: Mapping[str, Table] | None = None,
     **fields: Any,
 ) -> Run:
-    """A run of `workload`: by default one request after another, a first token after 0.5 s, all done after 1 s."""
+    """A run of `workload`: by default one after another, first token after 0.5 s, done after 1 s."""
     n = len(workload.requests)
     start = list(sent) if sent is not None else [float(i) for i in range(n)]
     requests = table(

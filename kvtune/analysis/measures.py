@@ -1,0 +1,103 @@
+"""The figures that two runs are compared by, and the observations behind each. Pure.
+
+A figure is a path into the summary (`ttft_ms.mean`). Where it is made of many observations, resampling them
+tells how far it can be trusted; where it is one number a run, only repeated runs can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.analysis.latency import e2e_ms, token_gaps_ms, ttft_ms
+from kvtune.run.types import Run
+
+Columns = tuple[NDArray[np.float64], ...]
+"""Observations of one run: one or two columns of equal length, a row each (NaN: not observed)."""
+
+STRETCHES = 100
+
+Statistic = Callable[..., NDArray[np.float64]]
+"""From columns (and `axis=`) to the figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """`observe` is None for one number a run; `paired`: row i of both runs is the same request."""
+
+    path: str
+    better: int  # -1: less is better, 1: more is better
+    observe: Callable[[Run], Columns] | None = None
+    statistic: Statistic | None = None
+    paired: bool = True
+    timed: bool = True  # a time, or made of times: worth nothing where the run's times are distorted
+
+
+def _mean(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.mean(values, axis=axis)
+    return found
+
+
+def _p50(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    return np.asarray(np.percentile(values, 50, axis=axis), dtype=np.float64)
+
+
+def _p99(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    return np.asarray(np.percentile(values, 99, axis=axis), dtype=np.float64)
+
+
+def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.sum(part, axis=axis) / np.sum(whole, axis=axis)
+    return found
+
+
+def _hits(run: Run) -> Columns:
+    requests = run.table("requests")
+    told = requests["hit_tokens"] >= 0
+    prompt = requests["prompt_tokens"].astype(np.float64)
+    return np.where(told, np.minimum(requests["hit_tokens"], prompt), np.nan), np.where(told, prompt, np.nan)
+
+
+def _token_gaps(run: Run) -> Columns:
+    sums, counts = token_gaps_ms(run)
+    return np.where(counts > 0, sums, np.nan), np.where(counts > 0, counts, np.nan)
+
+
+def _host(run: Run) -> Columns:
+    """Sums over stretches of neighbouring steps: single steps depend on their neighbours, stretches hardly do."""
+    steps = run.table("steps")
+    busy = (steps["requests"] > 0) & np.isfinite(steps["schedule_us"]) & np.isfinite(steps["update_us"])
+    cost = (steps["schedule_us"] + steps["update_us"])[busy].astype(np.float64)
+    requests = steps["requests"][busy].astype(np.float64)
+    at = np.unique(np.linspace(0, len(cost), STRETCHES, endpoint=False).astype(np.int64))
+    if not len(cost):
+        return cost, requests
+    return np.add.reduceat(cost, at), np.add.reduceat(requests, at)
+
+
+def _of_requests(name: str, observe: Callable[[Run], NDArray[np.float64]]) -> tuple[Measure, ...]:
+    def columns(run: Run) -> Columns:
+        return (observe(run),)
+
+    return (
+        Measure(f"{name}.mean", -1, columns, _mean),
+        Measure(f"{name}.p50", -1, columns, _p50),
+        Measure(f"{name}.p99", -1, columns, _p99),
+    )
+
+
+MEASURES = (
+    *_of_requests("ttft_ms", ttft_ms),
+    Measure("itl_ms.mean", -1, _token_gaps, _ratio),
+    Measure("itl_ms.p99", -1),
+    *_of_requests("e2e_ms", e2e_ms),
+    Measure("throughput_tok_s", 1),
+    Measure("prefix_cache.hit_rate", 1, _hits, _ratio, timed=False),
+    Measure("host_us.per_request_step", -1, _host, _ratio, paired=False),
+    Measure("gc.engine_core.pause_ms.total", -1),
+    Measure("gc.engine_core.pause_ms.max", -1),
+    Measure("memory.engine_core", -1, timed=False),
+)

@@ -1,0 +1,87 @@
+"""Collector, host cost, memory and process keys on hand-made tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtune.analysis.gc import Collector, collectors
+from kvtune.analysis.host import HostCost, host_cost
+from kvtune.analysis.memory import memory
+from kvtune.analysis.processes import process_keys
+from kvtune.run.types import Run
+from tests.analysis.made import header_of, table
+
+NAN = float("nan")
+
+
+def test_process_keys() -> None:
+    assert process_keys(Run(header_of())) == ["front_end", "engine_core", "worker_0", "worker_1", "helper"]
+    unknown = Run(header_of(processes=[]), {"gc": table("gc", process=[1], generation=[0])})
+    assert process_keys(unknown) == ["process_0", "process_1"]
+
+
+def test_collections_pauses_and_share_of_step() -> None:
+    run = Run(
+        header_of(),
+        {
+            "gc": table(
+                "gc",
+                process=[1, 1, 1, 0],
+                t_s=[0.1, 0.2, 0.3, 0.1],
+                generation=[0, 0, 2, 1],
+                pause_us=[100.0, 300.0, 5600.0, 2000.0],
+            ),
+            "steps": table("steps", process=[1, 1], step_us=[40_000.0, 60_000.0], requests=[1, 1]),
+        },
+    )
+    found = collectors(run)
+    assert list(found) == ["front_end", "engine_core", "worker_0", "worker_1"]
+    core = found["engine_core"]
+    assert core.collections == (2, 0, 1)
+    assert core.pause_total_ms == pytest.approx(6.0)
+    assert core.pause_max_ms == pytest.approx(5.6)
+    assert core.share_of_step == pytest.approx(0.06)
+    assert core.frozen == 500
+    assert found["front_end"].share_of_step == pytest.approx(0.02)
+    assert found["worker_0"] == Collector(share_of_step=0.0)
+
+
+def test_a_share_needs_steps() -> None:
+    run = Run(header_of(), {"gc": table("gc", process=[1], generation=[0], pause_us=[100.0])})
+    assert collectors(run)["engine_core"].share_of_step is None
+
+
+def test_a_helper_counts_only_where_it_collected() -> None:
+    run = Run(header_of(), {"gc": table("gc", process=[4], generation=[1], pause_us=[100.0])})
+    assert collectors(run)["helper"].collections == (0, 1, 0)
+
+
+def test_host_cost_is_per_step_and_per_request_and_step() -> None:
+    steps = table(
+        "steps",
+        schedule_us=[100.0, 300.0, 9000.0, NAN],
+        update_us=[50.0, 150.0, 9000.0, 1.0],
+        step_us=[1000.0, 3000.0, 1.0, 1.0],
+        requests=[10, 30, 0, 5],  # the third scheduled nothing, of the fourth one part is unknown
+    )
+    found = host_cost(Run(header_of(), {"steps": steps}))
+    assert found.steps == 2
+    assert found.schedule_us == pytest.approx(200)
+    assert found.update_us == pytest.approx(100)
+    assert found.per_request_step_us == pytest.approx(15)
+    assert found.step_ms.mean == pytest.approx(2)
+    assert host_cost(Run(header_of())) == HostCost()
+
+
+def test_memory_peak_and_slope_of_the_second_half() -> None:
+    t = [float(i) for i in range(11)]
+    growing = [1000 * i for i in range(6)] + [
+        5000 + 10 * (i - 5) for i in range(6, 11)
+    ]  # warm-up, then 10 B/s
+    samples = table("memory", process=[1] * 11 + [0], t_s=[*t, 0.0], rss_bytes=[*growing, 77])
+    found = memory(Run(header_of(), {"memory": samples}))
+    assert list(found) == ["front_end", "engine_core"]
+    assert found["engine_core"].rss_peak_bytes == 5050
+    assert found["engine_core"].rss_last_bytes == 5050
+    assert found["engine_core"].slope_bytes_s == pytest.approx(10)
+    assert found["front_end"].slope_bytes_s is None

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvtune.analysis.latency import e2e_ms, itl_ms, latency, token_gaps_ms, ttft_ms
+from kvtune.analysis.spread import Spread, spread
+from kvtune.run.types import Run
+from kvtune.workload.types import Span
+from tests.analysis.made import header_of, served, table, workload_of
+
+
+def three() -> Run:
+    workload = workload_of([(Span(i, 0, 10),) for i in range(3)])
+    # Request 0: tokens at 1.0, 1.1, 1.4; request 1: at 2.0, then three in one piece at 2.6; request 2: none.
+    tokens = table("tokens", request=[1, 0, 0, 1, 0], t_s=[2.0, 1.0, 1.4, 2.6, 1.1], count=[1, 1, 1, 3, 1])
+    return served(
+        workload,
+        [0, 0, -1],
+        sent=[0.5, 0.0, 3.0],
+        first=[1.0, 2.0, np.nan],
+        finished=[1.4, 2.6, 9.0],
+        finish=["length", "stop", "abort"],
+        output=[3, 4, 0],
+        tables={"tokens": tokens},
+    )
+
+
+def test_latencies_by_hand() -> None:
+    run = three()
+    assert ttft_ms(run)[:2] == pytest.approx([500, 2000])
+    assert np.isnan(ttft_ms(run)[2])
+    assert e2e_ms(run)[:2] == pytest.approx([900, 2600])
+    assert np.isnan(e2e_ms(run)[2])  # an aborted request took no meaningful time
+    assert sorted(itl_ms(run)) == pytest.approx([100, 200, 200, 200, 300])
+    sums, counts = token_gaps_ms(run)
+    assert sums == pytest.approx([400, 600, 0])
+    assert counts.tolist() == [2, 3, 0]
+
+
+def test_totals_and_rates() -> None:
+    found = latency(three())
+    assert (found.requests, found.finished) == (3, 2)
+    assert (found.prompt_tokens, found.output_tokens) == (30, 7)
+    assert found.throughput_tok_s == pytest.approx(0.7)
+    assert found.prompt_tok_s == pytest.approx(3.0)
+    assert found.requests_s == pytest.approx(0.2)
+    assert found.ttft_ms.mean == pytest.approx(1250)
+    assert found.ttft_ms.count == 2
+    assert found.itl_ms.p50 == pytest.approx(200)
+
+
+def test_requests_that_were_never_sent_do_not_count() -> None:
+    workload = workload_of([(Span(0, 0, 10),), (Span(1, 0, 20),)])
+    run = served(workload, [0, -1], sent=[0.0, np.nan], output=[4, 0], finish=["length", ""])
+    found = latency(run)
+    assert (found.requests, found.finished, found.prompt_tokens) == (1, 1, 10)
+
+
+def test_a_late_front_end_shows() -> None:
+    workload = workload_of([(Span(0, 0, 10),), (Span(1, 0, 20),)])
+    run = served(workload, [0, 0], sent=[0.0, 3.0])
+    run.tables["requests"]["planned_s"][:] = [0.5, 1.0]
+    assert latency(run).send_lag_ms.max == pytest.approx(2000)
+    run.tables["requests"]["planned_s"][:] = np.nan
+    assert latency(run).send_lag_ms == Spread()
+
+
+def test_an_empty_run_has_no_latencies() -> None:
+    found = latency(Run(header_of(wall_s=0.0)))
+    assert found.requests == found.output_tokens == 0
+    assert found.throughput_tok_s is None
+    assert found.ttft_ms == found.itl_ms == found.e2e_ms == Spread()
+
+
+def test_percentiles_are_numpys() -> None:
+    values = np.arange(1000, dtype=np.float64)
+    assert spread(values) == Spread(499.5, 499.5, float(np.percentile(values, 99)), 999.0, 1000)
+    assert spread(np.array([np.nan, 4.0, np.inf])) == Spread(4.0, 4.0, 4.0, 4.0, 1)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.analysis.summary import summary
+from kvtune.run.types import EngineInfo, Run, Validity
+from kvtune.workload.spec import build
+from kvtune.workload.types import Span
+from tests.analysis.made import header_of, served, table, workload_of
+
+# The contract of `profile --json`, field by field.
+CONTRACT: dict[str, Any] = {
+    "schema": int,
+    "source": str,
+    "model": str,
+    "workload": {"name": str, "params": dict, "hash": str},
+    "core": {"name": str, "settings": dict},
+    "seed": int,
+    "engine": {
+        "vllm": str,
+        "device": str,
+        "executor": str,
+        "block_size": int,
+        "num_blocks": int,
+        "settings": dict,
+    },
+    "python": str,
+    "host": {"cpu": str, "cores": int},
+    "requests": int,
+    "prompt_tokens": int,
+    "output_tokens": int,
+    "wall_s": float,
+    "throughput_tok_s": float,
+    "ttft_ms": {"mean": float, "p50": float, "p99": float},
+    "itl_ms": {"mean": float, "p50": float, "p99": float},
+    "e2e_ms": {"mean": float, "p50": float, "p99": float},
+    "rounds": list,
+    "prefix_cache": {"query_tokens": int, "hit_tokens": int, "hit_rate": float, "misses": dict},
+    "gc": dict,
+    "host_us": {"schedule": float, "update": float, "per_request_step": float},
+    "memory": dict,
+    "valid": {"timings": bool, "why": str},
+}
+MAY_BE_NULL = {float}
+
+
+def check(found: Any, contract: Any, path: str, nulls: bool) -> None:
+    if isinstance(contract, dict):
+        for name, inner in contract.items():
+            assert name in found, f"{path}.{name} is missing"
+            check(found[name], inner, f"{path}.{name}", nulls)
+    elif not (nulls and found is None and contract in MAY_BE_NULL):
+        assert type(found) is contract, f"{path} is {found!r}"
+
+
+def full() -> tuple[Run, Any]:
+    workload = build("rounds:prefixes=2,prefix=100,suffix=10,rounds=2,output=3")
+    tables = {
+        "tokens": table("tokens", request=[0, 0, 1], t_s=[0.5, 0.7, 1.5], count=[1, 1, 1]),
+        "steps": table(
+            "steps", process=[1], step_us=[1000.0], schedule_us=[10.0], update_us=[5.0], requests=[1]
+        ),
+        "gc": table("gc", process=[1], generation=[0], pause_us=[10.0]),
+        "memory": table("memory", process=[1], rss_bytes=[4096]),
+    }
+    return served(workload, [0, 0, 96, 0], tables=tables), workload
+
+
+def test_every_field_of_the_contract_is_there() -> None:
+    run, workload = full()
+    found = summary(run, workload)
+    check(found, CONTRACT, "", nulls=False)
+    assert found["rounds"] == [
+        {"round": 0, "requests": 2, "hit_tokens": 0, "query_tokens": 220, "ttft_ms_mean": 500.0},
+        {"round": 1, "requests": 2, "hit_tokens": 96, "query_tokens": 220, "ttft_ms_mean": 500.0},
+    ]
+    assert found["memory"] == {"engine_core": 4096}
+    core = found["gc"]["engine_core"]
+    assert core["collections"] == [1, 0, 0]
+    assert core["pause_ms"] == {"total": 0.01, "max": 0.01, "p99": 0.01}
+    assert core["share_of_step"] == 0.01
+    assert core["frozen"] == 500
+    assert found["host_us"] == {"schedule": 10.0, "update": 5.0, "per_request_step": 15.0}
+
+
+def strict(found: dict[str, Any]) -> str:
+    return json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("state", ["complete", "partial", "failed"])
+def test_runs_with_nothing_in_them_have_every_field_too(state: str) -> None:
+    for workload in (None, workload_of([])):
+        run = Run(header_of(state=state, processes=[], wall_s=0.0, engine=EngineInfo()))
+        found = summary(run, workload)
+        check(found, CONTRACT, "", nulls=True)
+        strict(found)
+        assert found["state"] == state
+
+
+@given(st.data())
+def test_partial_runs_never_crash_and_never_print_nan(data: st.DataObject) -> None:
+    workload = build("chat:sessions=2,turns=2")
+    n = len(workload.requests)
+    several = st.lists(st.sampled_from([0.0, 1.0, 2.0, np.nan]), min_size=n, max_size=n)
+    run = served(
+        workload,
+        data.draw(st.lists(st.integers(-1, 900), min_size=n, max_size=n)),
+        sent=data.draw(several),
+        first=data.draw(several),
+        finished=data.draw(several),
+        finish=data.draw(st.lists(st.sampled_from(["length", "", "abort", "error"]), min_size=n, max_size=n)),
+        output=data.draw(st.lists(st.integers(0, 70), min_size=n, max_size=n)),
+        tables={
+            "steps": table("steps", step_us=[np.nan], schedule_us=[np.nan], update_us=[1.0], requests=[3])
+        },
+        state="partial",
+        wall_s=data.draw(st.sampled_from([0.0, 1.5])),
+    )
+    for known in (workload, None):
+        found = summary(run, known)
+        check(found, CONTRACT, "", nulls=True)
+        assert strict(found)
+        cache = found["prefix_cache"]
+        assert cache["hit_tokens"] + sum(cache["misses"].values()) == cache["query_tokens"]
+
+
+def test_odd_values_become_plain_json() -> None:
+    settings = {
+        "path": math.nan,
+        3: {1, 2},
+        "dtype": np.float32(1.5),
+        "object": object,
+        "deep": [(1, math.inf)],
+    }
+    run = Run(header_of(engine=EngineInfo(settings=settings), valid=Validity(timings=False, why="census")))
+    found = summary(run, None)
+    strict(found)
+    assert found["engine"]["settings"]["path"] is None
+    assert found["engine"]["settings"]["3"] == [1, 2]
+    assert found["engine"]["settings"]["dtype"] == 1.5
+    assert found["engine"]["settings"]["deep"] == [[1, None]]
+    assert found["valid"] == {"timings": False, "why": "census"}
+
+
+def test_a_run_of_one_span_is_summed_by_hand() -> None:
+    workload = workload_of([(Span(0, 0, 100),), (Span(0, 0, 100),)])
+    found = summary(served(workload, [0, 96]), workload)
+    assert found["prefix_cache"] == {
+        "query_tokens": 200,
+        "hit_tokens": 96,
+        "hit_rate": 0.48,
+        "misses": {"cold": 100, "partial_block": 4, "last_token": 0, "not_cached": 0},
+    }
+    assert (found["requests"], found["finished"], found["prompt_tokens"], found["output_tokens"]) == (
+        2,
+        2,
+        200,
+        8,
+    )
+    assert found["throughput_tok_s"] == 0.8

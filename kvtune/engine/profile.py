@@ -44,6 +44,7 @@ class Job:
     output: Path = Path("reports")
     command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
     environment: dict[str, str] = field(default_factory=dict)
+    warm_up: bool = True
 
 
 @dataclass(frozen=True, slots=True)

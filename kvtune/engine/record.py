@@ -22,7 +22,7 @@ from kvtune.engine.faults import tail
 from kvtune.engine.launch import Outcome
 from kvtune.engine.plan import LEDGER_FILE, LOG_FILE, REQUESTS_FILE, Plan
 from kvtune.probe.process import Sample
-from kvtune.probe.ring import COLLECTION, STEP, read_ring
+from kvtune.probe.ring import COLLECTION, DIGEST, STEP, read_ring
 from kvtune.probe.status import read_statuses
 from kvtune.run.host import this_host
 from kvtune.run.types import (
@@ -63,7 +63,7 @@ def record(
     processes = _processes(statuses, samples, outcome)
     index = {p.pid: i for i, p in enumerate(processes)}
     ledger = _ledger(folder / LEDGER_FILE)
-    tables, lost = _ring_tables(folder, index, outcome)
+    tables, lost, digests = _ring_tables(folder, index, outcome)
     tables["requests"], tables["tokens"] = _request_tables(folder, workload, ledger, outcome)
     tables["memory"] = _memory_table(samples, index, outcome)
     engine_core = next((s for s in statuses if s["role"] == "engine_core"), {})
@@ -106,6 +106,7 @@ def record(
         notes=_disagreements(tables["requests"], counters)
         + list(engine_core.get("core", {}).get("notes", [])),
         log_tail=_log_tail(folder),
+        extra={"digests": digests} if digests else {},
     )
     return Run(header, tables)
 
@@ -235,7 +236,8 @@ def _request_tables(
 
 def _ring_tables(
     folder: Path, index: dict[int, int], outcome: Outcome
-) -> tuple[dict[str, Table], dict[int, int]]:
+) -> tuple[dict[str, Table], dict[int, int], list[int]]:
+    digests: list[int] = []
     steps: list[tuple[float, ...]] = []
     collections: list[tuple[float, ...]] = []
     lost: dict[int, int] = {}
@@ -253,7 +255,9 @@ def _ring_tables(
             if not zero or not zero <= v[0] <= end:
                 continue
             at = (v[0] - zero) / 1e9
-            if kind == COLLECTION:
+            if kind == DIGEST:
+                digests.append(v[1])
+            elif kind == COLLECTION:
                 collections.append((process, at, small, v[1] / 1e3, v[2] / 1e3, v[3], v[4]))
             elif kind == STEP:
                 low, high = v[6] & 0xFFFFFFFF, v[6] >> 32
@@ -264,7 +268,7 @@ def _ring_tables(
         "steps": _table("steps", sorted(steps, key=_by_time)),
         "gc": _table("gc", sorted(collections, key=_by_time)),
     }
-    return tables, lost
+    return tables, lost, digests
 
 
 def _by_time(row: tuple[float, ...]) -> float:

@@ -53,7 +53,7 @@ def _install(folder: Path, level: str) -> None:
         ring = Ring(folder / f"ring-{os.getpid()}.bin")
         _collector = CollectorProbe(ring)
         _collector.install()
-        _steps = StepProbe(ring)
+        _steps = StepProbe(ring, digests=os.environ.get("KVTUNE_DIGESTS") == "1")
         _wrap_engine()
     except Exception as error:
         _collector = _steps = None

@@ -3,7 +3,8 @@
 Runs in EngineCore's main loop. Fields: small = 1 with a batch queue (schedule and update then belong to different
 batches), number = requests scheduled; v0 start ns, v1 step ns, v2 schedule ns, v3 execute ns (from the end of
 schedule to the start of update), v4 update ns, v5 thread CPU ns, v6 scheduled tokens | prefill tokens << 32,
-v7 running | waiting << 32, v8 free blocks, v9 context tokens.
+v7 running | waiting << 32, v8 free blocks, v9 context tokens. With `digests`, a DIGEST record for each schedule()
+too: v0 ns, v1 one number for what was scheduled into which blocks (tests compare it with the simulator's).
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
-from kvtune.probe.ring import STEP, Ring
+from kvtune.probe.digest import digest
+from kvtune.probe.ring import DIGEST, STEP, Ring
 
 
 class StepProbe:
     """Wraps one scheduler's methods and the EngineCore loop's step. Disables its own bookkeeping on any failure."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Ring, *, digests: bool = False) -> None:
         self._ring = ring
+        self._digests = digests
         self.failed = ""
         self.after_step: Callable[[], None] | None = None
         self._scheduler: Any = None
@@ -37,6 +40,8 @@ class StepProbe:
             output = kind(scheduler).schedule(scheduler, *args, **kwargs)
             self._schedule = (start, monotonic_ns())
             self._output = output
+            if self._digests and output.total_num_scheduled_tokens:
+                self._ring.write(DIGEST, 0, 0, (start, digest(output), 0, 0, 0, 0, 0, 0, 0, 0))
             return output
 
         def timed_update(*args: Any, **kwargs: Any) -> Any:

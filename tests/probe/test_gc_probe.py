@@ -1,0 +1,87 @@
+"""The collector's probe: every collection becomes one record; its own failures never reach the program."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic_ns
+
+import pytest
+
+from kvtune.probe.gc import CollectorProbe
+from kvtune.probe.ring import COLLECTION, Ring, read_ring
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Iterator[tuple[CollectorProbe, Path]]:
+    path = tmp_path / "ring"
+    probe = CollectorProbe(Ring(path, 1 << 20))
+    was_enabled = gc.isenabled()
+    gc.disable()  # only the collections that a test asks for
+    probe.install()
+    yield probe, path
+    probe.remove()
+    if was_enabled:
+        gc.enable()
+
+
+def test_one_record_per_collection(installed: tuple[CollectorProbe, Path]) -> None:
+    _, path = installed
+    before = monotonic_ns()
+    for generation in (0, 1, 2):
+        gc.collect(generation)
+    after = monotonic_ns()
+    rows = read_ring(path).rows
+    assert [row[0] for row in rows] == [COLLECTION] * 3
+    assert [row[1] for row in rows] == [0, 1, 2]
+    for row in rows:
+        start, pause = row[3], row[4]
+        assert before <= start and pause > 0 and start + pause <= after
+
+
+def test_what_was_collected_is_counted(installed: tuple[CollectorProbe, Path]) -> None:
+    _, path = installed
+    gc.collect()
+    for _ in range(100):
+        loop: list[object] = []
+        loop.append(loop)
+    del loop
+    gc.collect()
+    assert read_ring(path).rows[-1][6] >= 100
+
+
+def test_pause_is_the_collections_own_time(installed: tuple[CollectorProbe, Path]) -> None:
+    _, path = installed
+    heap = [[i] for i in range(300_000)]
+    start = monotonic_ns()
+    gc.collect()
+    outside = monotonic_ns() - start
+    pause = read_ring(path).rows[-1][4]
+    assert pause <= outside
+    assert pause >= 0.5 * outside, (pause, outside)
+    assert len(heap) == 300_000
+
+
+def test_collections_on_other_threads_are_recorded(installed: tuple[CollectorProbe, Path]) -> None:
+    _, path = installed
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    thread.join()
+    row = read_ring(path).rows[-1]
+    assert row[8] != threading.get_ident()
+
+
+class Broken:
+    def write(self, *args: object) -> None:
+        raise OSError("disk gone")
+
+
+def test_a_failing_probe_removes_itself_and_keeps_the_reason() -> None:
+    probe = CollectorProbe(Broken())  # type: ignore[arg-type]
+    probe.install()
+    gc.collect()
+    assert probe._call not in gc.callbacks
+    assert probe.failed == "OSError: disk gone"
+    gc.collect()  # and the program goes on

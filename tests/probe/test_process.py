@@ -1,0 +1,80 @@
+"""psutil from outside, on real processes: samples of a whole tree, its shared memory, its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import shared_memory
+
+import psutil
+import pytest
+
+from kvtune.probe.process import ProcessSampler, kill_tree, shared_memory_of
+
+TREE = """
+import subprocess, sys, time
+children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def tree() -> Iterator[subprocess.Popen[bytes]]:
+    root = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE)
+    assert root.stdout is not None
+    root.stdout.readline()
+    yield root
+    kill_tree(root.pid, 0.1)
+    root.wait()
+    root.stdout.close()
+
+
+def test_the_whole_tree_is_sampled(tree: subprocess.Popen[bytes]) -> None:
+    sampler = ProcessSampler(tree.pid, interval_s=0.02)
+    sampler.start()
+    time.sleep(0.6)
+    sampler.stop()
+    pids = {s.pid for s in sampler.samples}
+    assert tree.pid in pids and len(pids) == 3
+    assert all(s.rss_bytes > 1 << 20 for s in sampler.samples)
+    assert any(s.uss_bytes > 0 for s in sampler.samples)
+    assert "time.sleep" in sampler.names[tree.pid]
+
+
+def test_a_process_that_ends_does_not_end_the_sampling(tree: subprocess.Popen[bytes]) -> None:
+    sampler = ProcessSampler(tree.pid, interval_s=0.02)
+    sampler.start()
+    time.sleep(0.2)
+    victim = psutil.Process(tree.pid).children()[0]
+    victim.kill()
+    time.sleep(0.2)
+    count = len([s for s in sampler.samples if s.pid == tree.pid])
+    time.sleep(0.2)
+    sampler.stop()
+    assert len([s for s in sampler.samples if s.pid == tree.pid]) > count
+
+
+def test_kill_tree_leaves_nothing(tree: subprocess.Popen[bytes]) -> None:
+    family = [tree.pid, *(c.pid for c in psutil.Process(tree.pid).children())]
+    kill_tree(tree.pid, 0.1)
+    tree.wait()
+    assert not [p for p in family if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]
+
+
+def test_kill_tree_of_a_process_that_is_gone() -> None:
+    done = subprocess.Popen([sys.executable, "-c", "pass"])
+    done.wait()
+    kill_tree(done.pid, 0.1)
+
+
+def test_mapped_shared_memory_is_found() -> None:
+    block = shared_memory.SharedMemory(create=True, size=4096)
+    try:
+        assert f"/dev/shm/{block.name}" in shared_memory_of(psutil.Process().pid)
+    finally:
+        block.close()
+        block.unlink()
+    assert shared_memory_of(2**22 + 1) == set()

@@ -1,0 +1,132 @@
+"""The ring: what was written is read, in order; torn and overwritten records are known; a full disk is an OSError."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.probe.ring import HEADER, RECORD, SIZE, Ring, read_ring
+
+ZERO = (0,) * 9
+
+
+def test_records_come_back_in_order(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "r", HEADER + 100 * SIZE)
+    for i in range(50):
+        ring.write(1, i, -i, (i * 10**9, *ZERO))
+    found = read_ring(tmp_path / "r")
+    assert found.pid == os.getpid()
+    assert found.lost == 0
+    assert [row[:4] for row in found.rows] == [(1, i, -i, i * 10**9) for i in range(50)]
+
+
+@given(capacity=st.integers(1, 40), written=st.integers(0, 150))
+def test_a_full_ring_keeps_the_newest_and_counts_the_rest(
+    tmp_path_factory: pytest.TempPathFactory, capacity: int, written: int
+) -> None:
+    path = tmp_path_factory.mktemp("ring") / "r"
+    ring = Ring(path, capacity * SIZE)
+    for i in range(written):
+        ring.write(2, 0, i, (i, *ZERO))
+    found = read_ring(path)
+    kept = min(capacity, written)
+    assert [row[2] for row in found.rows] == list(range(written - kept, written))
+    assert found.lost == written - kept
+
+
+def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "r", 10 * SIZE)
+    for i in range(5):
+        ring.write(1, 0, i, (i, *ZERO))
+    with (tmp_path / "r").open(
+        "r+b"
+    ) as file:  # the last record, killed before its sequence number was written
+        file.seek(HEADER + 4 * SIZE + RECORD.size - 8)
+        file.write(bytes(8))
+    found = read_ring(tmp_path / "r")
+    assert [row[2] for row in found.rows] == [0, 1, 2, 3]
+
+
+def test_threads_never_share_a_slot(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "r", 8000 * SIZE)
+
+    def write(thread: int) -> None:
+        for i in range(1500):
+            ring.write(thread, 0, i, (thread, *ZERO))
+
+    threads = [threading.Thread(target=write, args=(t,)) for t in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    found = read_ring(tmp_path / "r")
+    assert len(found.rows) == 6000 and found.lost == 0
+    for thread in range(4):
+        assert [row[2] for row in found.rows if row[0] == thread] == list(range(1500))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from kvtune.probe.ring import Ring
+ring = Ring(Path(sys.argv[1]))
+i = 0
+while True:
+    ring.write(1, 0, 0, (i, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+    i += 1
+    if i == 1000:
+        print("ready", flush=True)
+"""
+
+
+def test_nothing_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    time.sleep(0.05)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    writer.stdout.close()
+    found = read_ring(path)
+    values = [row[3] for row in found.rows]
+    assert len(values) + found.lost >= 1000
+    assert values == list(range(values[0], values[0] + len(values)))
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from kvtune.probe.ring import Ring
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    Ring(Path(sys.argv[1]), 8 << 20)
+except OSError as error:
+    print("refused", error.errno)
+"""
+
+
+def test_a_file_that_cannot_be_whole_is_refused_before_any_record(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("refused")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a ring", b"KVTRING0" + bytes(5000)])
+def test_what_is_no_ring_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "r").write_bytes(content)
+    with pytest.raises(ValueError, match="r is not a ring file"):
+        read_ring(tmp_path / "r")

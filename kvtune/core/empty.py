@@ -1,0 +1,127 @@
+"""Until when does a decoding request need nothing from the KV cache manager? Runs in EngineCore.
+
+`quiet_until` answers it in closed form from the managers' own state; between a request's events `allocate_slots` of
+stock is a no-op that returns the empty block list, so `QuietSlots` returns that one immutable object at once.
+The limits only ever err on the early side: then stock's code runs, does nothing and the limits are taken anew.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+NEVER = 1 << 60
+
+
+class Quiet(NamedTuple):
+    """Nothing happens while all three hold for a request's next step of one token.
+
+    | limit | holds while | else |
+    |---|---|---|
+    | slots | computed tokens < slots | a group needs a block |
+    | cached | tokens to hash < cached | a full block gets its hash |
+    | window | computed - in flight < window | blocks leave a sliding window |
+    """
+
+    slots: int
+    cached: int
+    window: int
+
+
+def quiet_until(manager: KVCacheManager, request: Request) -> Quiet:
+    """The limits of a running request, from the state of its groups' managers."""
+    request_id = request.request_id
+    processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+    slots = cached = window = NEVER
+    for group in manager.coordinator.single_type_managers:
+        blocks = group.req_to_blocks.get(request_id, ())
+        size = group.block_size
+        slots = min(slots, len(blocks) * size)
+        if group.enable_caching and group.kv_cache_spec.prefix_cacheable:
+            cached = min(cached, (group.num_cached_block.get(request_id, 0) + 1) * size)
+        span = getattr(group, "sliding_window", 0)
+        if span:
+            span += group.extra_retained_tokens - 1
+            gone = max(0, processed - span) // size
+            dropped = gone == 0 or blocks[min(gone, len(blocks)) - 1].is_null
+            window = min(window, (gone + 1) * size + span if dropped else 0)
+    return Quiet(slots, cached, window)
+
+
+def understands(manager: KVCacheManager) -> str:
+    """Why the closed form does not hold for this engine's managers; empty when it does."""
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
+
+    for group in manager.coordinator.single_type_managers:
+        # A subclass that acts at other moments than its base says so; ours do not.
+        base = type(group)
+        while base.__module__.startswith("kvtune.") and base.__base__ is not None:
+            base = base.__base__
+        if base not in (FullAttentionManager, SlidingWindowManager):
+            return f"{base.__name__} has its own rules"
+        if group.enable_caching and group.block_size != manager.block_pool.hash_block_size:
+            return "blocks are hashed in finer units than they are allocated"
+        if group._record_new_block_ids and group.dcp_world_size > 1:
+            return "context parallel decoding"
+    if manager.coordinator.eagle_group_ids or manager.coordinator.num_reprefillable_tokens:
+        return "speculative decoding"
+    return ""
+
+
+class QuietSlots:
+    """Mixin in front of a KVCacheManager class: `allocate_slots` costs next to nothing between a request's events."""
+
+    _quiet: dict[str, Quiet]
+
+    def allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **options: Any) -> Any:
+        manager: Any = self
+        if num_new_tokens != 1 or args or options != ONE_DECODE:
+            return super().allocate_slots(request, num_new_tokens, *args, **options)  # type: ignore[misc]
+        limits = self.quiet(request)
+        computed = request.num_computed_tokens
+        if (
+            computed < limits.slots
+            and computed - request.num_in_flight_tokens < limits.window
+            and min(computed + 1, request.num_tokens) < limits.cached
+        ):
+            return manager.empty_kv_cache_blocks
+        return self.allocate_at_event(request)
+
+    def allocate_at_event(self, request: Any) -> Any:
+        """Stock's `allocate_slots` for one decoded token; the limits are taken anew when next asked for."""
+        self._quiet.pop(request.request_id, None)
+        return super().allocate_slots(request, 1, **ONE_DECODE)  # type: ignore[misc]
+
+    def quiet(self, request: Any) -> Quiet:
+        """The limits of a request, remembered until its next event."""
+        limits = self._quiet.get(request.request_id)
+        if limits is None:
+            limits = self._quiet[request.request_id] = quiet_until(self, request)  # type: ignore[arg-type]
+        return limits
+
+    def free(self, request: Any) -> None:
+        self._quiet.pop(request.request_id, None)
+        super().free(request)  # type: ignore[misc]
+
+    def pop_blocks_for_free(self, request: Any) -> Any:
+        self._quiet.pop(request.request_id, None)
+        return super().pop_blocks_for_free(request)  # type: ignore[misc]
+
+
+ONE_DECODE = {"num_lookahead_tokens": 0}
+
+
+@cache
+def with_quiet_slots(manager_class: type) -> type:
+    """The subclass of a KVCacheManager class that has QuietSlots in front."""
+    return type(f"Quiet{manager_class.__name__}", (QuietSlots, manager_class), {"__module__": __name__})
+
+
+def adopt(manager: KVCacheManager) -> None:
+    """Put QuietSlots in front of a manager that vLLM (and maybe the core's pool) has built."""
+    manager._quiet = {}
+    manager.__class__ = with_quiet_slots(type(manager))

@@ -1,0 +1,72 @@
+"""The steady path decides and puts out what stock does: random workloads, step by step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+pytest.importorskip("vllm")
+
+from tests.core.steady_rig import VOCAB, Shape, Twins
+
+SHAPES = {
+    "full": Shape(),
+    "hybrid": Shape(windows=(12, 12)),
+    "hybrid_dense": Shape(windows=(20,), retention=None),
+    "small_pool": Shape(blocks=60),
+    "small_pool_hybrid": Shape(blocks=110, windows=(12, 12)),
+    "no_caching": Shape(caching=False, blocks=80),
+    "priority": Shape(policy="priority", blocks=70),
+    "active_limit": Shape(active=6),
+    "no_stats": Shape(log_stats=False, finished_sets=True),
+    "v2_runner": Shape(v2_runner=True, finished_sets=True),
+    "short_context": Shape(max_len=48, windows=(12,)),
+}
+
+
+def drive(shape: Shape, seed: int, steps: int) -> Twins:
+    chance = random.Random(seed)
+    twins = Twins(shape, seed=seed)
+    prefixes = [[chance.randrange(VOCAB) for _ in range(40)] for _ in range(4)]
+    count = 0
+    load = 0.0
+    for step in range(steps):
+        if step % 60 == 0:
+            load = chance.choice((0.02, 0.1, 0.4))
+        while chance.random() < load:
+            count += 1
+            prompt = chance.choice(prefixes)[: chance.randrange(1, 40)]
+            prompt = prompt + [chance.randrange(VOCAB) for _ in range(chance.randrange(0, 30))]
+            twins.add(
+                name=f"r-{count}",
+                prompt=prompt[: shape.max_len - 2],
+                output=chance.choice((1, 2, 5, 20, 60, 200)),
+                priority=chance.randrange(3),
+                client=chance.choice((0, 0, 0, 1)) if seed % 2 else 0,
+                stops=chance.choice((None, None, [3, 7, 400])),
+                eos=chance.choice((None, 11)),
+                hashed=shape.caching,
+            )
+        if chance.random() < 0.02 and twins.stock.requests:
+            twins.abort(chance.choice(list(twins.stock.requests)))
+        twins.step()
+        if step % 7 == 0:
+            twins.compare()
+    twins.compare()
+    return twins
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_random_workloads(name: str, asynchronous: bool) -> None:
+    shape = SHAPES[name]
+    if asynchronous:
+        shape = Shape(**{**vars(shape), "asynchronous": True})
+    steady = 0
+    for seed in range(4):
+        twins = drive(shape, seed, 400)
+        assert twins.ours.steady_off == ""
+        steady += twins.ours.steady_steps
+    assert steady > 300, f"the steady path was hardly taken: {steady} of 1600 steps"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from kvtune.engine.resolve import ENGINES, resolve
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.doctor import Finding
 from kvtune.sim.doctor_facts import Facts, Group, Visits
-from kvtune.sim.planner import CPU, GPU, Backend, BlockPlan, ModelShape, match_units, plan_per_layer
+from kvtune.sim.planner import GPU, BlockPlan, ModelShape, match_units, plan_per_layer
 from kvtune.sim.planner_config import shape_of
 from kvtune.units import count, size
 
@@ -34,7 +34,8 @@ class Floor:
 
     tokens: int
     why: str
-    first_visit: int  # that hits when each visit brings a new suffix; 0: none did
+    first_visit: int  # that hits where each visit brings a new suffix; 0: none of the replayed did
+    last_first_visit: int  # the same in the worst of the replayed cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,7 @@ class ModelReport:
             "state_bytes": self.state_bytes,
             "tail_bytes": self.tail_bytes,
             "match_units": match_units(self.facts.block_tokens, 16) if self.facts.hybrid else [],
-            "floor": None
-            if self.floor is None
-            else {"tokens": self.floor.tokens, "why": self.floor.why, "first_visit": self.floor.first_visit},
+            "floor": None if self.floor is None else asdict(self.floor),
         }
 
 
@@ -96,15 +95,10 @@ def examine_model(model: str, engine_args: Sequence[str]) -> tuple[ModelReport, 
 
 def ask_vllm(model: str, engine_args: Sequence[str]) -> Facts:
     """Facts from vLLM's own configuration and KV specs, in a process without weights."""
-    resolved = resolve(model, dummy=True, engine_args=engine_args)
+    resolve(model, dummy=True, engine_args=engine_args)  # what is wrong with it is said at once
     with tempfile.TemporaryDirectory(prefix="kvtune-doctor-") as folder:
         answer = Path(folder) / "facts.json"
-        question = {
-            "model": model,
-            "args": resolved.args,
-            "offline": resolved.offline,
-            "given": given(engine_args),
-        }
+        question = {"model": model, "args": list(engine_args), "given": given(engine_args)}
         command = [sys.executable, "-m", "kvtune.sim.doctor_probe", str(answer)]
         try:
             done = subprocess.run(
@@ -251,19 +245,15 @@ def floor_of(facts: Facts) -> Floor | None:
         return None
     tokens = max(group.block_tokens for group in facts.groups)
     why = f"a hit is whole blocks, and a block is {tokens} tokens: {block_why(facts)}"
-    return Floor(tokens, why, first_hitting_visit(facts.shared_prefix, tokens))
+    firsts = first_hits(facts.shared_prefix, tokens)
+    return Floor(tokens, why, min(firsts, default=0), max(firsts, default=0))
 
 
-def first_hitting_visit(visits: Sequence[Visits], floor: int) -> int:
-    """The first visit at which every replayed prefix that is long enough had hit; 0 when one never did."""
-    firsts = [
-        next((number for number, hit in enumerate(visit.hit_tokens, start=1) if hit), 0)
-        for visit in visits
-        if visit.prefix_tokens >= floor
-    ]
-    return 0 if not firsts or 0 in firsts else max(firsts)
-
-
-def backend_of(facts: Facts) -> Backend:
-    """The planner's backend for a device that vLLM named."""
-    return CPU if facts.device == "cpu" else GPU
+def first_hits(visits: Sequence[Visits], floor: int) -> list[int]:
+    """Of each replayed prefix that is long enough, the first visit that hit; those that never did are left out."""
+    found = []
+    for visit in visits:
+        hit = next((number for number, tokens in enumerate(visit.hit_tokens, start=1) if tokens), 0)
+        if visit.prefix_tokens >= floor and hit:
+            found.append(hit)
+    return found

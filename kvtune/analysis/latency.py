@@ -88,13 +88,20 @@ def token_gaps_ms(run: Run) -> tuple[Values, Values]:
 
 def _gaps(run: Run) -> tuple[NDArray[np.int64], Values]:
     tokens = run.table("tokens")
-    order = np.lexsort((tokens["t_s"], tokens["request"]))
-    request, t_s = tokens["request"][order].astype(np.int64), tokens["t_s"][order]
-    count = np.maximum(tokens["count"][order], 0)[1:]
+    request, t_s, count = tokens["request"].astype(np.int64), tokens["t_s"], tokens["count"]
+    if not _in_order(request, t_s):  # millions of rows: sort only what needs it
+        order = np.lexsort((t_s, request))
+        request, t_s, count = request[order], t_s[order], count[order]
+    count = np.maximum(count, 0)[1:]
     follows = (request[1:] == request[:-1]) & (count > 0)
     count = count[follows]
     gap = np.diff(t_s)[follows] * 1000.0 / count
     return np.repeat(request[1:][follows], count), np.repeat(gap, count)
+
+
+def _in_order(request: NDArray[np.int64], t_s: Values) -> bool:
+    later = (request[1:] > request[:-1]) | ((request[1:] == request[:-1]) & (t_s[1:] >= t_s[:-1]))
+    return bool(later.all())
 
 
 def _ended(run: Run) -> NDArray[np.bool_]:

@@ -17,6 +17,7 @@ from kvtune.analysis.gc import Collector, collectors
 from kvtune.analysis.host import host_cost
 from kvtune.analysis.latency import latency
 from kvtune.analysis.memory import memory
+from kvtune.analysis.verdict import verdict
 from kvtune.run.types import Run
 from kvtune.workload.types import Workload
 
@@ -104,6 +105,7 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
         "probe": {"level": h.probe.level, "lost_records": h.probe.lost_records, "disabled": h.probe.disabled},
         "valid": {"timings": h.valid.timings, "why": h.valid.why},
         "notes": h.notes,
+        "verdict": asdict(verdict(run, workload)),
     }
     plain: dict[str, Any] = _plain(found)
     return plain

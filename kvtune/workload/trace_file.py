@@ -70,7 +70,7 @@ def trace(
         raise UsageError(
             f"workload trace: to={to_s:g} is not after from={from_s:g}", "give from= and to= in seconds"
         )
-    file = Path(path)
+    file = Path(path).expanduser()
     rows = _in_order(file, _rows(file, format), bool(sort))
     planned: list[Request] = []
     origin: float | None = None

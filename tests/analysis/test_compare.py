@@ -54,19 +54,19 @@ def figures(found: Comparison) -> dict[str, Figure]:
 
 
 def test_a_real_difference_is_shown_with_its_interval() -> None:
-    found = figures(compare(run(noise(1)), run(noise(2) * 0.9), WORKLOAD))["ttft_ms.mean"]
+    found = figures(compare(run(noise(1)), run(noise(2) * 0.9)))["ttft_ms.mean"]
     assert found.verdict == "better"
     assert found.low is not None
     assert found.high is not None
     assert found.low < found.difference < found.high < 0  # type: ignore[operator]
     assert found.relative == pytest.approx(-0.1, abs=0.02)
-    back = figures(compare(run(noise(2) * 0.9), run(noise(1)), WORKLOAD))["ttft_ms.mean"]
+    back = figures(compare(run(noise(2) * 0.9), run(noise(1))))["ttft_ms.mean"]
     assert back.verdict == "worse"
 
 
 def test_the_interval_is_that_of_the_normal_theory() -> None:
     a, b = noise(1), noise(2)
-    found = figures(compare(run(a), run(b), WORKLOAD))["ttft_ms.mean"]
+    found = figures(compare(run(a), run(b)))["ttft_ms.mean"]
     half = 1.96 * (b - a).std(ddof=1) / COUNT**0.5 * 1000
     assert found.low == pytest.approx((b - a).mean() * 1000 - half, abs=half * 0.15)
     assert found.high == pytest.approx((b - a).mean() * 1000 + half, abs=half * 0.15)
@@ -76,19 +76,19 @@ def test_noise_is_rarely_called_a_difference() -> None:
     """Of 40 comparisons without a difference about 2 may be called one at 95 %; 9 would be 5 in a million."""
     shown = 0
     for seed in range(40):
-        found = figures(compare(run(noise(2 * seed)), run(noise(2 * seed + 1)), None, seed=seed))
+        found = figures(compare(run(noise(2 * seed)), run(noise(2 * seed + 1)), seed=seed))
         shown += found["ttft_ms.mean"].verdict != "no difference shown"
     assert shown < 9
 
 
 def test_pairing_finds_what_differs_request_by_request() -> None:
     wide = np.random.default_rng(0).uniform(0.1, 5.0, COUNT)
-    found = figures(compare(run(wide), run(wide * 0.99), WORKLOAD))["ttft_ms.mean"]
+    found = figures(compare(run(wide), run(wide * 0.99)))["ttft_ms.mean"]
     assert found.verdict == "better"
 
 
 def test_hits_are_better_when_there_are_more() -> None:
-    found = figures(compare(run(noise(1), hit=48), run(noise(1), hit=64), WORKLOAD))
+    found = figures(compare(run(noise(1), hit=48), run(noise(1), hit=64)))
     rate = found["prefix_cache.hit_rate"]
     assert rate.verdict == "better"
     assert rate.difference == pytest.approx(190 * 16 / 20_000)
@@ -97,9 +97,7 @@ def test_hits_are_better_when_there_are_more() -> None:
 
 
 def test_one_number_a_run_is_no_verdict() -> None:
-    slow = figures(compare(run(noise(1), wall_s=10.0), run(noise(1), wall_s=20.0), WORKLOAD))[
-        "throughput_tok_s"
-    ]
+    slow = figures(compare(run(noise(1), wall_s=10.0), run(noise(1), wall_s=20.0)))["throughput_tok_s"]
     assert slow.relative == pytest.approx(-0.5)
     assert slow.verdict == "no difference shown"
     assert "repeat" in slow.why
@@ -107,11 +105,11 @@ def test_one_number_a_run_is_no_verdict() -> None:
 
 def test_every_figure_equals_the_summarys() -> None:
     a, b = run(noise(1)), run(noise(2))
-    found = compare(a, b, WORKLOAD)
+    found = compare(a, b)
     assert len(found.figures) >= 8
     for figure in found.figures:
-        assert figure.a == value_at(summary(a, WORKLOAD), figure.path)
-        assert figure.b == value_at(summary(b, WORKLOAD), figure.path)
+        assert figure.a == value_at(summary(a, None), figure.path)
+        assert figure.b == value_at(summary(b, None), figure.path)
         if figure.low is not None:  # the statistic that is resampled is the figure itself
             assert figure.low <= figure.difference <= figure.high  # type: ignore[operator]
     assert json.dumps(found.plain(), allow_nan=False)
@@ -119,12 +117,12 @@ def test_every_figure_equals_the_summarys() -> None:
 
 def test_it_is_the_same_every_time() -> None:
     a, b = run(noise(1)), run(noise(2))
-    assert compare(a, b, WORKLOAD) == compare(a, b, WORKLOAD)
+    assert compare(a, b) == compare(a, b)
 
 
 def test_distorted_times_get_no_verdict_but_hits_do() -> None:
     bad = run(noise(1) * 2, hit=64, valid=Validity(timings=False, why="tracemalloc"))
-    found = figures(compare(run(noise(1)), bad, WORKLOAD))
+    found = figures(compare(run(noise(1)), bad))
     assert found["ttft_ms.mean"].verdict == "no difference shown"
     assert "tracemalloc" in found["ttft_ms.mean"].why
     assert found["prefix_cache.hit_rate"].verdict == "better"
@@ -132,11 +130,11 @@ def test_distorted_times_get_no_verdict_but_hits_do() -> None:
 
 def test_few_requests_and_empty_runs() -> None:
     few = workload_of([(Span(0, 0, 10),)] * 3)
-    found = figures(compare(served(few, [0] * 3), served(few, [0] * 3), few))
+    found = figures(compare(served(few, [0] * 3), served(few, [0] * 3)))
     assert found["ttft_ms.mean"].why == "only 3 observations"
     nothing = Run(header_of(wall_s=0.0, processes=[]))
     assert compare(nothing, nothing).figures == ()
-    one_sided = figures(compare(run(noise(1)), Run(header_of(wall_s=0.0)), None))
+    one_sided = figures(compare(run(noise(1)), Run(header_of(wall_s=0.0))))
     assert one_sided["ttft_ms.mean"].verdict == "no difference shown"
     assert "first" in one_sided["ttft_ms.mean"].why
 

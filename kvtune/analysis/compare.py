@@ -22,8 +22,6 @@ Verdict = Literal["better", "worse", "no difference shown"]
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
-FEWEST = 8
-"""Observations below which an interval would be a pretence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,37 +103,44 @@ def _checked(run: Run) -> dict[str, str]:
 
 def _figure(m: Measure, a: Run, b: Run, left: float | None, right: float | None, seed: int) -> Figure:
     if left is None or right is None:
-        why = f"only the {'second' if left is None else 'first'} run has it"
-        return Figure(m.path, left, right, None, None, None, None, "no difference shown", why)
-    difference = right - left
-    relative = difference / abs(left) if left else None
-    low, high, why = _interval(m, a, b, seed)
+        return judged(
+            m, left, right, None, None, f"only the {'second' if left is None else 'first'} run has it"
+        )
+    return judged(m, left, right, *_interval(m, a, b, seed))
+
+
+def judged(
+    m: Measure, a: float | None, b: float | None, low: float | None, high: float | None, why: str = ""
+) -> Figure:
+    """The figure with its verdict: a difference is shown where the interval leaves out zero."""
+    difference = b - a if a is not None and b is not None else None
+    relative = difference / abs(a) if difference is not None and a else None
     verdict: Verdict = "no difference shown"
     if low is not None and high is not None and (low > 0 or high < 0):
         verdict = "better" if (low > 0) == (m.better > 0) else "worse"
-    return Figure(m.path, left, right, difference, relative, low, high, verdict, why)
+    return Figure(m.path, a, b, difference, relative, low, high, verdict, why)
 
 
 def _interval(m: Measure, a: Run, b: Run, seed: int) -> tuple[float | None, float | None, str]:
     """The interval of b - a, or why there is none."""
-    if m.timed and (why := _distorted(a) or _distorted(b)):
+    if m.timed and (why := distorted(a) or distorted(b)):
         return None, None, why
     if m.observe is None or m.statistic is None:
         return None, None, "one value a run: repeat the runs to learn its spread"
     left, right = m.observe(a), m.observe(b)
-    if m.paired and len(left[0]) == len(right[0]):
+    paired = m.paired and a.header.workload.hash == b.header.workload.hash and len(left[0]) == len(right[0])
+    if paired:
         both = _observed((*left, *right))
         left, right = _rows(left, both), _rows(right, both)
     else:
         left, right = _rows(left, _observed(left)), _rows(right, _observed(right))
     fewest = min(len(left[0]), len(right[0]))
-    if fewest < FEWEST:
-        return None, None, f"only {fewest} observations"
-    low, high = _bootstrap(left, right, m.statistic, m.paired and len(left[0]) == len(right[0]), seed)
-    return low, high, ""
+    if fewest < m.fewest:
+        return None, None, f"{fewest} observations are too few: it takes {m.fewest}"
+    return *_bootstrap(left, right, m.statistic, paired, seed), ""
 
 
-def _distorted(run: Run) -> str:
+def distorted(run: Run) -> str:
     """Why a run's times mean nothing; predicted times do mean something, among their like (`source` is checked)."""
     if run.header.source == "sim" or run.header.valid.timings:
         return ""

@@ -34,6 +34,7 @@ class Measure:
     statistic: Statistic | None = None
     paired: bool = True
     timed: bool = True  # a time, or made of times: worth nothing where the run's times are distorted
+    fewest: int = 8  # observations below which an interval would be a pretence
 
 
 def _mean(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
@@ -85,7 +86,7 @@ def _of_requests(name: str, observe: Callable[[Run], NDArray[np.float64]]) -> tu
     return (
         Measure(f"{name}.mean", -1, columns, _mean),
         Measure(f"{name}.p50", -1, columns, _p50),
-        Measure(f"{name}.p99", -1, columns, _p99),
+        Measure(f"{name}.p99", -1, columns, _p99, fewest=200),
     )
 
 

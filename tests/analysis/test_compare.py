@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
+from scipy import stats
 
 from kvtune.analysis.compare import Comparison, Figure, compare, mismatches, value_at
+from kvtune.analysis.repeats import compare_repeats
 from kvtune.analysis.summary import summary
 from kvtune.run.types import CoreInfo, EngineInfo, Run, Validity
 from kvtune.workload.types import Span
@@ -131,7 +134,7 @@ def test_distorted_times_get_no_verdict_but_hits_do() -> None:
 def test_few_requests_and_empty_runs() -> None:
     few = workload_of([(Span(0, 0, 10),)] * 3)
     found = figures(compare(served(few, [0] * 3), served(few, [0] * 3)))
-    assert found["ttft_ms.mean"].why == "only 3 observations"
+    assert found["ttft_ms.mean"].why == "3 observations are too few: it takes 8"
     nothing = Run(header_of(wall_s=0.0, processes=[]))
     assert compare(nothing, nothing).figures == ()
     one_sided = figures(compare(run(noise(1)), Run(header_of(wall_s=0.0))))
@@ -152,3 +155,52 @@ def test_checked_fields() -> None:
     assert [m.field for m in mismatches(same, other)] == ["source", "model", "vllm", "device", "python"]
     from_other = served(workload_of([]), []), same
     assert mismatches(*from_other) == ()
+
+
+def test_requests_are_paired_only_where_they_are_the_same() -> None:
+    """Pairing wide prompts of two different workloads would shrink the interval for no reason."""
+    wide = np.random.default_rng(0).uniform(0.1, 5.0, COUNT)
+    other = replace(run(wide * 0.99).header, workload=replace(run(wide).header.workload, hash="other"))
+    found = figures(compare(run(wide), Run(other, run(wide * 0.99).tables)))["ttft_ms.mean"]
+    assert found.verdict == "no difference shown"
+    assert found.low is not None
+
+
+def test_a_99th_percentile_takes_many_requests() -> None:
+    few = workload_of([(Span(0, 0, 10),)] * 50)
+    found = figures(compare(served(few, [0] * 50), served(few, [0] * 50)))
+    assert found["ttft_ms.p99"].low is None
+    assert found["ttft_ms.p50"].low == 0.0
+    assert figures(compare(run(noise(1)), run(noise(2))))["ttft_ms.p99"].low is not None
+
+
+def test_repeats_give_every_figure_an_interval() -> None:
+    a = [run(noise(i), wall_s=10.0 + 0.1 * i) for i in range(4)]
+    b = [run(noise(9 + i), wall_s=12.0 + 0.1 * i) for i in range(4)]
+    found = figures(compare_repeats(a, b))
+    tok_s = found["throughput_tok_s"]
+    assert tok_s.verdict == "worse"
+    ours, theirs = ([800 / s for s in side] for side in ((10.0, 10.1, 10.2, 10.3), (12.0, 12.1, 12.2, 12.3)))
+    assert (tok_s.a, tok_s.b) == (pytest.approx(np.mean(ours)), pytest.approx(np.mean(theirs)))
+    # Welch's interval, by hand.
+    parts = [np.var(side, ddof=1) / 4 for side in (ours, theirs)]
+    freedom = sum(parts) ** 2 / sum(part**2 / 3 for part in parts)
+    half = stats.t.ppf(0.975, freedom) * sum(parts) ** 0.5
+    assert tok_s.low == pytest.approx(np.mean(theirs) - np.mean(ours) - half)
+    assert tok_s.high == pytest.approx(np.mean(theirs) - np.mean(ours) + half)
+    assert found["prefix_cache.hit_rate"].low == found["prefix_cache.hit_rate"].high == 0.0
+
+
+def test_a_drifting_machine_is_no_difference() -> None:
+    """Within one pair of runs 10 % look certain; over runs that drift by 20 % nothing is shown."""
+    assert figures(compare(run(noise(1)), run(noise(2) * 1.1)))["ttft_ms.mean"].verdict == "worse"
+    a = [run(noise(i) * drift) for i, drift in enumerate((1.0, 1.2, 0.9))]
+    b = [run(noise(i + 5) * 1.1 * drift) for i, drift in enumerate((1.1, 0.85, 1.15))]
+    assert figures(compare_repeats(a, b))["ttft_ms.mean"].verdict == "no difference shown"
+
+
+def test_too_few_repeats_and_mismatches() -> None:
+    one = compare_repeats([run(noise(1))], [run(noise(2)), run(noise(3), model="other")])
+    assert {f.verdict for f in one.figures} == {"no difference shown"}
+    assert "1 runs a side" in figures(one)["ttft_ms.mean"].why
+    assert [m.field for m in one.mismatches] == ["model"]

@@ -1,0 +1,66 @@
+"""Which free block is given out next: one policy, one file. Runs in EngineCore.
+
+A policy orders *hashed* free blocks in tiers (FIFO queues that the pool links); blocks without a hash are always
+given out first and never reach it. It holds no blocks, only numbers, so that it cannot lose one.
+
+    the pool calls                      when
+    place(block_id, grade) -> tier      a hashed block became free; it goes to that tier's tail
+    choose(wanted) -> (tier, count)     blocks are needed: take `count` (1..wanted) from the head of `tier`
+    hit(block_ids)                      blocks were found by a prompt (free or in use)
+    stored(block_id, key, resident)     a block got its hash; another has the same
+    evicted(block_id, key)              a block lost its hash because it was given out
+    reset()                             the whole prefix cache was dropped
+
+`tiers` names the tiers, in the order in which they are emptied when the policy fails: first = given out first.
+`Shelves` is what a policy may see and do in `choose`: sizes, heads, and demote (head of one tier to another's tail).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from kvtune.core.settings import CoreSettings
+
+WINDOW, SLACK, SPECULATIVE = 0, 1, 2
+"""Grades: why a block was kept. WINDOW also stands for full attention; the others only occur with pinning."""
+
+
+class Shelves(Protocol):
+    """The pool as policies see it."""
+
+    num_blocks: int
+
+    def size(self, tier: int) -> int:
+        """Blocks in a tier."""
+
+    def head(self, tier: int) -> int:
+        """The block at a tier's head; -1 when it is empty."""
+
+    def demote(self, tier: int, to: int) -> None:
+        """Move the head of `tier` to the tail of `to`."""
+
+
+class Policy(Protocol):
+    name: str
+    tiers: tuple[str, ...]
+
+    def place(self, block_id: int, grade: int) -> int: ...
+    def choose(self, wanted: int) -> tuple[int, int]: ...
+    def hit(self, block_ids: Iterable[int]) -> None: ...
+    def stored(self, block_id: int, key: bytes, resident: bool) -> None: ...
+    def evicted(self, block_id: int, key: bytes) -> None: ...
+    def reset(self) -> None: ...
+
+
+def make(name: str, shelves: Shelves, settings: CoreSettings) -> Policy:
+    """The policy of that name over a pool."""
+    from kvtune.core.policies import lru, pin, tiered, two_class
+
+    kinds = {
+        "lru": lru.Lru,
+        "pin": pin.Pin,
+        "tiered": tiered.Tiered,
+        "two_class": two_class.TwoClass,
+    }
+    return kinds[name](shelves, settings)

@@ -1,0 +1,47 @@
+"""Least recently used, exactly as stock: one queue, oldest first. Also what every other policy falls back to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtune.core.policies import Shelves
+from kvtune.core.settings import CoreSettings
+
+
+class InOrder:
+    """The base of policies that give out the first tier that has a block, and place everything in one."""
+
+    name = "in_order"
+    tiers: tuple[str, ...] = ("aged",)
+
+    def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
+        self.shelves = shelves
+
+    def place(self, block_id: int, grade: int) -> int:
+        return len(self.tiers)
+
+    def choose(self, wanted: int) -> tuple[int, int]:
+        size = self.shelves.size
+        for tier in range(1, len(self.tiers) + 1):
+            available = size(tier)
+            if available:
+                return tier, min(wanted, available)
+        raise LookupError("every tier is empty")
+
+    def hit(self, block_ids: Iterable[int]) -> None:
+        pass
+
+    def stored(self, block_id: int, key: bytes, resident: bool) -> None:
+        pass
+
+    def evicted(self, block_id: int, key: bytes) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+
+class Lru(InOrder):
+    """One tier, oldest first."""
+
+    name = "lru"

@@ -1,0 +1,54 @@
+"""Ours, the default of models with sliding windows: speculative windows go first, blocks that were hit go last.
+
+    tier         holds                                                given out
+    speculative  windows at doubling distances, never hit             first, oldest first
+    slack        windows kept for suffixes of unknown length          then
+    probation    never hit, or hit long ago                           then
+    protected    hit since stored; at most `protected_share` of all   last
+
+A protected block beyond the share is demoted to the young end of probation, where it gets a second life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtune.core.policies import SLACK, SPECULATIVE, Shelves
+from kvtune.core.policies.lru import InOrder
+from kvtune.core.settings import CoreSettings
+
+PROBATION, PROTECTED = 3, 4
+
+
+class Tiered(InOrder):
+    name = "tiered"
+    tiers = ("speculative", "slack", "probation", "protected")
+
+    def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
+        super().__init__(shelves, settings)
+        self.reuse = settings.reuse
+        self.protected_most = int(settings.protected_share * shelves.num_blocks)
+        self.was_hit = bytearray(shelves.num_blocks)
+
+    def place(self, block_id: int, grade: int) -> int:
+        if self.reuse and self.was_hit[block_id]:
+            return PROTECTED
+        return 1 if grade == SPECULATIVE else 2 if grade == SLACK else PROBATION
+
+    def choose(self, wanted: int) -> tuple[int, int]:
+        shelves = self.shelves
+        while shelves.size(PROTECTED) > self.protected_most:
+            self.was_hit[shelves.head(PROTECTED)] = 0
+            shelves.demote(PROTECTED, PROBATION)
+        return super().choose(wanted)
+
+    def hit(self, block_ids: Iterable[int]) -> None:
+        was_hit = self.was_hit
+        for block_id in block_ids:
+            was_hit[block_id] = 1
+
+    def evicted(self, block_id: int, key: bytes) -> None:
+        self.was_hit[block_id] = 0
+
+    def reset(self) -> None:
+        self.was_hit = bytearray(len(self.was_hit))

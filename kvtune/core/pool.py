@@ -1,0 +1,260 @@
+"""The tiered block pool: vLLM's BlockPool with its free queue replaced by tiers that a policy orders. EngineCore.
+
+    block is                          it is in
+    in use (ref_cnt > 0)              no queue, tier byte 0
+    free, without a hash ("blank")    tier 1, given out first, newest first (as stock)
+    free, hashed                      tier 1 + what the policy said, given out oldest first
+
+Contract: every free block is in exactly one queue; all operations are O(1) a block; the free count is the sum of
+the tiers; only `popleft_n` (inside get_new_blocks) moves blocks between tiers, so no admission check can stall.
+A policy that raises is replaced by "tiers in order, oldest first"; broken queues are rebuilt from ref counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+
+from kvtune.core import policies, state
+from kvtune.core.policies import Policy
+from kvtune.core.policies.lru import InOrder
+from kvtune.core.settings import CoreSettings
+
+logger = logging.getLogger("vllm.kvtune")
+
+BLANK = 1
+
+
+class Tiers:
+    """Stands in for stock's FreeKVCacheBlockQueue: same methods, but several queues behind them.
+
+    Tier numbers here are the policy's plus one: 0 is "not free", 1 is blank, 2.. are the policy's 1...
+    """
+
+    def __init__(self, blocks: Sequence[KVCacheBlock], policy_name: str, settings: CoreSettings) -> None:
+        self.blocks = blocks
+        self.num_blocks = len(blocks)
+        self.tier_of = bytearray(len(blocks))
+        self.grade_of = bytearray(len(blocks))
+        self.policy: Policy = policies.make(policy_name, self, settings)
+        self.settings = settings
+        self.names = ("blank", *self.policy.tiers)
+        self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.tiers) + 2)]
+        self.num_free_blocks = 0
+        self.demotions = 0
+        self.failures = 0
+        self.taken = [0] * len(self.queues)
+
+    # What a policy sees (Shelves).
+
+    def size(self, tier: int) -> int:
+        return int(self.queues[tier + 1].num_free_blocks)
+
+    def head(self, tier: int) -> int:
+        queue = self.queues[tier + 1]
+        if not queue.num_free_blocks:
+            return -1
+        block = queue.fake_free_list_head.next_free_block
+        assert block is not None
+        return int(block.block_id)
+
+    def demote(self, tier: int, to: int) -> None:
+        block = self.queues[tier + 1].popleft()
+        self.queues[to + 1].append(block)
+        self.tier_of[block.block_id] = to + 1
+        self.demotions += 1
+
+    # What vLLM's BlockPool calls.
+
+    def popleft(self) -> KVCacheBlock:
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        assert self.num_free_blocks >= n
+        try:
+            return self._take(n)
+        except Exception as error:
+            self.rebuild(error)
+            return self._take(n)
+
+    def _take(self, n: int) -> list[KVCacheBlock]:
+        taken: list[KVCacheBlock] = []
+        tier_of = self.tier_of
+        while len(taken) < n:
+            tier, count = self._choose(n - len(taken))
+            found = self.queues[tier].popleft_n(count)
+            self.taken[tier] += count
+            for block in found:
+                tier_of[block.block_id] = 0
+            self.num_free_blocks -= count
+            taken += found
+        return taken
+
+    def _choose(self, wanted: int) -> tuple[int, int]:
+        blank = self.queues[BLANK].num_free_blocks
+        if blank:
+            return BLANK, min(blank, wanted)
+        try:
+            tier, count = self.policy.choose(wanted)
+            if not 0 < count <= min(wanted, self.size(tier)):
+                raise ValueError(
+                    f"policy {self.policy.name} chose {count} of {self.size(tier)} blocks in tier {tier}"
+                )
+        except Exception as error:
+            self.policy_failed(error)
+            tier, count = self.policy.choose(wanted)
+        return tier + 1, count
+
+    def remove(self, block: KVCacheBlock) -> None:
+        tier = self.tier_of[block.block_id]
+        try:
+            if not tier:
+                raise RuntimeError(f"block {block.block_id} is free but in no tier")
+            self.queues[tier].remove(block)
+        except Exception as error:
+            self.rebuild(error)
+            self.queues[self.tier_of[block.block_id]].remove(block)
+        self.tier_of[block.block_id] = 0
+        self.num_free_blocks -= 1
+
+    def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Blank blocks became free."""
+        if blocks:
+            self.queues[BLANK].prepend_n(blocks)
+            self._mark(blocks, BLANK)
+
+    def append(self, block: KVCacheBlock) -> None:
+        self.append_n([block])
+
+    def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Hashed blocks became free."""
+        try:
+            place, grade_of = self.policy.place, self.grade_of
+            tiers = [place(block.block_id, grade_of[block.block_id]) + 1 for block in blocks]
+            if tiers and not BLANK < min(tiers) <= max(tiers) < len(self.queues):
+                raise ValueError(f"policy {self.policy.name} placed a block in a tier that it does not have")
+        except Exception as error:
+            self.policy_failed(error)
+            tiers = [len(self.queues) - 1] * len(blocks)
+        start = 0
+        for end in range(1, len(blocks) + 1):
+            if end == len(blocks) or tiers[end] != tiers[start]:
+                run = blocks[start:end]
+                self.queues[tiers[start]].append_n(run)
+                self._mark(run, tiers[start])
+                start = end
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """Every free block, tier by tier."""
+        return [block for queue in self.queues[BLANK:] for block in queue.get_all_free_blocks()]
+
+    def _mark(self, blocks: list[KVCacheBlock], tier: int) -> None:
+        tier_of = self.tier_of
+        for block in blocks:
+            tier_of[block.block_id] = tier
+        self.num_free_blocks += len(blocks)
+
+    # When our own bookkeeping fails.
+
+    def policy_failed(self, error: Exception) -> None:
+        """From here on: tiers in order, oldest first."""
+        self.failures += 1
+        failed = self.policy.name
+        in_order = InOrder(self, self.settings)
+        in_order.tiers = self.policy.tiers
+        self.policy = in_order
+        state.note(f"policy {failed} failed and was replaced by least recently used: {error!r}")
+        logger.error("kvtune: policy %s failed, blocks are now evicted by age", failed, exc_info=error)
+
+    def rebuild(self, error: Exception) -> None:
+        """Queues that do not hold what they should: fill them again from the blocks' reference counts."""
+        self.failures += 1
+        state.note(f"the pool's queues were rebuilt: {error!r}")
+        logger.error("kvtune: the pool's queues were rebuilt", exc_info=error)
+        free = [block for block in self.blocks if block.ref_cnt == 0 and not block.is_null]
+        for queue in self.queues:
+            queue.__init__([])
+        self.tier_of = bytearray(self.num_blocks)
+        self.num_free_blocks = 0
+        for block in free:
+            block.prev_free_block = block.next_free_block = None
+        self.prepend_n([block for block in free if block.block_hash is None])
+        self.append_n([block for block in free if block.block_hash is not None])
+
+
+class TieredPool(BlockPool):  # type: ignore[misc]
+    """vLLM's pool with Tiers as its free queue, which tells the policy what happens to blocks."""
+
+    free_block_queue: Tiers
+
+    def adopt_tiers(self, policy_name: str, settings: CoreSettings) -> None:
+        """Called once, on a pool that stock has built, whatever is in use by then."""
+        free = self.free_block_queue.get_all_free_blocks()
+        tiers = Tiers(self.blocks, policy_name, settings)
+        tiers.prepend_n([block for block in free if block.block_hash is None])
+        tiers.append_n([block for block in free if block.block_hash is not None])
+        self.free_block_queue = tiers
+
+    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
+        super().touch(blocks)
+        tiers = self.free_block_queue
+        try:
+            tiers.policy.hit([block.block_id for block in blocks])
+        except Exception as error:
+            tiers.policy_failed(error)
+
+    def _insert_block_hash(
+        self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
+    ) -> None:
+        resident = self.cached_block_hash_to_block.get_one_block(block_hash_with_group_id) is not None
+        super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
+        tiers = self.free_block_queue
+        try:
+            tiers.policy.stored(block.block_id, block_hash_with_group_id, resident)
+        except Exception as error:
+            tiers.policy_failed(error)
+
+    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
+        key = block.block_hash
+        if not super()._maybe_evict_cached_block(block):
+            return False
+        tiers = self.free_block_queue
+        tiers.grade_of[block.block_id] = 0
+        try:
+            if key is not None:
+                tiers.policy.evicted(block.block_id, key)
+        except Exception as error:
+            tiers.policy_failed(error)
+        return True
+
+    def reset_prefix_cache(self) -> bool:
+        if not super().reset_prefix_cache():
+            return False
+        tiers = self.free_block_queue
+        tiers.grade_of = bytearray(tiers.num_blocks)
+        try:
+            tiers.policy.reset()
+        except Exception as error:
+            tiers.policy_failed(error)
+        return True
+
+    def grade(self, blocks: Sequence[KVCacheBlock], grades: Sequence[int]) -> None:
+        """Why these blocks are kept (policies.WINDOW, SLACK, SPECULATIVE); -1 leaves a block's grade."""
+        grade_of = self.free_block_queue.grade_of
+        for block, grade in zip(blocks, grades, strict=True):
+            if grade >= 0:
+                grade_of[block.block_id] = grade
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far, for the run's record: blocks given out by tier, demotions, failures."""
+        tiers = self.free_block_queue
+        counts = {f"given_out_{name}": n for name, n in zip(tiers.names, tiers.taken[BLANK:], strict=True)}
+        counts |= {"demotions": tiers.demotions, "pool_failures": tiers.failures}
+        ghost_hits = getattr(tiers.policy, "ghost_hits", None)
+        if ghost_hits is not None:
+            counts["ghost_hits"] = ghost_hits
+        return counts

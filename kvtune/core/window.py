@@ -1,0 +1,157 @@
+"""Which sliding-window blocks are kept for later prompts, and why. Runs in EngineCore.
+
+A prompt can resume at a boundary only where every window group still has the `need` blocks before it. Stock keeps
+the window at the prompt's end (and, at a second visit, where a shared prefix was found). This manager also keeps
+
+    |--prompt------------------------------------------------------|--output--|
+            [spec]          [spec]      [spec][...slack...][window]   [output]
+    distance: 4*s ........... 2*s ....... s = slack ........ 0
+
+so a prompt with another suffix resumes at its second visit. `grade` says to the pool's policy what a block is
+worth. With policy `pin` it keeps the window at each chunk's end instead (the published policy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.request import Request
+
+from kvtune.core.policies import SLACK, SPECULATIVE, WINDOW
+from kvtune.core.pool import TieredPool
+from kvtune.core.settings import CoreSettings
+
+Span = tuple[int, int, int]
+"""First block, end block, grade."""
+
+
+class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
+    """vLLM's SlidingWindowManager with another answer to what is hashed. It never holds a block by itself."""
+
+    settings: CoreSettings
+    block_pool: TieredPool
+
+    def adopt_window(self, settings: CoreSettings) -> None:
+        """Called once, on a manager that stock has built."""
+        self.settings = settings
+        self.need = self._contiguous_blocks_for_hit(self.sliding_window, self.block_size, self.use_eagle)
+        if settings.pin_window:
+            self.need = max(self.need, -(-settings.pin_window // self.block_size))
+        # EAGLE reads one block beyond the boundary.
+        self.shift = 1 if self.use_eagle else 0
+        self.slack_blocks = -(-settings.slack // self.block_size)
+
+    def cache_blocks(
+        self,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        *,
+        replay_boundaries: Sequence[int],
+    ) -> None:
+        start = self.num_cached_block.get(request.request_id, 0)
+        end = num_tokens // self.block_size
+        if start >= end:
+            return
+        if retention_interval == 0 and start * self.block_size >= request.num_prompt_tokens + self.shift:
+            # Decoding: nothing is kept until the request ends (keep_output).
+            self.num_cached_block[request.request_id] = end
+            return
+        boundaries = [*replay_boundaries]
+        if request.shared_prefix_boundary:
+            boundaries.append(request.shared_prefix_boundary)
+        stock = self.reachable_block_mask(
+            start_block=start,
+            end_block=end,
+            alignment_tokens=self.cache_hit_alignment_tokens,
+            kv_cache_spec=self.kv_cache_spec,
+            use_eagle=self.use_eagle,
+            retention_interval=retention_interval,
+            reachable_boundaries=boundaries,
+            dcp_world_size=self.dcp_world_size,
+        )
+        blocks = self.req_to_blocks[request.request_id]
+        grades = [SPECULATIVE if stock is None or kept else -1 for kept in stock or [True] * (end - start)]
+        for first, last, grade in self._spans(request, start, end, boundaries):
+            for i in range(max(first, start), min(last, end)):
+                if grades[i - start] < 0 or grade < grades[i - start]:
+                    grades[i - start] = grade
+        pool = self.block_pool
+        pool.cache_full_blocks(
+            request=request,
+            blocks=blocks,
+            num_cached_blocks=start,
+            num_full_blocks=end,
+            block_size=self.block_size,
+            kv_cache_group_id=self.kv_cache_group_id,
+            block_mask=[grade >= 0 for grade in grades],
+        )
+        pool.grade(blocks[start:end], grades)
+        self.num_cached_block[request.request_id] = end
+
+    def _spans(self, request: Request, start: int, end: int, boundaries: Sequence[int]) -> list[Span]:
+        """What to keep of a prompt, of which the blocks start..end are being computed."""
+        ends = [self._end_block(boundary) for boundary in boundaries]
+        spans = [(last - self.need, last, WINDOW) for last in ends]
+        big = end - start >= self.settings.min_drop
+        if self.settings.policy == "pin":
+            if big:
+                spans.append((end - self.need, end, SPECULATIVE))
+            return spans
+        last = max(ends[: len(ends) - bool(request.shared_prefix_boundary)])
+        slack = self.slack_blocks
+        spans.append((last - self.need - slack, last, SLACK))
+        if big:
+            distance = max(slack, 1)
+            for _ in range(self.settings.windows):
+                distance *= 2
+                if distance >= last:
+                    break
+                spans.append((last - distance - self.need, last - distance, SPECULATIVE))
+        return spans
+
+    def _end_block(self, boundary: int) -> int:
+        """The block after the last one that a resume at this boundary (in tokens) needs."""
+        aligned = boundary // self.cache_hit_alignment_tokens * self.cache_hit_alignment_tokens
+        return int(aligned // self.block_size + self.shift)
+
+    def keep_output(self, request: Request) -> None:
+        """The request ends (or is preempted): hash its last window, so that what follows it can resume there."""
+        request_id = request.request_id
+        blocks = self.req_to_blocks.get(request_id)
+        cached = self.num_cached_block.get(request_id, 0)
+        if not blocks or not cached:
+            return
+        # The last token's KV is written by the step that would have come next.
+        known = min(request.num_computed_tokens, request.num_tokens - 1, cached * self.block_size)
+        end = self._end_block(known - self.shift * self.block_size)
+        start = max(0, end - self.need)
+        window = blocks[start:end]
+        if end > cached or not window or any(block.is_null for block in window):
+            return
+        missing = [block.block_hash is None for block in window]
+        if not any(missing):
+            return
+        self.block_pool.cache_full_blocks(
+            request=request,
+            blocks=blocks,
+            num_cached_blocks=start,
+            num_full_blocks=end,
+            block_size=self.block_size,
+            kv_cache_group_id=self.kv_cache_group_id,
+            block_mask=missing,
+        )
+        self.block_pool.grade(window, [WINDOW if new else -1 for new in missing])
+
+
+def supports(manager: Any) -> str:
+    """Why this manager must stay stock's; empty when it can be a KeepingWindowManager."""
+    if type(manager) is not SlidingWindowManager:
+        return f"{type(manager).__name__} is not a plain sliding-window group"
+    if manager.dcp_world_size > 1 or manager.pcp_world_size > 1:
+        return "context parallelism"
+    if manager.cache_hit_alignment_tokens % manager.block_size:
+        return "hits end inside blocks"
+    return ""

@@ -1,50 +1,23 @@
-"""Readers of recorded traces: Mooncake JSONL (with prefix hashes), BurstGPT CSV and Azure CSV (without).
+"""A recorded trace as a workload: opened, its format told, put in order, cut to the window that was asked for.
 
-Each reader streams a file line by line into `Row`s; `trace` turns rows into a Plan. Every complaint names the
-file and the line.
+`trace_rows.py` reads the lines. Every complaint names the file and, where there is one, the line.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import IO, Annotated, NamedTuple
-
-import msgspec
+from typing import IO
 
 from kvtune.errors import UsageError
 from kvtune.workload.plan import Plan
+from kvtune.workload.trace_rows import AZURE, BURSTGPT, MOONCAKE_BLOCK, Row, mooncake_rows, table_rows
 from kvtune.workload.types import Request, Span
 
-MOONCAKE_BLOCK = 512
-"""Tokens that one hash id of a Mooncake trace stands for."""
-
 FORMATS = ("auto", "mooncake", "burstgpt", "azure")
-
-_BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
-_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-
-
-class Row(NamedTuple):
-    """One request of a trace. `streams` is empty where the format knows no prefixes."""
-
-    line: int
-    t_s: float
-    prompt: int
-    output: int
-    streams: list[int]
-
-
-class _MooncakeLine(msgspec.Struct, gc=False):
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
-    input_length: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
-    output_length: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]]
 
 
 def trace(
@@ -126,9 +99,9 @@ def _rows(file: Path, format: str) -> Iterator[Row]:
         head = stream.readline().lstrip("\ufeff")
         known = _detect(head, file) if format == "auto" else format
         if known == "mooncake":
-            yield from _mooncake(file, head, stream)
+            yield from mooncake_rows(file, head, stream)
         else:
-            yield from _table(file, head, stream, known)
+            yield from table_rows(file, head, stream, known)
 
 
 @contextmanager
@@ -152,99 +125,12 @@ def _detect(head: str, file: Path) -> str:
     columns = {column.strip() for column in head.split(",")}
     if not head.strip() or head.lstrip().startswith("{"):
         return "mooncake"
-    if columns.issuperset(_BURSTGPT):
+    if columns.issuperset(BURSTGPT):
         return "burstgpt"
-    if columns.issuperset(_AZURE):
+    if columns.issuperset(AZURE):
         return "azure"
     raise UsageError(
         f"{file}, line 1: neither a Mooncake line nor a BurstGPT or Azure header",
         "Mooncake is one JSON object a line; the CSV files begin with "
-        f"{','.join(_BURSTGPT)} or {','.join(_AZURE)}",
+        f"{','.join(BURSTGPT)} or {','.join(AZURE)}",
     )
-
-
-def _mooncake(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:
-    decode = msgspec.json.Decoder(_MooncakeLine, strict=True).decode
-    number = 0
-    for lines in ((head,), rest):
-        for text in lines:
-            number += 1
-            if text.isspace() or not text:
-                continue
-            try:
-                line = decode(text)
-            except msgspec.ValidationError as error:
-                raise UsageError(
-                    f"{file}, line {number}: {error}",
-                    "a line is {timestamp (ms), input_length, output_length (tokens), hash_ids}",
-                ) from error
-            except msgspec.DecodeError as error:
-                raise UsageError(
-                    f"{file}, line {number}: not JSON: {error}", "repair or remove the line"
-                ) from error
-            blocks = -(-line.input_length // MOONCAKE_BLOCK)
-            if len(line.hash_ids) != blocks:
-                raise UsageError(
-                    f"{file}, line {number}: {len(line.hash_ids)} hash_ids for input_length "
-                    f"{line.input_length}, which has {blocks} blocks of {MOONCAKE_BLOCK}",
-                    "hash_ids holds one id for each started block of the prompt",
-                )
-            yield Row(number, line.timestamp / 1000.0, line.input_length, line.output_length, line.hash_ids)
-
-
-def _table(file: Path, head: str, rest: Iterable[str], known: str) -> Iterator[Row]:
-    names = [column.strip() for column in head.split(",")]
-    wanted = _BURSTGPT if known == "burstgpt" else _AZURE
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        raise UsageError(
-            f"{file}, line 1: no column {missing[0]!r}", f"a {known} file has the columns {', '.join(wanted)}"
-        )
-    time_at, prompt_at, output_at = (names.index(name) for name in wanted)
-    reader = csv.reader(rest)
-    for cells in reader:
-        number = reader.line_num + 1
-        if not cells:
-            continue
-        if len(cells) != len(names):
-            raise UsageError(
-                f"{file}, line {number}: {len(cells)} cells, the header has {len(names)}", "repair the line"
-            )
-        t_s = _seconds(cells[time_at], known, file, number)
-        prompt = _length(cells[prompt_at], wanted[1], file, number)
-        output = _length(cells[output_at], wanted[2], file, number)
-        if known == "burstgpt" and output == 0:
-            continue  # the data set's own mark of a request that failed
-        if prompt == 0:
-            raise UsageError(f"{file}, line {number}: {wanted[1]} is 0", "remove requests without a prompt")
-        yield Row(number, t_s, prompt, output, [])
-
-
-def _seconds(text: str, known: str, file: Path, number: int) -> float:
-    try:
-        if known == "burstgpt":
-            value = float(text)
-            if not 0 <= value < float("inf"):
-                raise ValueError
-            return value
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError as error:
-        kind = "a number of seconds" if known == "burstgpt" else "a date and time"
-        raise UsageError(
-            f"{file}, line {number}: timestamp {text!r} is not {kind}", "repair the line"
-        ) from error
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _length(text: str, column: str, file: Path, number: int) -> int:
-    try:
-        value = int(text)
-    except ValueError as error:
-        raise UsageError(
-            f"{file}, line {number}: {column} {text!r} is not a whole number", "repair the line"
-        ) from error
-    if value < 0:
-        raise UsageError(
-            f"{file}, line {number}: {column} is negative ({value})", "repair or remove the line"
-        )
-    return value

@@ -71,7 +71,7 @@ def drive(work: Workload, seed: int) -> tuple[dict[int, float], dict[int, float]
     return sent, finished
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(workloads(), st.integers(0, 1000))
 def test_every_request_is_sent_once_and_never_too_early(work: Workload, seed: int) -> None:
     sent, finished = drive(work, seed)
@@ -89,7 +89,7 @@ def test_every_request_is_sent_once_and_never_too_early(work: Workload, seed: in
             assert len(flying) <= work.concurrency
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(workloads(), st.integers(0, 1000))
 def test_nothing_waits_without_a_reason(work: Workload, seed: int) -> None:
     """With room to spare, a request goes at the very moment its last condition is met."""

@@ -1,0 +1,192 @@
+"""The workloads that there are: their keys, defaults and help, and the presets. Data; imports no numpy.
+
+The CLI's help and the README list `WORKLOADS`; `spec.py` checks values against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvtune.workload import synthetic, trace_file
+from kvtune.workload.plan import Plan
+
+Value = str | int | float
+
+DEFAULT_SPEC = "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3"
+"""What `kvtune profile` sends without -w: shows hits, or none, at the second and third visit of a prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a workload. Its type is the default's; with an empty text as default it must be given."""
+
+    name: str
+    default: Value
+    help: str
+    least: float = 1
+    most: float = 100_000_000
+    choices: tuple[str, ...] = ()
+    argument: str = ""  # the builder's name for it, where `name` is a Python keyword
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadKind:
+    name: str
+    help: str
+    keys: tuple[Key, ...]
+    builder: Callable[..., Plan]
+
+    def preset(self, name: str, help: str, **defaults: Value) -> WorkloadKind:
+        """The same workload with other defaults; every key can still be given."""
+        keys = tuple(replace(key, default=defaults.get(key.name, key.default)) for key in self.keys)
+        return WorkloadKind(name, help, keys, self.builder)
+
+    @property
+    def signature(self) -> str:
+        """`name:key=default,..` for help pages."""
+        return f"{self.name}:" + ",".join(f"{key.name}={_show(key)}" for key in self.keys)
+
+
+def _show(key: Key) -> str:
+    return "FILE" if key.default == "" else str(key.default)
+
+
+def _count(name: str, default: int, help: str, least: float = 1) -> Key:
+    return Key(name, default, help, least)
+
+
+def _concurrency(default: int) -> Key:
+    return Key("concurrency", default, "requests in flight at most; 0: all that have arrived", 0, 1_000_000)
+
+
+_RATE = Key("rate", 0.0, "Poisson arrivals a second, seeded; 0: none, send as concurrency allows", 0, 1e6)
+_SEED = Key("seed", 0, "seeds tokens, arrivals and draws", 0, 2**63 - 1)
+_OUTPUT = _count("output", 16, "generated tokens of each request")
+_ONE_KIND = (
+    _count("requests", 64, "requests"),
+    _count("prompt", 48, "tokens of each prompt"),
+    _count("output", 200, "generated tokens of each request"),
+    _concurrency(0),
+    _RATE,
+    _SEED,
+)
+
+_DECODE = WorkloadKind("decode", "short prompts, long outputs, all at once", _ONE_KIND, synthetic.decode)
+_PREFILL = WorkloadKind("prefill", "", _ONE_KIND, synthetic.prefill).preset(
+    "prefill", "long prompts, short outputs, all at once", requests=32, prompt=2000, output=8
+)
+_ROUNDS = WorkloadKind(
+    "rounds",
+    "the same prefixes re-sent in turn, in each round with a new suffix",
+    (
+        _count("prefixes", 12, "different prefixes"),
+        _count("prefix", 1500, "tokens of each prefix"),
+        _count("suffix", 64, "new tokens behind the prefix in every request", 0),
+        _OUTPUT,
+        _count("rounds", 3, "how often each prefix is sent; a round waits for the one before"),
+        _concurrency(1),
+        _SEED,
+    ),
+    synthetic.rounds,
+)
+_ZIPF = WorkloadKind(
+    "zipf",
+    "prefixes drawn by popularity (1 / rank^s), each with a new suffix",
+    (
+        _count("prefixes", 40, "different prefixes"),
+        _count("prefix", 1500, "tokens of each prefix"),
+        _count("suffix", 64, "new tokens behind the prefix in every request", 0),
+        _OUTPUT,
+        _count("requests", 120, "requests"),
+        Key("s", 1.0, "exponent of the popularity; 0: all alike", 0, 20),
+        _concurrency(1),
+        _RATE,
+        _SEED,
+    ),
+    synthetic.zipf,
+)
+_CHAT = WorkloadKind(
+    "chat",
+    "sessions that grow turn by turn, interleaved, behind one system prompt",
+    (
+        _count("sessions", 12, "conversations"),
+        _count("turns", 4, "turns of each conversation"),
+        _count("system", 256, "tokens of the system prompt that all share", 0),
+        _count("first", 256, "tokens of a conversation's first message"),
+        _count("user", 64, "tokens of every later message"),
+        _count("output", 64, "generated tokens of each turn"),
+        Key("think", 0.0, "seconds between an answer and the next turn", 0, 86_400),
+        Key(
+            "answers",
+            "engine",
+            "what the next turn repeats: the engine's own answer, or fixed text that is the same everywhere",
+            choices=("engine", "fixed"),
+        ),
+        _concurrency(0),
+        replace(_RATE, help="Poisson starts of conversations a second, seeded; 0: all at once"),
+        _SEED,
+    ),
+    synthetic.chat,
+)
+_MIX = WorkloadKind(
+    "mix",
+    "cold one-off prompts among hot prefixes",
+    (
+        _count("prefixes", 8, "hot prefixes"),
+        _count("prefix", 1500, "tokens of each hot prefix"),
+        _count("suffix", 64, "new tokens behind the prefix in every hot request", 0),
+        _OUTPUT,
+        _count("requests", 120, "requests, hot and cold"),
+        _count("cold", 1564, "tokens of each cold prompt"),
+        Key("share", 0.5, "share of cold requests", 0, 1),
+        _concurrency(1),
+        _RATE,
+        _SEED,
+    ),
+    synthetic.mix,
+)
+_TRACE = WorkloadKind(
+    "trace",
+    "a recorded trace: Mooncake JSONL, BurstGPT or Azure CSV",
+    (
+        Key("path", "", "the trace file"),
+        _count("limit", 0, "the first N requests only; 0: all", 0),
+        Key("speed", 1.0, "how many times as fast as recorded", 1e-6, 1e9),
+        Key(
+            "from",
+            0.0,
+            "leave out what came before, seconds after the first request",
+            0,
+            1e12,
+            argument="from_s",
+        ),
+        Key(
+            "to", 0.0, "leave out what came from then on, in seconds; 0: to the end", 0, 1e12, argument="to_s"
+        ),
+        Key("format", "auto", "the file's format", choices=trace_file.FORMATS),
+        Key("sort", 0, "1: accept timestamps out of order", 0, 1),
+        replace(
+            _concurrency(0), help="N: forget the arrivals, keep N requests in flight; 0: as they arrived"
+        ),
+        _SEED,
+    ),
+    trace_file.trace,
+)
+
+WORKLOADS: dict[str, WorkloadKind] = {
+    kind.name: kind
+    for kind in (
+        _DECODE,
+        _PREFILL,
+        _ROUNDS,
+        _ZIPF,
+        _CHAT,
+        _MIX,
+        _TRACE,
+        _DECODE.preset("seed-decode", "48 tokens in, 2000 out", requests=256, prompt=48, output=2000),
+        _DECODE.preset("seed-decode-short", "48 tokens in, 500 out", requests=256, prompt=48, output=500),
+        _PREFILL.preset("seed-prefill", "2000 tokens in, 48 out", requests=64, prompt=2000, output=48),
+        _ROUNDS.preset("seed-prefixes", "28k-token prefixes in rounds", prefixes=8, prefix=28_000),
+    )
+}

@@ -26,8 +26,8 @@ def build(settings: SimSettings, clock: VirtualClock) -> Any:
     from kvtune.sim.executor import Machine, SimExecutor
 
     config, specs, layouts = configure(settings)
-    executor = type("SimExecutor", (SimExecutor,), {})
-    executor.machine = Machine(specs, layouts, _pool_bytes(config), clock, settings.cost)
+    machine = Machine(specs, layouts, _pool_bytes(config), clock, settings.cost)
+    executor = type("SimExecutor", (SimExecutor,), {"machine": machine})
     try:
         engine = EngineCore(config, executor, log_stats=True)
     except ValueError as error:
@@ -58,7 +58,8 @@ def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:
     config = _engine_config(arguments)
     cache = config.cache_config
     if settings.specs:
-        specs, layouts = restore(settings.specs), []
+        specs = restore(settings.specs)
+        layouts: list[str] = []  # the captured config names the layout
         apply(settings.specs, config, _given(settings.engine_args))
         if cache.num_gpu_blocks_override is None:
             cache.num_gpu_blocks_override = int(settings.specs["num_blocks"])

@@ -68,7 +68,7 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
         clock = "cpu" if run.header.engine.device == "cpu" and run.header.engine.executor == "uni" else "wall"
     time_us = steps["cpu_us" if clock == "cpu" else "step_us"][busy].astype("f8")
     features = _features({name: column[busy] for name, column in steps.items()})
-    weights, robust_us = _nnls(features, time_us)
+    weights = _nnls(features, time_us)
     error_us = np.abs(features @ weights - time_us)
     return StepCost(
         step_us=float(weights[0]),
@@ -94,7 +94,7 @@ def _features(steps: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
     )
 
 
-def _nnls(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+def _nnls(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> NDArray[np.float64]:
     """Fitted twice: steps that a pause of the machine fell into (far above the first fit) are left out."""
     from scipy.optimize import nnls
 
@@ -106,7 +106,8 @@ def _nnls(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> tuple[
     if keep.sum() >= MIN_STEPS and not keep.all():
         scale = np.maximum(features[keep].max(axis=0), 1e-12)
         weights = nnls(features[keep] / scale, time_us[keep])[0] / scale
-    return weights, spread
+    found: NDArray[np.float64] = weights
+    return found
 
 
 def read_cost(text: str) -> StepCost:

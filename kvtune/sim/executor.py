@@ -92,7 +92,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
     def shutdown(self) -> None:
         pass
 
-    def collective_rpc(  # type: ignore[override]
+    def collective_rpc(
         self,
         method: Any,
         timeout: float | None = None,

@@ -34,9 +34,10 @@ class Jumper:
             self._scheduler.max_num_scheduled_tokens,
             self._scheduler.scheduler_config.max_num_batched_tokens,
         )
-        self._blocked = False
-        self._before: tuple[int, int] = (0, 0)
+        self._blocked = self._decoding = False
+        self._before = (0, 0)
         self.ends: list[float] | None = None
+        self._update = self._scheduler._update_request_with_output
 
     def prepare(self) -> None:
         self._before = (len(self._scheduler.running), len(self._scheduler.waiting))
@@ -51,6 +52,8 @@ class Jumper:
         extra = [0] * (len(ends) - 1)
         for request in self._scheduler.running:
             request.spec_token_ids = extra
+        # No request ends inside a jump: vLLM need not look at each of its tokens.
+        self._scheduler._update_request_with_output = _append_all
         self._executor.decode_tokens = len(ends)
         self._executor.cost_of_jump = lambda prefill, decodes, context: ends[-1] - self._start()
         self._allow(len(ends) * len(self._scheduler.running))
@@ -58,13 +61,15 @@ class Jumper:
     def settle(self, outputs: Any) -> None:
         """After the step: what changed says whether the waiting ones are still blocked."""
         if self.ends is not None:
+            self._scheduler._update_request_with_output = self._update
             self._executor.decode_tokens = 1
             self._executor.cost_of_jump = None
             self._scheduler.max_num_scheduled_tokens = self._limits[0]
             self._scheduler.scheduler_config.max_num_batched_tokens = self._limits[1]
             self._clock.now_s = self._clock.device_free_s = self.ends[-1]
         after = (len(self._scheduler.running), len(self._scheduler.waiting))
-        self._blocked = after == self._before
+        # A pure decode step has room for a waiting request: if none came in, the first of them does not fit.
+        self._blocked = self._decoding and self._before[1] > 0 and after == self._before
 
     def _allow(self, tokens: int) -> None:
         self._scheduler.max_num_scheduled_tokens = max(tokens, self._limits[0])
@@ -77,14 +82,16 @@ class Jumper:
         """How many steps from here are alike, as far as requests and blocks are concerned."""
         scheduler = self._scheduler
         running: Sequence[Any] = scheduler.running
-        if not running or self._events is None or len(running) > min(self._limits):
+        self._decoding = False
+        if not running or self._events is None or len(running) >= min(self._limits):
             return 1
+        if any(r.num_tokens - r.num_computed_tokens != 1 or r.spec_token_ids for r in running):
+            return 1
+        self._decoding = True
         if (scheduler.waiting or scheduler.kv_holding_waiting) and not self._blocked:
             return 1
         steps = LONGEST
         for request in running:
-            if request.num_tokens - request.num_computed_tokens != 1 or request.spec_token_ids:
-                return 1
             left = request.max_tokens - request.num_output_tokens - 1
             if left < steps:
                 steps = left
@@ -130,6 +137,11 @@ class Jumper:
             context += decodes
             ends.append(at)
         return ends
+
+
+def _append_all(request: Any, new_token_ids: list[int], is_stale: bool = False) -> tuple[list[int], bool]:
+    request.append_output_token_ids(new_token_ids)
+    return new_token_ids, False
 
 
 def _event_residues(scheduler: Any) -> list[tuple[int, int]] | None:

@@ -16,12 +16,12 @@ def specs_of_model(vllm_config: Any) -> tuple[dict[str, Any], list[str]]:
     """
     import torch
     from vllm.config import set_current_vllm_config
+    from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.platforms import current_platform
     from vllm.utils.torch_utils import set_default_torch_dtype
     from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
-    from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
     try:
         with set_current_vllm_config(vllm_config):

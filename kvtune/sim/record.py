@@ -1,4 +1,4 @@
-"""From a replay's journal to the run record: the same tables as a real run's, source "sim". Simulator's process only."""
+"""From a replay's journal to the run record: the tables of a real run, source "sim". Simulator's process only."""
 
 from __future__ import annotations
 

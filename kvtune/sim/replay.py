@@ -7,6 +7,7 @@ step and finish; they must not change anything.
 
 from __future__ import annotations
 
+import gc
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -90,7 +91,7 @@ def replay(
 ) -> Run:
     """The run record (source "sim") of `workload` on the simulated engine.
 
-    `stop` is asked every few steps; when it says True, or on KeyboardInterrupt, the record so far comes back as partial.
+    `stop` is asked every few steps; on True, or KeyboardInterrupt, the record so far comes back as partial.
     """
     from kvtune.engine.host import check_fits
 
@@ -142,10 +143,12 @@ class Player:
         n = len(workload.requests)
         self._token_rows = workload.output_tokens <= settings.token_rows
         self.journal = Journal(
-            np.full(n, -1, "i8"),
-            *(np.full(n, np.nan) for _ in range(3)),
-            np.zeros(n, "i8"),
-            np.zeros(n, "i4"),
+            hits=np.full(n, -1, "i8"),
+            sent_s=np.full(n, np.nan),
+            first_s=np.full(n, np.nan),
+            finished_s=np.full(n, np.nan),
+            output=np.zeros(n, "i8"),
+            preemptions=np.zeros(n, "i4"),
         )
         self._columns = [array(kind) for kind in "ddiiiiiiq"]
         self.journal.steps = self._columns
@@ -156,10 +159,16 @@ class Player:
         """Run to the end. Why it ended early, or ""."""
         for observer in self._observers:
             observer.started(self._engine)
+        # A replay makes millions of objects and no cycles: the collector would only walk over the pool again and again.
+        collecting = gc.isenabled()
+        gc.disable()
         try:
             return self._loop()
         except KeyboardInterrupt:
             return "interrupted"
+        finally:
+            if collecting:
+                gc.enable()
 
     def _loop(self) -> str:
         feed, clock, engine, scheduler = self._feed, self._clock, self._engine, self._engine.scheduler

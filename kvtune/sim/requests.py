@@ -88,7 +88,7 @@ class Factory:
         planned = self._requests[index]
         return EngineRequest(
             request_id=str(index),
-            prompt_token_ids=Counted(planned.prompt_tokens),  # type: ignore[arg-type]
+            prompt_token_ids=Counted(planned.prompt_tokens),
             sampling_params=self._sampling(planned.output_tokens),
             pooling_params=None,
             arrival_time=arrival_s,

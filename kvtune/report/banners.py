@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvtune.report.contrast import Contrast
 from kvtune.run.types import Run
 from kvtune.units import count
 
@@ -42,4 +43,20 @@ def banners(run: Run) -> list[Banner]:
         text = ", ".join(f"{process}: {count(n)}" for process, n in lost.items())
         found.append(Banner("warn", "Records were overwritten, the oldest first.", text))
     found += [Banner("info", "Note.", note) for note in h.notes]
+    return found
+
+
+def contrast_banners(contrast: Contrast) -> list[Banner]:
+    """What a reader of a comparison must know: fields that must not differ and do, runs that are not whole."""
+    fields = dict.fromkeys(miss.field for c in contrast.comparisons for miss in c.mismatches)
+    found = []
+    if fields:
+        text = f"{', '.join(fields)} differ: a difference in a figure need not come from the settings."
+        found.append(Banner("bad", "These runs did not do the same work.", text))
+    for side in contrast.sides:
+        found += [
+            Banner(banner.css, f"{side.name}: {banner.title}", banner.text)
+            for banner in banners(side.run)
+            if banner.title != "Note."
+        ]
     return found

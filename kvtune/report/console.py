@@ -10,9 +10,11 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from kvtune.report.names import cause_title, process_title
 from kvtune.units import count, ms, percent, size
 
 Summary = Mapping[str, Any]
+PIPE_WIDTH = 110  # columns where there is no terminal
 LATENCIES = (("ttft_ms", "first token"), ("itl_ms", "between tokens"), ("e2e_ms", "whole request"))
 
 
@@ -31,7 +33,10 @@ def print_summary(summary: Summary, file: IO[str] | None = None) -> None:
     """Print the summary, coloured on a terminal unless NO_COLOR is set."""
     from rich.console import Console
 
-    Console(file=file, highlight=False).print(summary_view(summary))
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=file, highlight=False, width=PIPE_WIDTH)
+    console.print(summary_view(summary))
 
 
 def summary_view(summary: Summary) -> Any:
@@ -118,7 +123,7 @@ def _cache(s: Summary) -> Any:
         return None
     rows = [("hit", count(cache["hit_tokens"]), percent(cache["hit_tokens"], queries))]
     rows += [
-        (cause.replace("_", " "), count(tokens), percent(tokens, queries))
+        (cause_title(cause), count(tokens), percent(tokens, queries))
         for cause, tokens in sorted((cache.get("misses") or {}).items(), key=lambda item: -item[1])
         if tokens
     ]
@@ -133,7 +138,7 @@ def _gc(s: Summary) -> Any:
         share = own.get("share_of_step")
         rows.append(
             (
-                process,
+                process_title(process),
                 collections,
                 _ms(pause.get("total")),
                 _ms(pause.get("max")),
@@ -157,7 +162,7 @@ def _host(s: Summary) -> Any:
 
 def _memory(s: Summary) -> Any:
     rows = [
-        (process, size(peak))  # the contract: memory{process: rss_peak_bytes}
+        (process_title(process), size(peak))  # the contract: memory{process: rss_peak_bytes}
         for process, own in (s.get("memory") or {}).items()
         if (peak := own.get("rss_peak_bytes") if isinstance(own, Mapping) else own)
     ]

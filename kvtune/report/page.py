@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
-from kvtune.report.banners import Banner, banners
+from kvtune.report.banners import Banner, banners, contrast_banners
 from kvtune.report.charts import Section, script_json, vega_bundle
+from kvtune.report.contrast import Contrast
 from kvtune.report.files import write_new
-from kvtune.report.sections import run_sections
+from kvtune.report.sections import comparison, run_sections
 from kvtune.run.types import Run
 from kvtune.workload.types import Workload
 
@@ -33,6 +34,20 @@ def run_page(run: Run, workload: Workload | None = None) -> str:
         subtitle=_subtitle(run),
         sections=run_sections(run, workload),
         banners=banners(run),
+    )
+
+
+def compare_page(found: Contrast) -> str:
+    """The page of two or more runs, the others against the first."""
+    first = found.sides[0].run.header
+    names = " against ".join((", ".join(side.name for side in found.sides[1:]), found.sides[0].name))
+    return _render(
+        title=f"{names} · {first.model} · kvtune",
+        eyebrow="kvtune comparison",
+        heading=names,
+        subtitle=f"{first.model}, {first.workload.spec}",
+        sections=comparison.sections(found),
+        banners=contrast_banners(found),
     )
 
 

@@ -177,6 +177,7 @@
   // ---- text first, charts after: one a frame, those in sight before those below -------------------------------
   const figures = [...document.querySelectorAll("figure[data-chart]")];
   const drawAll = async () => {
+    root.dataset.charts = performance.now();
     for (const figure of figures) {
       await new Promise((done) => setTimeout(done));
       try {

@@ -1,0 +1,66 @@
+"""`kvtune compare A B [C..]`: differences with intervals, and an exit code that a CI job can act on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run files; the others are set against the first.")],
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", help="Exit 1 when this holds, e.g. 'ttft_ms.mean > +5%'.")
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    md: Annotated[bool, typer.Option("--md", help="Print Markdown tables.")] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Compare runs of another model, workload, vLLM, device or Python."),
+    ] = False,
+) -> int:
+    """Compare runs of one workload: per figure the difference, its 95 % interval and a verdict."""
+    from kvtune.analysis.fail_on import parse_fail_on
+    from kvtune.analysis.rebuild import workload_of
+    from kvtune.analysis.summary import summary
+    from kvtune.errors import EXIT_FAILED, UsageError
+    from kvtune.report.comparison_text import markdown, plain, print_comparison
+    from kvtune.report.contrast import contrast
+    from kvtune.run.file import read_run
+
+    if len(runs) < 2:
+        raise UsageError("compare needs at least two run files", "kvtune compare A.kvrun B.kvrun")
+    if json and md:
+        raise UsageError("--json and --md exclude each other", "give one of them")
+    condition = parse_fail_on(fail_on) if fail_on else None
+    found = [read_run(path) for path in runs]
+    workload = workload_of(found[0])
+    made = contrast(found, [path.stem for path in runs])
+    if not made.comparable and not anyway:
+        fields = dict.fromkeys(f"{m.field} ({m.a} and {m.b})" for c in made.comparisons for m in c.mismatches)
+        raise UsageError(
+            f"these runs did not do the same work: {', '.join(fields)}", "--anyway compares them all the same"
+        )
+    failed: list[str] = []
+    if condition is not None:
+        first, *others = (summary(run, workload) for run in found)
+        outcomes = [condition.evaluate(first, other) for other in others]
+        failed = [
+            f"{side.name}: {reason}"
+            for side, outcome in zip(made.sides[1:], outcomes, strict=True)
+            if outcome.holds
+            for reason in outcome.reasons
+        ]
+    if json:
+        import json as encoder
+
+        print(encoder.dumps(plain(made, workload, failed)))
+    elif md:
+        print(markdown(made))
+    else:
+        print_comparison(made)
+    for line in failed:
+        print(f"--fail-on holds, {line}", file=sys.stderr)
+    return EXIT_FAILED if failed else 0

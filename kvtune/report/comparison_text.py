@@ -1,0 +1,100 @@
+"""A comparison for a terminal (rich), as Markdown and as JSON: what `kvtune compare` prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from kvtune.analysis.summary import summary
+from kvtune.report.contrast import Contrast, sentence
+from kvtune.report.measures import change_text, interval_text, measure_text, measure_title, reasons
+from kvtune.workload.types import Workload
+
+STYLES = {"better": "green", "worse": "red", "no difference shown": "dim"}
+SCHEMA = 1
+PIPE_WIDTH = 140  # columns where there is no terminal
+
+
+def print_comparison(found: Contrast) -> None:
+    """Print one table for each run after the first."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    first = found.sides[0].name
+    for side, comparison in zip(found.sides[1:], found.comparisons, strict=True):
+        console.print(Text(f"{side.name} against {first}: {sentence(comparison)}", style="bold"))
+        for miss in comparison.mismatches:
+            console.print(Text(f"! {miss.field} differs: {miss.a} and {miss.b}", style="yellow"))
+        table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
+        for head, align in zip(_heads(first, side.name), ALIGN, strict=True):
+            table.add_column(Text(head), justify=align)
+        for row in _rows(comparison):
+            table.add_row(*(Text(cell) for cell in row[:-1]), Text(row[-1], style=STYLES[row[-1]]))
+        console.print(table)
+        for line in reasons(comparison.figures):
+            console.print(Text(line, style="dim"))
+
+
+ALIGN: tuple[Any, ...] = ("left", "right", "right", "right", "left", "left")
+
+
+def markdown(found: Contrast) -> str:
+    """Markdown tables, for a pull request's comment. Strings from runs are escaped."""
+    lines = []
+    first = found.sides[0].name
+    for side, comparison in zip(found.sides[1:], found.comparisons, strict=True):
+        lines += [f"**{_md(side.name)}** against **{_md(first)}**: {_md(sentence(comparison))}.", ""]
+        lines += [
+            f"> {_md(miss.field)} differs: {_md(miss.a)} and {_md(miss.b)}" for miss in comparison.mismatches
+        ]
+        lines += [""] if comparison.mismatches else []
+        lines.append(_md_row(_heads(first, side.name)))
+        lines.append("|" + "|".join("---:" if align == "right" else "---" for align in ALIGN) + "|")
+        lines += [_md_row(row) for row in _rows(comparison)]
+        lines += ["", *(f"{_md(line)}  " for line in reasons(comparison.figures)), ""]
+    return "\n".join(lines)
+
+
+def plain(found: Contrast, workload: Workload | None, failed: Sequence[str]) -> dict[str, Any]:
+    """The `--json` object: summaries of all runs, the comparisons with the first, the conditions that hold."""
+    return {
+        "schema": SCHEMA,
+        "comparable": found.comparable,
+        "runs": [{"name": side.name, **summary(side.run, workload)} for side in found.sides],
+        "comparisons": [
+            {"name": side.name, **comparison.plain()}
+            for side, comparison in zip(found.sides[1:], found.comparisons, strict=True)
+        ],
+        "failed": list(failed),
+    }
+
+
+def _heads(first: str, other: str) -> tuple[str, ...]:
+    return ("figure", first, other, "difference", "95 % interval", "verdict")
+
+
+def _rows(comparison: Any) -> list[tuple[str, ...]]:
+    return [
+        (
+            measure_title(f.path),
+            measure_text(f.path, f.a),
+            measure_text(f.path, f.b),
+            change_text(f),
+            interval_text(f),
+            f.verdict,
+        )
+        for f in comparison.figures
+    ]
+
+
+def _md_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_md(cell) for cell in cells) + " |"
+
+
+def _md(text: str) -> str:
+    for character in "\\`*_{}[]<>|#":
+        text = text.replace(character, f"\\{character}")
+    return " ".join(text.split())

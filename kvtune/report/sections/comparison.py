@@ -1,0 +1,278 @@
+"""The sections of a comparison's page: outcome, figures with intervals, distributions, rounds, what differs."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import numpy as np
+
+from kvtune.analysis.cache import rounds
+from kvtune.analysis.compare import Comparison
+from kvtune.analysis.latency import itl_ms, ttft_ms
+from kvtune.analysis.spread import Values
+from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.contrast import Contrast, sentence
+from kvtune.report.measures import SHARES, change_text, interval_text, measure_text, measure_title, reasons
+from kvtune.run.types import Run
+from kvtune.units import ms, percent
+
+QUANTILES = np.linspace(0, 1, 201)
+COLORS = {"better": "var(--good)", "worse": "var(--bad)", "no difference shown": "var(--soft)"}
+CSS = {"better": "better", "worse": "worse", "no difference shown": "quiet"}
+
+
+def sections(found: Contrast) -> list[Section]:
+    made = [_outcome(found), _figures(found), _distributions(found), _rounds(found), _differences(found)]
+    return [section for section in made if section is not None]
+
+
+def _outcome(found: Contrast) -> Section:
+    first = found.sides[0].name
+    lines = [
+        (side.name, f"Against {first}: {sentence(comparison)}.")
+        for side, comparison in zip(found.sides[1:], found.comparisons, strict=True)
+    ]
+    note = (
+        "Better and worse are said only where the 95 % interval of the difference leaves out zero. The intervals know "
+        "the spread within these runs; a machine that was slower for one whole run looks like a difference."
+    )
+    return Section("outcome", "What differs", "", "outcome.html", {"lines": lines, "note": note})
+
+
+def _figures(found: Contrast) -> Section:
+    charts, data, tables = [], {}, []
+    first = found.sides[0].name
+    for number, (side, comparison) in enumerate(
+        zip(found.sides[1:], found.comparisons, strict=True), start=1
+    ):
+        table = _table(first, side.name, comparison)
+        drawn = _forest(f"figures-{number}", first, side.name, comparison, table)
+        tables.append(table)
+        if drawn is not None:
+            charts.append(drawn[0])
+            data[drawn[0].id] = drawn[1]
+    why = dict.fromkeys(line for comparison in found.comparisons for line in reasons(comparison.figures))
+    return Section(
+        id="figures",
+        title="Figures",
+        lead=f"Differences are relative to {first}.",
+        template="figures.html",
+        values={"tables": tables, "why": list(why)},
+        charts=tuple(charts),
+        data=data,
+    )
+
+
+def _table(first: str, other: str, comparison: Comparison) -> Any:
+    rows = [
+        (
+            measure_title(f.path),
+            measure_text(f.path, f.a) if f.a is None else Cell(measure_text(f.path, f.a), f.a),
+            measure_text(f.path, f.b) if f.b is None else Cell(measure_text(f.path, f.b), f.b),
+            change_text(f) if f.relative is None else Cell(change_text(f), f.relative),
+            interval_text(f),
+            Cell(f.verdict, css=CSS[f.verdict]),
+        )
+        for f in comparison.figures
+    ]
+    heads = ("figure", first, other, "difference", "95 % interval", "verdict")
+    return grid(heads, rows, f"{other} against {first}")
+
+
+def _forest(
+    name: str, first: str, other: str, comparison: Comparison, table: Any
+) -> tuple[Chart, Columns] | None:
+    import altair as alt
+
+    shown = [f for f in comparison.figures if f.a and f.low is not None and f.high is not None]
+    shown = [f for f in shown if f.path not in SHARES]
+    if not shown:
+        return None
+    base = alt.Chart(alt.NamedData(name=name), height=26 * len(shown) + 10).encode(
+        y=alt.Y("figure:N", sort=None, axis=alt.Axis(title="figure", labelLimit=190, titlePadding=8)),
+        color=alt.Color(
+            "verdict:N", title=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
+        ),
+        tooltip=[
+            alt.Tooltip("figure:N"),
+            alt.Tooltip("text:N", title="difference"),
+            alt.Tooltip("interval:N", title="95 % interval"),
+            alt.Tooltip("verdict:N"),
+        ],
+    )
+    title = f"difference of {other} from {first} (%)"
+    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(x=alt.X("low:Q", title=title), x2="high:Q")
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(x="difference:Q")
+    zero = (
+        alt.Chart(alt.InlineData(values=[{"x": 0}]))
+        .mark_rule(color="var(--ink)", strokeDash=[3, 3])
+        .encode(x="x:Q")
+    )
+    data = columns(
+        figure=[measure_title(f.path) for f in shown],
+        low=[100 * (f.low or 0) / abs(f.a or 1) for f in shown],
+        high=[100 * (f.high or 0) / abs(f.a or 1) for f in shown],
+        difference=[100 * (f.relative or 0) for f in shown],
+        verdict=[f.verdict for f in shown],
+        text=[change_text(f) for f in shown],
+        interval=[interval_text(f) for f in shown],
+    )
+    label = f"Dots are differences, bars their 95 % intervals. {other} is {sentence(comparison)}."
+    return Chart(name, f"{other} against {first}", label, spec_of(zero + bars + points), table), data
+
+
+def _distributions(found: Contrast) -> Section | None:
+    drawn = [
+        _quantiles(
+            "ttft", "Time to first token", "requests", [(s.name, ttft_ms(s.run)) for s in found.sides]
+        ),
+        _quantiles("itl", "Time between tokens", "gaps", [(s.name, itl_ms(s.run)) for s in found.sides]),
+    ]
+    made = [d for d in drawn if d is not None]
+    if not made:
+        return None
+    return Section(
+        id="latency",
+        title="Latency",
+        lead="The further left and the steeper a line, the better: it shows which share was at most that slow.",
+        template="pair.html",
+        charts=tuple(chart for chart, _ in made),
+        data={chart.id: data for chart, data in made},
+    )
+
+
+def _quantiles(
+    name: str, title: str, noun: str, runs: list[tuple[str, Values]]
+) -> tuple[Chart, Columns] | None:
+    import altair as alt
+
+    finite = [(label, values[np.isfinite(values)]) for label, values in runs]
+    finite = [(label, values) for label, values in finite if len(values) > 1]
+    if len(finite) < 2:
+        return None
+    low = min(float(values.min()) for _, values in finite)
+    wide = low > 0 and max(float(values.max()) for _, values in finite) / low > 30
+    lines = [(label, np.quantile(values, QUANTILES)) for label, values in finite]
+    data = columns(
+        ms=np.concatenate([line for _, line in lines]),
+        share=np.tile(100 * QUANTILES, len(lines)),
+        run=[label for label, line in lines for _ in line],
+    )
+    scale = alt.Scale(type="log", nice=False) if wide else alt.Scale(zero=False, nice=False)
+    drawing = (
+        alt.Chart(alt.NamedData(name=name), height=210)
+        .mark_line(strokeWidth=2, interpolate="step-after")
+        .encode(
+            x=alt.X("ms:Q", scale=scale, title="milliseconds" + (" (logarithmic)" if wide else "")),
+            y=alt.Y("share:Q", title=f"share of {noun} (%)"),
+            order="share:Q",
+            color=_run_colors([label for label, _ in lines]),
+            strokeDash=alt.StrokeDash("run:N", legend=None),
+            tooltip=[
+                alt.Tooltip("run:N"),
+                alt.Tooltip("share:Q", title="at most this slow (%)", format=".1f"),
+                alt.Tooltip("ms:Q", title="milliseconds", format=",.4~g"),
+            ],
+        )
+    )
+    label = (
+        "Medians: " + ", ".join(f"{label} {ms(float(np.median(values)))}" for label, values in finite) + "."
+    )
+    marks = (0, 10, 25, 50, 75, 90, 95, 99, 100)
+    rows = [
+        (f"{mark} %", *(Cell(ms(q := float(np.percentile(values, mark))), q) for _, values in finite))
+        for mark in marks
+    ]
+    table = grid(("share", *(label for label, _ in finite)), rows, title)
+    return Chart(name, title, label, spec_of(drawing), table), data
+
+
+def _rounds(found: Contrast) -> Section | None:
+    import altair as alt
+
+    told = [(side.name, rounds(side.run)) for side in found.sides]
+    if not any(own for _, own in told):
+        return None
+    data = columns(
+        run=[name for name, own in told for _ in own],
+        round=[f"round {r.round + 1}" for _, own in told for r in own],
+        rate=[100 * r.hit_tokens / max(r.query_tokens, 1) for _, own in told for r in own],
+    )
+    drawing = (
+        alt.Chart(alt.NamedData(name="rounds"), height=190)
+        .mark_bar()
+        .encode(
+            x=alt.X("round:N", sort=None, axis=alt.Axis(title="round", labelAngle=0)),
+            xOffset=alt.XOffset("run:N", sort=[name for name, _ in told]),
+            y=alt.Y("rate:Q", title="hit rate (%)", scale=alt.Scale(domain=[0, 100])),
+            color=_run_colors([name for name, _ in told]),
+            tooltip=[
+                alt.Tooltip("run:N"),
+                alt.Tooltip("round:N"),
+                alt.Tooltip("rate:Q", title="hit rate (%)", format=".1f"),
+            ],
+        )
+    )
+    numbers = sorted({r.round for _, own in told for r in own})
+    by_round = [{r.round: r for r in own} for _, own in told]
+    rows = [
+        (
+            Cell(f"round {n + 1}", n),
+            *(
+                Cell(
+                    percent(own[n].hit_tokens, own[n].query_tokens),
+                    own[n].hit_tokens / max(own[n].query_tokens, 1),
+                )
+                if n in own
+                else "–"
+                for own in by_round
+            ),
+        )
+        for n in numbers
+    ]
+    totals = ", ".join(
+        f"{name} {percent(sum(r.hit_tokens for r in own), sum(r.query_tokens for r in own))}"
+        for name, own in told
+    )
+    table = grid(("round", *(name for name, _ in told)), rows, "Hit rate by round")
+    chart = Chart("rounds", "Hit rate in each round", f"Over all rounds: {totals}.", spec_of(drawing), table)
+    return Section("cache", "Prefix cache", "", "charts.html", charts=(chart,), data={"rounds": data})
+
+
+def _run_colors(names: list[str]) -> Any:
+    import altair as alt
+
+    return alt.Color(
+        "run:N", title=None, scale=alt.Scale(domain=names, range=[SERIES[i % 8] for i in range(len(names))])
+    )
+
+
+def _differences(found: Contrast) -> Section:
+    heads = ("field", *(side.name for side in found.sides))
+    checked: dict[str, list[str]] = {}
+    for number, comparison in enumerate(found.comparisons, start=1):
+        for miss in comparison.mismatches:
+            checked.setdefault(miss.field, [miss.a] * len(found.sides))[number] = miss.b
+    wrong = [
+        (field, *(Cell(v, css="differs" if v != row[0] else "") for v in row))
+        for field, row in checked.items()
+    ]
+    rows = [(name, *values) for name, values in found.differing]
+    return Section(
+        id="differences",
+        title="Settings that differ",
+        lead="Everything that was checked and recorded is equal, but for these."
+        if rows or wrong
+        else "Nothing that was recorded differs: these are repetitions of one run.",
+        template="differences.html",
+        values={
+            "wrong": grid(heads, wrong, "Checked fields that differ") if wrong else None,
+            "rows": grid(heads, rows, "Recorded settings that differ") if rows else None,
+            "commands": [(side.name, _command(side.run), side.run.header.started_at) for side in found.sides],
+        },
+    )
+
+
+def _command(run: Run) -> str:
+    return shlex.join(run.header.command)

@@ -1,0 +1,289 @@
+"""Pages in a real Chromium, opened from disk: charts draw, tables sort, time zooms, themes switch, nothing loads."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtune.report.contrast import contrast
+from kvtune.report.page import compare_page, run_page
+from kvtune.run.types import CoreInfo
+from tests.golden.synthetic import empty_run, partial_run, rounds_run
+from tests.report.conftest import run_of
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    kvtune = rounds_run(hit_share=(0.0, 0.98, 0.98), core=CoreInfo(name="kvtune", active=True))
+    made = {
+        "run": run_page(run_of("rounds")),
+        "long": run_page(run_of("open")),
+        "partial": run_page(partial_run()),
+        "empty": run_page(empty_run()),
+        "hostile": run_page(run_of("hostile")),
+        "compare": compare_page(contrast([run_of("rounds"), kvtune], ["a", "b"])),
+    }
+    for name, html in made.items():
+        (folder / f"{name}.html").write_text(html, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in made}
+
+
+@pytest.fixture
+def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Open]:
+    """Opens a page and waits until its charts are drawn. At the end: no error on the console, no request at all."""
+
+    def go(name: str, *, width: int = 1200, scheme: str = "light") -> Any:
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        media = {"media": "", "features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        browser.get(pages[name].as_uri())
+        wait(lambda: browser.execute_script("return document.documentElement.dataset.ready"))
+        return browser
+
+    browser.get("about:blank")
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    yield go
+    problems = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert problems == []
+    sent = [
+        message["params"]["request"]["url"]
+        for entry in browser.get_log("performance")
+        if (message := json.loads(entry["message"])["message"])["method"] == "Network.requestWillBeSent"
+    ]
+    assert [url for url in sent if not url.startswith(("file:", "data:", "about:"))] == []
+    assert [url for url in sent if url.startswith("file:") and not url.endswith(".html")] == []
+
+
+def wait(done: Callable[[], Any], seconds: float = 40) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := done():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s")
+
+
+@pytest.mark.parametrize("name", ["run", "long", "partial", "hostile", "compare"])
+def test_every_chart_of_a_page_is_drawn(opened: Open, name: str) -> None:
+    page = opened(name)
+    drawn = page.execute_script(
+        """return [...document.querySelectorAll("figure[data-chart]")].map((f) => {
+             const svg = f.querySelector(".plot svg");
+             const box = svg ? svg.getBoundingClientRect() : { width: 0, height: 0 };
+             const marks = svg ? [...svg.querySelectorAll(".role-mark path, .role-mark line, .role-mark rect")] : [];
+             const seen = marks.filter((m) => { const b = m.getBBox(); return b.width + b.height > 0; }).length;
+             return [f.dataset.chart, f.dataset.drawn, box.width, box.height, seen, f.textContent.includes("NaN")];
+           })"""
+    )
+    assert len(drawn) >= 4
+    for chart, state, width, height, marks, broken in drawn:
+        assert state == "yes", chart
+        assert width > 200 and height > 40, f"{chart} is {width} x {height}"
+        assert marks > 0, f"{chart} shows nothing"
+        assert not broken, chart
+
+
+def test_an_empty_run_opens(opened: Open) -> None:
+    page = opened("empty")
+    assert "This run failed." in page.find_element("css selector", "main").text
+
+
+@pytest.mark.parametrize("name", ["run", "partial", "hostile", "compare", "empty"])
+def test_nothing_overflows_at_390_pixels(opened: Open, name: str) -> None:
+    page = opened(name, width=390)
+    wide = page.execute_script(
+        """const wide = [...document.querySelectorAll("main *")].filter((e) => {
+             const box = e.getBoundingClientRect();
+             return box.width && box.right > innerWidth + 1 && !e.closest(".scroll") && !e.closest("svg");
+           });
+           return [document.documentElement.scrollWidth, innerWidth, wide.map((e) => e.outerHTML.slice(0, 80))]"""
+    )
+    assert wide[0] <= wide[1]
+    assert wide[2] == []
+
+
+def test_text_paints_within_a_second_and_before_the_charts(opened: Open) -> None:
+    page = opened("long")
+    paint = page.execute_script(
+        "return performance.getEntriesByType('paint').find((p) => p.name === 'first-contentful-paint').startTime"
+    )
+    drawn = page.execute_script("return Number(document.documentElement.dataset.charts)")
+    assert paint < 1000
+    assert paint < drawn
+
+
+def test_hostile_strings_run_nothing(opened: Open) -> None:
+    page = opened("hostile")
+    assert "owned" not in page.title.replace("document.title='owned'", "")
+    assert page.find_elements("css selector", "img") == []
+    assert "onerror=alert(1)" in page.find_element("css selector", "h1").text
+
+
+def test_a_table_sorts_by_number_both_ways(opened: Open) -> None:
+    page = opened("run")
+    table = page.find_element("css selector", "#gc table.sortable")
+    head = next(b for b in table.find_elements("css selector", "th button") if b.text.startswith("pauses"))
+    column = [b.text for b in table.find_elements("css selector", "th button")].index(head.text)
+
+    def values() -> list[float]:
+        cells = table.find_elements("css selector", f"tbody tr td:nth-child({column + 1})")
+        return [float(cell.get_attribute("data-value")) for cell in cells]
+
+    assert len(values()) == 3
+    page.execute_script("arguments[0].click()", head)
+    assert values() == sorted(values())
+    assert head.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
+    page.execute_script("arguments[0].click()", head)
+    assert values() == sorted(values(), reverse=True)
+    assert values()[0] != values()[-1]
+
+
+def domain(page: Any) -> tuple[float, float]:
+    found = page.execute_script(
+        "const d = document.querySelector('#chart-timeline').dataset; return [Number(d.from), Number(d.to)]"
+    )
+    return found[0], found[1]
+
+
+def ticks(page: Any) -> list[str]:
+    """Labels of the last lane's time axis."""
+    return page.execute_script(
+        """const axes = document.querySelectorAll("#chart-timeline .role-axis .role-axis-label");
+           return [...axes].at(-1) && [...axes].map((a) => a.textContent)"""
+    )
+
+
+def test_buttons_and_keys_zoom_all_lanes_together(opened: Open) -> None:
+    page = opened("run")
+    before = ticks(page)
+    act = "document.querySelector('#chart-timeline [data-act={}]').click()"
+    page.execute_script(act.format("in"))
+    wait(lambda: ticks(page) != before)
+    start, end = domain(page)
+    whole = float(page.find_element("css selector", "#chart-timeline").get_attribute("data-zoom"))
+    assert end - start == pytest.approx(whole / 2)
+    page.execute_script(act.format("right"))
+    assert domain(page)[0] > start
+    plot = page.find_element("css selector", "#chart-timeline .plot")
+    plot.send_keys("+")
+    assert domain(page)[1] - domain(page)[0] == pytest.approx(whole / 4)
+    plot.send_keys("0")
+    assert domain(page) == (0, pytest.approx(whole))
+    wait(lambda: ticks(page) == before)
+
+
+def test_dragging_across_a_lane_zooms_to_what_was_dragged_over(opened: Open) -> None:
+    from selenium.webdriver import ActionChains
+
+    page = opened("run")
+    plot = page.find_element("css selector", "#chart-timeline .plot")
+    page.execute_script("arguments[0].scrollIntoView({block: 'start'})", plot)
+    width = plot.size["width"]
+    chain = ActionChains(page).move_to_element_with_offset(plot, 0, -plot.size["height"] // 2 + 80)
+    chain.click_and_hold().move_by_offset(width // 4, 0).release().perform()
+    whole = float(page.find_element("css selector", "#chart-timeline").get_attribute("data-zoom"))
+    start, end = domain(page)
+    assert 0.2 * whole < start < 0.6 * whole
+    assert 0.15 * whole < end - start < 0.4 * whole
+
+
+def test_the_theme_follows_the_reader_until_they_switch(opened: Open) -> None:
+    def ground() -> str:
+        return str(page.execute_script("return getComputedStyle(document.body).backgroundColor"))
+
+    page = opened("run")
+    light = ground()
+    opened("run", scheme="dark")
+    dark = ground()
+    assert light != dark
+    button = page.find_element("css selector", "#theme")
+    assert button.text == "Light theme"
+    button.click()
+    assert ground() == light
+    bar = "return getComputedStyle(document.querySelector('#chart-causes .mark-rect path')).fill"
+    in_light = page.execute_script(bar)
+    button.click()
+    assert ground() == dark
+    assert page.execute_script(bar) != in_light, "charts follow the theme"
+
+
+CONTRASTS = """
+const parse = (c) => (c.match(/[\\d.]+/g) ?? []).map(Number);
+const line = (v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
+const light = (c) => { const [r, g, b] = c.map(line);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const ground = (e) => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+  if (c.length === 3 || c[3] > 0) return c.slice(0, 3); } return [255, 255, 255]; };
+const bad = [];
+for (const e of document.querySelectorAll("body *")) {
+  const svg = e.closest("svg");
+  const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+  if (!own || !e.getClientRects().length || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(e.tagName)) continue;
+  if (Number(getComputedStyle(e).opacity) === 0) continue;
+  const style = getComputedStyle(e);
+  const [a, b] = [light(parse(svg ? style.fill : style.color).slice(0, 3)), light(ground(e))].sort((x, y) => y - x);
+  const ratio = (a + 0.05) / (b + 0.05);
+  const large = parseFloat(style.fontSize) >= 24;
+  if (ratio < (large ? 3 : 4.5)) bad.push([e.tagName, e.textContent.trim().slice(0, 30), ratio.toFixed(2)]);
+}
+return bad;
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["run", "partial", "compare"])
+def test_all_text_has_the_contrast_of_aa(opened: Open, name: str, scheme: str) -> None:
+    assert opened(name, scheme=scheme).execute_script(CONTRASTS) == []
+
+
+def test_everything_that_can_be_clicked_can_be_reached_and_named(opened: Open) -> None:
+    page = opened("run")
+    mute = page.execute_script(
+        """return [...document.querySelectorAll("button, a, summary, [tabindex]")].filter((e) =>
+             e.tabIndex < 0 || !(e.textContent.trim() || e.getAttribute("aria-label"))).map((e) => e.outerHTML)"""
+    )
+    assert mute == []
+    from selenium.webdriver.common.keys import Keys
+
+    page.find_element("css selector", "body").send_keys(Keys.TAB)
+    assert page.switch_to.active_element.text == "Skip to the content"
+
+
+def test_a_page_prints_with_its_charts_in_light_colours(opened: Open) -> None:
+    page = opened("run", scheme="dark")
+    page.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]},
+    )
+    ink = page.execute_script("return getComputedStyle(document.querySelector('main p')).color")
+    assert ink == page.execute_script(
+        "const c = getComputedStyle(document.documentElement).getPropertyValue('--soft').trim();"
+        "const e = document.body.appendChild(document.createElement('i')); e.style.color = c;"
+        "return getComputedStyle(e).color"
+    )
+    assert (
+        page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    )
+    assert page.execute_script("return getComputedStyle(document.querySelector('nav')).display") == "none"
+    printed = page.execute_cdp_cmd("Page.printToPDF", {})
+    assert len(printed["data"]) > 20_000
+
+
+def test_charts_fit_again_when_the_window_changes(opened: Open) -> None:
+    page = opened("run")
+    wide = page.find_element("css selector", "#chart-causes svg").size["width"]
+    metrics = {"width": 700, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    wait(lambda: page.find_element("css selector", "#chart-causes svg").size["width"] < wide - 200)

@@ -1,0 +1,306 @@
+"""Pages as text: nothing from outside, everything escaped, small, complete for every kind of run."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtune.errors import UsageError
+from kvtune.report.contrast import contrast
+from kvtune.report.page import compare_page, run_page, write_page
+from kvtune.run.types import CoreInfo, Run
+from tests.golden.synthetic import HOSTILE, empty_run, rounds_run
+from tests.report.conftest import KINDS, run_of
+
+NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink", "http://www.w3.org/2000/xmlns/"}
+LOADING = {
+    "src",
+    "href",
+    "action",
+    "data",
+    "poster",
+    "srcset",
+    "formaction",
+    "background",
+    "ping",
+    "manifest",
+}
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and the text of the scripts that run."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text: list[str] = []
+        self._in = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._in = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._in == "script":
+            self.scripts[-1] += data
+        elif self._in != "style":
+            self.text.append(data)
+
+
+@cache
+def page_of(kind: str) -> str:
+    """Drawn once a kind: most tests only read it."""
+    return run_page(run_of(kind))
+
+
+@pytest.fixture(params=list(KINDS))
+def any_page(request: pytest.FixtureRequest) -> str:
+    return page_of(request.param)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Run, Run]:
+    kvtune = CoreInfo(name="kvtune", active=True, settings={"pin_window": 1024})
+    return rounds_run(), rounds_run(hit_share=(0.0, 0.98, 0.98), core=kvtune)
+
+
+def embedded(html: str, name: str) -> Any:
+    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', html, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_a_page_names_no_address_but_xml_namespaces(any_page: str) -> None:
+    html = any_page
+    assert set(re.findall(r"https?://[^\s\"'`)\\<>;,]+", html)) <= NAMESPACES
+    for tag, attributes in Elements(html).found:
+        assert tag not in ("iframe", "object", "embed", "base", "form", "img", "audio", "video", "link") or (
+            tag == "link" and attributes["href"] == "data:,"
+        ), f"<{tag}> can load something"
+        for name in LOADING & attributes.keys():
+            value = attributes[name] or ""
+            assert value.startswith("#") or value == "data:,", f"<{tag} {name}={value!r}>"
+
+
+def test_the_policy_allows_the_pages_own_scripts_and_nothing_else() -> None:
+    html = page_of("rounds")
+    policy = next(
+        a["content"] for t, a in Elements(html).found if a.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    scripts = re.search(r"script-src ([^;]*)", policy)
+    assert scripts is not None
+    assert all(re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", source) for source in scripts[1].split())
+    assert "unsafe-eval" not in policy
+
+
+def test_markup_in_a_run_stays_text() -> None:
+    html = page_of("hostile")
+    page = Elements(html)
+    assert not [tag for tag, attributes in page.found if "onerror" in attributes]
+    assert "onerror=alert" in "".join(page.text), "the string itself is shown"
+    running = [
+        s
+        for (t, a), s in zip([e for e in page.found if e[0] == "script"], page.scripts, strict=True)
+        if not a
+    ]
+    assert len(running) == 1, "one script runs, and it is ours"
+    assert "owned" not in running[0]
+    assert "49" not in re.findall(r"<h1>(.*?)</h1>", html)[0], "{{7*7}} is not a template"
+
+
+def test_markup_in_a_comparison_stays_text(hostile: Run) -> None:
+    html = compare_page(contrast([hostile, hostile], [HOSTILE, HOSTILE + "2"]))
+    page = Elements(html)
+    assert not [tag for tag, attributes in page.found if "onerror" in attributes]
+    assert [t for t, _ in page.found].count("script") == 4
+
+
+def test_every_chart_has_words_a_table_axis_names_and_data(any_page: str) -> None:
+    html = any_page
+    specs, data = embedded(html, "chart-specs"), embedded(html, "chart-data")
+    page = Elements(html)
+    plots = [a for _, a in page.found if a.get("class") == "plot"]
+    assert len(plots) == len(specs)
+    for attributes in plots:
+        assert len(attributes["aria-label"] or "") > 30
+    assert html.count("The numbers of this chart") == len(specs)
+    for name, spec in specs.items():
+        assert axes(spec), name
+        for axis in axes(spec):
+            assert axis, f"an axis of {name} has no name"
+        for wanted in data_names(spec) - set(spec.get("datasets", {})):
+            columns = data[wanted]
+            assert len({len(column) for column in columns.values()}) == 1
+            assert fields(spec) & columns.keys()
+
+
+def axes(spec: Any) -> list[str | None]:
+    """Titles of all position axes; in a stack of lanes only the last must name the axis that they share."""
+    lanes = spec.get("vconcat")
+    if lanes:
+        last = [lane["encoding"]["x"]["axis"]["title"] for lane in lanes[-1:]]
+        return last + [lane["encoding"]["y"]["title"] for lane in lanes]
+    found: list[str | None] = []
+    for layer in spec.get("layer", [spec]):
+        found += axes(layer) if "layer" in layer else []
+        for channel in ("x", "y"):
+            drawn = layer.get("encoding", {}).get(channel, {})
+            if "title" in drawn or "title" in (drawn.get("axis") or {}):
+                found.append(drawn.get("title") or (drawn.get("axis") or {}).get("title"))
+    return found
+
+
+def data_names(node: Any) -> set[str]:
+    if isinstance(node, list):
+        return set().union(*map(data_names, node)) if node else set()
+    if not isinstance(node, dict):
+        return set()
+    own = {node["data"]["name"]} if isinstance(node.get("data"), dict) and "name" in node["data"] else set()
+    return own.union(*map(data_names, node.values()))
+
+
+def fields(node: Any) -> set[str]:
+    if isinstance(node, list):
+        return set().union(*map(fields, node)) if node else set()
+    if not isinstance(node, dict):
+        return set()
+    own = {node["field"]} if isinstance(node.get("field"), str) else set()
+    return own.union(*map(fields, node.values()))
+
+
+def test_a_run_of_ten_thousand_steps_stays_under_three_megabytes(long_run: Run) -> None:
+    assert len(long_run.tables["steps"]["t_s"]) >= 10_000
+    assert len(page_of("open").encode()) <= 3_000_000
+
+
+def test_thinning_keeps_every_extreme_and_says_so(long_run: Run) -> None:
+    html = page_of("open")
+    steps = embedded(html, "chart-data")["steps"]
+    longest = float(long_run.tables["steps"]["step_us"].max()) / 1000
+    assert max(steps["ms"]) == pytest.approx(longest, rel=1e-5)
+    assert len(steps["ms"]) < len(long_run.tables["steps"]["t_s"])
+    assert f"Of {len(long_run.tables['steps']['t_s']):,} steps" in html
+    worst = float(long_run.tables["gc"]["pause_us"].max()) / 1000
+    assert max(embedded(html, "chart-data")["gc"]["ms"]) == pytest.approx(worst, rel=1e-5)
+
+
+def test_a_partial_run_says_so_before_any_number() -> None:
+    html = page_of("partial")
+    assert html.index("This run is partial.") < html.index("What limits")
+    assert "was killed by signal 9" in html
+
+
+def test_a_failed_run_has_a_page_that_says_why() -> None:
+    html = page_of("empty")
+    assert "This run failed." in html
+    assert "CUDA out of memory" in html
+    assert "kvtune doctor" in html
+
+
+def test_a_prediction_is_marked_as_one() -> None:
+    assert "Predicted, not measured." in page_of("sim")
+
+
+def test_a_core_that_refused_is_named(rounds: Run) -> None:
+    from tests.golden.synthetic import replace_header
+
+    refused = replace_header(rounds, core=CoreInfo(name="kvtune", active=False, why="vLLM 0.33 is not known"))
+    html = run_page(refused)
+    assert "core was not active" in html
+    assert "vLLM 0.33 is not known" in html
+
+
+def test_missing_probes_leave_their_sections_out() -> None:
+    html = page_of("bare")
+    for gone in ('id="gc"', 'id="host"', 'id="memory"'):
+        assert gone not in html
+    for there in ('id="latency"', 'id="cache"', 'id="timeline"', 'id="environment"'):
+        assert there in html
+
+
+def test_every_id_on_a_page_is_unique_and_every_link_lands(any_page: str) -> None:
+    page = Elements(any_page)
+    ids = [a["id"] for _, a in page.found if "id" in a]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.found:
+        target = attributes.get("href") or ""
+        assert not target.startswith("#") or target[1:] in ids
+
+
+def test_a_page_says_what_to_change_first() -> None:
+    page = page_of("rounds")
+    assert page.index("What limits") < page.index("What to try") < page.index('id="verdict-command"')
+    assert page.index('id="verdict-command"') < page.index('id="latency"')
+
+
+def test_a_comparison_shows_both_sides_and_the_outcome(pair: tuple[Run, Run]) -> None:
+    html = compare_page(contrast(pair, ["a", "b"]))
+    assert "kvtune against stock" in html
+    assert 'class="better"' in html
+    specs = embedded(html, "chart-specs")
+    assert {"figures-1", "ttft", "rounds"} <= specs.keys()
+    assert "pin_window" in html
+
+
+def test_three_runs_are_compared_with_the_first(pair: tuple[Run, Run]) -> None:
+    html = compare_page(contrast([*pair, pair[0]], ["a", "b", "c"]))
+    assert {"figures-1", "figures-2"} <= embedded(html, "chart-specs").keys()
+
+
+def test_identical_runs_show_no_difference(rounds: Run) -> None:
+    found = contrast([rounds, rounds], ["a", "b"])
+    html = compare_page(found)
+    assert "no difference shown in any figure" in html
+    assert 'class="better"' not in html and 'class="worse"' not in html
+
+
+def test_incomparable_runs_are_drawn_with_a_warning(rounds: Run, long_run: Run) -> None:
+    found = contrast([rounds, long_run], ["a", "b"])
+    assert not found.comparable
+    html = compare_page(found)
+    assert "did not do the same work" in html
+    assert "Checked fields that differ" in html
+
+
+def test_a_comparison_of_runs_without_anything_is_a_page() -> None:
+    html = compare_page(contrast([empty_run(), empty_run()], ["a", "b"]))
+    assert "This run failed." in html
+
+
+def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
+    page = tmp_path / "deep" / "page.html"
+    write_page("one", page)
+    with pytest.raises(UsageError, match="exists") as refused:
+        write_page("two", page)
+    assert "--force" in refused.value.hint
+    assert page.read_text() == "one"
+    write_page("two", page, force=True)
+    assert page.read_text() == "two"
+    assert list(page.parent.iterdir()) == [page], "no half file is left"
+
+
+def test_a_page_goes_not_onto_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        write_page("one", tmp_path, force=True)
+
+
+def test_times_that_are_missing_do_not_break_the_json(rounds: Run) -> None:
+    requests = {**rounds.tables["requests"], "first_token_s": np.full(45, np.nan)}
+    html = run_page(Run(rounds.header, {**rounds.tables, "requests": requests}))
+    assert "NaN" not in json.dumps(embedded(html, "chart-data"))

@@ -20,6 +20,7 @@ from kvtune.engine.driver import Driver, RequestLog
 from kvtune.engine.ledger import Ledger
 from kvtune.engine.plan import LEDGER_FILE, PLAN_FILE, REQUESTS_FILE, Event, Plan
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.probe.lifetime import die_with_parent
 from kvtune.workload.spec import build
 from kvtune.workload.types import Request, Span, Workload
 
@@ -195,9 +196,17 @@ def _jsonable(facts: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _unwind(number: int, frame: Any) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     reporter = Reporter(int(sys.argv[2]))
+    # Before the driver can end a run in good order, a request to stop unwinds: the engine is shut down on the way.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _unwind)
+    die_with_parent(signal.SIGTERM)
     plan = msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=Plan)
     try:
         reporter.send(Event(kind="phase", name="starting"))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -69,7 +71,8 @@ def launch(
     outcome.sampler = ProcessSampler(host.pid)
     outcome.sampler.start()
     try:
-        _follow(host, reader, outcome, on_event, on_measuring)
+        with _stop_signals():
+            _follow(host, reader, outcome, on_event, on_measuring)
     except KeyboardInterrupt:
         outcome.error = KvtuneError(
             "interrupted", "what was measured is in the run file, marked partial", EXIT_INTERRUPTED
@@ -86,6 +89,24 @@ def launch(
     if outcome.error is not None and outcome.error.exit_code != EXIT_INTERRUPTED:
         outcome.error = _explain(outcome.error, folder)
     return outcome
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[None]:
+    """SIGTERM and a closed terminal end a run as Ctrl-C does. Signals can be handled in the main thread only."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _follow(

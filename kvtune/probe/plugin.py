@@ -7,13 +7,15 @@ that cannot start is recorded as disabled in the status file.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from kvtune.probe.gc import CollectorProbe
+from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.ring import Ring
-from kvtune.probe.status import Status
+from kvtune.probe.status import Status, role
 from kvtune.probe.steps import StepProbe
 
 LEVELS = ("off", "light", "types", "sites", "full")
@@ -30,6 +32,8 @@ def register() -> None:
     """Install the instruments when the environment asks for them; idempotent, also across a fork."""
     level = os.environ.get("KVTUNE_PROBE", "off")
     folder = os.environ.get("KVTUNE_RUN_DIR", "")
+    if folder and role() != "front_end":
+        die_with_parent(signal.SIGKILL)
     if level == "off" or not folder or _installed_pid == os.getpid():
         return
     _install(Path(folder), level)

@@ -6,6 +6,7 @@ USS reads every page table entry of a process, so it is taken at every tenth sam
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 from dataclasses import dataclass, field
@@ -91,16 +92,26 @@ def shared_memory_of(pid: int) -> set[str]:
 
 
 def kill_tree(root: int, grace_s: float) -> None:
-    """End a process and all its descendants: SIGTERM to the root, and SIGKILL to whatever lives after `grace_s`."""
-    try:
-        top = psutil.Process(root)
-        family = [top, *top.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
+    """End a process, its descendants and its session: SIGTERM to the root, SIGKILL to what lives after `grace_s`.
+
+    The session matters when the root is gone: its children have another parent then, but still its session.
+    """
+    family = {p.pid: p for p in _session(root)}
     with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(root)
+        family.update({p.pid: p for p in (top, *top.children(recursive=True))})
         top.terminate()
-    _, alive = psutil.wait_procs(family, timeout=grace_s)
+    _, alive = psutil.wait_procs(list(family.values()), timeout=grace_s)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, timeout=5)
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(pid) == leader:
+                found.append(psutil.Process(pid))
+    return found

@@ -1,0 +1,207 @@
+"""The launcher against a host that misbehaves: a script of ours in the place of the engine, real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvtune.engine import launch as launch_module
+from kvtune.engine.launch import Outcome, launch
+from kvtune.engine.plan import LOG_FILE, Event, Plan
+
+PLAN = Plan(model="m", vllm_args=[], workload="decode:requests=1", seed=0)
+
+PRELUDE = """
+import os, sys, time, json, signal, subprocess
+from time import monotonic_ns
+def send(**event):
+    os.write(int(sys.argv[2]), json.dumps(event).encode() + b"\\n")
+"""
+
+
+@pytest.fixture
+def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Launch a script as the host; the outcome and the events."""
+    monkeypatch.setattr(launch_module, "GRACE_S", 1.0)
+    real = launch_module.subprocess.Popen
+
+    def popen(command: list[str], **options: object) -> object:
+        return real([sys.executable, str(tmp_path / "host.py"), *command[3:]], **options)  # type: ignore[call-overload]
+
+    def run(body: str, on_event=lambda event: None) -> tuple[Outcome, list[Event]]:  # type: ignore[no-untyped-def]
+        (tmp_path / "host.py").write_text(PRELUDE + body)
+        monkeypatch.setattr(launch_module.subprocess, "Popen", popen)
+        events: list[Event] = []
+
+        def seen(event: Event) -> None:
+            events.append(event)
+            on_event(event)
+
+        try:
+            return launch(PLAN, tmp_path, {}, seen), events
+        finally:
+            monkeypatch.setattr(launch_module.subprocess, "Popen", real)
+
+    return run
+
+
+def test_a_host_that_ends_well(run_script) -> None:  # type: ignore[no-untyped-def]
+    outcome, events = run_script(
+        """
+send(kind="phase", name="starting")
+send(kind="engine", facts={"vllm": "0.32.0"})
+send(kind="phase", name="measuring", at_ns=1000)
+send(kind="phase", name="finishing", at_ns=5000)
+send(kind="done")
+"""
+    )
+    assert outcome.error is None
+    assert (outcome.start_ns, outcome.end_ns) == (1000, 5000)
+    assert outcome.engine == {"vllm": "0.32.0"}
+    assert [e.kind for e in events] == ["phase", "engine", "phase", "phase", "done"]
+
+
+def test_the_cause_comes_from_the_engines_log(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome, _ = run_script(
+        """
+print("(Worker pid=1) ERROR 11-21 09:58:00 [x.py:9] ValueError: the cache is too small", flush=True)
+send(kind="failed", name="RuntimeError", message="Engine core initialization failed. See root cause above.")
+sys.exit(1)
+"""
+    )
+    assert outcome.error is not None
+    assert outcome.error.message == "the engine failed: ValueError: the cache is too small"
+    assert str(tmp_path / LOG_FILE) in outcome.error.hint
+
+
+def test_a_usage_error_of_the_host_is_passed_on(run_script) -> None:  # type: ignore[no-untyped-def]
+    outcome, _ = run_script(
+        'send(kind="failed", message="no such flag", hint="look", exit_code=2)\nsys.exit(2)'
+    )
+    assert (outcome.error.message, outcome.error.hint, outcome.error.exit_code) == ("no such flag", "look", 2)
+
+
+def test_a_host_that_dies_silently(run_script) -> None:  # type: ignore[no-untyped-def]
+    outcome, _ = run_script('send(kind="phase", name="measuring", at_ns=monotonic_ns())\nos._exit(7)')
+    assert outcome.error is not None and "7" in outcome.error.message
+    assert outcome.end_ns > outcome.start_ns > 0
+
+
+def test_children_that_outlive_the_host_are_ended(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome, _ = run_script(
+        """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], pass_fds=(int(sys.argv[2]),))
+open(sys.argv[1] + "/child", "w").write(str(child.pid))
+time.sleep(0.5)
+send(kind="phase", name="measuring", at_ns=monotonic_ns())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    child = int((tmp_path / "child").read_text())
+    assert outcome.error is not None
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_shared_memory_of_a_killed_process_is_unlinked(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run_script(
+        """
+from multiprocessing import shared_memory, resource_tracker
+block = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister(block._name, "shared_memory")  # so that nobody but the launcher can clean it up
+open(sys.argv[1] + "/shm", "w").write(block.name)
+time.sleep(1.0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    assert not Path("/dev/shm", (tmp_path / "shm").read_text()).exists()
+
+
+def test_ctrl_c_asks_the_host_to_end_and_keeps_what_was_measured(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    def on_event(event: Event) -> None:
+        if event.name == "measuring":
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    outcome, _ = run_script(
+        """
+def end(*_):
+    open(sys.argv[1] + "/saved", "w").write("x")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+send(kind="phase", name="measuring", at_ns=monotonic_ns())
+time.sleep(60)
+""",
+        on_event,
+    )
+    assert outcome.error is not None and outcome.error.exit_code == 130
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_host_that_ignores_the_request_is_killed(run_script) -> None:  # type: ignore[no-untyped-def]
+    pids: list[int] = []
+
+    def on_event(event: Event) -> None:
+        pids.append(event.at_ns)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    run_script(
+        """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+send(kind="phase", name="measuring", at_ns=os.getpid())
+time.sleep(60)
+""",
+        on_event,
+    )
+    assert not psutil.pid_exists(pids[0]) or psutil.Process(pids[0]).status() == psutil.STATUS_ZOMBIE
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from kvtune.engine import launch as module
+from kvtune.engine.plan import Plan
+folder = Path(sys.argv[1])
+real = module.subprocess.Popen
+module.subprocess.Popen = lambda command, **o: real([sys.executable, str(folder / "host.py"), *command[3:]], **o)
+module.launch(Plan(model="m", vllm_args=[], workload="w", seed=0), folder, {}, lambda event: None)
+"""
+
+HOST = """
+import os, signal, subprocess, sys, time
+from kvtune.probe.lifetime import die_with_parent
+child = subprocess.Popen([sys.executable, "-c",
+    "import signal, time; from kvtune.probe.lifetime import die_with_parent; "
+    "die_with_parent(signal.SIGKILL); print(1, flush=True); time.sleep(100)"], stdout=subprocess.PIPE)
+child.stdout.readline()
+die_with_parent(signal.SIGTERM)
+open(sys.argv[1] + "/pids.part", "w").write(f"{os.getpid()} {child.pid}")
+os.rename(sys.argv[1] + "/pids.part", sys.argv[1] + "/pids")
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_a_launcher_that_is_ended_or_killed(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "host.py").write_text(HOST)
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path)], stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 30
+    while not (tmp_path / "pids").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    pids = [int(p) for p in (tmp_path / "pids").read_text().split()]
+    launcher.send_signal(number)
+    launcher.wait(timeout=60)
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any(
+        psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids
+    ):
+        time.sleep(0.05)
+    assert not [
+        p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE
+    ]

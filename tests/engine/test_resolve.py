@@ -1,0 +1,140 @@
+"""MODEL to vLLM's arguments: what is refused before an engine starts, and who wins over whom."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtune.engine import profile as profile_module
+from kvtune.engine.models import NAMES
+from kvtune.engine.profile import Job, check_output, run_name
+from kvtune.engine.resolve import check_engine, resolve
+from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.workload.spec import build
+
+
+def model_folder(tmp_path: Path, *files: str) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OPTForCausalLM"]}))
+    for name in files:
+        (tmp_path / name).write_bytes(b"x")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_built_in_models_are_folders_with_a_config(name: str) -> None:
+    args = resolve(name, dummy=False, engine_args=[]).args
+    folder = Path(args[args.index("--model") + 1])
+    assert json.loads((folder / "config.json").read_text())["architectures"]
+    assert "--load-format" in args
+
+
+@pytest.mark.parametrize("given", [["--dtype", "bfloat16"], ["--dtype=bfloat16"]])
+def test_what_the_person_gave_wins_over_the_models_defaults(given: list[str]) -> None:
+    args = resolve("tiny-opt", dummy=False, engine_args=given).args
+    assert [a for a in args if a.startswith("--dtype")] == [given[0]]
+    assert args[-len(given) :] == given
+
+
+def test_underscores_are_vllms_flags_too() -> None:
+    args = resolve(
+        "tiny-opt", dummy=False, engine_args=["--max_model_len", "100", "--load_format", "auto"]
+    ).args
+    assert "--load-format" not in args
+
+
+def test_a_hub_name_goes_to_vllm_as_it_is() -> None:
+    found = resolve("facebook/opt-125m", dummy=True, engine_args=["--seed", "1"])
+    assert found.args == ["--model", "facebook/opt-125m", "--load-format", "dummy", "--seed", "1"]
+    assert not found.offline
+
+
+def test_a_folder_with_weights(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, "model.safetensors", "tokenizer.json")
+    assert resolve(str(folder), dummy=False, engine_args=[]).args == ["--model", str(folder)]
+
+
+def test_a_folder_without_a_tokenizer_is_served_with_token_ids(tmp_path: Path) -> None:
+    args = resolve(str(model_folder(tmp_path, "model.safetensors")), dummy=False, engine_args=[]).args
+    assert "--skip-tokenizer-init" in args
+
+
+def test_a_config_without_weights_needs_dummy(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        resolve(str(folder), dummy=False, engine_args=[])
+    assert str(folder) in caught.value.message and "--dummy" in caught.value.hint
+    assert "dummy" in resolve(str(folder), dummy=True, engine_args=[]).args
+    assert resolve(str(folder), dummy=False, engine_args=["--load-format", "dummy"]).args
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [("{", "not JSON"), ("[]", "architectures"), ('{"model_type": "opt"}', "architectures")],
+)
+def test_a_broken_config_is_named(tmp_path: Path, content: str, word: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=word) as caught:
+        resolve(str(tmp_path), dummy=True, engine_args=[])
+    assert "config.json" in caught.value.message
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no model folder /no/such/model"):
+        resolve("/no/such/model", dummy=False, engine_args=[])
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        resolve(str(tmp_path), dummy=False, engine_args=[])
+    file = tmp_path / "weights.gguf"
+    file.write_bytes(b"x")
+    with pytest.raises(UsageError, match="is a file"):
+        resolve(str(file), dummy=False, engine_args=[])
+
+
+def test_vllm_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(KvtuneError, match="vLLM is not installed") as caught:
+        check_engine()
+    assert "kvtune[cuda]" in caught.value.hint and caught.value.exit_code == EXIT_USAGE
+
+
+@pytest.mark.parametrize(("version", "accepted"), [("0.32.0", True), ("0.32.0+cpu", True), ("0.33.0", False)])
+def test_only_known_versions_of_vllm(monkeypatch: pytest.MonkeyPatch, version: str, accepted: bool) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    if accepted:
+        assert check_engine() == version
+        return
+    with pytest.raises(KvtuneError, match=r"0\.33\.0 is not supported") as caught:
+        check_engine()
+    assert "0.32.0" in caught.value.hint
+
+
+def test_an_output_that_cannot_be_written_is_found_before_the_engine_starts(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(UsageError, match="cannot be written") as caught:
+        check_output(blocked / "reports")
+    assert "-o DIR" in caught.value.hint
+
+
+def test_a_full_output_is_found_before_the_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        profile_module.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5 << 20})()
+    )
+    with pytest.raises(UsageError, match="5 MiB free"):
+        check_output(tmp_path)
+
+
+def test_run_names_are_unique_and_safe_in_a_file_system(tmp_path: Path) -> None:
+    job = Job(model="org/some model:x", workload=build("decode:requests=1"), output=tmp_path)
+    first = run_name(job)
+    assert "/" not in first and " " not in first and ":" not in first
+    (tmp_path / f"{first}.kvrun").write_bytes(b"")
+    second = run_name(job)
+    assert second != first

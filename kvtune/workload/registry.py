@@ -1,4 +1,4 @@
-"""The workloads that there are: their keys, defaults and help, and the presets. Data; imports no numpy.
+"""The workloads that there are: their keys, defaults and help, and the presets. Data; imports nothing heavy.
 
 The CLI's help and the README list `WORKLOADS`; `spec.py` checks values against it.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from kvtune.workload import synthetic, trace_file
+from kvtune.workload import synthetic
 from kvtune.workload.plan import Plan
 
 Value = str | int | float
@@ -50,6 +51,14 @@ class WorkloadKind:
 
 def _show(key: Key) -> str:
     return "FILE" if key.default == "" else str(key.default)
+
+
+def _trace(**values: Any) -> Plan:
+    from kvtune.workload.trace_file import (
+        trace,
+    )  # here, because msgspec takes longer to import than all of this
+
+    return trace(**values)
 
 
 def _count(name: str, default: int, help: str, least: float = 1) -> Key:
@@ -164,14 +173,14 @@ _TRACE = WorkloadKind(
         Key(
             "to", 0.0, "leave out what came from then on, in seconds; 0: to the end", 0, 1e12, argument="to_s"
         ),
-        Key("format", "auto", "the file's format", choices=trace_file.FORMATS),
+        Key("format", "auto", "the file's format", choices=("auto", "mooncake", "burstgpt", "azure")),
         Key("sort", 0, "1: accept timestamps out of order", 0, 1),
         replace(
             _concurrency(0), help="N: forget the arrivals, keep N requests in flight; 0: as they arrived"
         ),
         _SEED,
     ),
-    trace_file.trace,
+    _trace,
 )
 
 WORKLOADS: dict[str, WorkloadKind] = {

@@ -1,11 +1,10 @@
 """From `name:key=value,..` to a Workload: every name, key and value is checked here.
 
-Importing this is cheap (no numpy), so that the CLI can show `WORKLOADS` in its help.
+Importing this is cheap (no numpy, no msgspec), so that the CLI can show `WORKLOADS` in its help.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 
 from kvtune.errors import UsageError
@@ -25,6 +24,8 @@ def build(spec: str, *, seed: int = 0) -> Workload:
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
     if kind is None:
+        import difflib
+
         near = difflib.get_close_matches(name, WORKLOADS, n=1)
         mean = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"unknown workload {name!r}", f"{mean}known: {', '.join(WORKLOADS)}")

@@ -17,8 +17,6 @@ from kvtune.workload.plan import Plan
 from kvtune.workload.trace_rows import AZURE, BURSTGPT, MOONCAKE_BLOCK, Row, mooncake_rows, table_rows
 from kvtune.workload.types import Request, Span
 
-FORMATS = ("auto", "mooncake", "burstgpt", "azure")
-
 
 def trace(
     *,

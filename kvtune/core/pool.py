@@ -20,7 +20,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from kvtune.core import policies, state
-from kvtune.core.policies import Policy
+from kvtune.core.policies import FAR, Policy
 from kvtune.core.policies.lru import InOrder
 from kvtune.core.settings import CoreSettings
 
@@ -201,11 +201,7 @@ class TieredPool(BlockPool):  # type: ignore[misc]
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         super().touch(blocks)
-        tiers = self.free_block_queue
-        try:
-            tiers.policy.hit([block.block_id for block in blocks])
-        except Exception as error:
-            tiers.policy_failed(error)
+        self.count_as_hit(blocks)
 
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
@@ -248,6 +244,25 @@ class TieredPool(BlockPool):  # type: ignore[misc]
         for block, grade in zip(blocks, grades, strict=True):
             if grade >= 0:
                 grade_of[block.block_id] = grade
+
+    def grade_of(self, block: KVCacheBlock) -> int:
+        return int(self.free_block_queue.grade_of[block.block_id])
+
+    def count_as_hit(self, blocks: Sequence[KVCacheBlock]) -> None:
+        tiers = self.free_block_queue
+        try:
+            tiers.policy.hit([block.block_id for block in blocks])
+        except Exception as error:
+            tiers.policy_failed(error)
+
+    def retire(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """These blocks were of use, but are not expected to be again."""
+        tiers = self.free_block_queue
+        self.grade(blocks, [FAR] * len(blocks))
+        try:
+            tiers.policy.retired([block.block_id for block in blocks])
+        except Exception as error:
+            tiers.policy_failed(error)
 
     def counters(self) -> dict[str, int]:
         """What happened so far, for the run's record: blocks given out by tier, demotions, failures."""

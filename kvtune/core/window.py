@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
 
-from kvtune.core.policies import SLACK, SPECULATIVE, WINDOW
+from kvtune.core.policies import FAR, NEAR, SPECULATIVE, TERMINAL, WINDOW
 from kvtune.core.pool import TieredPool
 from kvtune.core.settings import CoreSettings
 
@@ -42,6 +43,28 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         # EAGLE reads one block beyond the boundary.
         self.shift = 1 if self.use_eagle else 0
         self.slack_blocks = -(-settings.slack // self.block_size)
+        self.continued: set[str] = set()
+
+    def add_local_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        super().add_local_computed_blocks(
+            request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
+        )
+        # A conversation goes on where an output ended: it will go on from its new end, not from here again.
+        pool = self.block_pool
+        if new_computed_blocks and pool.grade_of(new_computed_blocks[-1]) == TERMINAL:
+            self.continued.add(request_id)
+            pool.retire([block for block in self.req_to_blocks[request_id] if not block.is_null])
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        self.continued.discard(request_id)
+        blocks: list[KVCacheBlock] = super().pop_blocks_for_free(request_id)
+        return blocks
 
     def cache_blocks(
         self,
@@ -102,7 +125,8 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             return spans
         last = max(ends[: len(ends) - bool(request.shared_prefix_boundary)])
         slack = self.slack_blocks
-        spans.append((last - self.need - slack, last, SLACK))
+        spans.append((last - self.need - slack, last, FAR))
+        spans.append((last - self.need - (slack + 3) // 4, last, NEAR))
         if big:
             distance = max(slack, 1)
             for _ in range(self.settings.windows):
@@ -129,10 +153,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         end = self._end_block(known - self.shift * self.block_size)
         start = max(0, end - self.need)
         window = blocks[start:end]
-        if end > cached or not window or any(block.is_null for block in window):
-            return
-        missing = [block.block_hash is None for block in window]
-        if not any(missing):
+        if end > cached or not window or len(window) <= self.shift or any(block.is_null for block in window):
             return
         self.block_pool.cache_full_blocks(
             request=request,
@@ -141,9 +162,11 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             num_full_blocks=end,
             block_size=self.block_size,
             kv_cache_group_id=self.kv_cache_group_id,
-            block_mask=missing,
+            block_mask=[block.block_hash is None for block in window],
         )
-        self.block_pool.grade(window, [WINDOW if new else -1 for new in missing])
+        self.block_pool.grade([window[-1 - self.shift]], [TERMINAL])
+        if request_id in self.continued:
+            self.block_pool.count_as_hit(window)
 
 
 def supports(manager: Any) -> str:

@@ -7,6 +7,7 @@ given out first and never reach it. It holds no blocks, only numbers, so that it
     place(block_id, grade) -> tier      a hashed block became free; it goes to that tier's tail
     choose(wanted) -> (tier, count)     blocks are needed: take `count` (1..wanted) from the head of `tier`
     hit(block_ids)                      blocks were found by a prompt (free or in use)
+    retired(block_ids)                  they were of use, but are not expected to be again
     stored(block_id, key, resident)     a block got its hash; another has the same
     evicted(block_id, key)              a block lost its hash because it was given out
     reset()                             the whole prefix cache was dropped
@@ -22,8 +23,9 @@ from typing import Protocol
 
 from kvtune.core.settings import CoreSettings
 
-WINDOW, SLACK, SPECULATIVE = 0, 1, 2
-"""Grades: why a block was kept. WINDOW also stands for full attention; the others only occur with pinning."""
+WINDOW, NEAR, FAR, SPECULATIVE, TERMINAL = range(5)
+"""Grades: why a block was kept. WINDOW also stands for full attention; the others only occur with pinning.
+NEAR and FAR are slack, SPECULATIVE the windows before it; TERMINAL is the end of an output, where a chat goes on."""
 
 
 class Shelves(Protocol):
@@ -48,6 +50,7 @@ class Policy(Protocol):
     def place(self, block_id: int, grade: int) -> int: ...
     def choose(self, wanted: int) -> tuple[int, int]: ...
     def hit(self, block_ids: Iterable[int]) -> None: ...
+    def retired(self, block_ids: Iterable[int]) -> None: ...
     def stored(self, block_id: int, key: bytes, resident: bool) -> None: ...
     def evicted(self, block_id: int, key: bytes) -> None: ...
     def reset(self) -> None: ...

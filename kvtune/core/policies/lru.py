@@ -31,6 +31,9 @@ class InOrder:
     def hit(self, block_ids: Iterable[int]) -> None:
         pass
 
+    def retired(self, block_ids: Iterable[int]) -> None:
+        pass
+
     def stored(self, block_id: int, key: bytes, resident: bool) -> None:
         pass
 

@@ -2,7 +2,7 @@
 
     tier         holds                                                given out
     speculative  windows at doubling distances, never hit             first, oldest first
-    slack        windows kept for suffixes of unknown length          then
+    far, near    windows kept for suffixes of unknown length          then far, then near
     probation    never hit, or hit long ago                           then
     protected    hit since stored; at most `protected_share` of all   last
 
@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvtune.core.policies import SLACK, SPECULATIVE, Shelves
+from kvtune.core.policies import FAR, NEAR, SPECULATIVE, Shelves
 from kvtune.core.policies.lru import InOrder
 from kvtune.core.settings import CoreSettings
 
-PROBATION, PROTECTED = 3, 4
+PROBATION, PROTECTED = 4, 5
+_TIER = {SPECULATIVE: 1, FAR: 2, NEAR: 3}
 
 
 class Tiered(InOrder):
     name = "tiered"
-    tiers = ("speculative", "slack", "probation", "protected")
+    tiers = ("speculative", "far", "near", "probation", "protected")
 
     def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
         super().__init__(shelves, settings)
@@ -33,7 +34,7 @@ class Tiered(InOrder):
     def place(self, block_id: int, grade: int) -> int:
         if self.reuse and self.was_hit[block_id]:
             return PROTECTED
-        return 1 if grade == SPECULATIVE else 2 if grade == SLACK else PROBATION
+        return _TIER.get(grade, PROBATION)
 
     def choose(self, wanted: int) -> tuple[int, int]:
         shelves = self.shelves
@@ -46,6 +47,10 @@ class Tiered(InOrder):
         was_hit = self.was_hit
         for block_id in block_ids:
             was_hit[block_id] = 1
+
+    def retired(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self.was_hit[block_id] = 0
 
     def evicted(self, block_id: int, key: bytes) -> None:
         self.was_hit[block_id] = 0

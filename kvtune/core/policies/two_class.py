@@ -66,6 +66,10 @@ class TwoClass(InOrder):
         for block_id in block_ids:
             reused[block_id] = 1
 
+    def retired(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self.reused[block_id] = 0
+
     def stored(self, block_id: int, key: bytes, resident: bool) -> None:
         if resident:
             self.reused[block_id] = 1

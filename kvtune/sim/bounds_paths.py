@@ -1,0 +1,129 @@
+"""A workload as paths in a prefix tree, cut into pieces by when each part was used last. No vLLM, any process.
+
+A node is `node_tokens` of one prompt at one depth behind one prefix. The nodes of a path that were last used by the
+same earlier request form one piece, and what a cache does, it does to pieces: that is what makes bounds fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.workload.tokens import hash_arrays
+from kvtune.workload.types import Request, Workload
+
+Ints = NDArray[np.int64]
+
+
+class Piece(NamedTuple):
+    """Nodes [low, high) of a path were last used by request `last`."""
+
+    last: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Requests in the order they are served, one after another.
+
+    nodes: of prompt and answer. matchable: nodes of the prompt that a hit may cover (at least one token is computed).
+    pieces: those that an earlier request used, shallow first. prompt_tokens: what hits are counted against.
+    """
+
+    node_tokens: int
+    arrival_s: Sequence[float]
+    nodes: Sequence[int]
+    matchable: Sequence[int]
+    prompt_tokens: Sequence[int]
+    pieces: Sequence[Sequence[Piece]]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def first(self, count: int) -> Paths:
+        """The first `count` requests."""
+        return Paths(
+            self.node_tokens,
+            self.arrival_s[:count],
+            self.nodes[:count],
+            self.matchable[:count],
+            self.prompt_tokens[:count],
+            self.pieces[:count],
+        )
+
+
+def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Paths:
+    """`answers`: what requests generate is cached, too (and found again by the next turn of a chat)."""
+    from kvtune.sim.requests import with_answers
+
+    planned = workload.requests
+    order = _order(planned)
+    served: list[Request] = list(with_answers(planned)) if answers else list(planned)
+    served = [served[i] for i in order]
+    hashes = list(hash_arrays(served, node_tokens))
+    lengths = np.fromiter((len(h) for h in hashes), np.int64, len(hashes))
+    last = _last_users(np.concatenate(hashes) if hashes else np.empty(0, np.uint64), lengths)
+    prompts = [planned[i].prompt_tokens for i in order]
+    return Paths(
+        node_tokens,
+        _arrivals(planned, order),
+        lengths.tolist(),
+        [max(0, tokens - 1) // node_tokens for tokens in prompts],
+        prompts,
+        _pieces(last, lengths),
+    )
+
+
+def _order(requests: Sequence[Request]) -> list[int]:
+    """Arrival, round and place; a turn never before the one it waits for (that always stands earlier)."""
+    at: list[tuple[float, int]] = []
+    for index, request in enumerate(requests):
+        ready = request.arrival_s or 0.0
+        if request.after is not None:
+            ready = max(ready, at[request.after][0] + request.think_s)
+        at.append((ready, index))
+    return sorted(range(len(requests)), key=at.__getitem__)
+
+
+def _arrivals(requests: Sequence[Request], order: Sequence[int]) -> list[float]:
+    """Seconds; without arrivals a request is one second."""
+    if any(r.arrival_s is not None for r in requests):
+        times = np.maximum.accumulate([requests[i].arrival_s or 0.0 for i in order])
+        return [float(t) for t in times]
+    return [float(i) for i in range(len(order))]
+
+
+def _last_users(hashes: NDArray[np.uint64], lengths: Ints) -> Ints:
+    """For each node of all paths in a row, the request that used it last before, or -1."""
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.argsort(hashes, kind="stable")
+    sorted_hashes, sorted_owner = hashes[order], owner[order]
+    last = np.full(len(hashes), -1, dtype=np.int64)
+    same = sorted_hashes[1:] == sorted_hashes[:-1]
+    last[order[1:][same]] = sorted_owner[:-1][same]
+    return last
+
+
+def _pieces(last: Ints, lengths: Ints) -> list[list[Piece]]:
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    cut = (
+        np.flatnonzero(np.diff(last, prepend=-2) | np.diff(owner, prepend=-1))
+        if len(last)
+        else np.empty(0, int)
+    )
+    found: list[list[Piece]] = [[] for _ in range(len(lengths))]
+    stops = np.append(cut[1:], len(last))
+    for at, stop, user, request in zip(
+        cut.tolist(), stops.tolist(), last[cut].tolist(), owner[cut].tolist(), strict=True
+    ):
+        if user >= 0:
+            base = int(starts[request])
+            found[request].append(Piece(user, at - base, stop - base))
+    return found

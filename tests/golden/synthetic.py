@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from kvtune.run.types import (
+    TABLES,
     CoreInfo,
     EngineInfo,
     Header,
@@ -24,6 +25,7 @@ from kvtune.run.types import (
     Validity,
     WorkloadInfo,
 )
+from kvtune.workload.spec import build
 
 CHUNK = 2048
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>{{7*7}}\"'&"
@@ -110,6 +112,7 @@ def rounds_run(
         requests=len(prompts),
         seed=seed,
     )
+    info = msgspec.structs.replace(info, hash=build(info.spec, seed=seed).hash)
     n = len(prompts)
     tables = _loop(
         np.array(prompts),
@@ -147,7 +150,7 @@ def open_run(
 
 def partial_run() -> Run:
     """An engine that died in the middle: the second half of the requests never finished."""
-    run = rounds_run(state="partial", why="EngineCore (pid 101) was killed by signal 9 at 1.8 s")
+    run = rounds_run(prefixes=5, state="partial", why="EngineCore (pid 101) was killed by signal 9 at 1.8 s")
     requests = {k: v.copy() for k, v in run.tables["requests"].items()}
     half = len(requests["id"]) // 2
     for column in ("first_token_s", "finished_s"):
@@ -212,19 +215,31 @@ def hostile_run() -> Run:
     )
 
 
+def kvtune_run() -> Run:
+    """The optimized core on the load of the golden `rounds` run: hits from the second round on."""
+    core = CoreInfo(name="kvtune", active=True, settings={"pin_window": 1024}, counters={"windows_kept": 12})
+    return rounds_run(prefixes=4, prefix=600, suffix=64, output=8, hit_share=(0.0, 0.9, 0.9), core=core)
+
+
 def sim_run() -> Run:
     """A prediction: the same record with source = sim, no collections and no memory samples."""
-    run = rounds_run(source="sim", valid=Validity(timings=False, why="predicted by the simulator"))
+    run = rounds_run(
+        prefixes=5, source="sim", valid=Validity(timings=False, why="predicted by the simulator")
+    )
     return Run(run.header, {k: v for k, v in run.tables.items() if k not in ("gc", "memory")})
 
 
 def bare_run() -> Run:
     """Probes off: requests and tokens only."""
-    run = rounds_run(probe=ProbeInfo(level="off"))
+    run = rounds_run(prefixes=5, probe=ProbeInfo(level="off"))
     return Run(run.header, {k: v for k, v in run.tables.items() if k in ("requests", "tokens")})
 
 
 def _run(tables: dict[str, Table], **changes: Any) -> Run:
+    tables = {
+        name: {c: v if TABLES[name][c] == "U" else v.astype(TABLES[name][c]) for c, v in table.items()}
+        for name, table in tables.items()
+    }
     requests = tables["requests"]
     wall_s = float(np.nanmax(requests["finished_s"]))
     counters = {

@@ -158,10 +158,12 @@ def domain(page: Any) -> tuple[float, float]:
 
 
 def ticks(page: Any) -> list[str]:
-    """Labels of the last lane's time axis."""
-    return page.execute_script(
-        """const axes = document.querySelectorAll("#chart-timeline .role-axis .role-axis-label");
-           return [...axes].at(-1) && [...axes].map((a) => a.textContent)"""
+    """What stands on the axes, in no order: Vega draws ticks that come back last."""
+    return sorted(
+        page.execute_script(
+            """const axes = document.querySelectorAll("#chart-timeline .role-axis-label text");
+           return [...axes].map((a) => a.textContent)"""
+        )
     )
 
 

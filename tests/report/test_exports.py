@@ -15,7 +15,11 @@ from kvtune.errors import UsageError
 from kvtune.report.export_csv import write_csv
 from kvtune.report.export_speedscope import speedscope
 from kvtune.report.export_trace import chrome_trace
+from kvtune.run.file import read_run
 from kvtune.run.types import TABLES, Run
+from tests.golden.make import FOLDER
+
+FILES = sorted(FOLDER.glob("*.kvrun"))
 
 NUMBER = {"type": "number"}
 TEXT = {"type": "string"}
@@ -126,6 +130,11 @@ SPEEDSCOPE_SCHEMA = {
         },
     },
 }
+
+
+@pytest.fixture(params=FILES, ids=lambda path: path.stem)
+def any_run(request: pytest.FixtureRequest) -> Run:
+    return read_run(request.param)
 
 
 def test_a_chrome_trace_follows_its_format(any_run: Run) -> None:

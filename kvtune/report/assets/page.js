@@ -177,7 +177,6 @@
   // ---- text first, charts after: one a frame, those in sight before those below -------------------------------
   const figures = [...document.querySelectorAll("figure[data-chart]")];
   const drawAll = async () => {
-    root.dataset.charts = performance.now();
     for (const figure of figures) {
       await new Promise((done) => setTimeout(done));
       try {
@@ -190,13 +189,22 @@
     }
     root.dataset.ready = "yes";
   };
-  requestAnimationFrame(() => setTimeout(() => {
-    const library = document.getElementById("vega");
+  let begun = false;
+  const begin = () => {
+    if (begun) return;
+    begun = true;
+    if (!figures.length) {
+      root.dataset.ready = "yes";
+      return;
+    }
+    root.dataset.charts = performance.now();
     const script = document.createElement("script");
-    script.textContent = library.textContent;
+    script.textContent = document.getElementById("vega").textContent;
     document.head.append(script);
     drawAll();
-  }));
+  };
+  new PerformanceObserver(() => setTimeout(begin)).observe({ type: "paint", buffered: true });
+  setTimeout(begin, 1000); // a page in the background is not painted, and may be printed
 
   let waiting;
   addEventListener("resize", () => {

@@ -1,0 +1,92 @@
+"""The console's summary: every part, plain in a pipe, coloured on a terminal unless NO_COLOR says no."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.summary import summary
+from kvtune.report.console import print_summary, summary_text, summary_view
+from kvtune.run.types import CoreInfo, Run, Validity
+from tests.golden.synthetic import HOSTILE, empty_run, partial_run, replace_header, rounds_run, sim_run
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    run = rounds_run()
+    return summary(run, workload_of(run))
+
+
+def test_the_summary_has_every_part(found: dict[str, Any]) -> None:
+    text = summary_text(found)
+    for part in ("latency", "rounds", "prefix cache", "collector", "host cost", "memory", "kvtune profile"):
+        assert part in text, part
+    assert "45 requests" in text
+    assert "round 3" in text and "98.4 %" in text
+    assert "EngineCore" in text and "front end" in text
+
+
+def test_a_pipe_gets_plain_text(found: dict[str, Any]) -> None:
+    out = io.StringIO()
+    print_summary(found, out)
+    assert "\x1b" not in out.getvalue()
+    assert "tiny-gemma3" in out.getvalue()
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_no_color_is_honoured(
+    found: dict[str, Any], no_color: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    out = io.StringIO()
+    sample = summary(partial_run(), None)
+    Console(file=out, force_terminal=True, width=120).print(summary_view(sample))
+    assert ("\x1b[33m" in out.getvalue()) is coloured
+
+
+def test_a_line_fits_its_width(found: dict[str, Any]) -> None:
+    for width in (60, 80, 120):
+        assert max(map(len, summary_text(found, width=width).splitlines())) <= width
+
+
+def test_a_partial_run_warns_first() -> None:
+    text = summary_text(summary(partial_run(), None))
+    assert text.index("! This run is partial. EngineCore (pid 101) was killed") < text.index("latency")
+
+
+def test_a_failed_run_says_why_and_what_next() -> None:
+    text = summary_text(summary(empty_run(), None))
+    assert "This run is failed. the engine did not start: CUDA out of memory" in text
+    assert "kvtune doctor" in text
+    assert "nan" not in text.lower().split()
+
+
+def test_a_prediction_is_marked() -> None:
+    assert "predicted by the simulator" in summary_text(summary(sim_run(), None))
+
+
+def test_distorted_times_and_a_refused_core_are_named() -> None:
+    run = replace_header(
+        rounds_run(),
+        valid=Validity(timings=False, why="tracemalloc slows every allocation"),
+        core=CoreInfo(name="kvtune", active=False, why="vLLM 0.33 is not known"),
+    )
+    text = summary_text(summary(run, None))
+    assert "! Do not trust the times: tracemalloc slows every allocation" in text
+    assert "! kvtune's core was not active, this is stock vLLM: vLLM 0.33 is not known" in text
+
+
+def test_markup_of_rich_stays_text() -> None:
+    run: Run = replace_header(
+        rounds_run(prefixes=3), model=f"[bold red]{HOSTILE}[/]", notes=["[link=x]note[/link]"]
+    )
+    text = summary_text(summary(run, None), width=300)
+    assert "[bold red]" in text and "[link=x]note[/link]" in text

@@ -1,0 +1,79 @@
+"""Every golden run file, of every schema version, through every view."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.summary import summary
+from kvtune.report.comparison_text import markdown, plain
+from kvtune.report.console import summary_text
+from kvtune.report.contrast import contrast
+from kvtune.report.export_csv import write_csv
+from kvtune.report.export_speedscope import speedscope
+from kvtune.report.export_trace import chrome_trace
+from kvtune.report.page import compare_page, run_page
+from kvtune.run.file import read_run
+from kvtune.run.types import SCHEMA
+from tests.golden.make import FOLDER, RUNS
+
+FILES = sorted(FOLDER.glob("*.kvrun"))
+
+
+@pytest.fixture(params=FILES, ids=lambda path: path.stem)
+def golden(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def test_there_is_a_golden_file_of_every_schema_and_kind() -> None:
+    names = {path.stem for path in FILES}
+    assert names >= {f"schema{SCHEMA}-{kind}" for kind in RUNS}
+    assert {name.split("-")[0] for name in names} >= {f"schema{version}" for version in range(1, SCHEMA + 1)}
+
+
+def test_every_view_draws_a_golden_run(golden: Path, tmp_path: Path) -> None:
+    run = read_run(golden)
+    workload = workload_of(run)
+    html = run_page(run, workload)
+    assert html.startswith("<!doctype html>") and html.rstrip().endswith("</html>")
+    found = summary(run, workload)
+    json.dumps(found, allow_nan=False)
+    assert run.header.model in summary_text(found, width=400)
+    json.dumps(chrome_trace(run), allow_nan=False)
+    json.dumps(speedscope(run), allow_nan=False)
+    assert write_csv(run, tmp_path / "csv")
+
+
+def test_a_golden_run_compares_with_itself(golden: Path) -> None:
+    run = read_run(golden)
+    made = contrast([run, run], ["one", "two"])
+    assert made.comparable
+    assert "no difference shown in any figure" in compare_page(made)
+    assert markdown(made)
+    json.dumps(plain(made, None, []), allow_nan=False)
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_the_current_schemas_files_are_what_the_generator_makes(kind: str) -> None:
+    read, made = read_run(FOLDER / f"schema{SCHEMA}-{kind}.kvrun"), RUNS[kind]()
+    assert read.header == made.header
+    assert read.tables.keys() == made.tables.keys()
+    for name, table in made.tables.items():
+        for column, values in table.items():
+            np.testing.assert_array_equal(read.tables[name][column], values, err_msg=f"{name}.{column}")
+
+
+def test_causes_of_misses_come_from_the_workload_made_again() -> None:
+    run = read_run(FOLDER / "schema1-rounds.kvrun")
+    causes = summary(run, workload_of(run))["prefix_cache"]["misses"]
+    assert causes["not_cached"] > 0 and causes["cold"] > 0
+    assert (
+        sum(causes.values()) + run.tables["requests"]["hit_tokens"].sum()
+        == run.tables["requests"]["prompt_tokens"].sum()
+    )
+    assert "seen before, no longer cached" in run_page(run, workload_of(run))

@@ -92,15 +92,22 @@ class QuietSlots:
         return self.allocate_at_event(request)
 
     def allocate_at_event(self, request: Any) -> Any:
-        """Stock's `allocate_slots` for one decoded token; the limits are taken anew when next asked for."""
-        self._quiet.pop(request.request_id, None)
+        """`allocate_slots` of one token where something is to be done; the limits are taken anew when next asked."""
+        manager: Any = self
+        limits = self.quiet(request)
+        del self._quiet[request.request_id]
+        computed = request.num_computed_tokens
+        if computed < limits.slots and computed - request.num_in_flight_tokens < limits.window:
+            # A full block is to be hashed, and nothing else.
+            manager.cache_blocks(request, min(computed + 1, request.num_tokens))
+            return manager.empty_kv_cache_blocks
         return super().allocate_slots(request, 1, **ONE_DECODE)  # type: ignore[misc]
 
     def quiet(self, request: Any) -> Quiet:
         """The limits of a request, remembered until its next event."""
         limits = self._quiet.get(request.request_id)
         if limits is None:
-            limits = self._quiet[request.request_id] = quiet_until(self, request)  # type: ignore[arg-type]
+            limits = self._quiet[request.request_id] = quiet_until(self, request)
         return limits
 
     def free(self, request: Any) -> None:
@@ -116,7 +123,7 @@ ONE_DECODE = {"num_lookahead_tokens": 0}
 
 
 @cache
-def with_quiet_slots(manager_class: type) -> type:
+def with_quiet_slots(manager_class: type[Any]) -> type[Any]:
     """The subclass of a KVCacheManager class that has QuietSlots in front."""
     return type(f"Quiet{manager_class.__name__}", (QuietSlots, manager_class), {"__module__": __name__})
 
@@ -124,4 +131,4 @@ def with_quiet_slots(manager_class: type) -> type:
 def adopt(manager: KVCacheManager) -> None:
     """Put QuietSlots in front of a manager that vLLM (and maybe the core's pool) has built."""
     manager._quiet = {}
-    manager.__class__ = with_quiet_slots(type(manager))
+    manager.__class__ = with_quiet_slots(type(manager))  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ class SteadyDecode(SteadyUpdate):
             if cohort is not None and new_blocks is not None:
                 return self._decode_all(cohort, new_blocks)
         self._cohort = None
-        output: SchedulerOutput = super().schedule(throttle_prefills)  # type: ignore[misc]
+        output: SchedulerOutput = super().schedule(throttle_prefills)
         if self._placed:
             self._report_placed(output)
         return output
@@ -259,11 +259,11 @@ def never_steady(scheduler: Any) -> str:
     return empty.understands(scheduler.kv_cache_manager)
 
 
-class SteadyScheduler(SteadyDecode, Scheduler):
+class SteadyScheduler(SteadyDecode, Scheduler):  # type: ignore[misc]
     """vLLM's Scheduler with the steady-decode path."""
 
 
-class SteadyAsyncScheduler(SteadyDecode, AsyncScheduler):
+class SteadyAsyncScheduler(SteadyDecode, AsyncScheduler):  # type: ignore[misc]
     """vLLM's AsyncScheduler with the steady-decode path."""
 
 

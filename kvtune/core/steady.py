@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from vllm.v1.request import RequestStatus
 
 from kvtune.core.empty import Quiet
@@ -75,8 +74,10 @@ class Rows:
         requests = self.requests.copy()
         for index in sorted(gone, reverse=True):
             del requests[index]
-        cut = (np.delete(column, gone) for column in (self.eos, self.stop_at, self.hash_phase))
-        return Rows(requests, *cut, fresh=self.fresh)
+        eos, stop_at, phase = (
+            np.delete(column, gone) for column in (self.eos, self.stop_at, self.hash_phase)
+        )
+        return Rows(requests, eos, stop_at, phase, fresh=self.fresh)
 
 
 class Cohort:
@@ -115,7 +116,7 @@ class Cohort:
 
     def attention(self, rows: Rows, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Rows that may stop with these tokens at the next tick of `updated`: a superset of those that do."""
-        found = (rows.stop_at <= self.updated + 1) | (tokens == rows.eos)
+        found: NDArray[np.bool_] = (rows.stop_at <= self.updated + 1) | (tokens == rows.eos)
         if self.stop_table is not None:
             found |= self.stop_table[np.minimum(tokens, len(self.stop_table) - 1)]
         return found
@@ -219,7 +220,7 @@ def _stop_table(requests: list[Request]) -> NDArray[np.bool_] | None:
     """Whether any request stops at a token, by token id; the last entry stands for all larger ids."""
     stops: set[int] = set()
     for request in requests:
-        listed = request.sampling_params.stop_token_ids  # type: ignore[union-attr]
+        listed = request.sampling_params.stop_token_ids
         if listed:
             stops.update(listed)
     if not stops:

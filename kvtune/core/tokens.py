@@ -58,7 +58,7 @@ class PackedRows(TokenRows):
 
     def make(self) -> None:
         tokens, counts = self.tokens, self.counts
-        self.__class__ = TokenRows
+        self.__class__ = TokenRows  # type: ignore[assignment]
         if counts is None:
             self[:] = tokens.reshape(-1, 1).tolist()
         else:

@@ -27,7 +27,7 @@ logger = logging.getLogger("vllm.kvtune")
 Outputs = dict[int, EngineCoreOutputs]
 
 
-class SteadyUpdate(SchedulerInterface):
+class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     """Mixin in front of a scheduler class; `SteadyDecode` adds `schedule`.
 
     It shares the interface's layout, without which Python refuses to exchange a scheduler's class.
@@ -58,14 +58,12 @@ class SteadyUpdate(SchedulerInterface):
                 sampled, special, dead = read
                 self._append(cohort, rows, sampled, special + dead)
                 few = _only(rows, special), _output_of(rows, special, sampled, model_runner_output)
-                found: Outputs = super().update_from_output(*few)  # type: ignore[misc]
+                found: Outputs = super().update_from_output(*few)
                 return _merge(rows, sampled, special, dead, found)
             # Stock moves the rows now: they may no longer be in lockstep.
             self._cohort = None
         tokens.make_rows(model_runner_output)
-        result: Outputs = super().update_from_output(  # type: ignore[misc]
-            scheduler_output, model_runner_output
-        )
+        result: Outputs = super().update_from_output(scheduler_output, model_runner_output)
         return result
 
     def _scheduled_as(self, output: SchedulerOutput) -> tuple[Cohort, Rows] | None:

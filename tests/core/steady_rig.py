@@ -204,7 +204,7 @@ def put_out(outputs: Any) -> dict[int, Any]:
             one.finished_requests,
             None if stats is None else (stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage),
         )
-    found["order"] = [c for c in found]
+    found["order"] = list(found)
     return found
 
 

@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm")
 
 from tests.core.steady_rig import VOCAB, Shape, Twins
+
+pytestmark = pytest.mark.vllm
 
 SHAPES = {
     "full": Shape(),

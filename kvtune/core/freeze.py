@@ -1,0 +1,139 @@
+"""The garbage collector in vLLM's processes: what is frozen, when it runs. Runs in the front end, EngineCore, workers.
+
+vLLM freezes the heap of EngineCore and of GPU workers once they are up. The front end and the CPU worker it leaves:
+there a full collection walks everything that was ever imported. Frozen here as vLLM does it, thawed at shutdown.
+
+| setting | where | what |
+|---|---|---|
+| freeze | front end, CPU worker | gc.freeze() when the engine is up |
+| gc_threshold0..2 | EngineCore | gc.set_threshold() |
+| collect_at_wait | EngineCore | collect in the shadow of the model, and while there is nothing to do |
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from kvtune.core import state
+from kvtune.core.settings import CoreSettings
+
+HEADROOM = 20
+"""With collect_at_wait, how many times later than at a wait a collection may come by itself."""
+
+_frozen_here = False
+
+
+def freeze_heap() -> None:
+    """Everything that lives now is left out of later collections."""
+    global _frozen_here
+    from vllm.utils.gc_utils import freeze_gc_heap
+
+    freeze_gc_heap()
+    _frozen_here = True
+    state.count("heap_freezes")
+
+
+def thaw_heap() -> None:
+    """Undo freeze_heap, so that an engine that was shut down can be collected."""
+    global _frozen_here
+    if _frozen_here:
+        gc.unfreeze()
+        _frozen_here = False
+
+
+def after(owner: Any, name: str, act: Callable[[Any], None]) -> None:
+    """Call `act` with the instance each time the method has returned."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def followed(self: Any, *args: Any, **options: Any) -> Any:
+        result = method(self, *args, **options)
+        act(self)
+        return result
+
+    setattr(owner, name, followed)
+
+
+def set_thresholds(settings: CoreSettings) -> None:
+    """EngineCore's thresholds where the settings name any."""
+    asked = (settings.gc_threshold0, settings.gc_threshold1, settings.gc_threshold2)
+    if any(asked):
+        gc.set_threshold(*(value or now for value, now in zip(asked, gc.get_threshold(), strict=True)))
+
+
+class WaitCollector:
+    """Collects when EngineCore would wait anyway; the thresholds stay as a safety net, further out."""
+
+    def __init__(self) -> None:
+        self.thresholds = gc.get_threshold()
+        gc.set_threshold(self.thresholds[0] * HEADROOM, *self.thresholds[1:])
+
+    def collect(self) -> None:
+        """One collection, of the generation that is due."""
+        young, middle, old = gc.get_count()
+        first, second, third = self.thresholds
+        if young < first:
+            return
+        generation = 0 if middle < second else 1 if old < third else 2
+        gc.collect(generation)
+        state.count("collections_at_wait")
+
+    def attach(self, engine: Any) -> None:
+        """Collect after each step is handed to the model, before its result is asked for."""
+        executor = engine.model_executor
+        execute = executor.execute_model
+
+        @functools.wraps(execute)
+        def handed_over(scheduler_output: Any, non_block: bool = False) -> Any:
+            result = execute(scheduler_output, non_block=non_block)
+            if non_block:
+                self.collect()
+            return result
+
+        executor.execute_model = handed_over
+
+
+def install(settings: CoreSettings) -> None:
+    """Arrange for what the settings ask of the collector, in whichever process this is."""
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
+
+    def engine_is_up(engine: Any) -> None:
+        set_thresholds(settings)
+        if settings.collect_at_wait:
+            engine.kvtune_collector = WaitCollector()
+            engine.kvtune_collector.attach(engine)
+
+    if settings.collect_at_wait or settings.gc_threshold0 or settings.gc_threshold1 or settings.gc_threshold2:
+        after(EngineCore, "__init__", engine_is_up)
+    if settings.collect_at_wait:
+        wait = EngineCoreProc._process_input_queue
+
+        @functools.wraps(wait)
+        def waiting(self: Any) -> Any:
+            if not self.has_work():
+                self.kvtune_collector.collect()
+            return wait(self)
+
+        EngineCoreProc._process_input_queue = waiting
+    state.part("collect_at_wait", settings.collect_at_wait)
+    if settings.freeze:
+        _install_freeze()
+    state.part("freeze", settings.freeze)
+
+
+def _install_freeze() -> None:
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core_client import MPClient
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    for front_end in (AsyncLLM, LLMEngine):
+        after(front_end, "__init__", lambda _: freeze_heap())
+    after(MPClient, "shutdown", lambda _: thaw_heap())
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        after(CPUWorker, "compile_or_warm_up_model", lambda _: freeze_heap())

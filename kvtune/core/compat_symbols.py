@@ -1,0 +1,82 @@
+"""Every symbol of vLLM that the core replaces, wraps, or relies on the inside of. Data only.
+
+Not listed: what it merely calls by its documented signature. `compat.py` checks these against the manifest.
+"""
+
+from __future__ import annotations
+
+SYMBOLS: dict[str, tuple[str, ...]] = {
+    "vllm.v1.core.block_pool": (
+        "BlockHashToBlockMap.get_one_block",
+        "BlockPool.__init__",
+        "BlockPool.cache_full_blocks",
+        "BlockPool._insert_block_hash",
+        "BlockPool._remove_cached_block_hashes",
+        "BlockPool._maybe_evict_cached_block",
+        "BlockPool.get_new_blocks",
+        "BlockPool.unpin_blocks",
+        "BlockPool.touch",
+        "BlockPool.free_blocks",
+        "BlockPool.evict_blocks",
+        "BlockPool.reset_prefix_cache",
+        "BlockPool.get_num_free_blocks",
+    ),
+    "vllm.v1.core.kv_cache_utils": ("KVCacheBlock", "FreeKVCacheBlockQueue"),
+    "vllm.v1.core.single_type_kv_cache_manager": (
+        "SingleTypeKVCacheManager.__init__",
+        "SingleTypeKVCacheManager.add_local_computed_blocks",
+        "SingleTypeKVCacheManager.allocate_new_blocks",
+        "SingleTypeKVCacheManager.cache_blocks",
+        "SingleTypeKVCacheManager.pop_blocks_for_free",
+        "SingleTypeKVCacheManager.free",
+        "SingleTypeKVCacheManager._remove_blocks_in_range",
+        "SingleTypeKVCacheManager.remove_skipped_blocks",
+        "SlidingWindowManager",
+    ),
+    "vllm.v1.core.kv_cache_coordinator": (
+        "replay_boundaries",
+        "KVCacheCoordinator.__init__",
+        "KVCacheCoordinator.cache_blocks",
+        "KVCacheCoordinator.free",
+        "KVCacheCoordinator.pop_blocks_for_free",
+        "HybridKVCacheCoordinator.get_num_cacheable_tokens",
+        "HybridKVCacheCoordinator.find_longest_cache_hit",
+    ),
+    "vllm.v1.core.kv_cache_manager": (
+        "KVCacheBlocks",
+        "KVCacheManager.__init__",
+        "KVCacheManager.allocate_slots",
+        "KVCacheManager.free",
+        "KVCacheManager.pop_blocks_for_free",
+        "KVCacheManager.create_kv_cache_blocks",
+    ),
+    "vllm.v1.core.sched.scheduler": (
+        "Scheduler.__init__",
+        "Scheduler.schedule",
+        "Scheduler._make_cached_request_data",
+        "Scheduler._update_after_schedule",
+        "Scheduler.update_from_output",
+        "Scheduler._update_request_with_output",
+        "Scheduler._preempt_request",
+        "Scheduler._free_request",
+        "Scheduler.make_stats",
+        "Scheduler.finish_requests",
+    ),
+    "vllm.v1.core.sched.async_scheduler": ("AsyncScheduler",),
+    "vllm.v1.core.sched.output": ("CachedRequestData", "SchedulerOutput"),
+    "vllm.v1.core.sched.utils": ("check_stop",),
+    "vllm.v1.request": ("Request.append_output_token_ids", "Request.num_tokens", "Request.is_finished"),
+    "vllm.v1.outputs": ("ModelRunnerOutput",),
+    "vllm.v1.engine": ("EngineCoreOutput", "EngineCoreOutputs"),
+    "vllm.v1.engine.core": (
+        "EngineCore.__init__",
+        "EngineCoreProc.__init__",
+        "EngineCoreProc._process_input_queue",
+    ),
+    "vllm.v1.engine.async_llm": ("AsyncLLM.__init__",),
+    "vllm.v1.engine.llm_engine": ("LLMEngine.__init__",),
+    "vllm.v1.engine.core_client": ("MPClient.shutdown",),
+    "vllm.v1.worker.cpu_model_runner": ("CPUModelRunner",),
+    "vllm.v1.worker.cpu_worker": ("CPUWorker.compile_or_warm_up_model",),
+    "vllm.utils.gc_utils": ("freeze_gc_heap",),
+}

@@ -1,0 +1,174 @@
+"""The parent's side of simulating: one simulator process, jobs in parallel, runs back. Imports no vLLM.
+
+`with Simulators() as simulators: for number, outcome in simulators.map(workload, settings): ...`
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from kvtune.errors import KvtuneError
+from kvtune.run.file import SUFFIX, read_run
+from kvtune.run.types import Run
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.worker import Job, Report
+from kvtune.workload.types import Workload
+
+STOP_S = 20.0
+
+
+class Simulators:
+    """Up to `parallel` replays at once (default: one a core, at most 2). Entering does not wait for vLLM to load."""
+
+    def __init__(self, parallel: int | None = None) -> None:
+        self._parallel = parallel or max(1, min(2, len(os.sched_getaffinity(0))))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""
+        self._ready = False
+
+    def __enter__(self) -> Simulators:
+        self._folder = tempfile.TemporaryDirectory(prefix="kvtune-sim-")
+        log = (Path(self._folder.name) / "log").open("wb")
+        receive, send = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kvtune.sim.worker", str(send)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[send],
+                start_new_session=True,
+                env={**os.environ, "KVTUNE_PROBE": "off", "VLLM_LOGGING_LEVEL": "ERROR"},
+            )
+        finally:
+            os.close(send)
+            log.close()
+        self._reports = receive
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._process
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                process.wait()
+        os.close(self._reports)
+        self._folder.cleanup()
+
+    def map(
+        self,
+        workload: Workload,
+        settings: Sequence[SimSettings],
+        progress: Callable[[Report], None] | None = None,
+        command: Sequence[str] = (),
+    ) -> Iterator[tuple[int, Run | KvtuneError]]:
+        """(place in `settings`, its run or why there is none), each as soon as it is known.
+
+        On KeyboardInterrupt the running ones end early and come back as partial runs; then it is raised again.
+        """
+        queued = list(range(len(settings)))[::-1]
+        running: set[int] = set()
+        interrupted: KeyboardInterrupt | None = None
+        while queued or running:
+            try:
+                while queued and len(running) < self._parallel and interrupted is None:
+                    number = queued.pop()
+                    self._send(number, workload, settings[number], command)
+                    running.add(number)
+                report = self._receive()
+                if report.kind == "progress" and progress is not None:
+                    progress(report)
+            except KeyboardInterrupt as interrupt:
+                if interrupted is not None:
+                    raise
+                interrupted = interrupt
+                queued.clear()
+                assert self._process is not None and self._process.stdin is not None
+                self._process.stdin.close()
+                continue
+            if report.kind in ("done", "failed") and report.number in running:
+                running.discard(report.number)
+                yield report.number, self._outcome(report)
+        if interrupted is not None:
+            raise interrupted
+
+    def _send(self, number: int, workload: Workload, settings: SimSettings, command: Sequence[str]) -> None:
+        job = Job(
+            number=number,
+            spec=workload.spec,
+            seed=workload.seed,
+            workload_hash=workload.hash,
+            settings=settings,
+            out=str(self._out(number)),
+            command=list(command),
+        )
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._dead() from None
+
+    def _receive(self) -> Report:
+        """The next report; KvtuneError when the process can give none any more."""
+        while True:
+            line, separator, rest = self._unread.partition(b"\n")
+            if separator:
+                self._unread = rest
+                report = msgspec.json.decode(line, type=Report)
+                if report.kind == "failed" and report.number < 0:
+                    raise KvtuneError(report.message, report.hint, report.exit_code)
+                if report.kind != "ready":
+                    return report
+                continue
+            select.select([self._reports], [], [])
+            chunk = os.read(self._reports, 1 << 16)
+            if not chunk:
+                raise self._dead()
+            self._unread += chunk
+
+    def _outcome(self, report: Report) -> Run | KvtuneError:
+        if report.kind == "failed":
+            return KvtuneError(report.message, report.hint, report.exit_code)
+        path = self._out(report.number)
+        run = read_run(path)
+        path.unlink()
+        return run
+
+    def _out(self, number: int) -> Path:
+        return Path(self._folder.name) / f"{number}{SUFFIX}"
+
+    def _dead(self) -> KvtuneError:
+        tail = (Path(self._folder.name) / "log").read_text(errors="replace").strip().splitlines()
+        said = tail[-1] if tail else "it said nothing"
+        return KvtuneError(f"the simulator process ended: {said}", "run the command again with --debug")
+
+
+def simulate(
+    workload: Workload,
+    settings: SimSettings,
+    progress: Callable[[Report], None] | None = None,
+    command: Sequence[str] = (),
+) -> Run:
+    """One run in a process of its own; KvtuneError when there is none."""
+    with Simulators(1) as simulators:
+        for _, outcome in simulators.map(workload, [settings], progress, command):
+            if isinstance(outcome, KvtuneError):
+                raise outcome
+            return outcome
+    raise KvtuneError("the replay was interrupted before it began", "run the command again")

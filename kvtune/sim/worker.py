@@ -1,0 +1,216 @@
+"""The simulator process: `python -m kvtune.sim.worker`. Imports vLLM once and answers each job in a fork of itself.
+
+A fork runs one choice of core (it patches classes), dies with it, and leaves its run as a file. Jobs come as JSON lines
+on standard input, reports leave as JSON lines on the descriptor given as argument. The end of input, or SIGTERM, ends
+the running jobs early; their runs are then partial.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from kvtune.errors import KvtuneError
+from kvtune.sim.settings import SimSettings
+from kvtune.workload.types import Workload
+
+POLL_S = 0.05
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One replay. `out` is where its run file goes; `workload_hash` must be what the spec builds again ("": any)."""
+
+    number: int
+    spec: str
+    seed: int
+    workload_hash: str
+    settings: SimSettings
+    out: str
+    command: list[str] = []
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """ready: jobs are taken. progress and done are about job `number`; failed holds the two lines for a person."""
+
+    kind: Literal["ready", "progress", "done", "failed"]
+    number: int = -1
+    finished: int = 0
+    requests: int = 0
+    virtual_s: float = 0.0
+    elapsed_s: float = 0.0
+    message: str = ""
+    hint: str = ""
+    exit_code: int = 1
+
+
+class Reports:
+    """The writing end of the report pipe; lines are short enough to be written whole."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def send(self, report: Report) -> None:
+        line = msgspec.json.encode(report)
+        if len(line) >= select.PIPE_BUF:
+            line = msgspec.json.encode(
+                msgspec.structs.replace(report, message=report.message[:1000], hint="")
+            )
+        os.write(self._descriptor, line + b"\n")
+
+
+def answer(job: Job, workload: Workload, reports: Reports) -> None:
+    """Run the job in this process; what goes wrong is a report."""
+    from kvtune.run.file import write_run
+    from kvtune.sim.replay import Progress, replay
+
+    stopping = False
+
+    def stop(*_: Any) -> None:
+        nonlocal stopping
+        stopping = True
+
+    def progress(now: Progress) -> None:
+        reports.send(
+            Report(
+                kind="progress",
+                number=job.number,
+                finished=now.finished,
+                requests=now.requests,
+                virtual_s=now.virtual_s,
+                elapsed_s=now.elapsed_s,
+            )
+        )
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = replay(workload, job.settings, progress=progress, stop=lambda: stopping, command=job.command)
+        write_run(run, Path(job.out))
+        reports.send(Report(kind="done", number=job.number))
+    except KvtuneError as error:
+        reports.send(failed(job.number, error))
+    except BaseException as error:
+        text = str(error).strip().splitlines() or ["no message"]
+        reports.send(
+            Report(
+                kind="failed",
+                number=job.number,
+                message=f"the replay failed: {type(error).__name__}: {text[0]}",
+                hint="run the command again with --debug, or report it with the workload",
+            )
+        )
+
+
+def failed(number: int, error: KvtuneError) -> Report:
+    return Report(
+        kind="failed", number=number, message=error.message, hint=error.hint, exit_code=error.exit_code
+    )
+
+
+class Server:
+    """Forks a child for each job; a child that dies without a word is reported."""
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._children: dict[int, int] = {}  # pid -> job
+        self._workload: tuple[tuple[str, int], Workload] | None = None
+        self._unread = b""
+
+    def serve(self, descriptor: int) -> None:
+        ended = False
+        while not ended:
+            readable, _, _ = select.select([descriptor], [], [], POLL_S if self._children else None)
+            if readable:
+                chunk = os.read(descriptor, 1 << 16)
+                ended = not chunk
+                *lines, self._unread = (self._unread + chunk).split(b"\n")
+                for line in lines:
+                    self._start(msgspec.json.decode(line, type=Job))
+            self._reap()
+        self.stop()
+        while self._children:
+            self._reap(block=True)
+
+    def stop(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGTERM)
+
+    def _start(self, job: Job) -> None:
+        try:
+            workload = self._built(job)
+        except KvtuneError as error:
+            self._reports.send(failed(job.number, error))
+            return
+        child = os.fork()
+        if child == 0:
+            try:
+                answer(job, workload, self._reports)
+            finally:
+                os._exit(0)
+        self._children[child] = job.number
+
+    def _built(self, job: Job) -> Workload:
+        """The job's workload, kept for the next job: children share its memory."""
+        from kvtune.workload.spec import build
+
+        key = (job.spec, job.seed)
+        if self._workload is None or self._workload[0] != key:
+            self._workload = (key, build(job.spec, seed=job.seed))
+        workload = self._workload[1]
+        if job.workload_hash and workload.hash != job.workload_hash:
+            raise KvtuneError(
+                f"the workload {job.spec!r} is not what it was when the command began",
+                "leave its file alone until the command has ended",
+            )
+        return workload
+
+    def _reap(self, block: bool = False) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
+            if pid == 0:
+                return
+            number = self._children.pop(pid, -1)
+            if number >= 0 and os.WIFSIGNALED(status):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                self._reports.send(
+                    Report(
+                        kind="failed",
+                        number=number,
+                        message=f"the simulator process died by {name}",
+                        hint="SIGKILL is most often a lack of memory: simulate fewer at once",
+                    )
+                )
+
+
+def main(descriptor: int) -> None:
+    import importlib
+
+    reports = Reports(descriptor)
+    server = Server(reports)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends our input
+    try:
+        for name in ("vllm.v1.engine.core", "kvtune.sim.replay", "kvtune.sim.executor"):
+            importlib.import_module(name)
+    except ImportError as error:
+        reports.send(
+            Report(
+                kind="failed",
+                message=f"vLLM cannot be imported: {error}",
+                hint="simulating needs vLLM: `pip install 'kvtune[cpu]'` or `'kvtune[cuda]'`",
+                exit_code=2,
+            )
+        )
+        return
+    reports.send(Report(kind="ready"))
+    server.serve(sys.stdin.fileno())
+    os._exit(0)  # torch has nothing to put away, and would say so at length
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

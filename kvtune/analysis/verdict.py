@@ -19,6 +19,9 @@ from kvtune.workload.types import Workload
 
 WORTH = 0.03
 
+# Causes of miss that settings, the pool or a better policy can turn into hits; an infinite cache has none of them.
+WINNABLE = ("not_cached", "evicted", "not_retained", "lagging_group")
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -50,6 +53,11 @@ def verdict(run: Run, workload: Workload | None) -> Verdict:
     return _model(run, time)
 
 
+def winnable(cache: PrefixCache) -> int:
+    """Missed prompt tokens that an infinite cache would have hit."""
+    return sum(cache.misses.get(cause, 0) for cause in WINNABLE)
+
+
 def _nothing(run: Run) -> Verdict:
     why = run.header.why.rstrip(".") or "no request got a token"
     return Verdict(
@@ -71,7 +79,7 @@ def _prefill_share(cache: PrefixCache, time: StepTime, tokens: int) -> float:
 
 
 def _cache(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
-    lost = cache.misses.get("not_cached", 0)
+    lost = winnable(cache)
     if not lost:
         return None
     h = run.header
@@ -83,7 +91,7 @@ def _cache(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
     )
     distinct = sum(cache.misses.get(cause, 0) for cause in ("cold", "partial_block"))
     room = h.engine.num_blocks * h.engine.block_size
-    windows = any("sliding" in str(group.get("kind", "")) for group in h.engine.groups)
+    windows = any("sliding" in str(group.get("kind", "")).lower() for group in h.engine.groups)
     if h.core.name == "stock" or not h.core.active:
         what = (
             "keeps the sliding windows behind shared prefixes"

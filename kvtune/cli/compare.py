@@ -22,6 +22,7 @@ def compare(
     ] = False,
 ) -> int:
     """Compare runs of one workload: per figure the difference, its 95 % interval and a verdict."""
+    from kvtune.analysis.average import average
     from kvtune.analysis.fail_on import parse_fail_on
     from kvtune.analysis.rebuild import workload_of
     from kvtune.analysis.summary import summary
@@ -45,14 +46,10 @@ def compare(
         )
     failed: list[str] = []
     if condition is not None:
-        first, *others = (summary(run, workload) for run in found)
-        outcomes = [condition.evaluate(first, other) for other in others]
-        failed = [
-            f"{side.name}: {reason}"
-            for side, outcome in zip(made.sides[1:], outcomes, strict=True)
-            if outcome.holds
-            for reason in outcome.reasons
-        ]
+        first, *others = (average([summary(run, workload) for run in side.runs]) for side in made.sides)
+        for side, other in zip(made.sides[1:], others, strict=True):
+            outcome = condition.evaluate(first, other)
+            failed += [f"{side.name}: {reason}" for reason in outcome.reasons if outcome.holds]
     if json:
         import json as encoder
 

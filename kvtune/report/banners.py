@@ -17,6 +17,11 @@ class Banner:
     text: str
 
 
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
 def banners(run: Run) -> list[Banner]:
     h = run.header
     found = []
@@ -24,7 +29,9 @@ def banners(run: Run) -> list[Banner]:
         found.append(Banner("bad", "This run failed.", h.why or "No reason was recorded."))
     if h.state == "partial":
         why = h.why or "No reason was recorded."
-        found.append(Banner("bad", "This run is partial.", f"{why} What was measured until then is shown."))
+        found.append(
+            Banner("bad", "This run is partial.", f"{_sentence(why)} What was measured until then is shown.")
+        )
     if h.source == "sim":
         text = (
             "These numbers come from replaying the workload through vLLM's scheduler without a model. "
@@ -54,9 +61,6 @@ def contrast_banners(contrast: Contrast) -> list[Banner]:
         text = f"{', '.join(fields)} differ: a difference in a figure need not come from the settings."
         found.append(Banner("bad", "These runs did not do the same work.", text))
     for side in contrast.sides:
-        found += [
-            Banner(banner.css, f"{side.name}: {banner.title}", banner.text)
-            for banner in banners(side.run)
-            if banner.title != "Note."
-        ]
+        told = dict.fromkeys(b for run in side.runs for b in banners(run) if b.title != "Note.")
+        found += [Banner(banner.css, f"{side.name}: {banner.title}", banner.text) for banner in told]
     return found

@@ -63,7 +63,7 @@ def plain(found: Contrast, workload: Workload | None, failed: Sequence[str]) -> 
     return {
         "schema": SCHEMA,
         "comparable": found.comparable,
-        "runs": [{"name": side.name, **summary(side.run, workload)} for side in found.sides],
+        "runs": [{"name": side.name, **summary(run, workload)} for side in found.sides for run in side.runs],
         "comparisons": [
             {"name": side.name, **comparison.plain()}
             for side, comparison in zip(found.sides[1:], found.comparisons, strict=True)

@@ -1,4 +1,8 @@
-"""Several runs beside a first one: what a comparison's page, text and JSON are drawn from. Pure."""
+"""Several runs beside a first one: what a comparison's page, text and JSON are drawn from. Pure.
+
+Runs with equal settings are repetitions of one side when every side has at least two (A B A B): then a run is one
+observation, and the intervals know the machine's drift. Otherwise each run is a side of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,67 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvtune.analysis.compare import Comparison, Figure, compare
+from kvtune.analysis.repeats import compare_repeats
+from kvtune.analysis.spread import Values
+from kvtune.report.measures import change_text, measure_title
 from kvtune.run.types import Run
+
+Facts = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the compared runs. `name` is short and differs from the others'."""
+    """One or more runs of equal settings. `name` is short and differs from the other sides'."""
 
     name: str
-    run: Run
+    runs: tuple[Run, ...]
+
+    @property
+    def run(self) -> Run:
+        """The first of them: they are equal in everything but what was measured."""
+        return self.runs[0]
+
+    def values(self, observe: Any) -> Values:
+        """What `observe` (a function of a run) finds in all runs of this side, one after another."""
+        return np.concatenate([np.asarray(observe(run), dtype=np.float64) for run in self.runs])
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """`comparisons[i]` sets `sides[i + 1]` against `sides[0]`."""
+    """`comparisons[i]` sets `sides[i + 1]` against `sides[0]`; `differing` are settings with a value per side."""
 
     sides: tuple[Side, ...]
     comparisons: tuple[Comparison, ...]
-    differing: tuple[tuple[str, tuple[str, ...]], ...]
+    differing: Facts
 
     @property
     def comparable(self) -> bool:
         return not any(c.mismatches for c in self.comparisons)
 
+    @property
+    def repeated(self) -> bool:
+        return len(self.sides[0].runs) > 1
+
 
 def contrast(runs: Sequence[Run], names: Sequence[str]) -> Contrast:
     """`names` are what the person called the runs (file names); short ones are made of what differs."""
-    differing = _differing(runs)
-    sides = tuple(Side(name, run) for name, run in zip(_short(runs, names, differing), runs, strict=True))
-    return Contrast(sides, tuple(compare(runs[0], other) for other in runs[1:]), differing)
+    groups = _groups(runs, names)
+    firsts = [own[0][1] for own in groups]
+    differing = _differing(firsts)
+    titles = _short([own[0][0] for own in groups], differing)
+    sides = tuple(Side(t, tuple(run for _, run in own)) for t, own in zip(titles, groups, strict=True))
+    if len(sides[0].runs) > 1:
+        found = tuple(compare_repeats(sides[0].runs, side.runs) for side in sides[1:])
+    else:
+        found = tuple(compare(sides[0].run, side.run) for side in sides[1:])
+    return Contrast(sides, found, differing)
 
 
 def sentence(comparison: Comparison) -> str:
-    """The outcome in one sentence: what is better, what is worse, where nothing was shown."""
+    """The outcome in one sentence: what is better, what is worse, or that nothing was shown."""
     better, worse = (_named(comparison.figures, verdict) for verdict in ("better", "worse"))
     if not better and not worse:
         return "no difference shown in any figure"
@@ -48,8 +79,6 @@ def sentence(comparison: Comparison) -> str:
 
 
 def _named(figures: Sequence[Figure], verdict: str) -> str:
-    from kvtune.report.measures import change_text, measure_title
-
     found = [f for f in figures if f.verdict == verdict]
     first_of = {f.path.split(".")[0]: f for f in reversed(found)}  # one of the mean, the median and the p99
     named = [f for f in found if first_of[f.path.split(".")[0]] is f]
@@ -57,8 +86,18 @@ def _named(figures: Sequence[Figure], verdict: str) -> str:
     return ", ".join(f"{measure_title(f.path)} ({change_text(f)})" for f in named) + more
 
 
-def _differing(runs: Sequence[Run]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """What may differ between compared runs, and does: the core, its settings, the engine's, the seed, the machine."""
+def _groups(runs: Sequence[Run], names: Sequence[str]) -> list[list[tuple[str, Run]]]:
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[str, Run]]] = {}
+    for name, run in zip(names, runs, strict=True):
+        groups.setdefault(tuple(sorted(_may_differ(run).items())), []).append((name, run))
+    found = list(groups.values())
+    if len(found) > 1 and all(len(own) > 1 for own in found):
+        return found
+    return [[pair] for pair in zip(names, runs, strict=True)]
+
+
+def _differing(runs: Sequence[Run]) -> Facts:
+    """What may differ between compared runs, and does: the core and its settings, the engine's, the machine."""
     told = [_may_differ(run) for run in runs]
     names = list(dict.fromkeys(name for facts in told for name in facts))
     rows = [(name, tuple(facts.get(name, "–") for facts in told)) for name in names]
@@ -80,12 +119,10 @@ def _may_differ(run: Run) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items()}
 
 
-def _short(
-    runs: Sequence[Run], names: Sequence[str], differing: Sequence[tuple[str, tuple[str, ...]]]
-) -> list[str]:
-    """The core's name where that tells the runs apart, else the names given, else both numbered."""
+def _short(names: Sequence[str], differing: Facts) -> list[str]:
+    """The core's name where that tells the sides apart, else the names given, else those numbered."""
     cores = dict(differing).get("core")
-    if cores is not None and len(set(cores)) == len(runs):
+    if cores is not None and len(set(cores)) == len(names):
         return list(cores)
     if len(set(names)) == len(names):
         return list(names)

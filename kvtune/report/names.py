@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from kvtune.analysis.processes import process_keys
 from kvtune.run.types import Run
 
@@ -12,6 +15,10 @@ CAUSES = {
     "partial_block": "seen, but not a whole block",
     "last_token": "last token, always recomputed",
     "not_cached": "seen before, no longer cached",
+    "not_retained": "seen, but no window or state was kept",
+    "evicted": "kept, then evicted",
+    "lagging_group": "cache groups held different parts",
+    "skipped_lookup": "the cache was not asked",
     "unclassified": "cause unknown",
 }
 
@@ -28,6 +35,12 @@ def process_name(run: Run, index: int) -> str:
     """The title of the process that a table calls by its number."""
     keys = process_keys(run)
     return process_title(keys[index]) if 0 <= index < len(keys) else f"process {index}"
+
+
+def command_text(run: Run) -> str:
+    """The command line to type again: the program by its name, not by where one machine has it."""
+    words = run.header.command
+    return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
 
 
 def cause_title(cause: str) -> str:

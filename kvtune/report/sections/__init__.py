@@ -8,7 +8,17 @@ from kvtune.workload.types import Workload
 
 
 def run_sections(run: Run, workload: Workload | None) -> list[Section]:
-    from kvtune.report.sections import cache, environment, gc, host, latency, memory, timeline, verdict
+    from kvtune.report.sections import (
+        cache,
+        environment,
+        gc,
+        host,
+        latency,
+        memory,
+        stacks,
+        timeline,
+        verdict,
+    )
 
     made = [
         verdict.section(run, workload),
@@ -17,6 +27,7 @@ def run_sections(run: Run, workload: Workload | None) -> list[Section]:
         timeline.section(run),
         gc.section(run),
         host.section(run),
+        stacks.section(run),
         memory.section(run),
         environment.section(run),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round, prefix_cache, rounds
+from kvtune.analysis.verdict import WINNABLE, winnable
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
 from kvtune.report.names import cause_title
 from kvtune.run.types import Run
@@ -13,6 +14,10 @@ HIT = "hit"
 COLORS = {
     HIT: "var(--c-hit)",
     "not_cached": "var(--c-gen2)",
+    "evicted": "var(--c-gen2)",
+    "not_retained": SERIES[3],
+    "lagging_group": SERIES[5],
+    "skipped_lookup": SERIES[6],
     "partial_block": SERIES[1],
     "last_token": SERIES[4],
     "cold": "var(--c-miss)",
@@ -23,6 +28,10 @@ MEANINGS = {
     "partial_block": "lies beyond the last full block that the cache knew",
     "last_token": "the last token of a prompt is computed to get the next one; a hit ends before its block",
     "not_cached": "was computed before; an infinite cache would have had it. This is what settings can win",
+    "evicted": "a larger pool or a better eviction order would have had it",
+    "not_retained": "sliding windows and states are kept at some places only; retention and kvtune's core decide which",
+    "lagging_group": "every group of layers held something, but not up to the same token",
+    "skipped_lookup": "the request or the engine went without prefix caching",
     UNCLASSIFIED: "the workload was not at hand to tell the causes apart",
 }
 
@@ -48,8 +57,8 @@ def section(run: Run, workload: Workload | None) -> Section | None:
 def _lead(cache: PrefixCache) -> str:
     hit = f"{count(cache.hit_tokens)} of {count(cache.query_tokens)} prompt tokens were hits"
     lead = f"{hit} ({percent(cache.hit_tokens, cache.query_tokens)})."
-    if "not_cached" in cache.misses:
-        most = cache.hit_tokens + cache.misses["not_cached"]
+    if UNCLASSIFIED not in cache.misses:
+        most = cache.hit_tokens + winnable(cache)
         lead += f" A cache that never forgets would have had {percent(most, cache.query_tokens)}."
     return lead
 
@@ -102,8 +111,8 @@ def _causes(cache: PrefixCache) -> tuple[Chart, Columns]:
 
 
 def _order(cause: str) -> int:
-    known = ("not_cached", "partial_block", "last_token", "cold", UNCLASSIFIED)
-    return known.index(cause) if cause in known else 3
+    known = (*WINNABLE, "partial_block", "last_token", "cold", UNCLASSIFIED)
+    return known.index(cause) if cause in known else len(WINNABLE)
 
 
 def _rounds(found: list[Round]) -> tuple[Chart, Columns]:

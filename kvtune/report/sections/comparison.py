@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from kvtune.analysis.compare import Comparison
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
-from kvtune.report.contrast import Contrast, sentence
+from kvtune.report.contrast import Contrast, Side, sentence
 from kvtune.report.measures import SHARES, change_text, interval_text, measure_text, measure_title, reasons
-from kvtune.run.types import Run
+from kvtune.report.names import command_text
 from kvtune.units import ms, percent
 
 QUANTILES = np.linspace(0, 1, 201)
@@ -33,10 +32,17 @@ def _outcome(found: Contrast) -> Section:
         (side.name, f"Against {first}: {sentence(comparison)}.")
         for side, comparison in zip(found.sides[1:], found.comparisons, strict=True)
     ]
-    note = (
-        "Better and worse are said only where the 95 % interval of the difference leaves out zero. The intervals know "
-        "the spread within these runs; a machine that was slower for one whole run looks like a difference."
-    )
+    note = "Better and worse are said only where the 95 % interval of the difference leaves out zero. "
+    if found.repeated:
+        numbers = ", ".join(f"{len(side.runs)} of {side.name}" for side in found.sides)
+        note += (
+            f"The intervals come from repeated runs ({numbers}), so they know how far this machine drifts."
+        )
+    else:
+        note += (
+            "The intervals know the spread within these runs; a machine that was slower for one whole run looks like "
+            "a difference. Repeated runs (A B A B) tell the two apart."
+        )
     return Section("outcome", "What differs", "", "outcome.html", {"lines": lines, "note": note})
 
 
@@ -125,9 +131,9 @@ def _forest(
 def _distributions(found: Contrast) -> Section | None:
     drawn = [
         _quantiles(
-            "ttft", "Time to first token", "requests", [(s.name, ttft_ms(s.run)) for s in found.sides]
+            "ttft", "Time to first token", "requests", [(s.name, s.values(ttft_ms)) for s in found.sides]
         ),
-        _quantiles("itl", "Time between tokens", "gaps", [(s.name, itl_ms(s.run)) for s in found.sides]),
+        _quantiles("itl", "Time between tokens", "gaps", [(s.name, s.values(itl_ms)) for s in found.sides]),
     ]
     made = [d for d in drawn if d is not None]
     if not made:
@@ -269,10 +275,10 @@ def _differences(found: Contrast) -> Section:
         values={
             "wrong": grid(heads, wrong, "Checked fields that differ") if wrong else None,
             "rows": grid(heads, rows, "Recorded settings that differ") if rows else None,
-            "commands": [(side.name, _command(side.run), side.run.header.started_at) for side in found.sides],
+            "commands": [(s.name, command_text(s.run), _started(s)) for s in found.sides],
         },
     )
 
 
-def _command(run: Run) -> str:
-    return shlex.join(run.header.command)
+def _started(side: Side) -> str:
+    return ", ".join(run.header.started_at for run in side.runs)

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from kvtune.report.charts import Section, grid
-from kvtune.report.names import process_name
+from kvtune.report.names import command_text, process_name
 from kvtune.run.types import Run
 from kvtune.units import count, size
 
@@ -33,16 +33,13 @@ def section(run: Run) -> Section:
     ]
     values: dict[str, Any] = {
         "facts": [(name, value) for name, value in facts if value],
-        "command": shlex.join(h.command),
+        "command": command_text(run),
         "args": shlex.join(h.engine.args),
         "settings": grid(("setting", "value"), settings, "Engine settings as resolved") if settings else None,
         "groups": grid(_group_heads(h.engine.groups), groups, "KV cache groups") if groups else None,
         "processes": grid(
-            ("process", "pid", "collector at start and end"),
-            [
-                (process_name(run, i), str(p.pid), _text(p.gc) if p.gc else "–")
-                for i, p in enumerate(h.processes)
-            ],
+            ("process", "pid", "garbage collector"),
+            [(process_name(run, i), str(p.pid), _collector(p.gc)) for i, p in enumerate(h.processes)],
             "Processes",
         ),
         "log": "\n".join(h.log_tail),
@@ -72,6 +69,17 @@ def _engine(run: Run) -> str:
     parts += [f"{e.executor} executor" if e.executor else "", scheduling]
     parts += [f"at most {count(e.max_model_len)} tokens a request" if e.max_model_len else ""]
     return ", ".join(p for p in parts if p)
+
+
+def _collector(gc: dict[str, Any]) -> str:
+    parts = []
+    if not gc.get("enabled", True):
+        parts.append("switched off")
+    if "thresholds" in gc:
+        parts.append(f"thresholds {', '.join(_text(t) for t in gc['thresholds'])}")
+    if "frozen" in gc:
+        parts.append(f"{count(gc['frozen'])} objects frozen")
+    return ", ".join(parts) or "–"
 
 
 def _group_heads(groups: list[dict[str, Any]]) -> tuple[str, ...]:

@@ -1,0 +1,85 @@
+"""Which runs are sides, which are repetitions, and what a comparison says about them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvtune.analysis.average import average
+from kvtune.analysis.latency import ttft_ms
+from kvtune.report.contrast import contrast, sentence
+from kvtune.report.page import compare_page
+from kvtune.run.types import CoreInfo, Run
+from tests.golden.synthetic import rounds_run
+
+KVTUNE = CoreInfo(name="kvtune", active=True, settings={"pin_window": 1024})
+
+
+def stock(speed: float = 1.0) -> Run:
+    return rounds_run(prefixes=4, prefix=800, speed=speed)
+
+
+def kvtune(speed: float = 1.0) -> Run:
+    return rounds_run(prefixes=4, prefix=800, speed=speed, hit_share=(0.0, 0.9, 0.9), core=KVTUNE)
+
+
+def test_two_runs_are_two_sides() -> None:
+    found = contrast([stock(), kvtune()], ["a", "b"])
+    assert [side.name for side in found.sides] == ["stock", "kvtune"]
+    assert not found.repeated
+    assert ("core pin_window", ("–", "1024")) in found.differing
+
+
+def test_interleaved_repetitions_are_two_sides_of_two_runs() -> None:
+    found = contrast([stock(), kvtune(1.01), stock(0.99), kvtune()], ["a1", "b1", "a2", "b2"])
+    assert [(side.name, len(side.runs)) for side in found.sides] == [("stock", 2), ("kvtune", 2)]
+    assert found.repeated
+    throughput = next(f for f in found.comparisons[0].figures if f.path == "throughput_tok_s")
+    assert throughput.low is not None, "a figure of one value a run has an interval now"
+    assert len(found.sides[0].values(ttft_ms)) == 2 * 12
+    assert "come from repeated runs (2 of stock, 2 of kvtune)" in compare_page(found)
+
+
+def test_a_machine_that_drifts_more_than_the_settings_differ_shows_no_difference() -> None:
+    found = contrast([stock(0.5), kvtune(1.0), stock(1.5), kvtune(0.6)], ["a1", "b1", "a2", "b2"])
+    itl = next(f for f in found.comparisons[0].figures if f.path == "itl_ms.mean")
+    assert itl.verdict == "no difference shown"
+
+
+def test_one_repetition_without_its_like_makes_every_run_a_side() -> None:
+    found = contrast([stock(), kvtune(), stock()], ["a1", "b", "a2"])
+    assert [len(side.runs) for side in found.sides] == [1, 1, 1]
+    assert len({side.name for side in found.sides}) == 3
+
+
+def test_runs_of_one_setting_are_compared_one_by_one() -> None:
+    found = contrast([stock(), stock()], ["same", "same"])
+    assert [side.name for side in found.sides] == ["same (1)", "same (2)"]
+    assert found.differing == ()
+    assert sentence(found.comparisons[0]) == "no difference shown in any figure"
+
+
+def test_a_sentence_names_one_figure_of_a_kind_and_counts_the_rest() -> None:
+    text = sentence(contrast([stock(), kvtune()], ["a", "b"]).comparisons[0])
+    assert text.startswith("better in time to first token, mean (-")
+    assert text.count("time to first token") == 1
+    assert "points)" in text, "a hit rate differs by points, not by percent of percent"
+
+
+def test_the_average_of_summaries_is_leaf_by_leaf() -> None:
+    one = {"a": 1, "b": {"c": 2.0, "d": None}, "e": [1, 2], "name": "x", "flag": True}
+    two = {"a": 2, "b": {"c": 4.0, "d": 5.0}, "e": [3, 4, 5], "name": "y", "flag": False}
+    assert average([one, two]) == {
+        "a": 1.5,
+        "b": {"c": 3.0, "d": None},
+        "e": [2.0, 3.0],
+        "name": "x",
+        "flag": True,
+    }
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_average_of_equal_summaries_is_that_summary(count: int) -> None:
+    summary = {"a": 0.5, "rounds": [{"hit_tokens": 3}], "why": ""}
+    found = average([summary] * count)
+    assert found["rounds"] == [{"hit_tokens": 3}] and np.isclose(found["a"], 0.5)

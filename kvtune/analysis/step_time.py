@@ -31,12 +31,16 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class PausedSteps:
-    """Steps in which the stepping process collected, beside those in which it did not; mean milliseconds."""
+    """Steps in which the stepping process collected: how many of `steps`, and what the pauses were of each, mean.
+
+    Long steps hold collections more often, so their own length says nothing about the collector; `share` does:
+    pauses over the time of the steps that had one.
+    """
 
     paused: int
-    others: int
-    paused_ms_mean: float
-    others_ms_mean: float
+    steps: int
+    pause_ms_mean: float
+    share: float
 
 
 def step_time(run: Run) -> StepTime:
@@ -64,29 +68,31 @@ def step_time(run: Run) -> StepTime:
 
 
 def paused_steps(run: Run) -> PausedSteps | None:
-    """None where there is nothing to set against each other."""
-    steps = run.table("steps")
-    hit = collected_in(run)
-    if not hit.any() or hit.all():
+    """None where no step had a collection."""
+    pause_ms = pauses_in_steps_ms(run)
+    hit = pause_ms > 0
+    if not hit.any():
         return None
-    step_ms = steps["step_us"] / 1000.0
+    step_ms = float(run.table("steps")["step_us"][hit].sum()) / 1000.0
+    total = float(pause_ms[hit].sum())
     return PausedSteps(
-        int(hit.sum()), int((~hit).sum()), float(step_ms[hit].mean()), float(step_ms[~hit].mean())
+        int(hit.sum()), len(hit), total / int(hit.sum()), min(1.0, total / step_ms) if step_ms else 0.0
     )
 
 
-def collected_in(run: Run) -> NDArray[np.bool_]:
-    """For each step, whether its own process started a collection in it."""
+def pauses_in_steps_ms(run: Run) -> NDArray[np.float64]:
+    """For each step, the pauses of the collections that its own process started in it."""
     steps, gc = run.table("steps"), run.table("gc")
-    found = np.zeros(len(steps["t_s"]), dtype=np.bool_)
+    found = np.zeros(len(steps["t_s"]), dtype=np.float64)
     for process in np.unique(steps["process"]).tolist():
         rows = np.flatnonzero(steps["process"] == process)
         rows = rows[np.argsort(steps["t_s"][rows], kind="stable")]
         start = steps["t_s"][rows]
         end = start + steps["step_us"][rows] / 1e6
-        times = gc["t_s"][gc["process"] == process]
+        own = gc["process"] == process
+        times, pauses = gc["t_s"][own], gc["pause_us"][own] / 1000.0
         at = np.searchsorted(start, times, side="right") - 1
         inside = at >= 0
         inside[inside] = times[inside] < end[at[inside]]
-        found[rows[at[inside]]] = True
+        np.add.at(found, rows[at[inside]], pauses[inside])
     return found

@@ -48,9 +48,8 @@ def _lead(run: Run) -> str:
     if steps is None:
         return "A pause stops its process; only EngineCore's hold up a step."
     return (
-        f"A pause stops its process. {count(steps.paused)} of {count(steps.paused + steps.others)} steps had a "
-        f"collection in EngineCore: they took {ms(steps.paused_ms_mean)} in the mean, the others "
-        f"{ms(steps.others_ms_mean)}."
+        f"A pause stops its process. {count(steps.paused)} of {count(steps.steps)} steps had a collection in "
+        f"EngineCore: {ms(steps.pause_ms_mean)} each in the mean, {steps.share:.1%} of the time of those steps."
     )
 
 

@@ -1,0 +1,153 @@
+"""The verdict names the dearest limit of a run, with a command that a shell takes apart again."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.verdict import Verdict, verdict
+from kvtune.run.types import CoreInfo, Run
+from tests.golden.synthetic import (
+    HOSTILE,
+    empty_run,
+    header,
+    hostile_run,
+    open_run,
+    replace_header,
+    rounds_run,
+)
+
+KVTUNE = CoreInfo(name="kvtune", active=True)
+
+
+def told(run: Run, **misses: int) -> Run:
+    """The run with causes of misses as `kvtune explain --save` stores them; the rest is cold."""
+    requests = run.tables["requests"]
+    missed = int(requests["prompt_tokens"].sum() - requests["hit_tokens"].sum())
+    causes = {**misses, "cold": missed - sum(misses.values())}
+    return replace_header(run, extra={"misses": causes})
+
+
+def with_steps(run: Run, **columns: Any) -> Run:
+    steps = {**run.tables["steps"], **columns}
+    return Run(run.header, {**run.tables, "steps": steps})
+
+
+def words(found: Verdict) -> list[str]:
+    return shlex.split(found.command)
+
+
+def test_a_run_that_measured_nothing_says_why() -> None:
+    found = verdict(empty_run(), None)
+    assert found.kind == "nothing"
+    assert "CUDA out of memory" in found.limit
+    assert words(found) == ["kvtune", "doctor", "tiny-gemma3"]
+
+
+def test_prompts_computed_again_are_named_with_their_price() -> None:
+    run = rounds_run()
+    found = verdict(run, workload_of(run))
+    assert found.kind == "cache"
+    assert "60,000 of 182,880" in found.limit
+    assert found.share is not None and 0.1 < found.share < 0.6
+    assert "sliding windows" in found.advice
+    assert words(found)[:2] == ["kvtune", "profile"]
+    assert words(found)[words(found).index("--core") + 1] == "kvtune"
+    assert words(found)[words(found).index("--") :] == [
+        "--",
+        "--num-gpu-blocks-override",
+        "8000",
+        "--block-size",
+        "32",
+    ]
+
+
+@pytest.mark.parametrize("cause", ["evicted", "not_retained", "lagging_group", "not_cached"])
+def test_causes_found_by_replay_count_as_winnable(cause: str) -> None:
+    assert verdict(told(rounds_run(), **{cause: 50_000}), None).kind == "cache"
+
+
+def test_with_our_core_a_pool_that_is_too_small_asks_for_bounds() -> None:
+    run = told(rounds_run(core=KVTUNE), evicted=50_000)
+    small = replace_header(run, engine=msgspec.structs.replace(run.header.engine, num_blocks=500))
+    assert words(verdict(small, None))[1] == "bounds"
+    assert words(verdict(run, None))[1] == "tune"
+
+
+def test_partial_blocks_ask_for_smaller_ones() -> None:
+    found = verdict(told(rounds_run(), partial_block=60_000), None)
+    assert found.kind == "block"
+    assert "whole blocks of 32 tokens" in found.limit
+    assert "--block-size" in words(found)
+
+
+def test_the_collector_is_named_when_it_costs_most() -> None:
+    run = told(rounds_run())
+    gc = {**run.tables["gc"], "pause_us": run.tables["gc"]["pause_us"] * 100}
+    found = verdict(Run(run.header, {**run.tables, "gc": gc}), None)
+    assert found.kind == "collector"
+    assert "--core" in words(found)
+    ours = replace_header(Run(run.header, {**run.tables, "gc": gc}), core=KVTUNE)
+    assert "--probe" in words(verdict(ours, None))
+
+
+def test_the_scheduler_is_named_when_it_costs_most() -> None:
+    run = told(rounds_run())
+    step = run.tables["steps"]["step_us"]
+    assert verdict(with_steps(run, schedule_us=step * 0.4, update_us=step * 0.2), None).kind == "host"
+
+
+def test_preemptions_come_before_everything() -> None:
+    run = rounds_run()
+    requests = {**run.tables["requests"], "preemptions": np.full(45, 2, "i4")}
+    found = verdict(Run(run.header, {**run.tables, "requests": requests}), workload_of(run))
+    assert found.kind == "pool"
+    assert "90 times" in found.limit
+    assert words(found)[-2:] == ["--max-num-seqs", "64"]
+
+
+def test_an_engine_that_waits_for_work_is_not_the_limit() -> None:
+    run = told(open_run(requests=20, rate=0.5, output=10))
+    found = verdict(run, None)
+    assert found.kind == "load"
+    assert found.share is None
+
+
+def test_a_run_without_any_of_that_is_limited_by_its_model() -> None:
+    found = verdict(told(rounds_run()), None)
+    assert found.kind == "model"
+    assert "98% of the step time" in found.limit
+
+
+def test_unknown_causes_are_not_called_a_limit_of_the_model() -> None:
+    found = verdict(rounds_run(), None)
+    assert found.kind == "unknown"
+    assert "is not known" in found.limit
+
+
+def test_without_steps_prices_are_shares_of_tokens() -> None:
+    run = told(rounds_run(), evicted=60_960)
+    bare = Run(run.header, {k: v for k, v in run.tables.items() if k != "steps"})
+    found = verdict(bare, None)
+    assert found.kind == "cache"
+    assert found.share == pytest.approx(60_960 / 182_880)
+
+
+def test_hostile_strings_cannot_leave_their_word_of_the_command() -> None:
+    found = words(verdict(hostile_run(), None))
+    assert found[0] == "kvtune"
+    assert found.count(f"/models/{HOSTILE}") == 1
+    assert not any(word.startswith("<") and word != HOSTILE for word in found)
+
+
+def test_every_verdict_of_the_made_up_runs_is_three_filled_sentences() -> None:
+    for run in (rounds_run(), empty_run(), hostile_run(), open_run(requests=5), Run(header())):
+        found = verdict(run, workload_of(run))
+        assert (
+            found.limit.endswith(".") and found.advice.endswith(".") and found.command.startswith("kvtune ")
+        )

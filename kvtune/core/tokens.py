@@ -4,7 +4,7 @@
 |---|---|---|
 | TokenRows | a reader that wanted lists | a plain list of lists that also remembers its array |
 | PackedRows | unpickling a ModelRunnerOutput | become lists, all in one call, when first touched |
-| PassingRows | the CPU runner, when no row is discarded | made anew at each access: for readers in the same process |
+| PassingRows | runners, when every row is one token | made anew at each access: for readers in the same process |
 
 All are lists, so consumers (drafters, rejection sampling, `isinstance(x, list)`) see what they always saw. Ragged
 rows (speculative decoding) travel as tokens and counts. With the switch off nothing here is in the way.
@@ -224,6 +224,8 @@ def install(settings: CoreSettings) -> None:
     from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.outputs import ModelRunnerOutput
 
+    from kvtune.core import runners
+
     copyreg.pickle(ModelRunnerOutput, _reduce_output)
     build = EngineCoreProc.__init__
 
@@ -234,25 +236,5 @@ def install(settings: CoreSettings) -> None:
         build(self, *args, **options)
 
     EngineCoreProc.__init__ = built
-    _install_cpu_runner()
+    runners.install()
     state.part("rows", True)
-
-
-def _install_cpu_runner() -> None:
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-
-    to_list = CPUModelRunner._to_list
-
-    @functools.wraps(to_list)
-    def passing(self: Any, sampled_token_ids: Any) -> Any:
-        count = len(sampled_token_ids)
-        discards = self.discard_request_mask.np[: self.input_batch.num_reqs].any()
-        if discards or self.speculative_config is not None or not count:
-            return to_list(self, sampled_token_ids)
-        return PassingRows.of_flat(sampled_token_ids.flatten().tolist())
-
-    CPUModelRunner._to_list = passing

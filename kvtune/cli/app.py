@@ -38,6 +38,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # rich's help takes as long as everything else together
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 

@@ -16,7 +16,11 @@ def profile(
     ],
     workload: Annotated[
         str,
-        typer.Option("-w", "--workload", help="name or name:key=value,.. (`kvtune workloads` lists them)."),
+        typer.Option(
+            "-w",
+            "--workload",
+            help="name or name:key=value,..; names: decode, prefill, rounds, zipf, chat, mix, trace.",
+        ),
     ] = "",
     core: Annotated[str, typer.Option(help="KV core: kvtune or stock.")] = "kvtune",
     set_: Annotated[

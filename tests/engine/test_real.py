@@ -291,7 +291,7 @@ def test_ctrl_c_saves_what_was_measured_and_leaves_no_process(tmp_path: Path) ->
     reader.join()
     running.stdout.close()
     running.stderr.close()
-    assert facts["requests"] == 4000
+    assert 0 < facts["requests"] < 4000 and facts["state"] == "partial"
     run = read_run(Path(facts["run_file"]))
     assert run.header.state == "partial" and run.header.why == "interrupted"
     assert (run.table("requests")["finish"] == "length").sum() > 0

@@ -25,9 +25,10 @@ def explain(
     from kvtune.run.file import read_run
     from kvtune.sim.explain import explain as explain_run
     from kvtune.sim.explain import with_misses
+    from kvtune.sim.explain_text import Told
 
     recorded = read_run(run)
-    found = explain_run(recorded, tries=tries, say=lambda text: print(f"{text} ..", file=sys.stderr))
+    found = explain_run(recorded, tries=tries, view=Told())
     if json:
         import msgspec
 

@@ -1,21 +1,15 @@
 """`kvtune explain`: where every prompt token of a run went, and which setting would have made it a hit.
 
-Parent side: asks a replay process (explain_worker) for verdicts, adds them up, tries remedies by replaying them.
+Parent side: has the run replayed with a listener on, adds its verdicts up, tries remedies by replaying them.
 The replay is exact for what it replays; where the run's own hits differ, the explanation says so.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,10 +18,18 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.types import Run
 from kvtune.sim.explain_causes import CAUSES, split
 from kvtune.sim.explain_listener import Verdict
-from kvtune.sim.explain_worker import Answer, Question
+from kvtune.sim.explain_watch import verdicts_of
 from kvtune.sim.settings import SimSettings
+from kvtune.sim.simulators import Simulators
+from kvtune.sim.worker import Report
+from kvtune.workload.types import Workload
+
+if TYPE_CHECKING:
+    from kvtune.sim.explain_remedies import Option
 
 Counts = dict[str, int]
+
+WORTH_SHARE = 0.01  # of the prompt tokens: when no single change gains this much, changes are combined
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,109 +87,67 @@ class Explanation:
         return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
 
 
-class Replays:
-    """A process that answers questions by replaying. Use as a context manager."""
+def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanation:
+    """Explain a run's misses; try up to `tries` remedies for the largest causes. `view` is told what is going on."""
+    from kvtune.sim.explain_remedies import candidates, combined, situation
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="kvtune-explain-")
-        self._asked = 0
-        self._process: subprocess.Popen[str] | None = None
-        self._done = -1
-
-    def __enter__(self) -> Replays:
-        self._done, out = os.pipe()
-        quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
-        for name in ("KVTUNE_CORE", "KVTUNE_SET", "KVTUNE_RECIPE"):
-            quiet.pop(name, None)
-        with (Path(self._folder.name) / "log").open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvtune.sim.explain_worker", self._folder.name, str(out)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                pass_fds=(out,),
-                env=quiet,
-                text=True,
-            )
-        os.close(out)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        process = self._process
-        if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
-            if error is not None:
-                process.terminate()
-            process.wait()
-        os.close(self._done)
-        self._folder.cleanup()
-
-    def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """Answers in the order of `questions`; an answer with a `message` is a failure."""
-        process = self._process
-        assert process is not None and process.stdin is not None
-        folder = Path(self._folder.name)
-        numbers = list(range(self._asked, self._asked + len(questions)))
-        for number, question in zip(numbers, questions, strict=True):
-            (folder / f"{number}.question").write_bytes(msgspec.json.encode(question))
-        if self._asked == 0:
-            self._wait("vLLM could not be loaded")
-        self._asked += len(questions)
-        process.stdin.write(" ".join(map(str, numbers)) + "\n")
-        process.stdin.flush()
-        self._wait("the replay ended")
-        return [self._answer(folder / f"{number}.answer") for number in numbers]
-
-    def _wait(self, what: str) -> None:
-        if os.read(self._done, 1):
-            return
-        log = (Path(self._folder.name) / "log").read_text(errors="replace").strip().splitlines()
-        raise KvtuneError(
-            f"{what}: {log[-1].strip() if log else 'no message'}", "`kvtune doctor` checks the machine"
-        )
-
-    def _answer(self, path: Path) -> Answer:
-        if not path.exists():
-            return Answer(message="the replay's process died", hint="free memory and try again")
-        return msgspec.json.decode(path.read_bytes(), type=Answer)
-
-
-def explain(run: Run, *, tries: int = 4, say: Callable[[str], None] = lambda text: None) -> Explanation:
-    """Explain a run's misses; try up to `tries` remedies for the largest causes. `say` gets what is being done."""
-    from kvtune.sim.explain_remedies import candidates, situation
-
-    settings, workload = settings_of(run), run.header.workload
-    question = Question(
-        spec=workload.spec, seed=workload.seed, workload_hash=workload.hash, settings=settings, listen=True
-    )
-    with Replays() as replays:
-        say(f"replaying {workload.requests} requests")
-        answer = replays.ask([question])[0]
-        if answer.message:
-            raise KvtuneError(answer.message, answer.hint, answer.exit_code)
-        found = add_up(run, answer)
-        options = candidates(found.misses, found.query_tokens, situation(settings, answer.engine))[:tries]
+    view = view or View()
+    settings, workload = settings_of(run), workload_of(run)
+    with Simulators() as simulators:
+        view.phase(f"replaying {len(workload.requests)} requests")
+        asked = msgspec.structs.replace(settings, verdicts=True)
+        replayed = next(outcome for _, outcome in simulators.map(workload, [asked], view.progress))
+        if isinstance(replayed, KvtuneError):
+            raise replayed
+        found = add_up(run, replayed)
+        at = situation(settings, replayed.header.engine)
+        options = candidates(found.misses, found.query_tokens, at)[:tries]
         if not options:
             return found
-        say(f"trying {len(options)} remedies")
-        asked = [msgspec.structs.replace(question, settings=o.settings, listen=False) for o in options]
         remedies: list[Remedy] = []
-        for option, reply in zip(options, replays.ask(asked), strict=True):
-            hits = sum(max(hit, 0) for hit in reply.hits)
-            gain = 0 if reply.message else hits - found.hit_tokens
-            remedies.append(Remedy(option.cause, option.change, hits, gain, reply.message))
-    remedies.sort(key=lambda remedy: -remedy.gain_tokens)
-    return replace(found, remedies=tuple(remedies))
+        for batch in filter(None, (options, combined(options, at))):
+            view.phase(f"replaying {len(batch)} remedies")
+            for number, outcome in simulators.map(workload, [o.settings for o in batch], view.progress):
+                remedies.append(_remedy(batch[number], outcome, found.hit_tokens))
+            if any(remedy.gain_tokens >= WORTH_SHARE * found.query_tokens for remedy in remedies):
+                break
+    return replace(found, remedies=tuple(sorted(remedies, key=lambda remedy: -remedy.gain_tokens)))
+
+
+class View:
+    """What a person is told meanwhile: nothing, unless overridden."""
+
+    def phase(self, text: str) -> None: ...
+
+    def progress(self, report: Report) -> None: ...
+
+
+def _remedy(option: Option, outcome: Run | KvtuneError, before_tokens: int) -> Remedy:
+    if isinstance(outcome, KvtuneError):
+        return Remedy(option.cause, option.change, 0, 0, outcome.message)
+    hits = _run_hits(outcome.table("requests")) or 0
+    return Remedy(option.cause, option.change, hits, hits - before_tokens)
+
+
+def workload_of(run: Run) -> Workload:
+    """The run's workload, built again; UsageError when it is not the same any more."""
+    from kvtune.workload.spec import build
+
+    info = run.header.workload
+    if not info.spec:
+        raise UsageError("the run does not say its workload", "record it again with this kvtune")
+    workload = build(info.spec, seed=info.seed)
+    if info.hash and workload.hash != info.hash:
+        raise UsageError(
+            f"the workload {info.spec!r} is not the one that was run any more",
+            "restore its file, or record the run again",
+        )
+    return workload
 
 
 def settings_of(run: Run) -> SimSettings:
-    """The simulated engine that a run ran on; UsageError for a run that cannot be replayed."""
+    """The simulated engine that stands for the one that a run ran on."""
     header = run.header
-    if not header.workload.spec:
-        raise UsageError("the run does not say its workload", "record it again with this kvtune")
     core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
     cost = header.extra.get("step_cost")
     known = {"cost": cost} if cost else {}
@@ -207,8 +167,9 @@ def settings_of(run: Run) -> SimSettings:
     )
 
 
-def add_up(run: Run, answer: Answer) -> Explanation:
-    """The explanation of one replay: every admitted request's tokens under hit or exactly one cause."""
+def add_up(run: Run, replayed: Run) -> Explanation:
+    """The explanation of a run's replay: every admitted request's tokens under hit or exactly one cause."""
+    verdicts = verdicts_of(replayed)
     table = run.table("requests")
     misses: Counts = dict.fromkeys(CAUSES, 0)
     by_class: dict[str, Counts] = {}
@@ -217,7 +178,7 @@ def add_up(run: Run, answer: Answer) -> Explanation:
     )
     lost: dict[str, list[tuple[int, float]]] = defaultdict(list)
     query = hit = missing = 0
-    for index, verdict in enumerate(answer.verdicts):
+    for index, verdict in enumerate(verdicts):
         if verdict is None:
             missing += 1
             continue
@@ -242,11 +203,11 @@ def add_up(run: Run, answer: Answer) -> Explanation:
         by_class=by_class,
         by_group=dict(by_group),
         evictions=_evictions(lost),
-        requests=len(answer.verdicts) - missing,
+        requests=len(verdicts) - missing,
         not_admitted=missing,
         run_hit_tokens=_run_hits(table),
-        disagreements=_disagreements(table, answer.hits),
-        notes=_notes(run, answer),
+        disagreements=_disagreements(table, replayed.table("requests")["hit_tokens"].tolist()),
+        notes=_notes(run, replayed),
     )
 
 
@@ -301,13 +262,12 @@ def _disagreements(table: dict[str, Any], hits: Sequence[int]) -> tuple[Disagree
     return tuple(found)
 
 
-def _notes(run: Run, answer: Answer) -> tuple[str, ...]:
-    notes = []
-    if run.header.state != "complete":
-        notes.append(f"the run is {run.header.state}: {run.header.why}")
-    if answer.state != "complete":
-        notes.append(f"the replay is {answer.state}: {answer.why}")
-    return tuple(notes)
+def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
+    return tuple(
+        f"the {name} is {found.header.state}: {found.header.why}"
+        for name, found in (("run", run), ("replay", replayed))
+        if found.header.state != "complete"
+    )
 
 
 def with_misses(run: Run, found: Explanation) -> Run:

@@ -6,7 +6,7 @@ Pure: from an explanation and the settings that were replayed to other settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -86,6 +86,30 @@ def candidates(misses: dict[str, int], query_tokens: int, at: Situation) -> list
                     seen.add(option.change)
                     found.append(option)
     return found
+
+
+def combined(options: Sequence[Option], at: Situation) -> list[Option]:
+    """Where no single change helps: the first two again, with twice the pool, which may be what they lack."""
+    if not at.blocks:
+        return []
+    blocks = 2 * at.blocks
+    keep = [option for option in options if "num-gpu-blocks-override" not in changed_flags(option, at)][:2]
+    return [
+        Option(
+            option.cause,
+            f"{option.change}, and 2x the pool ({at.blocks:,} -> {blocks:,} blocks)",
+            replace(at, settings=option.settings).flags(num_gpu_blocks_override=blocks),
+        )
+        for option in keep
+    ]
+
+
+def changed_flags(option: Option, at: Situation) -> set[str]:
+    """Names of vLLM's flags that an option gives and the replayed engine did not."""
+    new = set(option.settings.engine_args) - set(at.settings.engine_args)
+    return {argument.removeprefix("--") for argument in new if argument.startswith("--")} | (
+        {"num-gpu-blocks-override"} if option.settings.block_tokens != at.settings.block_tokens else set()
+    )
 
 
 Change = tuple[str, SimSettings]

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from time import monotonic
 from typing import Any
 
-from kvtune.sim.explain import Counts, Explanation
+from kvtune.sim.explain import Counts, Explanation, View
 from kvtune.sim.explain_causes import CAUSES, MEANING
+from kvtune.sim.worker import Report
 from kvtune.units import count, ms, percent
 
 SHOWN_DISAGREEMENTS = 3
+TELL_EVERY_S = 10.0
+
+
+class Told(View):
+    """Phases on standard error, and every ten seconds how far a replay is."""
+
+    def __init__(self) -> None:
+        self._last = monotonic()
+
+    def phase(self, text: str) -> None:
+        print(f"{text} ..", file=sys.stderr)
+
+    def progress(self, report: Report) -> None:
+        if monotonic() - self._last < TELL_EVERY_S or not report.finished:
+            return
+        self._last = monotonic()
+        left_s = report.elapsed_s * (report.requests / report.finished - 1)
+        print(
+            f"  {count(report.finished)} of {count(report.requests)} requests, about {left_s:.0f} s left",
+            file=sys.stderr,
+        )
 
 
 def lines(found: Explanation) -> Iterator[str]:

@@ -21,6 +21,7 @@ from kvtune.probe.digest import digest
 from kvtune.run.types import Run
 from kvtune.sim.build import build
 from kvtune.sim.clock import VirtualClock, policies_see
+from kvtune.sim.explain_watch import Watch
 from kvtune.sim.jump import Jumper
 from kvtune.sim.record import record
 from kvtune.sim.requests import Factory
@@ -97,6 +98,9 @@ def replay(
 
     started = time.monotonic()
     clock = VirtualClock()
+    watch = Watch(workload) if settings.verdicts else None
+    if watch is not None:
+        observers = [*observers, watch]
     with policies_see(clock):
         engine = build(settings, clock)
         try:
@@ -104,7 +108,7 @@ def replay(
             built_s = time.monotonic() - started
             player = Player(workload, settings, engine, clock, observers, progress, stop)
             why = player.play()
-            return record(
+            run = record(
                 player.journal,
                 workload,
                 settings,
@@ -115,6 +119,7 @@ def replay(
                 elapsed_s=time.monotonic() - started - built_s,
                 command=command,
             )
+            return run if watch is None else watch.tell(run)
         finally:
             engine.scheduler.shutdown()
 

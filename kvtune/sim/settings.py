@@ -35,4 +35,5 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool | None = None
     block_tokens: int | None = None
     digests: bool = False
+    verdicts: bool = False  # listen for `kvtune explain`: where each prompt's tokens went, in header.extra
     token_rows: int = 4_000_000  # the tokens table is left out above this many generated tokens

@@ -34,7 +34,7 @@ LENGTH = ["--max-model-len", "2048", "--max-num-batched-tokens", "1024", "--max-
 def replayed(workload: Workload, engine: str) -> tuple[list[int], list[Verdict | None]]:
     """Hits without and verdicts with a listener; both replays must hit alike."""
     pytest.importorskip("vllm")
-    from kvtune.sim.explain_worker import Watch
+    from kvtune.sim.explain_watch import Watch
     from kvtune.sim.replay import replay
     from kvtune.sim.settings import SimSettings
 
@@ -187,7 +187,7 @@ class Evictor:
 def test_groups_that_hold_different_boundaries() -> None:
     """Windows are kept at 1024 and 1792 tokens, full attention still reaches to 1152: only 1024 serves both."""
     pytest.importorskip("vllm")
-    from kvtune.sim.explain_worker import Watch
+    from kvtune.sim.explain_watch import Watch
     from kvtune.sim.replay import replay
     from kvtune.sim.settings import SimSettings
 

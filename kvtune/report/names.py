@@ -14,7 +14,7 @@ CAUSES = {
     "cold": "never seen before",
     "partial_block": "seen, but not a whole block",
     "last_token": "last token, always recomputed",
-    "not_cached": "seen before, no longer cached",
+    "not_cached": "seen before, not in the cache",
     "not_retained": "seen, but no window or state was kept",
     "evicted": "kept, then evicted",
     "lagging_group": "cache groups held different parts",

@@ -29,7 +29,7 @@ def test_one_run_becomes_its_page(folder: Path, tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.strip() == str(page)
     html = page.read_text()
     assert "What limits" in html
-    assert "seen before, no longer cached" in html, "the workload was made again"
+    assert "seen before, not in the cache" in html, "the workload was made again"
 
 
 def test_two_runs_become_a_comparison(folder: Path, tmp_path: Path) -> None:

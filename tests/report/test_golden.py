@@ -76,4 +76,4 @@ def test_causes_of_misses_come_from_the_workload_made_again() -> None:
         sum(causes.values()) + run.tables["requests"]["hit_tokens"].sum()
         == run.tables["requests"]["prompt_tokens"].sum()
     )
-    assert "seen before, no longer cached" in run_page(run, workload_of(run))
+    assert "seen before, not in the cache" in run_page(run, workload_of(run))

@@ -130,12 +130,14 @@ def _collections(run: Run, end_s: float) -> Lane | None:
     )
     generations = tuple(f"generation {g}" for g in sorted(set(gc["generation"].tolist())))
     colors = tuple(GENERATION_COLORS[min(int(g[-1]), 2)] for g in generations)
+    # Circles of harmless runs stay small: the largest size stands for 10 ms at least.
+    largest_ms = max(10.0, float(gc["pause_us"].max()) / 1000)
     drawing = _lane("gc", "Collections (area = pause)", 26 * len(set(names)) + 14).mark_circle(
         opacity=0.75, clip=True
     ).encode(
         x=_x(),
         y=alt.Y("process:N", title="process", axis=_axis(labelLimit=AXIS_EXTENT - 2)),
-        size=alt.Size("ms:Q", scale=alt.Scale(range=[6, 420], zero=True), legend=None),
+        size=alt.Size("ms:Q", scale=alt.Scale(domain=[0, largest_ms], range=[6, 420]), legend=None),
         color=alt.Color("generation:N", scale=_colors(generations, colors), title=None),
         tooltip=_tips(t="time (s)", process="process", ms="pause (ms)", generation=""),
     )  # fmt: skip
@@ -210,21 +212,23 @@ def _rss(run: Run, end_s: float) -> Lane | None:
     memory = run.table("memory")
     if not len(memory["t_s"]):
         return None
-    t, mib, names = [], [], []
+    in_gib = int(memory["rss_bytes"].max()) >= 2**31
+    unit, unit_bytes = ("GiB", 2**30) if in_gib else ("MiB", 2**20)
+    t, rss, names = [], [], []
     for process in sorted(set(memory["process"].tolist())):
         own = np.flatnonzero(memory["process"] == process)
         own = own[extremes(memory["rss_bytes"][own], BUCKETS // 2)]
         t += memory["t_s"][own].tolist()
-        mib += (memory["rss_bytes"][own] / 2**30).tolist()
+        rss += (memory["rss_bytes"][own] / unit_bytes).tolist()
         names += [process_name(run, process)] * len(own)
     order = tuple(dict.fromkeys(names))
     drawing = _lane("rss", "Resident memory (RSS)", 80).mark_line(strokeWidth=1.6, clip=True).encode(
         x=_x(),
-        y=_y("gib:Q", "GiB"),
+        y=_y("rss:Q", unit, format=",.3~g"),
         color=alt.Color("process:N", scale=_colors(order, SERIES), title=None),
-        tooltip=_tips(t="time (s)", process="process", gib="GiB"),
+        tooltip=_tips(t="time (s)", process="process", rss=unit),
     )  # fmt: skip
-    return Lane(drawing, "rss", columns(t=t, gib=mib, process=names))
+    return Lane(drawing, "rss", columns(t=t, rss=rss, process=names))
 
 
 def _lane(name: str, title: str, height: int) -> Any:
@@ -242,11 +246,11 @@ def _x() -> Any:
     return alt.X("t:Q", scale=scale, axis=alt.Axis(title=None, tickCount=8))
 
 
-def _y(field: str, title: str, stack: bool | None = None) -> Any:
+def _y(field: str, title: str, stack: bool | None = None, format: str = "~s") -> Any:
     import altair as alt
 
     return alt.Y(
-        field, title=title, axis=_axis(tickCount=3, format="~s"), stack=stack, scale=alt.Scale(nice=True)
+        field, title=title, axis=_axis(tickCount=3, format=format), stack=stack, scale=alt.Scale(nice=True)
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from typing import Any
 
 from kvtune.core import state
 from kvtune.core.settings import CoreSettings, from_environment
@@ -43,17 +44,18 @@ def register() -> None:
 
 def install(settings: CoreSettings) -> None:
     """Check this vLLM against the manifest, then install every part; KvtuneError when it differs."""
-    from kvtune.core import compat
+    from kvtune.core import audit, compat
 
     compat.check()
     modules = [m for m in map(_part, PARTS) if m is not None]
     state.activate(settings)
     for module in modules:
         module.install(settings)
+    audit.install()
     logger.info("kvtune core is active: %s", settings.changed() or "defaults")
 
 
-def _part(name: str):  # type: ignore[no-untyped-def]
+def _part(name: str) -> Any:
     full = f"kvtune.core.{name}"
     try:
         return importlib.import_module(full)

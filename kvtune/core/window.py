@@ -13,6 +13,7 @@ worth. With policy `pin` it keeps the window at each chunk's end instead (the pu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +21,12 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
 
+from kvtune.core import state
 from kvtune.core.policies import FAR, NEAR, SPECULATIVE, TERMINAL, WINDOW
 from kvtune.core.pool import TieredPool
 from kvtune.core.settings import CoreSettings
+
+logger = logging.getLogger("vllm.kvtune")
 
 Span = tuple[int, int, int]
 """First block, end block, grade."""
@@ -85,6 +89,45 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         boundaries = [*replay_boundaries]
         if request.shared_prefix_boundary:
             boundaries.append(request.shared_prefix_boundary)
+        try:
+            grades = self._grades(request, start, end, retention_interval, boundaries)
+        except Exception as error:
+            self.stand_down(error)
+            super().cache_blocks(
+                request,
+                num_tokens,
+                retention_interval=retention_interval,
+                replay_boundaries=replay_boundaries,
+            )
+            return
+        blocks = self.req_to_blocks[request.request_id]
+        self.block_pool.cache_full_blocks(
+            request=request,
+            blocks=blocks,
+            num_cached_blocks=start,
+            num_full_blocks=end,
+            block_size=self.block_size,
+            kv_cache_group_id=self.kv_cache_group_id,
+            block_mask=[grade >= 0 for grade in grades],
+        )
+        self.block_pool.grade(blocks[start:end], grades)
+        self.num_cached_block[request.request_id] = end
+
+    def stand_down(self, error: Exception) -> None:
+        """Be stock's manager from here on."""
+        self.__class__ = SlidingWindowManager
+        state.part("pinning", False, f"switched off: {error!r}")
+        logger.error("kvtune: a window group is stock's from here on", exc_info=error)
+
+    def _grades(
+        self,
+        request: Request,
+        start: int,
+        end: int,
+        retention_interval: int | None,
+        boundaries: Sequence[int],
+    ) -> list[int]:
+        """The grade of each of the blocks start..end; -1: not kept."""
         stock = self.reachable_block_mask(
             start_block=start,
             end_block=end,
@@ -95,24 +138,15 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             reachable_boundaries=boundaries,
             dcp_world_size=self.dcp_world_size,
         )
-        blocks = self.req_to_blocks[request.request_id]
-        grades = [SPECULATIVE if stock is None or kept else -1 for kept in stock or [True] * (end - start)]
+        if stock is None:
+            grades = [SPECULATIVE] * (end - start)
+        else:
+            grades = [SPECULATIVE if kept else -1 for kept in stock]
         for first, last, grade in self._spans(request, start, end, boundaries):
-            for i in range(max(first, start), min(last, end)):
-                if grades[i - start] < 0 or grade < grades[i - start]:
-                    grades[i - start] = grade
-        pool = self.block_pool
-        pool.cache_full_blocks(
-            request=request,
-            blocks=blocks,
-            num_cached_blocks=start,
-            num_full_blocks=end,
-            block_size=self.block_size,
-            kv_cache_group_id=self.kv_cache_group_id,
-            block_mask=[grade >= 0 for grade in grades],
-        )
-        pool.grade(blocks[start:end], grades)
-        self.num_cached_block[request.request_id] = end
+            for i in range(max(first, start) - start, min(last, end) - start):
+                if grades[i] < 0 or grade < grades[i]:
+                    grades[i] = grade
+        return grades
 
     def _spans(self, request: Request, start: int, end: int, boundaries: Sequence[int]) -> list[Span]:
         """What to keep of a prompt, of which the blocks start..end are being computed."""

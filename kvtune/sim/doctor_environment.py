@@ -1,6 +1,6 @@
 """What this machine has: Python, vLLM, torch, devices, plugins, tracing, memory, disk. No vLLM, no torch.
 
-What needs vLLM imported (the core's manifest) runs in a child process; what needs trying (ptrace) is tried.
+What can only be known by trying (ptrace) is tried.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from kvtune.engine.resolve import ENGINES, SUPPORTED_VLLM
+from kvtune.errors import KvtuneError
 from kvtune.sim.doctor import Finding
 from kvtune.units import size
 
@@ -32,8 +33,6 @@ VARIABLES = {
 SHARED_MEMORY_NEEDED = 512 << 20  # vLLM's message queues between processes: ten chunks of 16 MiB, and slack
 DISK_NEEDED = 1 << 30
 CAP_SYS_PTRACE = 19
-MANIFEST_CHECK = "from kvtune.core.compat import check; check()"
-MANIFEST_TIMEOUT_S = 120.0
 
 
 def environment(folder: Path) -> tuple[Finding, ...]:
@@ -94,26 +93,20 @@ def vllm_findings() -> Iterator[Finding]:
 
 
 def manifest_findings() -> Iterator[Finding]:
-    """Whether vLLM's symbols are those that the core was written against, asked in a process of its own."""
-    command = [sys.executable, "-c", MANIFEST_CHECK]
-    quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
+    """Whether vLLM's symbols are those that the core was written against (its files are read, not imported)."""
+    from kvtune.core.compat import check
+
     try:
-        done = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=MANIFEST_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
+        check()
+    except KvtuneError as error:
         yield Finding(
-            "warning", "manifest", f"the check took more than {MANIFEST_TIMEOUT_S:.0f} s", "try again"
+            "warning",
+            "manifest",
+            f"the kvtune core will not load: {error.message}",
+            error.hint or "reinstall the supported vLLM",
         )
-        return
-    if done.returncode == 0:
+    else:
         yield Finding("ok", "manifest", "vLLM's symbols are those that the kvtune core knows")
-        return
-    lines = done.stderr.strip().splitlines() or ["no message"]
-    yield Finding(
-        "warning",
-        "manifest",
-        f"the kvtune core will not load: {lines[-1].removeprefix('kvtune.errors.KvtuneError: ')}",
-        "runs use stock vLLM; reinstall the supported vLLM without local changes",
-    )
 
 
 def torch_findings() -> Iterator[Finding]:

@@ -232,7 +232,7 @@ def block_why(facts: Facts) -> str:
     token = attention.used_bytes // attention.block_tokens
     tokens = ceil(state.used_bytes / token)
     asked = facts.given.get("block-size", "")
-    step = max(int(asked) if asked.isdigit() else 0, facts.default_block_tokens or 1)
+    step = int(asked) if asked.isdigit() else facts.default_block_tokens or 1
     return (
         f"a layer's block of attention ({size(token)} a token) must hold one state of {size(state.used_bytes)} "
         f"({count(state.used_bytes)} B): {tokens} tokens or more, in steps of {step}"

@@ -50,7 +50,7 @@ def verdict(run: Run, workload: Workload | None) -> Verdict:
         return max(found, key=lambda v: v.share or 0)
     if time.busy_share is not None and time.steps and time.busy_share < 0.5:
         return _load(run, time.busy_share)
-    return _model(run, time)
+    return _model(run, cache, time)
 
 
 def winnable(cache: PrefixCache) -> int:
@@ -190,13 +190,15 @@ def _load(run: Run, busy: float) -> Verdict:
     )
 
 
-def _model(run: Run, time: StepTime) -> Verdict:
+def _model(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
     share = f" ({time.execute_s / time.total_s:.0%} of the step time)" if time.total_s else ""
     h = run.header
     if not time.total_s:
         limit = "Nothing stands out in the cache, and no step times were recorded to say more."
     else:
         limit = f"The model's own computing{share}: cache, collector and scheduler cost little in this run."
+        if cache.hit_tokens and not winnable(cache):
+            limit += " The cache hit every token that it could have held."
     advice = "No cache setting changes that; check with a search over all of them, or change batch size or hardware."
     return Verdict("model", limit, advice, _with_engine(run, "tune", h.model, "-w", h.workload.spec))
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtune.analysis.rebuild import workload_of
 from kvtune.errors import UsageError
 from kvtune.report.contrast import contrast
 from kvtune.report.page import compare_page, run_page, write_page
@@ -204,6 +205,22 @@ def test_a_partial_run_says_so_before_any_number() -> None:
     html = page_of("partial")
     assert html.index("This run is partial.") < html.index("What limits")
     assert "was killed by signal 9" in html
+
+
+def test_the_ladder_shows_what_the_load_and_the_pool_allow(rounds: Run) -> None:
+    data = embedded(run_page(rounds, workload_of(rounds)), "chart-data")["ladder"]
+    rates = dict(zip(data["rung"], data["rate"], strict=True))
+    assert list(rates) == ["infinite cache", "offline optimum", "best known policy", "LRU", "this run"]
+    assert rates["infinite cache"] >= rates["offline optimum"] >= rates["best known policy"] >= rates["LRU"]
+    assert rates["infinite cache"] == pytest.approx(100 * 120_000 / 182_880, rel=1e-4)
+    assert rates["this run"] == pytest.approx(100 * 60_000 / 182_880, rel=1e-4)
+
+
+def test_a_load_that_was_not_served_whole_has_no_ladder() -> None:
+    from tests.golden.synthetic import partial_run
+
+    run = partial_run()
+    assert "ladder" not in embedded(run_page(run, workload_of(run)), "chart-specs")
 
 
 def test_a_failed_run_has_a_page_that_says_why() -> None:

@@ -6,6 +6,7 @@ from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round, prefix_cache
 from kvtune.analysis.verdict import WINNABLE, winnable
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
 from kvtune.report.names import cause_title
+from kvtune.report.sections.ladder import ladder
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
 from kvtune.workload.types import Workload
@@ -41,6 +42,9 @@ def section(run: Run, workload: Workload | None) -> Section | None:
     if not cache.query_tokens:
         return None
     drawn = [_causes(cache)]
+    possible = ladder(run, workload, cache)
+    if possible is not None:
+        drawn.append(possible)
     by_round = rounds(run)
     if by_round:
         drawn.append(_rounds(by_round))

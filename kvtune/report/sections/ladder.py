@@ -1,0 +1,72 @@
+"""The ladder of hit rates for a run's load and pool: infinite cache, optimum, best known policy, LRU, achieved."""
+
+from __future__ import annotations
+
+from kvtune.analysis.cache import PrefixCache, match_unit
+from kvtune.errors import KvtuneError
+from kvtune.report.charts import SERIES, Cell, Chart, Columns, columns, grid, spec_of
+from kvtune.run.types import Run
+from kvtune.sim.bounds import Bounds, bounds
+from kvtune.sim.planner_config import shape_of
+from kvtune.units import count
+from kvtune.workload.types import Workload
+
+LARGEST = 20_000  # requests: beyond, the bounds take longer than a page should
+
+
+def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> tuple[Chart, Columns] | None:
+    """None where the whole load was not served, or where bounds cannot be told for it."""
+    import altair as alt
+
+    told = _bounds(run, workload)
+    if told is None or cache.hit_rate is None:
+        return None
+    rung = told.curve[0]
+    pool = f"{count(rung.pool_tokens)} tokens"
+    rungs = (
+        ("infinite cache", told.infinite, "forgets nothing"),
+        ("offline optimum", rung.optimum, f"knows the future, in a pool of {pool}"),
+        ("best known policy", rung.best_known, f"two classes and a ghost list, in a pool of {pool}"),
+        ("LRU", rung.lru, f"the plain policy, in a pool of {pool}"),
+        ("this run", cache.hit_rate, "what the engine did"),
+    )
+    names = [name for name, _, _ in rungs]
+    drawing = (
+        alt.Chart(alt.NamedData(name="ladder"), height=26 * len(rungs))
+        .mark_bar()
+        .encode(
+            y=alt.Y("rung:N", sort=None, axis=alt.Axis(title="cache", labelLimit=130)),
+            x=alt.X("rate:Q", title="hit rate (%)", scale=alt.Scale(domain=[0, 100])),
+            color=alt.condition("datum.rung == 'this run'", alt.value("var(--c-hit)"), alt.value(SERIES[5])),
+            tooltip=[
+                alt.Tooltip("rung:N", title=" "),
+                alt.Tooltip("rate:Q", title="hit rate (%)", format=".1f"),
+                alt.Tooltip("what:N", title=" "),
+            ],
+        )
+    )
+    data = columns(rung=names, rate=[100 * rate for _, rate, _ in rungs], what=[what for _, _, what in rungs])
+    rows = [(name, Cell(f"{rate:.1%}", rate), what) for name, rate, what in rungs]
+    label = f"This run: {cache.hit_rate:.1%}; a cache that never forgets: {told.infinite:.1%}."
+    note = f"Bounds: {'; '.join(filter(None, (*told.notes, told.relaxation)))}."
+    table = grid(("cache", "hit rate", "what it is"), rows, "Hit rates that this load allows")
+    return Chart("ladder", "How far from what is possible", label, spec_of(drawing), table, note), data
+
+
+def _bounds(run: Run, workload: Workload | None) -> Bounds | None:
+    h = run.header
+    if workload is None or h.state != "complete" or not h.engine.num_blocks or not workload.requests:
+        return None
+    if len(workload.requests) > LARGEST:
+        return None
+    try:
+        shape = shape_of(h.model_config, h.model) if h.model_config else None
+    except KvtuneError:
+        shape = None
+    unit = match_unit(run)
+    try:
+        return bounds(
+            workload, [h.engine.num_blocks * h.engine.block_size // unit], block_tokens=unit, shape=shape
+        )
+    except KvtuneError:
+        return None

@@ -236,10 +236,7 @@ def bare_run() -> Run:
 
 
 def _run(tables: dict[str, Table], **changes: Any) -> Run:
-    tables = {
-        name: {c: v if TABLES[name][c] == "U" else v.astype(TABLES[name][c]) for c, v in table.items()}
-        for name, table in tables.items()
-    }
+    tables = {name: _whole(name, table) for name, table in tables.items()}
     requests = tables["requests"]
     wall_s = float(np.nanmax(requests["finished_s"]))
     counters = {
@@ -248,6 +245,19 @@ def _run(tables: dict[str, Table], **changes: Any) -> Run:
         "hits": float(requests["hit_tokens"].sum()),
     }
     return Run(header(**{"wall_s": wall_s, "engine_counters": counters, **changes}), tables)
+
+
+def _whole(name: str, table: Table) -> Table:
+    """With the kinds of the record, and its columns that this loop knows nothing of as a reader fills them."""
+    rows = len(next(iter(table.values())))
+    found = {}
+    for column, kind in TABLES[name].items():
+        if column in table:
+            found[column] = table[column] if kind == "U" else table[column].astype(kind)
+        else:
+            fill = np.nan if kind == "f8" else ("" if kind == "U" else 0)
+            found[column] = np.full(rows, fill, dtype="U1" if kind == "U" else kind)
+    return found
 
 
 def _loop(

@@ -27,7 +27,7 @@ def profile(
         list[str] | None, typer.Option("--set", help="A core setting, core.NAME=VALUE; may be repeated.")
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="A recipe file: its engine and core settings.")] = None,
-    probe: Annotated[str, typer.Option(help="Instruments: off or light.")] = "light",
+    probe: Annotated[str, typer.Option(help="Instruments: off, light, types, sites, full.")] = "light",
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Sample stacks with py-spy while measuring.")
     ] = False,

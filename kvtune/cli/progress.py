@@ -24,6 +24,8 @@ PHASES = {
     "warm-up": "warming up",
     "measuring": "measuring",
     "finishing": "stopping engine",
+    "culprits": "second pass: who makes the objects",
+    "over": "stopping engine",
     "analysing": "analysing",
 }
 PLAIN_EVERY_S = 10.0

@@ -10,7 +10,7 @@ from kvtune.core.settings import KNOBS
 from kvtune.errors import UsageError
 from kvtune.recipe import engine_flags, read_recipe
 
-PROBES = ("off", "light")
+PROBES = ("off", "light", "types", "sites", "full")
 
 
 def core_choice(text: str) -> Literal["kvtune", "stock"]:

@@ -63,6 +63,10 @@ class Driver:
         self.failure: Exception | None = None
         self.sent = self.finished = self.output_tokens = self.hit_tokens = self.query_tokens = 0
 
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
     def stop(self) -> None:
         self._stopped = True
         self._changed.set()

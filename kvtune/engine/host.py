@@ -21,6 +21,7 @@ from kvtune.engine.ledger import Ledger
 from kvtune.engine.plan import LEDGER_FILE, PLAN_FILE, REQUESTS_FILE, Event, Plan
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.probe.lifetime import die_with_parent
+from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
 from kvtune.workload.spec import build
 from kvtune.workload.types import Request, Span, Workload
 
@@ -154,7 +155,13 @@ async def serve(plan: Plan, folder: Path, reporter: Reporter) -> None:
             loop.add_signal_handler(number, driver.stop)
         ledger.reset()
         watch = asyncio.create_task(_watch(driver, ledger, folder, reporter))
-        await driver.run(lambda start: reporter.send(Event(kind="phase", name="measuring", at_ns=start)))
+        phase = Phase(folder)
+
+        def measuring(start: int) -> None:
+            phase.enter(MEASURING)
+            reporter.send(Event(kind="phase", name="measuring", at_ns=start))
+
+        await driver.run(measuring)
         end = monotonic_ns()
         await asyncio.sleep(
             0.05
@@ -164,10 +171,34 @@ async def serve(plan: Plan, folder: Path, reporter: Reporter) -> None:
         if driver.failure is not None:
             raise driver.failure
         reporter.send(Event(kind="phase", name="finishing", at_ns=end))
+        level = os.environ.get("KVTUNE_PROBE", "off")
+        if level == "sites" and not driver.stopped:
+            phase.enter(CULPRITS)
+            await engine.reset_prefix_cache()
+            second = Driver(engine, workload, vocab, RequestLog(folder / "culprits.bin"))
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, second.stop)
+            await second.run(lambda at: reporter.send(Event(kind="phase", name="culprits", at_ns=at)))
+            why = f"the pass for the culprits failed: {second.failure}" if second.failure else ""
+            reporter.send(Event(kind="phase", name="over", at_ns=monotonic_ns(), message=why))
+        phase.enter(OVER)
+        await _ledgers_written(level, folder)
     finally:
         # EngineCore does not answer SIGTERM in time even when all is well (vLLM 0.32); its workers end with it.
         engine.shutdown(timeout=1.0)
     reporter.send(Event(kind="done"))
+
+
+async def _ledgers_written(level: str, folder: Path) -> None:
+    """Give the processes' probes the time to write what they counted."""
+    if level in ("types", "sites"):
+        await asyncio.sleep(0.3)
+    elif level == "full":
+        processes = len(list(folder.glob("status-*.json")))
+        for _ in range(300):
+            await asyncio.sleep(0.1)
+            if len(list(folder.glob("growth-*.json"))) >= processes:
+                return
 
 
 async def _watch(driver: Driver, ledger: Ledger, folder: Path, reporter: Reporter) -> None:

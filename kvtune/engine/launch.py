@@ -39,6 +39,9 @@ class Outcome:
     launched_ns: int
     start_ns: int = 0  # monotonic ns of the workload's second 0; 0: never began
     end_ns: int = 0
+    culprits_ns: int = 0  # second pass, for the culprits: its begin and end
+    over_ns: int = 0
+    notes: list[str] = field(default_factory=list)
     engine: dict[str, Any] = field(default_factory=dict)
     error: KvtuneError | None = None
     sampler: ProcessSampler | None = None
@@ -123,6 +126,11 @@ def _follow(
             on_measuring(host.pid)
         elif event.kind == "phase" and event.name == "finishing":
             outcome.end_ns = event.at_ns
+        elif event.kind == "phase" and event.name == "culprits":
+            outcome.culprits_ns = event.at_ns
+        elif event.kind == "phase" and event.name == "over":
+            outcome.over_ns = event.at_ns
+            outcome.notes += [event.message] if event.message else []
         elif event.kind == "engine":
             outcome.engine = dict(event.facts)
         elif event.kind == "failed":

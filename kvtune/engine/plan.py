@@ -25,7 +25,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line on the event pipe.
 
-    phase: starting, warm-up, measuring, finishing. engine: `facts` about the resolved engine. progress: counts.
+    phase: starting, warm-up, measuring, finishing; with `--probe sites` then culprits, over. engine: `facts` about
+    the resolved engine. progress: counts.
     failed: the run cannot go on, with the two lines for the person.
     """
 
@@ -54,3 +55,4 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     finish: str
     times: bytes
     counts: bytes
+    answer_crc: int = 0

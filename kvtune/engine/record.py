@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune import __version__
+from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
 from kvtune.engine.launch import Outcome
@@ -41,7 +42,6 @@ from kvtune.workload.types import Workload
 
 DISTORTING = {
     "types": "the census of young objects stops the process at sampled collections",
-    "sites": "tracemalloc slows allocation around sampled collections",
     "full": "tracemalloc slows every allocation",
 }
 
@@ -103,10 +103,14 @@ def record(
         wall_s=max(0, outcome.end_ns - outcome.start_ns) / 1e9,
         startup_s=max(0, (outcome.start_ns or outcome.end_ns) - outcome.launched_ns) / 1e9,
         engine_counters=counters,
-        notes=_disagreements(tables["requests"], counters)
+        notes=outcome.notes
+        + _disagreements(tables["requests"], counters)
         + list(engine_core.get("core", {}).get("notes", [])),
         log_tail=_log_tail(folder),
-        extra={"digests": digests} if digests else {},
+        extra={
+            **({"digests": digests} if digests else {}),
+            **instruments(folder, index, statuses, outcome),
+        },
     )
     return Run(header, tables)
 

@@ -1,17 +1,30 @@
 """Python's collector, as seen from inside: one COLLECTION record per collection, in any thread of any process.
 
 Fields: v0 start ns (monotonic), v1 pause ns, v2 thread CPU ns within the pause, v3 collected, v4 uncollectable,
-v5 thread id, v6 young-generation count when it started.
+v5 thread id, v6 young-generation count when it started, v7 number of the line that triggered it (see `triggers`).
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
-from typing import Any
+from typing import Any, Protocol
 
 from kvtune.probe.ring import COLLECTION, Ring
+
+TRIGGERS = 1000
+
+
+class Listener(Protocol):
+    """An instrument that works at collections, outside the measured pause. One that raises is dropped."""
+
+    name: str
+
+    def before(self, generation: int) -> None: ...
+    def after(self, generation: int) -> None: ...
 
 
 class CollectorProbe:
@@ -20,9 +33,12 @@ class CollectorProbe:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._started: dict[
-            int, tuple[int, int, int]
+            int, tuple[int, int, int, int]
         ] = {}  # by thread: collections may not nest, threads may race
+        self._lines: dict[tuple[Any, int], int] = {}
         self.failed = ""
+        self.failed_listeners: dict[str, str] = {}
+        self.listeners: list[Listener] = []
 
     def install(self) -> None:
         gc.callbacks.append(self._call)
@@ -31,20 +47,27 @@ class CollectorProbe:
         if self._call in gc.callbacks:
             gc.callbacks.remove(self._call)
 
+    def triggers(self) -> list[list[Any]]:
+        """File and line by number, as v7 counts them."""
+        return [[code.co_filename, line] for code, line in list(self._lines)]
+
     def _call(self, phase: str, info: dict[str, Any]) -> None:
         try:
             thread = threading.get_ident()
             if phase == "start":
+                if self.listeners:
+                    self._tell("before", info["generation"])
+                line = self._line()
                 # The clocks are read last here and first below, so that the probe's own work is not in the pause.
                 young = gc.get_count()[0]
-                self._started[thread] = (young, thread_time_ns(), monotonic_ns())
+                self._started[thread] = (young, line, thread_time_ns(), monotonic_ns())
                 return
             end = monotonic_ns()
             cpu = thread_time_ns()
             begun = self._started.pop(thread, None)
             if begun is None:  # installed within a collection
                 return
-            young, cpu_start, start = begun
+            young, line, cpu_start, start = begun
             self._ring.write(
                 COLLECTION,
                 int(info["generation"]),
@@ -57,11 +80,46 @@ class CollectorProbe:
                     int(info["uncollectable"]),
                     thread,
                     young,
-                    0,
+                    line,
                     0,
                     0,
                 ),
             )
+            if self.listeners:
+                self._tell("after", info["generation"])
         except Exception as error:
             self.failed = f"{type(error).__name__}: {error}"
             self.remove()
+
+    def _line(self) -> int:
+        """The number of the line that made the collection due; bounded, -1 for what is beyond or without a frame."""
+        try:
+            frame = sys._getframe(2)
+        except ValueError:
+            return -1
+        key = (frame.f_code, frame.f_lineno)
+        found = self._lines.get(key, -1)
+        if found < 0 and len(self._lines) < TRIGGERS:
+            found = self._lines[key] = len(self._lines)
+        return found
+
+    def _tell(self, moment: str, generation: int) -> None:
+        for listener in tuple(self.listeners):
+            try:
+                act: Callable[[int], None] = getattr(listener, moment)
+                act(generation)
+            except Exception as error:
+                self.listeners.remove(listener)
+                self.failed_listeners[listener.name] = f"{type(error).__name__}: {error}"
+
+
+def collector_kind() -> str:
+    """`generational`, or `incremental` where survivors of a young collection do not move up one generation.
+
+    Told by what the interpreter does: incremental collectors came and went within minor versions. Its young list
+    is not what was allocated since the last collection, so a census of it would mislead.
+    """
+    kept: list[object] = []
+    gc.collect(0)
+    moved_up = any(each is kept for each in gc.get_objects(generation=1))
+    return "generational" if moved_up else "incremental"

@@ -6,25 +6,31 @@ that cannot start is recorded as disabled in the status file.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
-from kvtune.probe.gc import CollectorProbe
+from kvtune.probe.gc import CollectorProbe, collector_kind
+from kvtune.probe.heap import Heap
 from kvtune.probe.lifetime import die_with_parent
+from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
 from kvtune.probe.ring import Ring
 from kvtune.probe.status import Status, role
 from kvtune.probe.steps import StepProbe
 
 LEVELS = ("off", "light", "types", "sites", "full")
 STATUS_EVERY_S = 1.0
+WATCH_EVERY_S = 0.05
 
 _installed_pid = 0
 _collector: CollectorProbe | None = None
 _steps: StepProbe | None = None
 _status: Status | None = None
+_phase: Phase | None = None
+_heap: Heap | None = None
 _wrapped = False
 
 
@@ -47,7 +53,7 @@ def _after_fork() -> None:
 
 
 def _install(folder: Path, level: str) -> None:
-    global _installed_pid, _collector, _steps, _status
+    global _installed_pid, _collector, _steps, _status, _phase, _heap
     _installed_pid = os.getpid()
     if _collector is not None:
         _collector.remove()
@@ -55,14 +61,83 @@ def _install(folder: Path, level: str) -> None:
     disabled: dict[str, str] = {}
     try:
         ring = Ring(folder / f"ring-{os.getpid()}.bin")
+        _phase = Phase(folder)
         _collector = CollectorProbe(ring)
+        _heap = Heap(_phase, _tell)
+        _collector.listeners.append(_heap)
+        _add_instruments(level, folder, _collector, _phase, disabled)
         _collector.install()
         _steps = StepProbe(ring, digests=os.environ.get("KVTUNE_DIGESTS") == "1")
         _wrap_engine()
     except Exception as error:
         _collector = _steps = None
         disabled["light"] = f"{type(error).__name__}: {error}"
+    _early.clear()
+    _early.update(disabled)
     _status.write(level=level, disabled=disabled)
+
+
+_early: dict[str, str] = {}  # what could not be installed, and why
+
+
+def _add_instruments(
+    level: str, folder: Path, collector: CollectorProbe, phase: Phase, disabled: dict[str, str]
+) -> None:
+    """What a level has beyond `light`. Each is imported where it is asked for: light must stay light."""
+    if level not in ("types", "sites", "full"):
+        return
+    kind = collector_kind()
+    if kind != "generational" and level != "full":
+        disabled[level] = f"this Python's collector is {kind}: its young list is not what was allocated last"
+        return
+    on_phase: dict[int, list[Any]] = {MEASURING: [], OVER: []}
+    try:
+        if level in ("types", "full") and kind == "generational":
+            from kvtune.probe.census import Census
+
+            census = Census(folder, phase)
+            collector.listeners.append(census)
+            on_phase[OVER].append(census.save)
+        if level == "sites":
+            from kvtune.probe.sites import Sites
+
+            sites = Sites(folder, phase)
+            collector.listeners.append(sites)
+            on_phase[OVER].append(sites.save)
+        if level == "full":
+            from kvtune.probe.growth import Growth
+
+            growth = Growth(folder)
+            on_phase[MEASURING].append(growth.first)
+            on_phase[OVER].append(growth.second)
+    except Exception as error:
+        disabled[level] = f"{type(error).__name__}: {error}"
+        return
+    _thread.start_new_thread(_watch, (level, phase, on_phase))
+
+
+def _watch(level: str, phase: Phase, on_phase: dict[int, list[Any]]) -> None:
+    """A thread of the levels that distort times anyway: acts when the run's phase changes, until it is over."""
+    seen = phase.now
+    while seen != OVER:
+        sleep(WATCH_EVERY_S)
+        now = phase.now
+        if now == seen:
+            continue
+        seen = now
+        for act in on_phase.get(now, ()):
+            try:
+                act()
+            except Exception as error:
+                _early[level] = f"{type(error).__name__}: {error}"
+    _tell()
+
+
+def _tell() -> None:
+    """Renew the status with what the collector's probe knows."""
+    if _status is None or _collector is None or _heap is None:
+        return
+    _status.write(disabled=_disabled(), triggers=_collector.triggers(), heap=_heap.objects)
 
 
 def _wrap_engine() -> None:
@@ -112,7 +187,9 @@ def _status_keeper(scheduler: Any) -> Any:
         if now < due or _status is None:
             return
         due = now + STATUS_EVERY_S
-        facts: dict[str, Any] = {"core": _core_state(), "disabled": _disabled()}
+        facts: dict[str, Any] = {"disabled": _disabled()}
+        if _phase is None or _phase.now < CULPRITS:  # the core's counters are the timed pass's alone
+            facts["core"] = _core_state()
         if not described:
             described = True
             facts["cache"] = describe_cache(scheduler)
@@ -131,4 +208,5 @@ def _core_state() -> dict[str, Any]:
 
 def _disabled() -> dict[str, str]:
     found = {"gc": _collector.failed if _collector else "", "steps": _steps.failed if _steps else ""}
-    return {name: why for name, why in found.items() if why}
+    listeners = _collector.failed_listeners if _collector else {}
+    return {name: why for name, why in {**found, **listeners, **_early}.items() if why}

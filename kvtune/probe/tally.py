@@ -1,0 +1,78 @@
+"""Counts of objects by key, bounded, and the file that holds them. Runs in engine processes; imports nothing heavy.
+
+What does not fit any more is counted under `other`, so sums stay right however many sites a program has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+LIMIT = 4096
+REPORTED = 60
+
+Key = tuple[str, str, int]
+"""Type, file, line; file "" where only the type is known."""
+
+OTHER: Key = ("other", "", 0)
+
+
+class Tally:
+    """Count and bytes by key."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self.rows: dict[Key, list[int]] = {}
+
+    def add(self, key: Key, count: int, size_bytes: int) -> None:
+        row = self.rows.get(key)
+        if row is None:
+            if len(self.rows) >= self._limit:
+                key = OTHER
+            row = self.rows.setdefault(key, [0, 0])
+        row[0] += count
+        row[1] += size_bytes
+
+    def top(self, count: int = REPORTED) -> list[dict[str, Any]]:
+        """The most numerous first; what is cut off stands in one last row `other`."""
+        ranked = sorted(self.rows.items(), key=lambda item: (-item[1][0], item[0]))
+        shown = [item for item in ranked if item[0] != OTHER][:count]
+        named = {key for key, _ in shown}
+        found = [
+            {"type": key[0], "file": key[1], "line": key[2], "count": n, "bytes": size}
+            for key, (n, size) in shown
+        ]
+        rest = [row for key, row in ranked if key not in named]
+        if rest:
+            n, size = sum(row[0] for row in rest), sum(row[1] for row in rest)
+            found.append({"type": OTHER[0], "file": "", "line": 0, "count": n, "bytes": size})
+        return found
+
+
+def type_name(kind: type) -> str:
+    """`module.Name`, without `builtins.`."""
+    module = getattr(kind, "__module__", "")
+    name = getattr(kind, "__qualname__", "") or kind.__name__
+    return name if module in ("builtins", "", None) else f"{module}.{name}"
+
+
+def save(folder: Path, name: str, facts: dict[str, Any]) -> None:
+    """Replace `NAME-PID.json` whole. A failure to write is ignored: a ledger is not worth an engine."""
+    path = folder / f"{name}-{os.getpid()}.json"
+    part = path.with_suffix(".part")
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        part.write_text(json.dumps({"pid": os.getpid(), **facts}))
+        part.replace(path)
+
+
+def load(folder: Path, name: str) -> dict[int, dict[str, Any]]:
+    """What the processes of a run saved under `name`, by pid; what cannot be read is left out."""
+    found: dict[int, dict[str, Any]] = {}
+    for path in sorted(folder.glob(f"{name}-*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            facts = json.loads(path.read_text())
+            found[int(facts["pid"])] = facts
+    return found

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -56,7 +57,7 @@ class Driver:
         self._workload = workload
         self._vocab = vocab_size
         self._log = log
-        self._answers: dict[int, list[int]] = {}
+        self._answers: dict[int, array[int]] = {}
         self._keep_answers = any(r.after is not None for r in workload.requests)
         self._changed = asyncio.Event()
         self._stopped = False
@@ -108,13 +109,12 @@ class Driver:
         params = SamplingParams(
             temperature=0.0,
             max_tokens=request.output_tokens,
-            min_tokens=request.output_tokens,
             ignore_eos=True,
             output_kind=RequestOutputKind.DELTA,
             detokenize=self._engine.tokenizer is not None,
         )
         times, counts = array("q"), array("i")
-        answer: list[int] = []
+        answer = array("i")
         total, hits, finish, ended = 0, -1, "", 0
         self.sent += 1
         sent = monotonic_ns()
@@ -130,8 +130,7 @@ class Driver:
                         counts.append(new)
                         total += new
                         self.output_tokens += new
-                        if self._keep_answers:
-                            answer.extend(part.token_ids)
+                        answer.extend(part.token_ids)
                     if part.finish_reason is not None:
                         finish = str(part.finish_reason)
                 if output.finished:
@@ -144,7 +143,10 @@ class Driver:
             else:
                 finish, ended = "error", monotonic_ns()
                 self.failure = self.failure or (error if self.finished == 0 else None)
-        self._log.append(Served(index, sent, ended, hits, total, finish, times.tobytes(), counts.tobytes()))
+        crc = crc32(answer.tobytes()) if total else 0
+        self._log.append(
+            Served(index, sent, ended, hits, total, finish, times.tobytes(), counts.tobytes(), crc)
+        )
         if ended:
             self.finished += 1
             self.query_tokens += len(ids)

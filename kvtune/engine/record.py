@@ -229,6 +229,7 @@ def _request_tables(
         "finished_s": finished,
         "finish": np.array(finish, dtype=np.str_),
         "preemptions": np.array([preemptions.get(str(i), 0) for i in range(n)], "i4"),
+        "answer_crc": np.array([served[i].answer_crc if i in served else 0 for i in range(n)], "i8"),
     }
     tokens: Table = {
         "request": np.concatenate(token_rows) if token_rows else np.empty(0, "i4"),

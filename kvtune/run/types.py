@@ -34,6 +34,7 @@ TABLES: dict[str, dict[str, str]] = {
         "finished_s": "f8",
         "finish": "U",  # length, stop, abort, error, "" = unfinished
         "preemptions": "i4",
+        "answer_crc": "i8",  # of the generated token ids as int32: runs that answer alike have equal ones; 0 = none
     },
     # One row each time the front end received tokens of a request; `request` is the row in `requests`.
     "tokens": {"request": "i4", "t_s": "f8", "count": "i4"},

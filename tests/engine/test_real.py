@@ -107,6 +107,9 @@ def test_the_core_hits_from_the_second_visit_on(rounds_kvtune: Ran) -> None:
 
 
 def test_the_core_answers_as_stock_does(rounds_stock: Ran, rounds_kvtune: Ran) -> None:
+    answers = [ran.run.table("requests")["answer_crc"].tolist() for ran in (rounds_stock, rounds_kvtune)]
+    assert all(answers[0]) and len(set(answers[0])) > 15
+    assert answers[0] == answers[1]
     assert rounds_stock.facts["output_tokens"] == rounds_kvtune.facts["output_tokens"] == 45 * 16
     assert rounds_stock.facts["workload"]["hash"] == rounds_kvtune.facts["workload"]["hash"]
 

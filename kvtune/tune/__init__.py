@@ -1,0 +1,1 @@
+"""Search over settings: sweeps, tuning, and the recipes they end in."""

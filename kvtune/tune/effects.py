@@ -1,0 +1,36 @@
+"""What each knob did in a sweep: the mean figure of the trials at each of its values, others averaged over. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtune.tune.objective import Objective
+from kvtune.tune.trial import Trial, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """`means` are by value, in the order in which the values were first tried; `spread` is their range."""
+
+    knob: str
+    means: tuple[tuple[Value, float, int], ...]  # value, mean figure, trials
+
+    @property
+    def spread(self) -> float:
+        figures = [mean for _, mean, _ in self.means]
+        return max(figures) - min(figures) if figures else 0.0
+
+
+def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
+    """The marginal effect of each knob with more than one value, the largest first."""
+    told = [(t, figure) for t in trials if t.state == "complete" and (figure := by.of(t.summary)) is not None]
+    found = []
+    for knob in dict.fromkeys(name for t, _ in told for name in t.settings):
+        values: dict[Value, list[float]] = {}
+        for trial, figure in told:
+            if knob in trial.settings:
+                values.setdefault(trial.settings[knob], []).append(figure)
+        if len(values) > 1:
+            found.append(Effect(knob, tuple((v, sum(own) / len(own), len(own)) for v, own in values.items())))
+    return sorted(found, key=lambda e: -e.spread)

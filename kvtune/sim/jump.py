@@ -21,6 +21,8 @@ class Jumper:
     """`prepare` before EngineCore's step turns it into a jump where it can; `ends` are then the single steps' ends."""
 
     def __init__(self, engine: Any, feed: Feed, clock: VirtualClock) -> None:
+        from vllm.v1.core.sched.interface import PauseState
+
         if engine.batch_queue is not None:
             raise UsageError(
                 "modes jump and coarse simulate the synchronous scheduler only",
@@ -38,6 +40,8 @@ class Jumper:
         self._before = (0, 0)
         self.ends: list[float] | None = None
         self._update = self._scheduler._update_request_with_output
+        # A pause for new requests: nobody is looked up in a jump, and the kvtune core's steady path stands aside.
+        self._unpaused, self._paused = PauseState.UNPAUSED, PauseState.PAUSED_NEW
 
     def prepare(self) -> None:
         self._before = (len(self._scheduler.running), len(self._scheduler.waiting))
@@ -56,17 +60,25 @@ class Jumper:
         self._scheduler._update_request_with_output = _append_all
         self._executor.decode_tokens = len(ends)
         self._executor.cost_of_jump = lambda prefill, decodes, context: ends[-1] - self._start()
+        self._scheduler._pause_state = self._paused
         self._allow(len(ends) * len(self._scheduler.running))
 
     def settle(self, outputs: Any) -> None:
         """After the step: what changed says whether the waiting ones are still blocked."""
         if self.ends is not None:
             self._scheduler._update_request_with_output = self._update
+            self._scheduler._pause_state = self._unpaused
             self._executor.decode_tokens = 1
             self._executor.cost_of_jump = None
             self._scheduler.max_num_scheduled_tokens = self._limits[0]
             self._scheduler.scheduler_config.max_num_batched_tokens = self._limits[1]
             self._clock.now_s = self._clock.device_free_s = self.ends[-1]
+            manager = self._scheduler.kv_cache_manager
+            if (
+                manager.enable_caching
+            ):  # single steps would have cached what they filled; the next step may preempt
+                for request in self._scheduler.running:
+                    manager.cache_blocks(request, request.num_computed_tokens)
         after = (len(self._scheduler.running), len(self._scheduler.waiting))
         # A pure decode step has room for a waiting request: if none came in, the first of them does not fit.
         self._blocked = self._decoding and self._before[1] > 0 and after == self._before
@@ -102,15 +114,17 @@ class Jumper:
     def _until_blocks(self, running: Sequence[Any], steps: int) -> int:
         events = self._events
         assert events is not None
+        manager = self._scheduler.kv_cache_manager
+        free = manager.block_pool.get_num_free_blocks()
         if events:
+            if free < len(running) * len(manager.coordinator.single_type_managers):
+                return 1
             for request in running:
                 computed = request.num_computed_tokens
                 for period, residue in events:
                     steps = min(steps, (residue - computed - 1) % period + 1)
             return steps
-        manager = self._scheduler.kv_cache_manager
         block = manager.coordinator.single_type_managers[0].block_size
-        free = manager.block_pool.get_num_free_blocks()
         while steps >= 2:
             needed = sum(
                 -(-(r.num_computed_tokens + steps) // block) - -(-r.num_computed_tokens // block)

@@ -114,6 +114,7 @@ def _requests(journal: Any, workload: Workload) -> Table:
         "first_token_s": journal.first_s,
         "finished_s": journal.finished_s,
         "finish": np.where(ended, "length", ""),
+        "answer_crc": np.zeros(len(planned), "i8"),
         "preemptions": journal.preemptions,
     }
 

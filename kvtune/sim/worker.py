@@ -22,6 +22,18 @@ from kvtune.workload.types import Workload
 
 POLL_S = 0.05
 
+PRELOAD = (
+    "vllm.v1.engine.core",
+    "vllm.engine.arg_utils",
+    "vllm.model_executor.model_loader.utils",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.worker.gpu.attn_utils",
+    "kvtune.engine.host",
+    "kvtune.sim.executor",
+    "kvtune.sim.replay",
+)
+"""What nearly every job imports: done once, before the first fork."""
+
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One replay. `out` is where its run file goes; `workload_hash` must be what the spec builds again ("": any)."""
@@ -195,7 +207,7 @@ def main(descriptor: int) -> None:
     server = Server(reports)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends our input
     try:
-        for name in ("vllm.v1.engine.core", "kvtune.sim.replay", "kvtune.sim.executor"):
+        for name in PRELOAD:
             importlib.import_module(name)
     except ImportError as error:
         reports.send(

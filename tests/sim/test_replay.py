@@ -1,0 +1,245 @@
+"""Replays in a simulator process: modes agree, records are whole, cores load, bad input ends in two lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtune.errors import KvtuneError
+from kvtune.run.types import Run
+from kvtune.sim.cost import NOMINAL, StepCost
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.simulators import Simulators
+from kvtune.workload.spec import build
+
+pytestmark = pytest.mark.vllm
+
+SMALL = [
+    "--block-size",
+    "32",
+    "--max-model-len",
+    "1700",
+    "--max-num-batched-tokens",
+    "512",
+    "--max-num-seqs",
+    "16",
+]
+# (model, blocks, workload): each short of blocks, so that eviction, waiting and preemption take part.
+CASES = [
+    ("tiny-llama", 120, "zipf:prefixes=12,prefix=500,requests=60,concurrency=8,output=90"),
+    ("tiny-llama", 90, "decode:requests=24,prompt=48,output=300"),
+    ("tiny-llama", 200, "chat:sessions=8,turns=4,output=60,rate=2.0"),
+    ("tiny-gemma3", 260, "zipf:prefixes=10,prefix=600,suffix=40,requests=40,concurrency=6,output=70"),
+    ("tiny-gemma3", 260, "mix:prefixes=3,prefix=700,requests=40,cold=700,rate=3.0,concurrency=0,output=50"),
+    ("tiny-qwen3next", 40, "chat:sessions=6,turns=3,first=500,output=300"),
+]
+CORES = ("stock", "kvtune")
+TIMES = ("sent_s", "first_token_s", "finished_s")
+
+
+def settings(model: str, blocks: int, **more: Any) -> SimSettings:
+    flags = SMALL if model != "tiny-qwen3next" else ["--max-model-len", "4096"]
+    return SimSettings(model=model, engine_args=[*flags, "--num-gpu-blocks-override", str(blocks)], **more)
+
+
+@pytest.fixture(scope="module")
+def simulators() -> Iterator[Simulators]:
+    pytest.importorskip("vllm", reason="needs vLLM")
+    with Simulators() as found:
+        yield found
+
+
+def replays(simulators: Simulators, workload: str, wanted: list[SimSettings]) -> list[Run]:
+    found: dict[int, Run] = {}
+    for number, outcome in simulators.map(build(workload, seed=1), wanted):
+        assert isinstance(outcome, Run), outcome
+        found[number] = outcome
+    return [found[number] for number in range(len(wanted))]
+
+
+def failure(simulators: Simulators, workload: str, wanted: SimSettings) -> KvtuneError:
+    ((_, outcome),) = simulators.map(build(workload, seed=1), [wanted])
+    assert isinstance(outcome, KvtuneError)
+    assert outcome.message and outcome.hint and "\n" not in outcome.message
+    return outcome
+
+
+@pytest.mark.parametrize(("model", "blocks", "workload"), CASES)
+def test_jumps_change_nothing(simulators: Simulators, model: str, blocks: int, workload: str) -> None:
+    wanted = [settings(model, blocks, core=core, mode=mode) for core in CORES for mode in ("exact", "jump")]
+    runs = replays(simulators, workload, wanted)
+    for exact, jumped in (runs[:2], runs[2:]):
+        one, other = exact.table("requests"), jumped.table("requests")
+        assert jumped.header.extra["sim"]["jumped_steps"] > 0
+        assert exact.header.core.active == jumped.header.core.active == (exact.header.core.name == "kvtune")
+        for column in ("hit_tokens", "output_tokens", "preemptions", *TIMES):
+            np.testing.assert_array_equal(
+                one[column], other[column], err_msg=f"{exact.header.core.name} {column}"
+            )
+        for column in ("t_s", "step_us", "scheduled_tokens", "context_tokens", "running", "waiting"):
+            np.testing.assert_allclose(exact.table("steps")[column], jumped.table("steps")[column], rtol=1e-9)
+
+
+def test_cases_meet_eviction_and_preemption(simulators: Simulators) -> None:
+    """The cases above are worth something: blocks run out in them."""
+    run = replays(simulators, CASES[1][2], [settings(*CASES[1][:2])])[0]
+    assert run.table("requests")["preemptions"].sum() > 0
+    assert run.table("steps")["free_blocks"].min() <= 1
+
+
+def test_a_record_is_whole(simulators: Simulators) -> None:
+    work = "zipf:prefixes=8,prefix=300,requests=40,concurrency=4,output=20"
+    run = replays(simulators, work, [settings("tiny-llama", 2000, digests=True)])[0]
+    requests, steps, tokens = (run.table(name) for name in ("requests", "steps", "tokens"))
+    assert run.header.source == "sim" and run.header.state == "complete"
+    assert (requests["output_tokens"] == 20).all() and (requests["finish"] == "length").all()
+    computed = requests["prompt_tokens"] - requests["hit_tokens"]
+    # The last token of an answer is handed out, not computed.
+    assert steps["scheduled_tokens"].sum() == computed.sum() + (20 - 1) * len(computed)
+    assert steps["prefill_tokens"].sum() == computed.sum()
+    assert len(tokens["t_s"]) == requests["output_tokens"].sum()
+    first = [tokens["t_s"][tokens["request"] == row].min() for row in range(40)]
+    np.testing.assert_array_equal(first, requests["first_token_s"])
+    assert (requests["sent_s"] <= requests["first_token_s"]).all()
+    assert len(run.header.extra["digests"]) == len(steps["t_s"])
+    assert run.header.engine_counters["hits"] == requests["hit_tokens"].sum() > 0
+    assert not run.header.valid.timings and "nominal" in run.header.valid.why
+
+
+def test_captured_specs_rebuild_the_engine(simulators: Simulators) -> None:
+    """What a real run would store is enough: without the model, block by block the same."""
+    work = CASES[3][2]
+    first = replays(simulators, work, [settings("tiny-gemma3", 260, digests=True)])[0]
+    captured = json.loads(json.dumps(first.header.engine.kv_specs))
+    again = replays(simulators, work, [SimSettings(model="tiny-gemma3", specs=captured, digests=True)])[0]
+    assert again.header.engine.num_blocks == 260 and again.header.engine.block_size == 32
+    assert again.header.engine.groups == first.header.engine.groups
+    assert again.header.extra["digests"] == first.header.extra["digests"]
+
+
+def test_the_batch_queue_of_gpu_engines(simulators: Simulators) -> None:
+    work = "chat:sessions=6,turns=3,output=40"
+    plain, queued = replays(
+        simulators,
+        work,
+        [settings("tiny-llama", 2000), settings("tiny-llama", 2000, async_scheduling=True)],
+    )
+    assert queued.header.engine.async_scheduling and queued.header.extra["sim"]["batch_queue"]
+    assert queued.header.engine.settings["scheduler"] != plain.header.engine.settings["scheduler"]
+    for column in ("hit_tokens", "output_tokens"):
+        np.testing.assert_array_equal(plain.table("requests")[column], queued.table("requests")[column])
+    for core in replays(
+        simulators, work, [settings("tiny-gemma3", 400, core=c, async_scheduling=True) for c in CORES]
+    ):
+        assert (core.table("requests")["output_tokens"] == 40).all()
+
+
+def test_coarse_has_larger_blocks_and_the_same_memory(simulators: Simulators) -> None:
+    work = "zipf:prefixes=12,prefix=1024,requests=60,output=8"
+    exact, coarse = replays(
+        simulators,
+        work,
+        [settings("tiny-llama", 256), settings("tiny-llama", 256, mode="coarse")],
+    )
+    assert (coarse.header.engine.block_size, coarse.header.engine.num_blocks) == (128, 64)
+    hits = [run.table("requests")["hit_tokens"].sum() for run in (exact, coarse)]
+    assert abs(hits[0] - hits[1]) <= 0.1 * hits[0]
+    assert any("coarse" in note for note in coarse.header.notes)
+
+
+def test_block_tokens_are_taken_as_given(simulators: Simulators) -> None:
+    wanted = settings("tiny-llama", 400, block_tokens=16)
+    assert replays(simulators, "rounds", [wanted])[0].header.engine.block_size == 16
+    error = failure(simulators, "rounds", settings("tiny-qwen3next", 400, block_tokens=16))
+    assert "state-space" in error.message
+
+
+def test_predicted_times_are_marked(simulators: Simulators) -> None:
+    cost = StepCost(
+        step_us=1000,
+        prefill_token_us=10,
+        decode_us=20,
+        kv_token_us=0,
+        fitted=True,
+        machine="this one",
+        steps=500,
+    )
+    run = replays(
+        simulators, "decode:requests=1,prompt=100,output=3", [settings("tiny-llama", 400, cost=cost)]
+    )[0]
+    assert run.header.valid.timings and run.header.valid.why.startswith("predicted")
+    times = run.table("tokens")["t_s"]
+    np.testing.assert_allclose(times, [0.002, 0.00302, 0.00404])
+    assert run.header.extra["step_cost"]["machine"] == "this one"
+
+
+def test_arrivals_move_the_clock(simulators: Simulators) -> None:
+    run = replays(
+        simulators, "decode:requests=20,prompt=64,output=4,rate=0.5", [settings("tiny-llama", 400)]
+    )[0]
+    requests = run.table("requests")
+    assert (requests["sent_s"] >= requests["planned_s"]).all()
+    assert (requests["sent_s"] - requests["planned_s"] < 0.05).all() and run.header.wall_s > 20
+
+
+def test_a_pool_of_one_block(simulators: Simulators) -> None:
+    assert "vLLM refuses" in failure(simulators, "rounds", settings("tiny-llama", 1)).message
+
+
+def test_a_prompt_that_never_fits(simulators: Simulators) -> None:
+    error = failure(simulators, "prefill:requests=2,prompt=1690,output=20", settings("tiny-llama", 400))
+    assert "max-model-len" in error.message and error.exit_code == 2
+
+
+def test_a_pool_of_unknown_size(simulators: Simulators, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    from kvtune.engine.models import config
+
+    (folder / "config.json").write_text(json.dumps(config("tiny-llama")))
+    error = failure(simulators, "rounds", SimSettings(model=str(folder)))
+    assert "how large" in error.message and "--num-gpu-blocks-override" in error.hint
+
+
+def test_a_class_that_vllm_does_not_know(simulators: Simulators, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["NobodyForCausalLM"], "hidden_size": 64})
+    )
+    error = failure(simulators, "rounds", SimSettings(model=str(tmp_path)))
+    assert str(tmp_path) in error.message or "NobodyForCausalLM" in error.message
+
+
+def test_flags_that_vllm_does_not_take(simulators: Simulators) -> None:
+    error = failure(
+        simulators, "rounds", SimSettings(model="tiny-llama", engine_args=["--no-such-flag", "1"])
+    )
+    assert "--no-such-flag" in error.message and error.exit_code == 2
+
+
+def test_jump_refuses_the_batch_queue(simulators: Simulators) -> None:
+    wanted = settings("tiny-llama", 400, mode="jump", async_scheduling=True)
+    assert "synchronous" in failure(simulators, "rounds", wanted).message
+
+
+def test_an_interrupt_leaves_a_partial_record() -> None:
+    pytest.importorskip("vllm", reason="needs vLLM")
+    work = build("decode:requests=64,prompt=48,output=30k,concurrency=16", seed=0)
+    wanted = [SimSettings(model="tiny-llama", cost=NOMINAL)] * 3
+
+    def press_ctrl_c(report: object) -> None:
+        raise KeyboardInterrupt
+
+    runs = []
+    with Simulators(1) as simulators, pytest.raises(KeyboardInterrupt):
+        for _, outcome in simulators.map(work, wanted, progress=press_ctrl_c):
+            assert isinstance(outcome, Run), outcome
+            runs.append(outcome)
+    assert len(runs) == 1  # the others had not begun
+    assert runs[0].header.state == "partial" and runs[0].header.why == "interrupted"
+    assert runs[0].table("steps")["t_s"].size > 0
+    assert (runs[0].table("requests")["finish"] == "").any()

@@ -49,9 +49,17 @@ def install(settings: CoreSettings) -> None:
     compat.check()
     modules = [m for m in map(_part, PARTS) if m is not None]
     state.activate(settings)
-    for module in modules:
-        module.install(settings)
-    audit.install()
+    done: list[Any] = []
+    try:
+        for module in modules:
+            done.append(module)
+            module.install(settings)
+        audit.install()
+    except Exception:
+        # All or nothing: a half-installed core is worse than none.
+        for module in reversed(done):
+            getattr(module, "uninstall", lambda: None)()
+        raise
     logger.info("kvtune core is active: %s", settings.changed() or "defaults")
 
 

@@ -1,0 +1,130 @@
+"""vLLM's own tests of its KV cache and scheduler, with stock and with the core active: what passes must stay the same.
+
+    python tests/contracts/vllm_own.py [--sdist FILE] [--set JSON] [-k EXPR] [FILE ..]
+
+Fetches the source distribution of the installed version (nothing of it is kept), runs both in fresh processes, prints
+the difference. Exit code 1 when a test that passes with stock does not pass with the core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+FILES = (
+    "test_prefix_caching.py",
+    "test_kv_cache_utils.py",
+    "test_single_type_kv_cache_manager.py",
+    "test_scheduler.py",
+    "test_async_scheduler.py",
+    "test_deferred_block_free.py",
+    "test_swa_inflight_window_free.py",
+    "test_prefix_replay.py",
+    "test_priority_preemption_bug.py",
+    "test_priority_scheduler_random.py",
+    "test_kv_cache_metrics.py",
+    "test_mamba_align_chunk_split.py",
+)
+LOADER = "import kvtune.core.plugin\nkvtune.core.plugin.register()\n"
+
+
+def fetch(version: str, into: Path) -> Path:
+    """vLLM's source distribution, by pip; its metadata is built for no device."""
+    env = os.environ | {"VLLM_VERSION_OVERRIDE": version, "VLLM_TARGET_DEVICE": "empty"}
+    command = [
+        "-m",
+        "pip",
+        "download",
+        f"vllm=={version}",
+        "--no-binary",
+        "vllm",
+        "--no-deps",
+        "-d",
+        str(into),
+    ]
+    subprocess.run([sys.executable, *command], env=env, check=True, stdout=subprocess.DEVNULL)
+    return next(into.glob(f"vllm-{version}.tar.gz"))
+
+
+def unpack_tests(sdist: Path, into: Path) -> Path:
+    with tarfile.open(sdist) as archive:
+        # vLLM's root conftest wants what only its engine tests need.
+        members = [
+            m
+            for m in archive
+            if "/tests/" in m.name and m.name.endswith((".py", ".json")) and m.name.count("/conftest") == 0
+        ]
+        archive.extractall(into, members=members, filter="data")
+    (into / "kvtune_loader.py").write_text(LOADER)
+    return next(into.glob("vllm-*"))
+
+
+def run(root: Path, files: list[str], core: str, extra: list[str], settings: str) -> dict[str, str]:
+    """Outcome by test: passed, failed, error, skipped."""
+    report = root.parent / f"{core}.xml"
+    env = os.environ | {
+        "KVTUNE_CORE": core,
+        "KVTUNE_SET": settings,
+        "KVTUNE_STRICT": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([str(root.parent), str(root), str(Path(__file__).parents[2])]),
+    }
+    env.pop("KVTUNE_AUDIT", None)
+    command = ["-m", "pytest", "-q", "-p", "kvtune_loader", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command += [f"--rootdir={root}", "-c", os.devnull, "--override-ini=addopts=", "-W", "ignore", *extra]
+    log = root.parent / f"{core}.log"
+    with log.open("w") as out:
+        subprocess.run(
+            [sys.executable, *command, *(f"tests/v1/core/{name}" for name in files)],
+            cwd=root,
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    if not report.exists():
+        sys.exit(f"the tests did not run with {core}:\n{log.read_text()[-3000:]}")
+    outcomes = {}
+    for case in ET.parse(report).iter("testcase"):
+        kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        outcomes[f"{case.get('classname')}::{case.get('name')}"] = kinds[0] if kinds else "passed"
+    return outcomes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("files", nargs="*", default=list(FILES))
+    parser.add_argument("--sdist", type=Path, help="a source distribution that is here already")
+    parser.add_argument("--set", default="", help='core settings, JSON: {"policy": "two_class"}')
+    parser.add_argument("-k", default="", help="passed to pytest")
+    options = parser.parse_args()
+
+    from kvtune.core.compat import installed_version
+
+    with tempfile.TemporaryDirectory(prefix="kvtune-vllm-tests-") as folder:
+        here = Path(folder)
+        sdist = options.sdist or fetch(installed_version(), here)
+        root = unpack_tests(sdist, here)
+        extra = ["-k", options.k] if options.k else []
+        results = {core: run(root, options.files, core, extra, options.set) for core in ("stock", "kvtune")}
+    for core, found in results.items():
+        counts = {kind: list(found.values()).count(kind) for kind in sorted(set(found.values()))}
+        print(f"{core:7s} {len(found)} tests: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
+    stock, ours = results["stock"], results["kvtune"]
+    lost = [name for name, kind in stock.items() if kind == "passed" and ours.get(name) != "passed"]
+    for name in lost:
+        print(f"passes with stock, {ours.get(name, 'not run')} with the core: {name}")
+    for name in (n for n, kind in ours.items() if kind == "passed" and stock.get(n) != "passed"):
+        print(f"passes with the core only: {name}")
+    if not lost:
+        print("every test that passes with stock passes with the core")
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -57,6 +57,18 @@ def after(owner: Any, name: str, act: Callable[[Any], None]) -> None:
     setattr(owner, name, followed)
 
 
+def before(owner: Any, name: str, act: Callable[[Any], None]) -> None:
+    """Call `act` with the instance each time the method is about to run."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def led(self: Any, *args: Any, **options: Any) -> Any:
+        act(self)
+        return method(self, *args, **options)
+
+    setattr(owner, name, led)
+
+
 def set_thresholds(settings: CoreSettings) -> None:
     """EngineCore's thresholds where the settings name any."""
     asked = (settings.gc_threshold0, settings.gc_threshold1, settings.gc_threshold2)
@@ -96,28 +108,33 @@ class WaitCollector:
         executor.execute_model = handed_over
 
 
+def engine_is_up(engine: Any, settings: CoreSettings) -> None:
+    """Once for each EngineCore."""
+    if "kvtune_collector" in vars(engine):
+        return
+    set_thresholds(settings)
+    engine.kvtune_collector = None
+    if settings.collect_at_wait:
+        engine.kvtune_collector = WaitCollector()
+        engine.kvtune_collector.attach(engine)
+
+
+def engine_waits(engine: Any, settings: CoreSettings) -> None:
+    """EngineCore looks for new requests, and waits for them when it has nothing to do."""
+    engine_is_up(engine, settings)
+    if engine.kvtune_collector is not None and not engine.has_work():
+        engine.kvtune_collector.collect()
+
+
 def install(settings: CoreSettings) -> None:
     """Arrange for what the settings ask of the collector, in whichever process this is."""
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
-    def engine_is_up(engine: Any) -> None:
-        set_thresholds(settings)
-        if settings.collect_at_wait:
-            engine.kvtune_collector = WaitCollector()
-            engine.kvtune_collector.attach(engine)
-
-    if settings.collect_at_wait or settings.gc_threshold0 or settings.gc_threshold1 or settings.gc_threshold2:
-        after(EngineCore, "__init__", engine_is_up)
-    if settings.collect_at_wait:
-        wait = EngineCoreProc._process_input_queue
-
-        @functools.wraps(wait)
-        def waiting(self: Any) -> Any:
-            if not self.has_work():
-                self.kvtune_collector.collect()
-            return wait(self)
-
-        EngineCoreProc._process_input_queue = waiting
+    thresholds = settings.gc_threshold0 or settings.gc_threshold1 or settings.gc_threshold2
+    if thresholds or settings.collect_at_wait:
+        # In a process of its own EngineCore loads plugins while it is being built: there its loop says it is up.
+        after(EngineCore, "__init__", lambda engine: engine_is_up(engine, settings))
+        before(EngineCoreProc, "_process_input_queue", lambda engine: engine_waits(engine, settings))
     state.part("collect_at_wait", settings.collect_at_wait)
     if settings.freeze:
         _install_freeze()

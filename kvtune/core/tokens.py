@@ -207,7 +207,7 @@ class OneToken(msgspec.Struct, array_like=True, gc=False, eq=False):
 
 
 outputs_are_encoded = False
-"""Whether this process sends its outputs to another one (set when an EngineCoreProc is built)."""
+"""Whether this process sends its outputs to another one (set when an EngineCoreProc's loop begins)."""
 
 
 def out_rows(sampled: list[int]) -> Iterator[Any]:
@@ -227,14 +227,15 @@ def install(settings: CoreSettings) -> None:
     from kvtune.core import runners
 
     copyreg.pickle(ModelRunnerOutput, _reduce_output)
-    build = EngineCoreProc.__init__
+    loop = EngineCoreProc._process_input_queue
 
-    @functools.wraps(build)
-    def built(self: Any, *args: Any, **options: Any) -> None:
+    @functools.wraps(loop)
+    def looped(self: Any) -> Any:
+        # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
         global outputs_are_encoded
         outputs_are_encoded = True
-        build(self, *args, **options)
+        return loop(self)
 
-    EngineCoreProc.__init__ = built
+    EngineCoreProc._process_input_queue = looped
     runners.install()
     state.part("rows", True)

@@ -135,11 +135,14 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                 keep[i] = False
             columns = compress(columns, keep)
         if self._runs_ahead:
+            idle = []
             for request, output, all_tokens, token in columns:
                 output.append(token)
                 all_tokens.append(token)
                 request.num_in_flight_tokens -= 1
                 request.num_output_placeholders -= 1
+                if not request.num_output_placeholders:
+                    idle.append(request)
         else:
             for request, output, all_tokens, token in columns:
                 output.append(token)
@@ -149,6 +152,11 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             if keep[i]:
                 rows.requests[i].update_block_hashes()
         cohort.updated += 1
+        if self._runs_ahead:
+            # Nothing of these was scheduled since, and scheduling is what hashes full blocks: the queue is draining.
+            own: Any = self
+            for request in idle:
+                own.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
 
     def _give_up(self, error: Exception) -> None:
         """Our bookkeeping failed: stock from here on."""

@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.interface import PauseState
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,
@@ -39,7 +40,7 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request, RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from kvtune.core import scheduler as core_scheduler
+    from kvtune.core import adopt, empty, scheduler, state, steady, tokens
     from kvtune.core.settings import CoreSettings
 
 MODEL = str(Path(__file__).parents[2] / "kvtune" / "engine" / "models" / "tiny-opt")
@@ -95,7 +96,7 @@ def build(shape: Shape) -> Scheduler:
         KVCacheGroupSpec([f"window{i}"], SlidingWindowSpec(**spec, sliding_window=window))
         for i, window in enumerate(shape.windows)
     ]
-    scheduler = (AsyncScheduler if shape.asynchronous else Scheduler)(
+    built = (AsyncScheduler if shape.asynchronous else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=shape.blocks,
@@ -109,8 +110,8 @@ def build(shape: Shape) -> Scheduler:
         include_finished_set=shape.finished_sets,
         log_stats=shape.log_stats,
     )
-    scheduler.use_v2_model_runner = shape.v2_runner
-    return scheduler
+    built.use_v2_model_runner = shape.v2_runner
+    return built
 
 
 _hashers: dict[int, Any] = {}
@@ -252,7 +253,7 @@ class Twins:
     ) -> None:
         self.shape = shape
         self.stock, self.ours = build(shape), build(shape)
-        core_scheduler.adopt(self.ours, settings or CoreSettings())
+        scheduler.adopt(self.ours, settings or CoreSettings())
         self.model = Model(seed, shuffles)
         self.depth = 2 if shape.asynchronous else 1
         self.queue: deque[Any] = deque()
@@ -289,3 +290,19 @@ class Twins:
         theirs, mine = inside(self.stock), inside(self.ours)
         for key, value in theirs.items():
             assert mine[key] == value, key
+
+
+__all__ = [
+    "ModelRunnerOutput",
+    "PauseState",
+    "Shape",
+    "Twins",
+    "adopt",
+    "build",
+    "empty",
+    "request",
+    "scheduler",
+    "state",
+    "steady",
+    "tokens",
+]

@@ -70,7 +70,7 @@ def print_bounds(found: Bounds) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     console.print(
         f"{found.workload}: {count(found.requests)} requests, {count(found.prompt_tokens)} prompt tokens; "
         f"infinite cache hits {_share(found.infinite)} (a pool of {count(found.distinct_tokens)} tokens)"

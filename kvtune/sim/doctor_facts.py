@@ -46,6 +46,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_requests: int = 0
     caching: bool = True
     block_tokens: int = 0
+    kernel_refusal: str = ""  # why no attention kernel takes this block size
     default_block_tokens: int = 0  # what the backend takes when nothing is asked for
     state_mode: str = ""  # mamba_cache_mode: none, align, all
     match_unit: int = 0  # as asked for; 0: not

@@ -112,6 +112,7 @@ def _facts(question: dict[str, Any], config: Any, engine: Any, pool_known: bool)
         max_requests=config.scheduler_config.max_num_seqs,
         caching=bool(cache.enable_prefix_caching),
         block_tokens=cache.block_size,
+        kernel_refusal=kernel_refusal(config, kv),
         default_block_tokens=128 if current_platform.is_cpu() else CacheConfig.DEFAULT_BLOCK_SIZE,
         state_mode=str(cache.mamba_cache_mode) if any(g.kind == "state" for g in groups) else "",
         match_unit=cache.prefix_match_unit or 0,
@@ -127,6 +128,22 @@ def _facts(question: dict[str, Any], config: Any, engine: Any, pool_known: bool)
         resent=again,
         config=json.loads(json.dumps(text, default=str)),
     )
+
+
+def kernel_refusal(config: Any, kv: Any) -> str:
+    """What a worker would say of the attention groups' block sizes when it starts; "" when it takes them."""
+    from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+    from vllm.v1.kv_cache_interface import AttentionSpec
+    from vllm.v1.worker.utils import select_common_block_size
+
+    backends = [backend for backend in get_current_attn_backends(config) if not backend.is_ssm()]
+    for group in kv.kv_cache_groups:
+        if isinstance(group.kv_cache_spec, AttentionSpec) and backends:
+            try:
+                select_common_block_size(group.kv_cache_spec.block_size, backends)
+            except ValueError as error:
+                return str(error)
+    return ""
 
 
 def group_of(group: Any) -> Group:

@@ -52,6 +52,17 @@ def block_raised(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def block_refused(facts: Facts) -> Iterator[Finding]:
+    if facts.kernel_refusal:
+        least = 32 if facts.device == "cpu" else 16
+        yield Finding(
+            "error",
+            "block size",
+            f"the engine will not start: {facts.kernel_refusal}",
+            f"--block-size {-(-facts.block_tokens // least) * least}",
+        )
+
+
 def state_block_inert(facts: Facts) -> Iterator[Finding]:
     asked = facts.given.get("mamba-block-size")
     if asked is None:
@@ -150,6 +161,7 @@ RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     caching_off,
     block_beyond_length,
     block_raised,
+    block_refused,
     state_block_inert,
     chunk_below_block,
     retention_below_chunk,

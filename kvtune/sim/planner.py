@@ -145,6 +145,11 @@ def plan_per_layer(shape: ModelShape, backend: Backend, requested: int | None = 
     """What vLLM makes of `--block-size requested` (None: its default): it aligns the floor to the request."""
     if requested is not None and requested < 1:
         raise UsageError(f"block size {requested} is not positive", "give --block-size 16 or more")
+    if requested is not None and requested % backend.alignment and not shape.hybrid:
+        raise UsageError(
+            f"block size {requested} is no multiple of {backend.alignment}: no {backend.name} kernel takes it",
+            f"give --block-size {backend.alignment * ceil(requested / backend.alignment)}",
+        )
     alignment = max(backend.alignment, backend.default if requested is None else requested)
     tokens = least_block_tokens(shape, alignment)
     tokens = backend.alignment * ceil(tokens / backend.alignment)

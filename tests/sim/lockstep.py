@@ -1,6 +1,6 @@
 """Runs workloads on the real engine (random weights, CPU) and on the simulated one, step by step in one process.
 
-A script: `python lockstep.py MODEL CASES.json OUT.json`. Both engines are vLLM's EngineCore with fresh schedulers for each
+A script: `python lockstep.py MODEL CASES.json OUT.json`. Both engines are EngineCore with a fresh scheduler for each
 case; the real one computes real tokens and hashes them with vLLM's own hasher. Prints nothing; OUT holds, for each case
 and core, the hits of each request and one digest a step from both sides.
 """

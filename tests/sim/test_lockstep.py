@@ -1,0 +1,78 @@
+"""The real engine and the simulated one, step by step: same blocks in every step, same hits of every request.
+
+One engine start for all: about 25 s, and as long again to compute the workloads with both cores.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+FLAGS = [
+    "--block-size",
+    "32",
+    "--max-num-batched-tokens",
+    "512",
+    "--max-num-seqs",
+    "16",
+    "--max-model-len",
+    "1000",
+]
+# (workload, blocks, how many hits and preemptions make the case worth something)
+CASES: list[tuple[str, int, bool, bool]] = [
+    ("rounds:prefixes=3,prefix=700,suffix=40,output=8,rounds=3", 400, True, False),
+    ("zipf:prefixes=6,prefix=500,suffix=40,requests=14,concurrency=4,output=12", 180, True, False),
+    ("chat:sessions=4,turns=3,system=64,first=200,user=40,output=40", 200, True, False),
+    ("mix:prefixes=2,prefix=500,requests=10,cold=600,concurrency=3,output=6", 180, False, False),
+    ("decode:requests=12,prompt=48,output=90", 125, False, True),
+    ("prefill:requests=4,prompt=900,output=3", 150, False, False),
+]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    pytest.importorskip("vllm", reason="needs vLLM")
+    folder = tmp_path_factory.mktemp("lockstep")
+    cases = [{"workload": work, "blocks": blocks, "args": FLAGS} for work, blocks, _, _ in CASES]
+    (folder / "cases.json").write_text(json.dumps(cases))
+    script = Path(__file__).with_name("lockstep.py")
+    ended = subprocess.run(
+        [sys.executable, str(script), "tiny-gemma3", str(folder / "cases.json"), str(folder / "out.json")],
+        capture_output=True,
+        text=True,
+        timeout=850,
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    found: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())["results"]
+    return found
+
+
+@pytest.mark.parametrize("core", ["stock", "kvtune"])
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[c[0].split(":")[0] for c in CASES])
+def test_every_step_and_every_hit_is_the_engines(
+    compared: list[dict[str, Any]], number: int, core: str
+) -> None:
+    work, _, hits_expected, preemptions_expected = CASES[number]
+    case = next(c for c in compared if c["case"] == work and c["core"] == core)
+    real, simulated = case["hits"]
+    assert simulated == real
+    steps, simulated_steps = case["digests"]
+    assert simulated_steps == steps and len(steps) > 10
+    assert case["pool"] == case["sim_pool"]
+    assert min(real) >= 0
+    if hits_expected:
+        assert sum(real) > 0
+    if preemptions_expected:
+        assert case["preemptions"] > 0
+
+
+def test_both_cores_were_compared(compared: list[dict[str, Any]]) -> None:
+    pools = {c["core"]: c["pool"] for c in compared}
+    assert pools["stock"] == "BlockPool" and pools["kvtune"] != "BlockPool"

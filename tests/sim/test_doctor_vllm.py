@@ -1,0 +1,98 @@
+"""The doctor's facts from vLLM itself against the planner, for the tiny models and a real model's config."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvtune.engine import models
+from kvtune.sim.doctor_facts import Facts
+from kvtune.sim.doctor_model import ModelReport, floor_of
+from kvtune.sim.planner import CPU, plan_per_layer
+from kvtune.sim.planner_config import shape_of
+
+# vLLM's imports warn (deprecations of torch): not ours to turn into errors.
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+QWEN3_NEXT = Path(__file__).parent / "configs" / "qwen3-next-80b-a3b.json"
+SCRIPT = """
+import json, os, sys
+import msgspec
+from kvtune.sim.doctor_probe import facts_of
+for question in json.loads(sys.stdin.read()):
+    open(question["out"], "wb").write(msgspec.json.encode(facts_of(question)))
+os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Facts]:
+    """Several models in one process that has vLLM; the doctor starts one a model."""
+    pytest.importorskip("vllm")
+    folder = tmp_path_factory.mktemp("facts")
+    real = folder / "qwen3-next"
+    real.mkdir()
+    (real / "config.json").write_text(QWEN3_NEXT.read_text())
+    asked: dict[str, tuple[str, list[str]]] = {
+        "tiny-llama": ("tiny-llama", []),
+        "tiny-gemma3": ("tiny-gemma3", []),
+        "tiny-qwen3next": ("tiny-qwen3next", []),
+        "raised": ("tiny-qwen3next", ["--block-size", "64"]),
+        "real": (str(real), ["--enable-prefix-caching"]),
+    }
+    questions = [
+        {"model": model, "args": args, "given": {}, "out": str(folder / f"{name}.json")}
+        for name, (model, args) in asked.items()
+    ]
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT], input=json.dumps(questions), text=True, check=True, timeout=280
+    )
+    return {name: msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Facts) for name in asked}
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-qwen3next"])
+def test_the_planner_agrees_with_vllm(facts: dict[str, Facts], name: str) -> None:
+    found = facts[name]
+    dtype = "bfloat16" if name == "tiny-qwen3next" else "float32"
+    plan = plan_per_layer(shape_of(models.config(name), name, dtype=dtype), CPU)
+    assert plan.block_tokens == found.block_tokens
+    assert plan.groups == len(found.groups)
+    assert plan.block_bytes == found.block_bytes
+    assert plan.shape.token_bytes == ModelReport(found, None).token_bytes
+    assert plan.shape.state_bytes * plan.shape.state_layers == ModelReport(found, None).state_bytes
+
+
+def test_a_request_only_raises_the_block(facts: dict[str, Facts]) -> None:
+    shape = shape_of(models.config("tiny-qwen3next"), dtype="bfloat16")
+    assert facts["raised"].block_tokens == plan_per_layer(shape, CPU, 64).block_tokens > 64
+
+
+def hits(visits: Any) -> dict[int, list[int]]:
+    return {visit.prefix_tokens: visit.hit_tokens for visit in visits}
+
+
+def test_qwen3_next_says_which_prefix_can_hit_and_why(facts: dict[str, Facts]) -> None:
+    found = facts["real"]
+    floor = floor_of(found)
+    assert floor is not None
+    shape = shape_of(json.loads(QWEN3_NEXT.read_text()))
+    assert floor.tokens == found.block_tokens == plan_per_layer(shape, CPU).block_tokens == 640
+    assert "must hold one state" in floor.why
+    replayed = hits(found.shared_prefix)
+    assert replayed[floor.tokens - 1] == [0, 0, 0, 0]
+    assert replayed[floor.tokens] == [0, 640, 640, 640]
+    assert (floor.first_visit, floor.last_first_visit) == (2, 3)
+    assert hits(found.resent)[floor.tokens] == [0, 0]
+    assert hits(found.resent)[floor.tokens + 1] == [0, 640]
+
+
+def test_windows_hit_from_the_third_visit(facts: dict[str, Facts]) -> None:
+    found = facts["tiny-gemma3"]
+    assert found.retention == 0
+    assert hits(found.shared_prefix)[4 * found.block_tokens] == [0, 0, 512, 512]

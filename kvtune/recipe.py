@@ -1,31 +1,55 @@
 """A recipe: settings that were found for one model on one class of device, with the evidence. TOML, data only.
 
-Tables: [recipe] (model, device, vllm, kvtune, status), [engine] (vLLM's own names), [core] (kvtune core settings),
-[evidence] (runs, baseline, ratios, intervals, hashes). Nothing in a recipe is executed.
+Tables: [recipe] (model, device, vllm, kvtune, status, checksum), [engine] (vLLM's own names), [core] (the core's
+settings), [evidence] (workload, baseline, runs, ratios, intervals). Nothing in a recipe is executed. What kvtune wrote
+carries a checksum over all the rest; a recipe without one is hand-written, and says so.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from kvtune.errors import UsageError
+from kvtune.errors import KvtuneError, UsageError
 
 Scalar = str | int | float | bool
+Status = Literal["confirmed", "simulated", "hand-written"]
+
+ENGINE_SETTINGS = (
+    "block_size",
+    "prefix_match_unit",
+    "prefix_cache_retention_interval",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "num_gpu_blocks_override",
+    "kv_cache_memory_bytes",
+    "max_model_len",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+)
+"""What [engine] may hold: settings of the cache and the scheduler. A recipe cannot load code, files or plugins."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the recipe is for. status: confirmed (on the engine), simulated, or hand-written."""
+    """What the recipe is for. `device` and `device_name` as the engine called them; `model` as the person did."""
 
     model: str
     device: str
     vllm: str
     kvtune: str
-    status: str = "hand-written"
+    python: str = ""
+    device_name: str = ""
+    status: Status = "hand-written"
+    created: str = ""
     note: str = ""
+    checksum: str = ""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +62,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def read_recipe(path: Path) -> Recipe:
     """Read and check a recipe file; UsageError names the file and the field."""
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
             f"no recipe file {path}", "`kvtune recipe list` shows the recipes at hand"
@@ -48,11 +72,84 @@ def read_recipe(path: Path) -> Recipe:
             f"{path} is not readable TOML: {error}", "repair the file, or write it anew"
         ) from error
     try:
-        return msgspec.convert(raw, Recipe)
+        found = msgspec.convert(raw, Recipe)
     except msgspec.ValidationError as error:
         raise UsageError(
             f"{path}: {error}", "a recipe has [recipe], [engine], [core] and [evidence]"
         ) from error
+    unknown = [name for name in found.engine if name not in ENGINE_SETTINGS]
+    if unknown:
+        raise UsageError(
+            f"{path}: [engine] may not hold {unknown[0]}", f"it takes {', '.join(ENGINE_SETTINGS)}"
+        )
+    about = found.recipe
+    if about.checksum and about.checksum != checksum(found):
+        raise UsageError(
+            f"{path} was changed or cut short after kvtune wrote it: its checksum does not match",
+            'write it anew, or remove `checksum` and set status = "hand-written" to use it as your own',
+        )
+    if not about.checksum and about.status != "hand-written":
+        raise UsageError(
+            f"{path}: [recipe] status is {about.status}, but there is no checksum",
+            'set status = "hand-written": only kvtune calls a recipe confirmed',
+        )
+    return found
+
+
+def checksum(recipe: Recipe) -> str:
+    """Over everything but the checksum itself."""
+    bare = msgspec.structs.replace(recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=""))
+    text = json.dumps(msgspec.to_builtins(bare), sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    """Write it with its checksum: whole or not at all."""
+    sealed = msgspec.structs.replace(
+        recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=checksum(recipe))
+    )
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(to_toml(msgspec.to_builtins(sealed)), encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise KvtuneError(
+            f"cannot write the recipe {path}: {error.strerror or error}", "choose another place"
+        ) from error
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """TOML of nested tables of scalars and lists of scalars; empty values and None are left out."""
+    lines: list[str] = []
+    _table(tables, "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _table(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
+    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    own = {key: value for key, value in table.items() if key not in inner and value is not None}
+    if name and (own or not inner):
+        lines += ["", f"[{name}]"]
+    lines += [f"{_key(key)} = {_value(value)}" for key, value in own.items()]
+    for key, value in inner.items():
+        _table(value, f"{name}.{_key(key)}" if name else _key(key), lines)
+
+
+def _key(text: str) -> str:
+    plain = text.replace("-", "").replace("_", "")
+    return text if plain.isascii() and plain.isalnum() else _value(text)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def engine_flags(recipe: Recipe) -> list[str]:
@@ -63,5 +160,19 @@ def engine_flags(recipe: Recipe) -> list[str]:
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            flags += [f"--{flag}", str(value)]
+            flags += [f"--{flag}", "None" if value == "none" else str(value)]
     return flags
+
+
+def differences(
+    recipe: Recipe, *, model: str = "", vllm: str = "", device: str = "", kvtune: str = ""
+) -> list[str]:
+    """What differs from where the recipe is to be used, in words; fields that are not told are not compared."""
+    about = recipe.recipe
+    pairs = (
+        ("model", about.model, model),
+        ("vLLM", about.vllm.split("+", 1)[0], vllm.split("+", 1)[0]),
+        ("device", about.device, device),
+        ("kvtune", about.kvtune, kvtune),
+    )
+    return [f"{name} {mine} (here: {here})" for name, mine, here in pairs if mine and here and mine != here]

@@ -52,6 +52,13 @@ class TrialsView:
             line = f"{len(self._trials)}/{self._total} {trial.on} {name}{shown(trial.settings)}: {told}"
             print(line, file=sys.stderr, flush=True)
 
+    def phase(self, text: str) -> None:
+        """A new stage begins."""
+        if self._console.is_terminal:
+            self.note(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
     def note(self, text: str = "") -> None:
         """Redraw, with a word about what goes on."""
         if not self._console.is_terminal:

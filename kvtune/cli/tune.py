@@ -1,0 +1,78 @@
+"""`kvtune tune`: search the settings for a model and its traffic, prove the gain on the engine, write a recipe."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def tune(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="What `vllm serve` takes, or a built-in tiny model.")],
+    workload: Annotated[str, typer.Option("-w", "--workload", help="name or name:key=value,..")] = "",
+    trace: Annotated[Path | None, typer.Option(help="A trace file, instead of -w.")] = None,
+    objective: Annotated[str, typer.Option(help="hit-rate, ttft or throughput.")] = "hit-rate",
+    trials: Annotated[int, typer.Option(min=1, help="Simulated trials.")] = 40,
+    finalists: Annotated[int, typer.Option(min=1, help="Settings that go to the engine.")] = 2,
+    rounds: Annotated[int, typer.Option(min=2, help="Engine runs of each at most.")] = 4,
+    budget: Annotated[float, typer.Option(help="Seconds; no new round on the engine after it.")] = 600.0,
+    on: Annotated[str, typer.Option("--on", help="both (confirm on the engine), or sim.")] = "both",
+    study: Annotated[str, typer.Option(help="Journal file to go on with, or a database URL.")] = "",
+    join: Annotated[bool, typer.Option("--join", help="Join the study at --study URL.")] = False,
+    recipe: Annotated[Path | None, typer.Option(help="Where the recipe goes.")] = None,
+    dummy: Annotated[bool, typer.Option("--dummy", help="Random weights on the real config.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the workload and of the search.")] = 0,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for journal and runs.")] = Path(
+        "reports"
+    ),
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> int:
+    """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags stand after `--`."""
+    from kvtune.cli.app import engine_args
+    from kvtune.cli.trials_view import TrialsView, print_results
+    from kvtune.errors import EXIT_INTERRUPTED, UsageError
+    from kvtune.tune import bench as benches
+    from kvtune.tune import tune as tuning
+    from kvtune.tune.journal import Journal
+    from kvtune.tune.objective import objective as objective_of
+    from kvtune.tune.sweep import encoded
+
+    if on not in ("both", "sim"):
+        raise UsageError(f"--on {on} is no place", "--on takes both or sim")
+    by = objective_of(objective)
+    spec = benches.workload_spec(workload, trace)
+    bench, work, facts = benches.set_up(
+        model, spec, seed=seed, core="kvtune", engine_args=engine_args(ctx), dummy=dummy
+    )
+    url = study if "://" in study else ""
+    if join and not url:
+        raise UsageError("--join needs the database of a study", "add --study URL")
+    path = benches.study_path("" if url else study, output, "tune", bench)
+    limits = tuning.Limits(trials, finalists, rounds, budget, on == "both")
+    with Journal(path, "tune", bench) as journal:
+        try:
+            with TrialsView(trials + 2 + (on == "both") * (finalists + 1) * 2, by) as view:
+                tuned = tuning.tune(
+                    *(bench, work, facts, by, journal, limits),
+                    seed=seed,
+                    output=output,
+                    recipe=recipe or path.with_suffix(".toml"),
+                    say=view,
+                    phase=view.phase,
+                    storage=url,
+                    join=join,
+                )
+        except KeyboardInterrupt:
+            print(f"kvtune: interrupted after {len(journal.trials)} trials", file=sys.stderr)
+            print(f"  next: the same command with --study {path} goes on", file=sys.stderr)
+            return EXIT_INTERRUPTED
+    found = {**tuning.plain(tuned), "study": str(path)}
+    if json:
+        print(encoded(found))
+        return 0
+    print_results(found, tuned.trials, by)
+    print(f"journal   {path}\nrecipe    {tuned.recipe or 'none: nothing was shown to be better than stock'}")
+    return 0

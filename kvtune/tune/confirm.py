@@ -1,0 +1,182 @@
+"""Stage two of tuning: stock and the finalists on the real engine, in turn, until a difference is shown or time is up.
+
+Rounds are interleaved (stock, A, B, stock, A, B, ..), stock runs once more at the end: the machine's drift is
+in the intervals, and is told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtune.analysis.compare import Figure
+from kvtune.analysis.repeats import compare_repeats
+from kvtune.errors import KvtuneError
+from kvtune.run.file import read_run
+from kvtune.run.types import Run
+from kvtune.tune.engine_trial import engine_trial
+from kvtune.tune.journal import Journal
+from kvtune.tune.objective import Objective
+from kvtune.tune.trial import Bench, Role, Settings, Trial
+from kvtune.workload.types import Workload
+
+FEWEST_ROUNDS = 2
+DRIFT_PATH = "ttft_ms.mean"
+
+
+@dataclass(slots=True)
+class Side:
+    """One setting and its engine runs."""
+
+    settings: Settings
+    role: Role
+    trials: list[Trial] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """`winner` None: no finalist was shown to be better than stock. `figures` are the winner's (or leader's)."""
+
+    baseline: Side
+    finalists: tuple[Side, ...]
+    leader: Side | None
+    winner: Side | None
+    figures: tuple[Figure, ...]
+    drift: float | None  # relative change of stock's first-token time from its first run to its last
+    why: str
+
+
+class Bout:
+    """The engine runs of one study, taken from the journal where they are there already."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        workload: Workload,
+        journal: Journal,
+        output: Path,
+        say: Callable[[Trial], None],
+        on_event: Callable[[Any], None],
+    ) -> None:
+        self._bench, self._workload, self._journal, self._output = bench, workload, journal, output
+        self._say, self._on_event = say, on_event
+        self._kept = [t for t in journal.trials if t.on == "engine" and t.state == "complete"]
+
+    def run(self, side: Side) -> Run | None:
+        """One more run of a side; None where the engine failed (the side is then out)."""
+        kept = self._from_journal(side)
+        if kept is not None:
+            return kept
+        number = 1 + max((t.number for t in self._journal.trials), default=-1)
+        trial, run = engine_trial(
+            self._bench,
+            self._workload,
+            side.settings,
+            number,
+            stock=side.role == "baseline" or self._bench.core == "stock",
+            role=side.role,
+            output=self._output,
+            on_event=self._on_event,
+        )
+        self._journal.add(trial)
+        self._say(trial)
+        side.trials.append(trial)
+        if run is None or trial.state != "complete":
+            side.failed = trial.why
+            return None
+        side.runs.append(run)
+        return run
+
+    def _from_journal(self, side: Side) -> Run | None:
+        for i, trial in enumerate(self._kept):
+            if trial.role == side.role and trial.settings == side.settings:
+                del self._kept[i]
+                try:
+                    run = read_run(Path(trial.run_file))
+                except KvtuneError:
+                    return None  # its run file is gone: measure again
+                side.trials.append(trial)
+                side.runs.append(run)
+                return run
+        return None
+
+
+def confirm(
+    bout: Bout,
+    baseline: Side,
+    finalists: Sequence[Side],
+    by: Objective,
+    *,
+    rounds: int,
+    budget_s: float,
+    until_shown: bool = True,
+) -> Confirmed:
+    """At least two rounds, at most `rounds`; no new round begins after `budget_s`."""
+    begun = time.monotonic()
+    done = 0
+    while done < rounds:
+        if done >= FEWEST_ROUNDS and (
+            time.monotonic() - begun > budget_s or (until_shown and _shown(baseline, finalists, by))
+        ):
+            break
+        for side in (baseline, *finalists):
+            if not side.failed and len(side.runs) <= done:
+                bout.run(side)
+        if baseline.failed:
+            raise KvtuneError(f"stock vLLM failed: {baseline.failed}", "repair what stock needs first")
+        done += 1
+    bout.run(baseline)
+    return judge(baseline, finalists, by)
+
+
+def judge(baseline: Side, finalists: Sequence[Side], by: Objective) -> Confirmed:
+    """Who won, by intervals over whole runs. Pure."""
+    drift = _drift(baseline)
+    alive = [side for side in finalists if side.runs and not side.failed]
+    if not alive:
+        why = "no finalist ran on the engine" + (f": {finalists[0].failed}" if finalists else "")
+        return Confirmed(baseline, tuple(finalists), None, None, (), drift, why)
+    leader = max(alive, key=lambda side: by.better * _mean(side, by))
+    figures = compare_repeats(baseline.runs, leader.runs).figures
+    figure = next((f for f in figures if f.path == by.path), None)
+    winner: Side | None = None
+    if figure is None or figure.verdict == "no difference shown":
+        why = f"no difference in {by.name} was shown between stock and the best finalist"
+    elif figure.verdict == "worse":
+        why = f"the best finalist was worse than stock in {by.name}"
+    elif (
+        by.timed and drift is not None and figure.relative is not None and abs(drift) >= abs(figure.relative)
+    ):
+        why = (
+            f"the machine drifted by {100 * drift:+.1f} % meanwhile, as much as the difference: measure again"
+        )
+    else:
+        winner, why = leader, f"better than stock in {by.name} with 95 % confidence"
+    return Confirmed(baseline, tuple(finalists), leader, winner, figures, drift, why)
+
+
+def _shown(baseline: Side, finalists: Sequence[Side], by: Objective) -> bool:
+    """Whether the leader differs from stock by more than chance."""
+    alive = [side for side in finalists if side.runs and not side.failed]
+    if not alive:
+        return True
+    leader = max(alive, key=lambda side: by.better * _mean(side, by))
+    figures = compare_repeats(baseline.runs, leader.runs).figures
+    return any(f.path == by.path and f.verdict != "no difference shown" for f in figures)
+
+
+def _mean(side: Side, by: Objective) -> float:
+    values = [v for t in side.trials if t.state == "complete" and (v := by.of(t.summary)) is not None]
+    return sum(values) / len(values) if values else float("-inf") * by.better
+
+
+def _drift(baseline: Side) -> float | None:
+    times = [t.summary.get("ttft_ms", {}).get("mean") for t in baseline.trials if t.state == "complete"]
+    if len(times) < 2 or not times[0] or not times[-1]:
+        return None
+    return float(times[-1] / times[0] - 1)

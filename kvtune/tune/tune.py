@@ -1,0 +1,183 @@
+"""Tuning, start to recipe: stock on the engine, the search in simulation, finalists on the engine, the recipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtune.errors import KvtuneError
+from kvtune.recipe import Recipe, write_recipe
+from kvtune.sim.cost import NOMINAL, StepCost, fit
+from kvtune.tune.confirm import Bout, Confirmed, Side, confirm
+from kvtune.tune.evidence import finalists, recipe_of, simulated_recipe
+from kvtune.tune.journal import Journal
+from kvtune.tune.knobs import ModelFacts
+from kvtune.tune.objective import Objective
+from kvtune.tune.search import search, tuned_space
+from kvtune.tune.trial import Bench, Trial, flag_value
+from kvtune.workload.types import Workload
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`trials` are simulated ones; `budget_s` bounds the engine's part (a round that has begun is finished)."""
+
+    trials: int = 40
+    finalists: int = 2
+    rounds: int = 4
+    budget_s: float = 600.0
+    on_engine: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    trials: tuple[Trial, ...]
+    baseline: Trial | None
+    best: Trial | None
+    verdict: dict[str, Any]
+    recipe: Path | None
+
+
+def tune(
+    bench: Bench,
+    workload: Workload,
+    facts: ModelFacts,
+    by: Objective,
+    journal: Journal,
+    limits: Limits,
+    *,
+    seed: int,
+    output: Path,
+    recipe: Path,
+    say: Callable[[Trial], None],
+    phase: Callable[[str], None],
+    on_event: Callable[[Any], None] = lambda event: None,
+    storage: str = "",
+    join: bool = False,
+) -> Tuned:
+    """Search, confirm, write the recipe. No winner is a result: no recipe, and the verdict says why."""
+    begun = time.monotonic()
+    bout = Bout(bench, workload, journal, output, say, on_event)
+    baseline = Side({}, "baseline")
+    cost = NOMINAL
+    if limits.on_engine:
+        phase("stock on the engine")
+        if bout.run(baseline) is None:
+            raise KvtuneError(f"stock vLLM failed: {baseline.failed}", "repair what stock needs first")
+        cost = _fitted(baseline)
+    phase("searching in simulation")
+    given = {name: flag_value(bench.engine_args, name.replace("_", "-")) for name in _engine_names()}
+    simulated = search(
+        bench,
+        tuned_space(facts, given),
+        by,
+        journal,
+        trials=limits.trials,
+        seed=seed,
+        cost=cost,
+        say=say,
+        storage=storage,
+        join=join,
+    )
+    stock = next((t for t in simulated if t.role == "baseline"), None)
+    best = finalists(simulated, by, limits.finalists)
+    if not best:
+        return _done(journal, stock, None, by, None, None, "no simulated trial was completed")
+    if not limits.on_engine:
+        return _simulated(bench, by, journal, stock, best[0], recipe, len(simulated))
+    phase("finalists on the engine")
+    sides = [Side(t.settings, "trial") for t in best]
+    left_s = max(0.0, limits.budget_s - (time.monotonic() - begun))
+    found = confirm(bout, baseline, sides, by, rounds=limits.rounds, budget_s=left_s)
+    if found.winner is not None:
+        write_recipe(recipe_of(bench, by, found, found.winner, len(simulated)), recipe)
+    return _judged(journal, found, by, recipe)
+
+
+def _engine_names() -> tuple[str, ...]:
+    from kvtune.tune.knobs import ENGINE_KNOBS
+
+    return tuple(ENGINE_KNOBS)
+
+
+def _fitted(baseline: Side) -> StepCost:
+    """This machine's step cost; nominal where the run was too short to fit one."""
+    try:
+        return fit(baseline.runs[0])
+    except KvtuneError:
+        return NOMINAL
+
+
+def _simulated(
+    bench: Bench,
+    by: Objective,
+    journal: Journal,
+    stock: Trial | None,
+    best: Trial,
+    recipe: Path,
+    simulated: int,
+) -> Tuned:
+    mine = by.score(best.summary)
+    theirs = by.score(stock.summary) if stock is not None else None
+    if mine is None or theirs is None or stock is None or mine <= theirs:
+        why = "no winner: nothing beat stock in simulation"
+        return _done(journal, stock, best, by, None, None, why)
+    made: Recipe = simulated_recipe(bench, by, best, stock, simulated)
+    write_recipe(made, recipe)
+    text = (
+        f"{by.name} {by.of(best.summary):.4g} against stock's {by.of(stock.summary):.4g}, in simulation only"
+    )
+    return _done(journal, stock, best, by, None, recipe, text)
+
+
+def _judged(journal: Journal, found: Confirmed, by: Objective, recipe: Path) -> Tuned:
+    best = found.leader.trials[-1] if found.leader is not None else None
+    if found.winner is None:
+        return _done(journal, found.baseline.trials[-1], best, by, found, None, f"no winner: {found.why}")
+    figure = next(f for f in found.figures if f.path == by.path)
+    text = f"{by.name} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {found.why}"
+    return _done(journal, found.baseline.trials[-1], best, by, found, recipe, text)
+
+
+def _done(
+    journal: Journal,
+    baseline: Trial | None,
+    best: Trial | None,
+    by: Objective,
+    found: Confirmed | None,
+    recipe: Path | None,
+    text: str,
+) -> Tuned:
+    from dataclasses import asdict
+
+    verdict = {
+        "winner": recipe is not None,
+        "confirmed": found is not None and found.winner is not None,
+        "objective": by.name,
+        "on": "engine" if found is not None else "sim",
+        "text": text,
+        "drift_ttft": found.drift if found is not None else None,
+        "engine_runs": {
+            "baseline": len(found.baseline.runs) if found else 0,
+            "leader": len(found.leader.runs) if found and found.leader else 0,
+        },
+        "figures": [asdict(f) for f in found.figures] if found is not None else [],
+    }
+    return Tuned(tuple(journal.trials), baseline, best, verdict, recipe)
+
+
+def plain(tuned: Tuned) -> dict[str, Any]:
+    """The `--json` object."""
+    return {
+        "schema": SCHEMA,
+        "trials": [t.plain() for t in tuned.trials],
+        "best": tuned.best.plain() if tuned.best else None,
+        "baseline": tuned.baseline.plain() if tuned.baseline else None,
+        "verdict": tuned.verdict,
+        "recipe": str(tuned.recipe) if tuned.recipe else None,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtune.analysis.step_time import StepTime, paused_steps, pauses_in_steps_ms, step_time
@@ -50,6 +50,7 @@ def test_a_pause_lands_in_the_step_that_held_it() -> None:
     assert found.share == pytest.approx(0.125)
 
 
+@settings(deadline=None)
 @given(
     gaps=st.lists(st.tuples(st.floats(0, 1), st.floats(1, 1e5)), min_size=1, max_size=20),
     times=st.lists(st.floats(0, 3), max_size=20),

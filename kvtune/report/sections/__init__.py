@@ -10,6 +10,7 @@ from kvtune.workload.types import Workload
 def run_sections(run: Run, workload: Workload | None) -> list[Section]:
     from kvtune.report.sections import (
         cache,
+        culprits,
         environment,
         gc,
         host,
@@ -26,6 +27,7 @@ def run_sections(run: Run, workload: Workload | None) -> list[Section]:
         cache.section(run, workload),
         timeline.section(run),
         gc.section(run),
+        culprits.section(run),
         host.section(run),
         stacks.section(run),
         memory.section(run),

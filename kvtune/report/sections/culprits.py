@@ -1,0 +1,75 @@
+"""Which objects cause collections: by type and line, per process; and the lines in which collections began."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtune.analysis.culprits import Culprit, culprits, grown
+from kvtune.analysis.ledger import ledgers
+from kvtune.report.charts import Cell, Grid, Section, grid
+from kvtune.report.names import process_title
+from kvtune.run.types import Run
+from kvtune.units import count, size
+
+SHOWN = 15
+TITLES = {"sites": "young objects by type and line", "types": "young objects by type"}
+
+
+def section(run: Run) -> Section | None:
+    grids = [
+        _grid(f"{process_title(key)}: {TITLES[own.level]}", own.rows) for key, own in culprits(run).items()
+    ]
+    grids += [
+        _grid(f"{process_title(key)}: what it held more of at the end", rows)
+        for key, rows in grown(run).items()
+    ]
+    begun = [
+        grid(
+            ("line", "collections"),
+            [(_where(*_split(line)), Cell(count(n), n)) for line, n in own.triggers],
+            f"{process_title(key)}: the lines in which collections began",
+        )
+        for key, own in ledgers(run).items()
+        if own.triggers
+    ]
+    if not grids and not begun:
+        return None
+    lead = "The collector runs when enough young objects have survived: these are they, and where they were made."
+    if not grids:
+        lead = "The lines in which collections began. `--probe sites` tells which objects caused them."
+    return Section(
+        "culprits", "What causes collections", lead, "culprits.html", values={"grids": grids, "begun": begun}
+    )
+
+
+def _split(line: str) -> tuple[str, int]:
+    file, _, number = line.rpartition(":")
+    return (file, int(number)) if number.isdigit() else (line, 0)
+
+
+def _grid(title: str, rows: Sequence[Culprit]) -> Grid:
+    cells = [
+        (
+            row.type,
+            _where(row.file, row.line),
+            "–" if row.per_step is None else Cell(f"{row.per_step:,.3g}", row.per_step),
+            Cell(f"{row.share:.1%}", row.share),
+            Cell(count(row.count), row.count),
+            Cell(size(row.bytes), row.bytes),
+        )
+        for row in rows[:SHOWN]
+    ]
+    heads = ("type", "made in", "objects per step", "share", "counted", "bytes")
+    return grid(heads, cells, title)
+
+
+def _where(file: str, line: int) -> str:
+    """A file from its package on: where one machine has installed it says nothing."""
+    if not file:
+        return "–"
+    for root in ("/site-packages/", "/dist-packages/", "/lib/python3"):
+        _, found, tail = file.rpartition(root)
+        if found:
+            file = tail.split("/", 1)[-1] if root == "/lib/python3" else tail
+            break
+    return f"{file}:{line}" if line else file

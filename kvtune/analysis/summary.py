@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from kvtune.analysis.cache import prefix_cache, rounds
+from kvtune.analysis.culprits import culprits, grown
 from kvtune.analysis.gc import Collector, collectors
 from kvtune.analysis.host import host_cost
 from kvtune.analysis.latency import latency
+from kvtune.analysis.leaks import pool_bytes, trends
+from kvtune.analysis.ledger import Ledger, as_json, ledgers
 from kvtune.analysis.memory import memory
 from kvtune.analysis.verdict import verdict
 from kvtune.run.types import Run
@@ -28,7 +31,7 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
     """The `--json` object of one run. Without its workload the causes of misses stay unclassified."""
     h = run.header
     times, cache, host = latency(run), prefix_cache(run, workload), host_cost(run)
-    resident = memory(run)
+    resident, ledger = memory(run), ledgers(run)
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "source": h.source,
@@ -91,7 +94,11 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
             "hit_rate": cache.hit_rate,
             "misses": dict(cache.misses),
         },
-        "gc": {process: _collector(own) for process, own in collectors(run).items()},
+        "gc": {process: _collector(own, ledger.get(process)) for process, own in collectors(run).items()},
+        "gc_steps": as_json(run),
+        "culprits": {process: asdict(own) for process, own in culprits(run).items()},
+        "heap_growth": {process: [asdict(row) for row in rows] for process, rows in grown(run).items()},
+        "stacks": h.extra.get("stacks", {}),
         "host_us": {
             "schedule": host.schedule_us,
             "update": host.update_us,
@@ -101,6 +108,8 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
         "step_ms": asdict(host.step_ms),
         "memory": {process: own.rss_peak_bytes for process, own in resident.items()},
         "memory_slope_bytes_s": {process: own.slope_bytes_s for process, own in resident.items()},
+        "memory_trend": {process: asdict(own) for process, own in trends(run).items()},
+        "pool_bytes": pool_bytes(run),
         "engine_counters": h.engine_counters,
         "probe": {"level": h.probe.level, "lost_records": h.probe.lost_records, "disabled": h.probe.disabled},
         "valid": {"timings": h.valid.timings, "why": h.valid.why},
@@ -111,8 +120,12 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
     return plain
 
 
-def _collector(own: Collector) -> dict[str, Any]:
+def _collector(own: Collector, ledger: Ledger | None) -> dict[str, Any]:
+    more = asdict(ledger) if ledger is not None else {}
+    if "share_of_step" in more:
+        more["share_by_generation"] = more.pop("share_of_step")
     return {
+        **more,
         "collections": list(own.collections),
         "pause_ms": {"total": own.pause_total_ms, "max": own.pause_max_ms, "p99": own.pause_p99_ms},
         "share_of_step": own.share_of_step,

@@ -10,6 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from kvtune.report.console_gc import collector_details
 from kvtune.report.names import cause_title, process_title
 from kvtune.units import count, ms, percent, size
 
@@ -44,7 +45,8 @@ def summary_view(summary: Summary) -> Any:
     from rich.console import Group
 
     parts = [_head(summary), *_warnings(summary), _latency(summary), _rounds(summary), _cache(summary)]
-    parts += [_gc(summary), _host(summary), _memory(summary), _verdict(summary)]
+    parts += [_gc(summary), *collector_details(summary, _table), _host(summary), _memory(summary)]
+    parts.append(_verdict(summary))
     return Group(*(part for part in parts if part is not None))
 
 

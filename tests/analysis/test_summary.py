@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtune.analysis.summary import summary
@@ -104,6 +104,7 @@ def test_runs_with_nothing_in_them_have_every_field_too(state: str) -> None:
         assert found["state"] == state
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_partial_runs_never_crash_and_never_print_nan(data: st.DataObject) -> None:
     workload = build("chat:sessions=2,turns=2")

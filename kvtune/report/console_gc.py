@@ -1,0 +1,87 @@
+"""The collector's details for a terminal: steps with and without, culprits, stacks. Reads the `--json` object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvtune.report.names import process_title
+from kvtune.units import count, ms, percent, size
+
+MakeTable = Callable[[tuple[str, ...], Sequence[tuple[str, ...]]], Any]
+CULPRITS_SHOWN = 8
+FUNCTIONS_SHOWN = 8
+
+
+def collector_details(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
+    """Tables below the collector's own; those with nothing to say are left out."""
+    found = [_steps(s, table), *_culprits(s, table), *_growth(s, table), *_stacks(s, table)]
+    return [part for part in found if part is not None]
+
+
+def _steps(s: Mapping[str, Any], table: MakeTable) -> Any:
+    joined = s.get("gc_steps") or {}
+    rows = []
+    for key, title in (("with_collection", "with a collection"), ("without", "without")):
+        spread = (joined.get("step_ms") or {}).get(key) or {}
+        if spread.get("count"):
+            rows.append((title, count(spread["count"]), *(ms(spread[at]) for at in ("p50", "p99", "max"))))
+    gaps = joined.get("itl_outliers") or {}
+    if rows and gaps.get("outliers"):
+        rows.append(
+            (
+                f"{count(gaps['outliers'])} token gaps over {ms(gaps['threshold_ms'])}",
+                f"{count(gaps['with_collection'])} hold one",
+                f"{count(gaps['explained'])} explained",
+                f"{count(gaps['outliers'] - gaps['explained'])} not",
+                "",
+            )
+        )
+    return table(("engine steps", "steps", "median", "p99", "longest"), rows)
+
+
+def _culprits(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
+    return [
+        table(
+            (f"young objects, {process_title(process)}", "made at", "per step", "share"),
+            [
+                (
+                    row["type"],
+                    _where(row),
+                    count(row["count"]) if row["per_step"] is None else f"{row['per_step']:,.1f}",
+                    percent(row["share"], 1),
+                )
+                for row in own["rows"][:CULPRITS_SHOWN]
+            ],
+        )
+        for process, own in (s.get("culprits") or {}).items()
+    ]
+
+
+def _growth(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
+    return [
+        table(
+            (f"grown, {process_title(process)}", "made at", "more", "bytes"),
+            [
+                (row["type"], _where(row), count(row["count"]), size(max(0, row["bytes"])))
+                for row in rows[:CULPRITS_SHOWN]
+            ],
+        )
+        for process, rows in (s.get("heap_growth") or {}).items()
+    ]
+
+
+def _stacks(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
+    parts = []
+    for process, own in (s.get("stacks") or {}).items():
+        rows = [
+            (row["function"], _where(row), percent(row["share"], 1))
+            for row in (own.get("top") or [])[:FUNCTIONS_SHOWN]
+        ]
+        parts.append(table((f"self time, {process_title(process)}", "where", "share"), rows))
+    return parts
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    """The last two parts of the path are enough to know it by; the run file has all of it."""
+    return f"{'/'.join(str(row['file']).split('/')[-2:])}:{row['line']}" if row.get("file") else "–"

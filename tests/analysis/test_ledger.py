@@ -1,0 +1,86 @@
+"""The join of collections to steps and token gaps, and each process's ledger: figures worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvtune.analysis.leaks import pool_bytes, trends
+from kvtune.analysis.ledger import gap_outliers, join, ledgers
+from kvtune.run.types import EngineInfo, Run
+from tests.analysis.made import header_of, table
+
+
+def run_of(**tables: object) -> Run:
+    return Run(header_of(), dict(tables))  # type: ignore[arg-type]
+
+
+STEPS = table("steps", process=[1] * 4, t_s=[0.0, 1.0, 2.0, 3.0], step_us=[100e3, 200e3, 100e3, 100e3])
+
+
+def test_steps_with_and_without_a_collection() -> None:
+    gc = table("gc", process=[1, 0], t_s=[1.05, 2.05], generation=[2, 0], pause_us=[90e3, 1e3])
+    found = join(run_of(steps=STEPS, gc=gc))
+    assert (found.with_collection.count, found.without.count) == (1, 3)  # the front end's holds up no step
+    assert found.with_collection.max == pytest.approx(200.0) and found.without.max == pytest.approx(100.0)
+
+
+def test_outliers_that_collections_explain_and_those_they_do_not() -> None:
+    """Gaps 10 ms, but one of 100 ms with a 90 ms pause, one of 100 ms with a 1 ms pause, one of 50 ms with none."""
+    gaps = np.array([0.01] * 20 + [0.1] + [0.01] * 5 + [0.1] + [0.01] * 5 + [0.05] + [0.01] * 5)
+    t_s = np.concatenate(([0.0], np.cumsum(gaps)))
+    first, second = t_s[20] + 0.001, t_s[26] + 0.001
+    tokens = table("tokens", request=[0] * len(t_s), t_s=t_s, count=[1] * len(t_s))
+    gc = table("gc", process=[2, 1], t_s=[second, first], pause_us=[1e3, 90e3])
+    found = gap_outliers(run_of(tokens=tokens, gc=gc))
+    assert found.gaps == len(gaps) and found.median_ms == pytest.approx(10.0)
+    assert (found.outliers, found.with_collection, found.explained) == (3, 2, 1)
+    assert found.other_gaps_with_collection == 0
+
+
+def test_gaps_are_within_requests_only() -> None:
+    tokens = table("tokens", request=[0, 0, 1, 1], t_s=[0.0, 0.1, 9.0, 9.1], count=[1] * 4)
+    assert gap_outliers(run_of(tokens=tokens)).gaps == 2
+    assert gap_outliers(run_of()).gaps == 0
+
+
+def test_shares_by_generation_and_preempted_pauses() -> None:
+    gc = table(
+        "gc", process=[1] * 4, generation=[0, 0, 1, 2], pause_us=[1e3, 2e3, 5e3, 50e3],
+        cpu_us=[1e3, 2e3, 5e3, 10e3],
+    )  # fmt: skip
+    own = ledgers(run_of(steps=STEPS, gc=gc))["engine_core"]
+    assert own.share_of_step == pytest.approx((3e3 / 500e3, 5e3 / 500e3, 50e3 / 500e3))
+    assert own.cpu_ms == pytest.approx(18.0)
+    assert own.preempted == 1 and own.preempted_ms == pytest.approx(40.0)
+
+
+def test_survivors_per_step_come_from_the_ring() -> None:
+    extra = {"ledger": {"1": {"survivors": 400, "heap": {"start": 9, "last": 12}, "triggers": []}}}
+    found = ledgers(Run(header_of(extra=extra), {"steps": STEPS}))["engine_core"]
+    assert found.survivors_per_step == 100.0 and (found.heap_start, found.heap_last) == (9, 12)
+
+
+def memory_of(seconds: float, bytes_s: float, noise: float) -> Run:
+    t_s = np.arange(0, seconds, 0.2)
+    rss = 1e9 + bytes_s * t_s + np.random.default_rng(0).normal(0, noise, len(t_s))
+    return run_of(memory=table("memory", process=[1] * len(t_s), t_s=t_s, rss_bytes=rss.astype(int)))
+
+
+def test_a_leak_is_found_with_an_interval_around_its_rate() -> None:
+    found = trends(memory_of(300, 100_000, 1e6))["engine_core"]
+    assert found.verdict == "grows"
+    assert found.low_bytes_s is not None and found.high_bytes_s is not None
+    assert found.low_bytes_s < 100_000 < found.high_bytes_s
+
+
+def test_noise_is_no_leak_and_a_short_run_is_none_either() -> None:
+    assert trends(memory_of(300, 0, 1e6))["engine_core"].verdict == "no growth shown"
+    assert trends(memory_of(30, 1_000_000, 0))["engine_core"].verdict == "too short to tell"
+
+
+def test_the_pool_is_as_large_as_its_largest_group() -> None:
+    groups = [{"page_bytes": 1024, "layers": 3}, {"page_bytes": 1024, "layers": 2}]
+    engine = EngineInfo(num_blocks=100, groups=groups)
+    assert pool_bytes(Run(header_of(engine=engine))) == 100 * 3 * 1024
+    assert pool_bytes(Run(header_of(engine=EngineInfo()))) is None

@@ -16,13 +16,16 @@ from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
 
 MIN_STEPS = 20
-CLOCKS = ("wall", "cpu")
+FITTED_SHARE = 0.6
+"""Of the steps, in time order, that the held-out check is fitted to."""
 
+TRUSTED_SHARE = 0.1
 Clock = Literal["wall", "cpu"]
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds. `error_share` is the fit's mean absolute error over the mean step; NaN-free, JSON-able."""
+    """Microseconds. `error_share` is the fit's mean absolute error over the mean step, `held_out_share` how far a fit
+    to the first part of the run is off the summed time of the rest: what a prediction of means may be off by."""
 
     step_us: float
     prefill_token_us: float
@@ -36,6 +39,12 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     mean_error_us: float = 0.0
     error_share: float = 0.0
     p90_error_us: float = 0.0
+    held_out_share: float = 0.0
+
+    @property
+    def trusted(self) -> bool:
+        """Fitted, and right about steps that it was not fitted to."""
+        return self.fitted and self.held_out_share <= TRUSTED_SHARE
 
     def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int) -> float:
         return (
@@ -83,6 +92,7 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
         mean_error_us=float(error_us.mean()),
         error_share=float(error_us.mean() / time_us.mean()) if time_us.mean() > 0 else 0.0,
         p90_error_us=float(np.percentile(error_us, 90)),
+        held_out_share=_held_out(features, time_us),
     )
 
 
@@ -108,6 +118,15 @@ def _nnls(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> NDArra
         weights = nnls(features[keep] / scale, time_us[keep])[0] / scale
     found: NDArray[np.float64] = weights
     return found
+
+
+def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> float:
+    """Fit the first steps, predict the rest: how far off the rest's summed time is, as a share of it."""
+    cut = max(int(len(time_us) * FITTED_SHARE), MIN_STEPS // 2)
+    rest_us = float(time_us[cut:].sum())
+    if rest_us <= 0:
+        return 1.0
+    return abs(float((features[cut:] @ _nnls(features[:cut], time_us[:cut])).sum()) - rest_us) / rest_us
 
 
 def read_cost(text: str) -> StepCost:

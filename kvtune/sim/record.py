@@ -204,9 +204,9 @@ def _validity(settings: SimSettings) -> Validity:
             timings=False, why="simulated on a nominal step cost: only the order of events means anything"
         )
     return Validity(
-        timings=True,
-        why=f"predicted, from a step cost fitted on {cost.machine} "
-        f"(mean error {cost.error_share:.0%} of a step, {cost.steps} steps)",
+        timings=cost.trusted,
+        why=f"predicted, from a step cost fitted on {cost.machine} (mean error {cost.error_share:.0%} of a step, "
+        f"{cost.held_out_share:.0%} off on steps it was not fitted to, {cost.steps} steps)",
     )
 
 

@@ -76,7 +76,7 @@ def test_a_log_without_noise_gives_its_cost_back(parts: tuple[float, float, floa
     truth = StepCost(step_us=parts[0], prefill_token_us=parts[1], decode_us=parts[2], kv_token_us=parts[3])
     found = fit(run_with(made_steps(truth)))
     np.testing.assert_allclose(weights(found), weights(truth), rtol=1e-4, atol=1e-4)
-    assert found.error_share < 1e-6
+    assert found.error_share < 1e-6 and found.trusted
 
 
 def test_pauses_of_the_machine_are_left_out_of_the_fit_but_not_of_its_error() -> None:
@@ -84,7 +84,7 @@ def test_pauses_of_the_machine_are_left_out_of_the_fit_but_not_of_its_error() ->
     steps["cpu_us"][::23] *= 30
     found = fit(run_with(steps))
     np.testing.assert_allclose(weights(found), weights(TRUTH), rtol=0.1)
-    assert found.error_share > 0.3  # who reads the prediction must know
+    assert found.error_share > 0.3 and not found.trusted  # who reads the prediction must know
 
 
 def test_weights_are_never_negative() -> None:
@@ -100,6 +100,14 @@ def test_the_clock_follows_who_computes() -> None:
     assert fit(run_with(steps, executor="mp")).clock == "wall"
     assert fit(run_with(steps, device="cuda")).step_us == pytest.approx(1800, rel=1e-3)
     assert "a made CPU" in fit(run_with(steps)).machine
+
+
+def test_a_machine_that_changes_on_the_way_is_not_trusted() -> None:
+    steps = made_steps(TRUTH, noise=0.02)
+    assert fit(run_with(steps)).trusted
+    steps["cpu_us"][250:] *= 1.5
+    assert fit(run_with(steps)).held_out_share == pytest.approx(1 / 3, abs=0.05)
+    assert not fit(run_with(steps)).trusted
 
 
 def test_too_few_steps_are_refused() -> None:

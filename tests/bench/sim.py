@@ -1,0 +1,62 @@
+"""What replays and bounds cost: `python tests/bench/sim.py [--trace FILE] [--limit N] [--modes exact,jump,coarse]`.
+
+CPU seconds of this process (a busy machine's other processes do not count), a line each. Without a trace: the
+tiny-gemma3 rounds, to be compared with `kvtune profile tiny-gemma3 -w WORKLOAD` (its `wall_s`) on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from kvtune.sim.bounds import bounds
+from kvtune.sim.replay import replay
+from kvtune.sim.settings import MODES, Mode, SimSettings
+from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
+
+ROUNDS = "rounds:prefixes=12,prefix=4000,suffix=64,output=16,rounds=3"
+POOLS = (25_000, 50_000, 100_000, 200_000, 400_000)
+
+
+def measure(name: str, workload: Workload, settings: SimSettings) -> None:
+    wall, cpu = time.monotonic(), time.process_time()
+    run = replay(workload, settings)
+    requests = run.table("requests")
+    share = requests["hit_tokens"].sum() / requests["prompt_tokens"].sum()
+    print(
+        f"{name:<24} {time.process_time() - cpu:8.2f} CPU-s  {time.monotonic() - wall:8.2f} s  "
+        f"{run.header.extra['sim']['steps']:>8} steps  {100 * share:5.2f} % hits",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--trace", default="")
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--modes", default="exact,jump,coarse")
+    parser.add_argument("--blocks", type=int, default=100_000)
+    options = parser.parse_args()
+    modes: list[Mode] = [mode for mode in MODES if mode in options.modes.split(",")]
+    if not options.trace:
+        work = build(ROUNDS, seed=0)
+        measure("first (imports)", work, SimSettings(model="tiny-gemma3"))
+        for mode in modes:
+            measure(f"tiny-gemma3 {mode}", work, SimSettings(model="tiny-gemma3", mode=mode))
+        return
+    work = build(f"trace:path={options.trace},limit={options.limit}", seed=0)
+    cpu = time.process_time()
+    bounds(work, POOLS)
+    print(f"{'bounds, 5 pools':<24} {time.process_time() - cpu:8.2f} CPU-s", flush=True)
+    flags = ["--max-model-len", "131072", "--max-num-batched-tokens", "8192"]
+    flags += ["--num-gpu-blocks-override", str(options.blocks)]
+    for mode in modes:
+        settings = SimSettings(
+            model="tiny-llama", mode=mode, block_tokens=16, token_rows=0, engine_args=flags
+        )
+        measure(f"trace {mode}", work, settings)
+
+
+if __name__ == "__main__":
+    main()

@@ -227,3 +227,41 @@ def test_hybrids_are_a_named_relaxation() -> None:
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(UsageError, match=r"config\.json"):
         shape_named("no-such-model")
+
+
+def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    from kvtune.cli.app import run
+
+    assert run(["bounds", "-w", "rounds", "--pools", "200,2k", "--model", "tiny-llama", "--json"]) == 0
+    out = capsys.readouterr()
+    found = json.loads(out.out)
+    assert [rung["pool_blocks"] for rung in found["curve"]] == [200, 2000]
+    assert found["curve"][1]["optimum"] == found["infinite"] > 0 and found["token_bytes"] > 0
+    assert not out.err
+
+
+def test_the_command_prints_the_ladder(capsys: pytest.CaptureFixture[str]) -> None:
+    from kvtune.cli.app import run
+
+    assert run(["bounds", "-w", "zipf", "--pools", "1k,2k"]) == 0
+    text = capsys.readouterr().out
+    for word in ("1,000", "2,000", "optimum", "best known", "LRU (today)", "infinite cache hits"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "-w WORKLOAD and --trace FILE"),
+        (["-w", "rounds", "--trace", "x"], "-w WORKLOAD and --trace FILE"),
+        (["--trace", "no-such-file.jsonl"], "no-such-file.jsonl"),
+        (["-w", "rounds", "--pools", "many"], "--pools"),
+        (["-w", "rounds", "--model", "nobody"], "nobody"),
+    ],
+)
+def test_bad_input_is_two_lines(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from kvtune.cli.app import run
+
+    assert run(["bounds", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 2 and "next:" in error

@@ -1,7 +1,7 @@
 """From a workload's requests to vLLM's, without making a token. Simulator's process only.
 
-A request's block hashes (prompt and answer) come from its spans; its token list only counts. Identities of answers: the
-engine is greedy, so requests with equal prompts give equal answers, as far as both of them go.
+A request's block hashes (prompt and answer) come from its spans; its token list, a bytearray, only counts: vLLM reads
+tokens where it hashes them. Answers: the engine is greedy, so equal prompts give equal answers, as far as both go.
 """
 
 from __future__ import annotations
@@ -11,40 +11,6 @@ from typing import Any
 
 from kvtune.workload.tokens import hash_arrays
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
-
-
-class Counted:
-    """A token list that knows its length only. vLLM reads tokens where it hashes them, and we hash spans."""
-
-    __slots__ = ("_length",)
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def copy(self) -> Counted:
-        return Counted(self._length)
-
-    def append(self, token: int) -> None:
-        self._length += 1
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._length += len(tokens)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter((0,) * self._length)
-
-    def __getitem__(self, at: int | slice) -> Any:
-        if isinstance(at, slice):
-            return [0] * len(range(*at.indices(self._length)))
-        if not -self._length <= at < self._length:
-            raise IndexError(at)
-        return 0
-
-    def __delitem__(self, at: slice) -> None:
-        self._length -= len(range(*at.indices(self._length)))
 
 
 def with_answers(requests: Sequence[Request]) -> Iterator[Request]:
@@ -88,7 +54,7 @@ class Factory:
         planned = self._requests[index]
         return EngineRequest(
             request_id=str(index),
-            prompt_token_ids=Counted(planned.prompt_tokens),
+            prompt_token_ids=bytearray(planned.prompt_tokens),
             sampling_params=self._sampling(planned.output_tokens),
             pooling_params=None,
             arrival_time=arrival_s,

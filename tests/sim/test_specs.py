@@ -1,4 +1,4 @@
-"""What stands between a workload and vLLM: counted tokens, names of answers, hashes, specs as JSON, digests."""
+"""What stands between a workload and vLLM: names of answers, hashes, specs as JSON, digests."""
 
 from __future__ import annotations
 
@@ -7,38 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock, policies_see
-from kvtune.sim.requests import Counted, with_answers
+from kvtune.sim.requests import with_answers
 from kvtune.sim.specs import restore
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
-
-
-@given(st.integers(0, 50), st.lists(st.integers(0, 9), max_size=20), st.slices(60))
-def test_counted_tokens_act_as_a_list(length: int, more: list[int], part: slice) -> None:
-    """As vLLM uses one: length, copies that are apart, growth, slices, iteration, deletion of a tail."""
-    real, ours = [0] * length, Counted(length)
-    copy = ours.copy()
-    for token in more:
-        real.append(0)
-        ours.append(token)
-    ours.extend(more)
-    real.extend([0] * len(more))
-    assert len(ours) == len(real) and list(ours) == real and len(copy) == length
-    assert ours[part] == real[part]
-    tail = slice(part.start if part.start is None else abs(part.start), None)
-    del real[tail]
-    del ours[tail]
-    assert len(ours) == len(real)
-
-
-def test_counted_tokens_end_somewhere() -> None:
-    with pytest.raises(IndexError):
-        Counted(3)[3]
 
 
 def test_equal_prompts_answer_alike() -> None:

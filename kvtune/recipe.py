@@ -40,6 +40,7 @@ ENGINE_SETTINGS = (
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the recipe is for. `device` and `device_name` as the engine called them; `model` as the person did."""
 
+    checksum: str = ""  # first in the file: a file cut short anywhere after it is told from a hand-written one
     model: str
     device: str
     vllm: str
@@ -49,7 +50,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     status: Status = "hand-written"
     created: str = ""
     note: str = ""
-    checksum: str = ""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

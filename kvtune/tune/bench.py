@@ -53,7 +53,9 @@ def workload_spec(workload: str, trace: Path | None) -> str:
         return workload
     if workload:
         raise UsageError("-w and --trace exclude each other", "give one of them")
-    return f"trace:path={trace}"
+    if not trace.is_file():
+        raise UsageError(f"no trace file {trace}", "`kvtune serve --record FILE` records one")
+    return f"trace:path={trace},sort=1"  # a recording is in the order in which requests finished
 
 
 def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:

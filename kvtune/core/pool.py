@@ -89,6 +89,8 @@ class Tiers:
             found = self.queues[tier].popleft_n(count)
             self.taken[tier] += count
             for block in found:
+                if tier_of[block.block_id] != tier:
+                    raise RuntimeError(f"block {block.block_id} is linked in a tier that is not its own")
                 tier_of[block.block_id] = 0
             self.num_free_blocks -= count
             taken += found

@@ -93,7 +93,8 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             grades = self._grades(request, start, end, retention_interval, boundaries)
         except Exception as error:
             self.stand_down(error)
-            super().cache_blocks(
+            SlidingWindowManager.cache_blocks(
+                self,
                 request,
                 num_tokens,
                 retention_interval=retention_interval,
@@ -151,12 +152,10 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
     def _spans(self, request: Request, start: int, end: int, boundaries: Sequence[int]) -> list[Span]:
         """What to keep of a prompt, of which the blocks start..end are being computed."""
         ends = [self._end_block(boundary) for boundary in boundaries]
-        spans = [(last - self.need, last, WINDOW) for last in ends]
         big = end - start >= self.settings.min_drop
         if self.settings.policy == "pin":
-            if big:
-                spans.append((end - self.need, end, SPECULATIVE))
-            return spans
+            return [(last - self.need, last, SPECULATIVE) for last in (*ends, *((end,) if big else ()))]
+        spans = [(last - self.need, last, WINDOW) for last in ends]
         last = max(ends[: len(ends) - bool(request.shared_prefix_boundary)])
         slack = self.slack_blocks
         spans.append((last - self.need - slack, last, FAR))

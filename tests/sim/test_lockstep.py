@@ -31,7 +31,7 @@ CASES: list[tuple[str, int, bool, bool]] = [
     ("zipf:prefixes=6,prefix=500,suffix=40,requests=14,concurrency=4,output=12", 180, True, False),
     ("chat:sessions=4,turns=3,system=64,first=200,user=40,output=40", 200, True, False),
     ("mix:prefixes=2,prefix=500,requests=10,cold=600,concurrency=3,output=6", 180, False, False),
-    ("decode:requests=12,prompt=48,output=90", 125, False, True),
+    ("decode:requests=14,prompt=48,output=90", 145, False, True),
     ("prefill:requests=4,prompt=900,output=3", 150, False, False),
 ]
 

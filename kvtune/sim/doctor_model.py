@@ -26,6 +26,7 @@ from kvtune.sim.planner_config import shape_of
 from kvtune.units import count, size
 
 PROBE_TIMEOUT_S = 300.0
+UNBUILDABLE = "cannot be built without weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,20 @@ def examine_model(model: str, engine_args: Sequence[str]) -> tuple[ModelReport, 
     from kvtune.sim.doctor_environment import installed
     from kvtune.sim.doctor_settings import settings_findings
 
-    if any(installed(name) for name in ENGINES):
-        facts = ask_vllm(model, engine_args)
-    else:
+    notes: tuple[Finding, ...] = ()
+    if not any(installed(name) for name in ENGINES):
         facts = read_config(model, engine_args)
+    else:
+        try:
+            facts = ask_vllm(model, engine_args)
+        except KvtuneError as error:
+            # A model may need kernels that this machine's vLLM has not: its config still says a lot.
+            if UNBUILDABLE not in error.message:
+                raise
+            facts = read_config(model, engine_args)
+            notes = (Finding("note", "model", error.message, "what is said here is planned for a GPU"),)
     facts = _with_gpu(facts)
-    report = ModelReport(facts, floor_of(facts))
-    return report, settings_findings(facts)
+    return ModelReport(facts, floor_of(facts)), (*notes, *settings_findings(facts))
 
 
 def ask_vllm(model: str, engine_args: Sequence[str]) -> Facts:

@@ -54,9 +54,7 @@ def _model(report: ModelReport) -> Iterator[Line]:
     facts = report.facts
     yield None, f"Model {facts.model}" + (f" ({facts.architecture})" if facts.architecture else "")
     if facts.source == "config":
-        yield from _pair(
-            "source", "config.json alone (vLLM is not installed): a GPU's block sizes, by the planner"
-        )
+        yield from _pair("source", "config.json alone, without vLLM: a GPU's block sizes, by the planner")
     yield from _pair("block", f"{facts.block_tokens} tokens: {block_why(facts)}")
     if facts.gpu_block_tokens:
         yield from _pair(

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from kvtune.cli.app import run as cli
-from kvtune.errors import UsageError
-from kvtune.sim import doctor_environment
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.sim import doctor_environment, doctor_model
 from kvtune.sim.doctor import Diagnosis, Finding
 from kvtune.sim.doctor_environment import (
     disk_findings,
@@ -158,6 +158,21 @@ def test_without_vllm_the_config_says_it(tmp_path: Path) -> None:
     assert "must hold one state of 1.05 MiB" in text
     with pytest.raises(UsageError, match=r"there is no .*config\.json"):
         read_config("some/model", [])
+
+
+def test_a_model_that_this_machine_cannot_build_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(CONFIGS / "jamba-1.5-mini.json", tmp_path / "config.json")
+
+    def unbuildable(model: str, engine_args: Any) -> Facts:
+        raise KvtuneError(f"the model Jamba {doctor_model.UNBUILDABLE}: ImportError: no kernel")
+
+    monkeypatch.setattr(doctor_model, "ask_vllm", unbuildable)
+    monkeypatch.setattr(doctor_environment, "installed", lambda name: "0.32.0")
+    report, findings = doctor_model.examine_model(str(tmp_path), [])
+    assert (report.facts.source, report.facts.block_tokens) == ("config", 80)
+    assert "no kernel" in findings[0].text
 
 
 def test_exit_codes() -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from kvtune.engine import models
@@ -21,20 +18,14 @@ from kvtune.sim.planner_config import shape_of
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 QWEN3_NEXT = Path(__file__).parent / "configs" / "qwen3-next-80b-a3b.json"
-SCRIPT = """
-import json, os, sys
-import msgspec
-from kvtune.sim.doctor_probe import facts_of
-for question in json.loads(sys.stdin.read()):
-    open(question["out"], "wb").write(msgspec.json.encode(facts_of(question)))
-os._exit(0)
-"""
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Facts]:
-    """Several models in one process that has vLLM; the doctor starts one a model."""
+    """What the doctor's child process finds, here in this process: vLLM is loaded once for all tests."""
     pytest.importorskip("vllm")
+    from kvtune.sim.doctor_probe import facts_of
+
     folder = tmp_path_factory.mktemp("facts")
     real = folder / "qwen3-next"
     real.mkdir()
@@ -46,14 +37,9 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Facts]:
         "raised": ("tiny-qwen3next", ["--block-size", "64"]),
         "real": (str(real), ["--enable-prefix-caching"]),
     }
-    questions = [
-        {"model": model, "args": args, "given": {}, "out": str(folder / f"{name}.json")}
-        for name, (model, args) in asked.items()
-    ]
-    subprocess.run(
-        [sys.executable, "-c", SCRIPT], input=json.dumps(questions), text=True, check=True, timeout=280
-    )
-    return {name: msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Facts) for name in asked}
+    return {
+        name: facts_of({"model": model, "args": args, "given": {}}) for name, (model, args) in asked.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-qwen3next"])

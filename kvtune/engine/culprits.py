@@ -31,11 +31,20 @@ def instruments(
         processes = {
             str(index[pid]): {k: v for k, v in facts.items() if k != "pid"}
             for pid, facts in load(folder, name).items()
-            if pid in index and facts.get("rows")
+            if pid in index and (facts.get("rows") or facts.get("of_steps"))
         }
         if processes:
-            found[name] = {"steps": sum(begin <= at <= end for at in steps), "processes": processes}
+            count = sum(begin <= at <= end for at in steps)
+            found[name] = {"steps": count, "processes": {k: _by_step(f, count) for k, f in processes.items()}}
     return found
+
+
+def _by_step(facts: dict[str, Any], steps: int) -> dict[str, Any]:
+    """EngineCore's rows are those of its sampled steps; what stood at its sampled collections is kept beside them."""
+    sampled = facts.pop("of_steps", {})
+    if not sampled.get("rows"):
+        return facts
+    return {**facts, "at_collections": facts, **sampled, "collections": steps, "sampled": "steps"}
 
 
 def _ledger(

@@ -68,6 +68,8 @@ def _install(folder: Path, level: str) -> None:
         _add_instruments(level, folder, _collector, _phase, disabled)
         _collector.install()
         _steps = StepProbe(ring, digests=os.environ.get("KVTUNE_DIGESTS") == "1")
+        if level == "sites" and role() == "engine_core":
+            _sample_steps(_steps, _collector, _phase)
         _wrap_engine()
     except Exception as error:
         _collector = _steps = None
@@ -114,6 +116,17 @@ def _add_instruments(
         disabled[level] = f"{type(error).__name__}: {error}"
         return
     _thread.start_new_thread(_watch, (level, phase, on_phase))
+
+
+def _sample_steps(steps: StepProbe, collector: CollectorProbe, phase: Phase) -> None:
+    from kvtune.probe.sites import Sites
+    from kvtune.probe.step_sites import StepSites
+
+    sites = next((each for each in collector.listeners if isinstance(each, Sites)), None)
+    if sites is not None:
+        sampler = StepSites(phase)
+        sites.of_steps = sampler.facts
+        steps.sampler = sampler
 
 
 def _watch(level: str, phase: Phase, on_phase: dict[int, list[Any]]) -> None:
@@ -208,5 +221,7 @@ def _core_state() -> dict[str, Any]:
 
 def _disabled() -> dict[str, str]:
     found = {"gc": _collector.failed if _collector else "", "steps": _steps.failed if _steps else ""}
+    if _steps is not None:
+        found["step_sites"] = _steps.sampler_failed
     listeners = _collector.failed_listeners if _collector else {}
     return {name: why for name, why in {**found, **listeners, **_early}.items() if why}

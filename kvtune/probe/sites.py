@@ -6,7 +6,9 @@ counted by type and line. How often follows from a budget of CPU time, so the se
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,14 @@ FIRST = 4
 SAVE_EVERY_S = 0.5
 
 _MANAGED_DICT = 1 << 4
+_LIST_ITEMS = 24  # where a list keeps the address of its items
+_pointer = ctypes.c_void_p.from_address
 _PRE_HEADER = 32  # the collector's header and the two words before it, 3.11
+
+
+def own_folder() -> str:
+    """Objects made in here are the instruments' own."""
+    return str(Path(__file__).parent)
 
 
 def site_reader() -> Callable[[Any], tuple[str, int]]:
@@ -37,8 +46,11 @@ def site_reader() -> Callable[[Any], tuple[str, int]]:
 
     def site(found: Any) -> tuple[str, int]:
         frames = read(found)
-        if frames is None and at is not None and type(found).__flags__ & _MANAGED_DICT:
-            frames = at(0, id(found) - _PRE_HEADER)
+        if frames is None and at is not None:
+            if type(found) is list:  # taken from the free list, not allocated: its items' array was
+                frames = at(0, _pointer(id(found) + _LIST_ITEMS).value or 0) if found else None
+            elif type(found).__flags__ & _MANAGED_DICT:
+                frames = at(0, id(found) - _PRE_HEADER)
         if not frames:
             return "", 0
         first = frames[0]
@@ -51,9 +63,6 @@ def site_reader() -> Callable[[Any], tuple[str, int]]:
 
 def _address_reader() -> Callable[[int, int], Any] | None:
     """Python 3.11 looks up instances that have a `__dict__` at the wrong address; its C function can be given one."""
-    import ctypes
-    import sys
-
     if sys.version_info[:2] != (3, 11):
         return None
     try:
@@ -75,7 +84,8 @@ class Sites:
         self._tally = Tally()
         self._site = site_reader()
         self._dice = Random(0)  # samples must not keep step with the engine's own rhythm
-        self._own = str(Path(__file__).parent)
+        self._own = own_folder()
+        self.of_steps: Callable[[], dict[str, Any]] | None = None
         self._collections = self._samples = self._skip = 0
         self._began_ns = self._spent_ns = self._traced_since_ns = 0
         self._saved = 0.0
@@ -139,4 +149,5 @@ class Sites:
             "samples": self._samples,
             "traced_share": self._spent_ns / spent,
             "rows": self._tally.top(),
+            **({"of_steps": self.of_steps()} if self.of_steps is not None else {}),
         }

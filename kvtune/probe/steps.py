@@ -11,10 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
-from typing import Any
+from typing import Any, Protocol
 
 from kvtune.probe.digest import digest
 from kvtune.probe.ring import DIGEST, STEP, Ring
+
+
+class StepSampler(Protocol):
+    """An instrument that works at some steps, outside the measured times."""
+
+    def begin(self) -> None: ...
+    def output_is_in(self) -> None: ...
+    def end(self) -> None: ...
 
 
 class StepProbe:
@@ -23,8 +31,9 @@ class StepProbe:
     def __init__(self, ring: Ring, *, digests: bool = False) -> None:
         self._ring = ring
         self._digests = digests
-        self.failed = ""
+        self.failed = self.sampler_failed = ""
         self.after_step: Callable[[], None] | None = None
+        self.sampler: StepSampler | None = None
         self._scheduler: Any = None
         self._schedule = self._update = (0, 0)
         self._output: Any = None
@@ -45,6 +54,8 @@ class StepProbe:
             return output
 
         def timed_update(*args: Any, **kwargs: Any) -> Any:
+            if self.sampler is not None:
+                self._tell("output_is_in")
             start = monotonic_ns()
             result = kind(scheduler).update_from_output(scheduler, *args, **kwargs)
             self._update = (start, monotonic_ns())
@@ -59,10 +70,14 @@ class StepProbe:
         def timed_step(engine: Any) -> bool:
             if self.failed or self._scheduler is None:
                 return step(engine)
+            if self.sampler is not None:
+                self._tell("begin")
             cpu_start = thread_time_ns()
             start = monotonic_ns()
             executed = step(engine)
             end = monotonic_ns()
+            if self.sampler is not None:
+                self._tell("end")
             try:
                 if executed and self._output is not None:
                     self._record(start, end, thread_time_ns() - cpu_start, engine.batch_queue is not None)
@@ -74,6 +89,14 @@ class StepProbe:
             return executed
 
         return timed_step
+
+    def _tell(self, moment: str) -> None:
+        """A sampler that raises is dropped; the steps go on."""
+        try:
+            getattr(self.sampler, moment)()
+        except Exception as error:
+            self.sampler = None
+            self.sampler_failed = f"{type(error).__name__}: {error}"
 
     def _record(self, start: int, end: int, cpu: int, queued: bool) -> None:
         output, scheduler = self._output, self._scheduler

@@ -19,6 +19,7 @@ from kvtune.probe.heap import Heap
 from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
 from kvtune.probe.ring import Ring, read_ring
 from kvtune.probe.sites import Sites, site_reader
+from kvtune.probe.step_sites import StepSites
 from kvtune.probe.tally import OTHER, Tally, load, save
 
 
@@ -235,3 +236,30 @@ def test_the_phase_is_one_for_all_that_map_it(tmp_path: Path) -> None:
     one, two = Phase(tmp_path), Phase(tmp_path)
     one.enter(CULPRITS)
     assert two.now == CULPRITS and Phase(tmp_path).now == CULPRITS
+
+
+def test_a_step_is_sampled_with_what_dies_before_any_collection(tmp_path: Path) -> None:
+    """Lists that the update drops never make a collection due; a sampled step still counts them."""
+    phase = Phase(tmp_path)
+    sampler = StepSites(phase, budget=1.0)
+
+    def step() -> None:
+        sampler.begin()
+        rows = [[n] for n in range(32)]
+        sampler.output_is_in()
+        rows.clear()
+        sampler.end()
+
+    step()
+    assert sampler.facts()["samples"] == 0
+    phase.enter(CULPRITS)
+    for _ in range(200):
+        step()
+    facts = sampler.facts()
+    first = facts["rows"][0]
+    assert not tracemalloc.is_tracing() and facts["samples"] > 20
+    assert (first["type"], first["file"]) == ("list", __file__)
+    assert first["count"] / facts["samples"] in (
+        32,
+        33,
+    )  # the rows, and where they are told apart, what holds them

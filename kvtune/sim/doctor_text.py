@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from textwrap import wrap
 
 from kvtune.sim.doctor import Diagnosis, Finding, Level
@@ -61,13 +62,19 @@ def _model(report: ModelReport) -> Iterator[Line]:
             "block on a GPU", f"{facts.gpu_block_tokens} tokens (planned: steps of 16, state types alike)"
         )
     yield from _pair("block of the pool", f"{size(facts.block_bytes)} over {facts.group_layers} layers")
-    for number, group in enumerate(facts.groups):
+    first = 0
+    for group, alike in groupby(facts.groups):
+        many = len(list(alike))
+        last = first + many - 1
         what = group.kind + (f" of {group.window}" if group.window else "")
         pad = report.pad_share(group)
         padded = f", {pad:.1%} padding" if pad > 0.0005 else ""
+        each = f"{many} x {group.layers}" if many > 1 else f"{group.layers}"
         yield from _pair(
-            f"group {number}", f"{what}: {group.layers} layers, {group.block_tokens} tokens a block{padded}"
+            f"groups {first} to {last}" if many > 1 else f"group {first}",
+            f"{what}: {each} layers, {group.block_tokens} tokens a block{padded}",
         )
+        first = last + 1
     if report.token_bytes:
         yield from _pair("a token", f"{size(report.token_bytes)} in all full-attention layers")
     if report.state_bytes:

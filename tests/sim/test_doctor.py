@@ -156,6 +156,7 @@ def test_without_vllm_the_config_says_it(tmp_path: Path) -> None:
     text = "\n".join(line for _, line in lines(Diagnosis((), (), ModelReport(facts, floor_of(facts)))))
     assert "a shared prefix of 544 tokens" in text
     assert "must hold one state of 1.05 MiB" in text
+    assert "groups 1 to 3         state: 3 x 12 layers, 544 tokens a block, 1.5% padding" in text
     with pytest.raises(UsageError, match=r"there is no .*config\.json"):
         read_config("some/model", [])
 

@@ -105,7 +105,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(workloads())
 def test_every_token_has_one_place(engine: str, workload: Workload) -> None:
     check(workload, engine)

@@ -28,15 +28,18 @@ def section(run: Run) -> Section:
         ("kvtune", f"{h.kvtune}, run file schema {h.schema}"),
     ]
     settings = [(name, _text(value)) for name, value in sorted(h.engine.settings.items())]
+    heads = _group_heads(h.engine.groups)
     groups = [
-        tuple(_text(group.get(k, "–")) for k in _group_heads(h.engine.groups)) for group in h.engine.groups
+        tuple("–" if group.get(k) is None else _text(group[k]) for k in heads) for group in h.engine.groups
     ]
     values: dict[str, Any] = {
         "facts": [(name, value) for name, value in facts if value],
         "command": command_text(run),
         "args": shlex.join(h.engine.args),
         "settings": grid(("setting", "value"), settings, "Engine settings as resolved") if settings else None,
-        "groups": grid(_group_heads(h.engine.groups), groups, "KV cache groups") if groups else None,
+        "groups": grid([head.replace("_", " ") for head in heads], groups, "KV cache groups")
+        if groups
+        else None,
         "processes": grid(
             ("process", "pid", "garbage collector"),
             [(process_name(run, i), str(p.pid), _collector(p.gc)) for i, p in enumerate(h.processes)],

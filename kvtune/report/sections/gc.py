@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvtune.analysis.gc import collectors
+from kvtune.analysis.ledger import gap_outliers, ledgers
 from kvtune.analysis.processes import process_keys
 from kvtune.analysis.step_time import paused_steps
 from kvtune.report.charts import GENERATION_COLORS, Cell, Chart, Columns, Section, columns, grid, spec_of
@@ -37,7 +38,7 @@ def section(run: Run) -> Section | None:
         title="Garbage collector",
         lead=_lead(run),
         template="gc.html",
-        values={"table": grid(HEADS, rows, "Collections and pauses by process")},
+        values={"table": grid(HEADS, rows, "Collections and pauses by process"), "facts": _facts(run)},
         charts=(drawn[0],) if drawn else (),
         data={drawn[0].id: drawn[1]} if drawn else {},
     )
@@ -51,6 +52,33 @@ def _lead(run: Run) -> str:
         f"A pause stops its process. {count(steps.paused)} of {count(steps.steps)} steps had a collection in "
         f"EngineCore: {ms(steps.pause_ms_mean)} each in the mean, {steps.share:.1%} of the time of those steps."
     )
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """What collections explain of slow tokens, what was no collection at all, and how heaps stand."""
+    gaps, facts = gap_outliers(run), []
+    if gaps.outliers and gaps.threshold_ms is not None:
+        facts.append(
+            (
+                "slow tokens",
+                f"{count(gaps.outliers)} of {count(gaps.gaps)} gaps between tokens were longer than "
+                f"{ms(gaps.threshold_ms)}; collections explain {count(gaps.explained)} of them",
+            )
+        )
+    for key, own in ledgers(run).items():
+        parts = []
+        if own.heap_start is not None and own.heap_last is not None:
+            parts.append(f"{count(own.heap_start)} objects at the start, {count(own.heap_last)} at the end")
+        if own.survivors_per_step is not None:
+            parts.append(f"{own.survivors_per_step:,.3g} survivors of young collections per step")
+        if own.preempted:
+            parts.append(
+                f"{count(own.preempted)} pauses ({ms(own.preempted_ms)}) were the machine's, not the collector's: "
+                "the thread had no CPU"
+            )
+        if parts:
+            facts.append((process_title(key), "; ".join(parts)))
+    return facts
 
 
 def _pauses(run: Run) -> tuple[Chart, Columns] | None:

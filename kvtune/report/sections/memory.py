@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtune.analysis.leaks import pool_bytes, trends
 from kvtune.analysis.memory import memory
 from kvtune.report.charts import Cell, Section, grid
 from kvtune.report.names import process_title
@@ -13,6 +14,7 @@ def section(run: Run) -> Section | None:
     found = memory(run)
     if not found:
         return None
+    trend, pool = trends(run), pool_bytes(run)
     rows = [
         (
             process_title(key),
@@ -23,14 +25,16 @@ def section(run: Run) -> Section | None:
             else Cell(
                 f"{'+' if own.slope_bytes_s > 0 else ''}{size(own.slope_bytes_s)}/s", own.slope_bytes_s
             ),
+            Cell(trend[key].verdict, css="differs" if trend[key].verdict == "grows" else ""),
         )
         for key, own in found.items()
     ]
-    heads = ("process", "peak RSS", "RSS at the end", "growth in the second half")
+    heads = ("process", "peak RSS", "RSS at the end", "slope of the second half", "verdict")
     return Section(
         id="memory",
         title="Memory",
-        lead="Resident memory as the system counts it; pages that processes share count in each.",
+        lead="Resident memory as the system counts it; pages that processes share count in each."
+        + (f" The KV pool itself is {size(pool)}." if pool else ""),
         template="memory.html",
         values={"table": grid(heads, rows, "Resident memory by process")},
     )

@@ -32,6 +32,12 @@ def profile(
         bool, typer.Option("--stacks", help="Sample stacks with py-spy while measuring.")
     ] = False,
     repeat: Annotated[int, typer.Option(min=1, help="Run this often, each on a fresh engine.")] = 1,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Turn each core switch and collector setting over in turn.")
+    ] = False,
+    ablate_only: Annotated[
+        str, typer.Option("--ablate-only", help="Only these of --ablate, separated by commas.")
+    ] = "",
     dummy: Annotated[
         bool, typer.Option("--dummy", help="Random weights on the model's real config.")
     ] = False,
@@ -62,6 +68,10 @@ def profile(
         engine_args=flags,
         output=output,
     )
+    if ablate or ablate_only:
+        from kvtune.cli.ablate import run_ablation
+
+        return run_ablation(job, ablate_only, repeat, as_json=json)
     from kvtune.cli.progress import ProgressView
     from kvtune.cli.results import show
 

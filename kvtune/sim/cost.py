@@ -40,11 +40,14 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     error_share: float = 0.0
     p90_error_us: float = 0.0
     held_out_share: float = 0.0
+    unexplained_share: float = (
+        0.0  # of the time in which requests were in flight, what the steps' costs leave over
+    )
 
     @property
     def trusted(self) -> bool:
-        """Fitted, and right about steps that it was not fitted to."""
-        return self.fitted and self.held_out_share <= TRUSTED_SHARE
+        """Fitted, right about steps that it was not fitted to, and about how long requests took in the run itself."""
+        return self.fitted and max(self.held_out_share, self.unexplained_share) <= TRUSTED_SHARE
 
     def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int) -> float:
         return (
@@ -93,6 +96,7 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
         error_share=float(error_us.mean() / time_us.mean()) if time_us.mean() > 0 else 0.0,
         p90_error_us=float(np.percentile(error_us, 90)),
         held_out_share=_held_out(features, time_us),
+        unexplained_share=_unexplained(run, float((features @ weights).sum()) * 1e-6, steps["t_s"][busy]),
     )
 
 
@@ -127,6 +131,23 @@ def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> fl
     if rest_us <= 0:
         return 1.0
     return abs(float((features[cut:] @ _nnls(features[:cut], time_us[:cut])).sum()) - rest_us) / rest_us
+
+
+def _unexplained(run: Run, explained_s: float, starts_s: NDArray[np.float64]) -> float:
+    """How far the steps' costs are from the time in which at least one request was in flight, as a share of it.
+
+    A busy machine keeps front end and EngineCore waiting for each other between steps: no step shows it.
+    """
+    requests = run.table("requests")
+    done = np.isfinite(requests["sent_s"]) & np.isfinite(requests["finished_s"])
+    if not done.any():
+        return 0.0
+    order = np.argsort(requests["sent_s"][done])
+    sent = np.maximum(requests["sent_s"][done][order], starts_s[0])
+    finished = np.maximum.accumulate(requests["finished_s"][done][order])
+    before = np.concatenate(([starts_s[0]], finished[:-1]))
+    in_flight_s = float(np.maximum(finished - np.maximum(sent, before), 0.0).sum())
+    return abs(in_flight_s - explained_s) / in_flight_s if in_flight_s > 0 else 0.0
 
 
 def read_cost(text: str) -> StepCost:

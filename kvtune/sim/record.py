@@ -206,7 +206,8 @@ def _validity(settings: SimSettings) -> Validity:
     return Validity(
         timings=cost.trusted,
         why=f"predicted, from a step cost fitted on {cost.machine} (mean error {cost.error_share:.0%} of a step, "
-        f"{cost.held_out_share:.0%} off on steps it was not fitted to, {cost.steps} steps)",
+        f"{cost.held_out_share:.0%} off on steps it was not fitted to, {cost.unexplained_share:.0%} of the time in "
+        f"flight not explained, {cost.steps} steps)",
     )
 
 

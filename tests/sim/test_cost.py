@@ -110,6 +110,19 @@ def test_a_machine_that_changes_on_the_way_is_not_trusted() -> None:
     assert not fit(run_with(steps)).trusted
 
 
+@pytest.mark.parametrize(("gap_s", "trusted"), [(0.0, True), (0.02, False)])
+def test_time_between_steps_counts_against_a_cost(gap_s: float, trusted: bool) -> None:
+    """Back-to-back steps explain a request's whole time; gaps that no step shows do not."""
+    steps = made_steps(TRUTH)
+    lengths = steps["step_us"] * 1e-6 + gap_s
+    steps["t_s"] = np.cumsum(lengths) - lengths
+    requests = {name: np.zeros(1, column.dtype) for name, column in empty_table("requests").items()}
+    requests |= {"sent_s": np.array([0.0]), "finished_s": np.array([float(lengths.sum())])}
+    run = run_with(steps)
+    found = fit(Run(run.header, {**run.tables, "requests": requests}))
+    assert found.trusted is trusted and (found.unexplained_share > 0.3) is not trusted
+
+
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(KvtuneError, match="usable steps"):
         fit(run_with(made_steps(TRUTH, count=12)))

@@ -18,11 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
+from kvtune.core.replaced import Replaced
 from kvtune.core.settings import CoreSettings
 
 HEADROOM = 20
 """With collect_at_wait, how many times later than at a wait a collection may come by itself."""
 
+REPLACED = Replaced()
 _frozen_here = False
 
 
@@ -54,7 +56,7 @@ def after(owner: Any, name: str, act: Callable[[Any], None]) -> None:
         act(self)
         return result
 
-    setattr(owner, name, followed)
+    REPLACED.put(owner, name, followed)
 
 
 def before(owner: Any, name: str, act: Callable[[Any], None]) -> None:
@@ -66,7 +68,7 @@ def before(owner: Any, name: str, act: Callable[[Any], None]) -> None:
         act(self)
         return method(self, *args, **options)
 
-    setattr(owner, name, led)
+    REPLACED.put(owner, name, led)
 
 
 def set_thresholds(settings: CoreSettings) -> None:
@@ -128,6 +130,7 @@ def engine_waits(engine: Any, settings: CoreSettings) -> None:
 
 def install(settings: CoreSettings) -> None:
     """Arrange for what the settings ask of the collector, in whichever process this is."""
+    uninstall()
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
     thresholds = settings.gc_threshold0 or settings.gc_threshold1 or settings.gc_threshold2
@@ -139,6 +142,11 @@ def install(settings: CoreSettings) -> None:
     if settings.freeze:
         _install_freeze()
     state.part("freeze", settings.freeze)
+
+
+def uninstall() -> None:
+    """The collector is vLLM's own affair again; heaps that are frozen stay so until shutdown."""
+    REPLACED.undo()
 
 
 def _install_freeze() -> None:

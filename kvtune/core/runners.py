@@ -11,7 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
+from kvtune.core.replaced import Replaced
 from kvtune.core.tokens import PassingRows
+
+REPLACED = Replaced()
 
 
 def install() -> None:
@@ -37,7 +40,7 @@ def _install_cpu_runner() -> None:
             return to_list(self, sampled_token_ids)
         return PassingRows.of_flat(sampled_token_ids.flatten().tolist())
 
-    CPUModelRunner._to_list = passing
+    REPLACED.put(CPUModelRunner, "_to_list", passing)
 
 
 class Singles:
@@ -93,4 +96,4 @@ def _prepared(kind: Any, prepare: Callable[[Any], None]) -> None:
             state.note(f"rows: stock's lists are used: {error!r}")
         return get_output(self)
 
-    kind.get_output = prepared
+    REPLACED.put(kind, "get_output", prepared)

@@ -21,6 +21,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from kvtune.core import empty, state
+from kvtune.core.replaced import Replaced
 from kvtune.core.settings import CoreSettings
 from kvtune.core.steady import Cohort, gather, next_event, unfit
 from kvtune.core.update import SteadyUpdate
@@ -287,8 +288,12 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
         scheduler.adopt_steady()
 
 
+REPLACED = Replaced()
+
+
 def install(settings: CoreSettings) -> None:
     """Schedulers that are built from now on get what the settings switch on."""
+    uninstall()
     if not (settings.steady or settings.empty_blocks):
         return
     build = Scheduler.__init__
@@ -298,4 +303,9 @@ def install(settings: CoreSettings) -> None:
         build(self, *args, **options)
         adopt(self, settings)
 
-    Scheduler.__init__ = built
+    REPLACED.put(Scheduler, "__init__", built)
+
+
+def uninstall() -> None:
+    """Schedulers that are built from now on are stock's."""
+    REPLACED.undo()

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.core import state
+from kvtune.core.replaced import Replaced
 from kvtune.core.settings import CoreSettings
 
 Tokens = NDArray[np.int32]
@@ -217,8 +218,12 @@ def out_rows(sampled: list[int]) -> Iterator[Any]:
     return ([token] for token in sampled)
 
 
+REPLACED = Replaced()
+
+
 def install(settings: CoreSettings) -> None:
     """Pack what workers send; make no rows where nobody reads them."""
+    uninstall()
     if not settings.rows:
         return
     from vllm.v1.engine.core import EngineCoreProc
@@ -236,6 +241,19 @@ def install(settings: CoreSettings) -> None:
         outputs_are_encoded = True
         return loop(self)
 
-    EngineCoreProc._process_input_queue = looped
+    REPLACED.put(EngineCoreProc, "_process_input_queue", looped)
     runners.install()
     state.part("rows", True)
+
+
+def uninstall() -> None:
+    """Model outputs are pickled, rows made and put out as stock does."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    from kvtune.core import runners
+
+    global outputs_are_encoded
+    outputs_are_encoded = False
+    copyreg.dispatch_table.pop(ModelRunnerOutput, None)
+    runners.REPLACED.undo()
+    REPLACED.undo()

@@ -292,10 +292,13 @@ class Twins:
             assert mine[key] == value, key
 
 
+StockScheduler = Scheduler
+
 __all__ = [
     "ModelRunnerOutput",
     "PauseState",
     "Shape",
+    "StockScheduler",
     "Twins",
     "adopt",
     "build",

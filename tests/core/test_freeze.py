@@ -30,6 +30,9 @@ def test_thaw_undoes_freeze_and_nothing_else(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(freeze, "_frozen_here", True)
     freeze.thaw_heap()
     assert gc.get_freeze_count() == 0
+    gc.freeze()
+    freeze.thaw_heap()
+    assert gc.get_freeze_count() > 0, "thawed twice"
 
 
 def test_after_passes_results_on_and_comes_last() -> None:
@@ -43,6 +46,20 @@ def test_after_passes_results_on_and_comes_last() -> None:
     freeze.after(Engine, "start", lambda engine: seen.append(type(engine).__name__))
     assert Engine().start("a") == "aa"
     assert seen == ["a", "Engine"]
+
+
+def test_what_was_put_in_is_taken_out() -> None:
+    class Engine:
+        def start(self) -> int:
+            return 1
+
+    start = vars(Engine)["start"]
+    freeze.after(Engine, "start", lambda engine: None)
+    freeze.before(Engine, "start", lambda engine: None)
+    assert vars(Engine)["start"] is not start
+    assert Engine().start() == 1
+    freeze.uninstall()
+    assert vars(Engine)["start"] is start
 
 
 def test_thresholds_that_are_not_named_stay() -> None:

@@ -13,6 +13,7 @@ from tests.core.steady_rig import (
     ModelRunnerOutput,
     PauseState,
     Shape,
+    StockScheduler,
     Twins,
     adopt,
     build,
@@ -222,6 +223,19 @@ def test_each_switch_alone(asynchronous: bool, off: str) -> None:
     on(twins, 40)
     assert hasattr(twins.ours, "steady_steps") == (off != "steady")
     assert isinstance(twins.ours.kv_cache_manager, empty.QuietSlots) == (off != "empty_blocks")
+
+
+def test_installing_twice_and_taking_it_back() -> None:
+    init = vars(StockScheduler)["__init__"]
+    scheduler.install(CoreSettings(steady=False))
+    scheduler.install(CoreSettings())
+    try:
+        assert type(build(Shape())) is scheduler.SteadyScheduler
+        assert type(build(Shape(asynchronous=True))) is scheduler.SteadyAsyncScheduler
+    finally:
+        scheduler.uninstall()
+    assert vars(StockScheduler)["__init__"] is init
+    assert type(build(Shape())) is StockScheduler
 
 
 def test_quiet_allocations_return_one_object() -> None:

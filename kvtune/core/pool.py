@@ -150,6 +150,13 @@ class Tiers:
                 self._mark(run, tiers[start])
                 start = end
 
+    @property
+    def fake_free_list_head(self) -> KVCacheBlock:
+        """The sentinel before the next block to be given out, as long as only one tier is walked from it."""
+        return next(
+            (q for q in self.queues[BLANK:] if q.num_free_blocks), self.queues[BLANK]
+        ).fake_free_list_head
+
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         """Every free block, tier by tier."""
         return [block for queue in self.queues[BLANK:] for block in queue.get_all_free_blocks()]

@@ -142,7 +142,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         if stock is None:
             grades = [SPECULATIVE] * (end - start)
         else:
-            grades = [SPECULATIVE if kept else -1 for kept in stock]
+            grades = [WINDOW if kept else -1 for kept in stock]
         for first, last, grade in self._spans(request, start, end, boundaries):
             for i in range(max(first, start) - start, min(last, end) - start):
                 if grades[i] < 0 or grade < grades[i]:

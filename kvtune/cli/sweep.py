@@ -28,15 +28,13 @@ def sweep(
     study: Annotated[str, typer.Option(help="Journal file; an existing one is resumed.")] = "",
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights on the real config.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the workload and of --trials.")] = 0,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for journal, runs, page.")] = Path(
-        "reports"
-    ),
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for results.")] = Path("reports"),
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
 ) -> int:
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags stand after `--`."""
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice
-    from kvtune.cli.trials_view import TrialsView, print_results
+    from kvtune.cli.trials_view import TrialsView, print_results, write_sweep_page
     from kvtune.errors import EXIT_INTERRUPTED, UsageError
     from kvtune.tune import bench as benches
     from kvtune.tune import sweep as sweeps
@@ -70,11 +68,12 @@ def sweep(
             print(f"kvtune: interrupted after {len(journal.trials)} trials", file=sys.stderr)
             print(f"  next: the same command with --study {path} goes on", file=sys.stderr)
             return EXIT_INTERRUPTED
-        found = {**sweeps.result(journal.trials, by), "study": str(path)}
+        found = sweeps.result(journal.trials, by)
+    page = write_sweep_page(found, journal.trials, by, path)
     if json:
-        print(sweeps.encoded(found))
+        print(sweeps.encoded({**found, "study": str(path), "page": str(page)}))
     else:
         print_results(found, journal.trials, by)
-        print(f"journal   {path}")
+        print(f"journal   {path}\npage      {page}")
     sweeps.fail_if_none(journal.trials)
     return 0

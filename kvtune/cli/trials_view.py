@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -95,6 +96,18 @@ def print_results(found: dict[str, Any], trials: Sequence[Trial], by: Objective)
     if len(order) > RESULT_ROWS:
         console.print(f"{len(order) - RESULT_ROWS} more trials: --json lists all")
     console.print(found["verdict"]["text"])
+
+
+def write_sweep_page(found: dict[str, Any], trials: Sequence[Trial], by: Objective, journal: Path) -> Path:
+    """The sweep's page beside its journal; an earlier page of the same journal is replaced."""
+    from kvtune.report.page import write_page
+    from kvtune.report.sweep_page import sweep_page
+    from kvtune.tune.effects import effects
+
+    place = found["verdict"]["on"]
+    own = [t for t in trials if t.role == "trial" and t.on == place]
+    told = [(effect.knob, effect.means) for effect in effects(own, by)]
+    return write_page(sweep_page(found, told), journal.with_suffix(".html"), force=True)
 
 
 def _cells(t: Trial) -> tuple[str, str, str]:

@@ -53,7 +53,7 @@ def serving(
     at = arguments.index("--model")
     path = arguments[at + 1]
     del arguments[at : at + 2]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", path, *arguments]
+    command = [sys.executable, "-m", "kvtune.engine.serve", path, *arguments]
     if flag_value(arguments, "served-model-name") is None:
         command += ["--served-model-name", model]
     environment = {

@@ -159,7 +159,7 @@ def test_serving_becomes_vllm_serve(written: Path, tmp_path: Path) -> None:
     made = serving(
         "tiny-gemma3", written, tmp_path / "t.jsonl", ["--port", "1", "--block-size", "64"], {"A": "b"}
     )
-    at = made.command.index("serve")
+    at = made.command.index("kvtune.engine.serve")
     assert made.command[at + 1].endswith("tiny-gemma3")
     assert made.command.count("--block-size") == 1
     assert "64" in made.command

@@ -1,0 +1,131 @@
+"""Record -> tune -> serve: a real server and an HTTP client, a simulated tuning in between. Two server starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+MODEL = "tiny-gemma3"
+FLAGS = ["--block-size", "32", "--num-gpu-blocks-override", "2000"]
+START_S = 300.0
+PREFIX = 2048
+
+
+def kvtune(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from kvtune.cli.app import main; main()", *arguments]
+
+
+@contextmanager
+def served(folder: Path, *arguments: str) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = kvtune("serve", MODEL, *arguments, "--", "--port", str(port), *FLAGS)
+    log = (folder / f"serve-{port}.log").open("wb")
+    process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    base = f"http://127.0.0.1:{port}"
+    try:
+        wait_until_up(process, base, Path(log.name))
+        yield base
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        log.close()
+
+
+def wait_until_up(process: subprocess.Popen[bytes], base: str, log: Path) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
+        try:
+            with urllib.request.urlopen(f"{base}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(1)
+    pytest.fail(f"the server did not start: {log.read_text(errors='replace')[-3000:]}")
+
+
+def complete(base: str, tokens: list[int]) -> dict[str, Any]:
+    body = json.dumps(
+        {"model": MODEL, "prompt": tokens, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    )
+    asked = urllib.request.Request(
+        f"{base}/v1/completions", body.encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def metric(base: str, name: str) -> float:
+    with urllib.request.urlopen(f"{base}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+
+
+def visits(seed: int) -> Iterator[tuple[int, list[int]]]:
+    """Three prefixes, visited in turn twice, each time with another suffix."""
+    draw = random.Random(seed)
+    prefixes = [[draw.randrange(10, 4000) for _ in range(PREFIX)] for _ in range(3)]
+    for visit in range(2):
+        for prefix in prefixes:
+            yield visit, [*prefix, *(draw.randrange(10, 4000) for _ in range(64))]
+
+
+def test_record_tune_serve(tmp_path: Path) -> None:
+    trace, recipe = tmp_path / "traffic.jsonl", tmp_path / "found.toml"
+    with served(tmp_path, "--record", str(trace)) as base:
+        for _, tokens in visits(1):
+            assert complete(base, tokens)["usage"]["completion_tokens"] == 4
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert [row["input_length"] for row in rows] == [PREFIX + 64] * 6
+    assert set(rows[0]) == {"timestamp", "input_length", "output_length", "hash_ids"}
+    assert rows[0]["hash_ids"][:4] == rows[3]["hash_ids"][:4] != rows[1]["hash_ids"][:4]
+
+    tuned = subprocess.run(
+        kvtune(
+            *("tune", MODEL, "--trace", str(trace), "--on", "sim", "--trials", "6", "--json"),
+            *("--recipe", str(recipe), "-o", str(tmp_path), "--", *FLAGS),
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert tuned.returncode == 0, tuned.stderr
+    told = json.loads(tuned.stdout)
+    assert told["verdict"]["winner"] and not told["verdict"]["confirmed"]
+    assert 'status = "simulated"' in recipe.read_text()
+
+    with served(tmp_path, "--recipe", str(recipe)) as base:
+        assert metric(base, "kvtune_core_active") == 1
+        for visit, tokens in visits(2):
+            if visit == 1:
+                break
+            complete(base, tokens)
+        time.sleep(1)
+        for visit, tokens in visits(2):
+            if visit == 1:
+                complete(base, tokens)
+        time.sleep(1)
+        complete(base, [11] * 64)  # counters are written when a request ends, at most twice a second
+        hits = metric(base, "kvtune_prefix_hit_tokens_total")
+    assert hits >= 3 * (PREFIX - 64), "each prefix is a hit at its second visit"

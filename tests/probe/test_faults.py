@@ -1,0 +1,130 @@
+"""What goes wrong around the probes: forks, reused pids, two runs at once, py-spy refused; pauses of a large heap."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvtune.probe.ring import COLLECTION, Ring, read_ring
+from kvtune.probe.stacks import refusal
+
+PLUGIN = """
+import gc, os, sys, types
+# stand-ins for the two vLLM classes that the plugin wraps: this test is about processes
+for name in ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.core.sched.scheduler",
+             "vllm.v1.engine", "vllm.v1.engine.core"):
+    sys.modules[name] = types.ModuleType(name)
+class Scheduler: pass
+class EngineCoreProc:
+    def _process_engine_step(self): return True
+sys.modules["vllm.v1.core.sched.scheduler"].Scheduler = Scheduler
+sys.modules["vllm.v1.engine.core"].EngineCoreProc = EngineCoreProc
+from kvtune.probe.plugin import register
+register(); register()
+gc.collect()
+"""
+
+
+def run_plugin(folder: Path, code: str = "", **environment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PLUGIN + code],
+        env={**os.environ, "KVTUNE_PROBE": "light", "KVTUNE_RUN_DIR": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_writes_a_ring_of_its_own(tmp_path: Path) -> None:
+    run_plugin(
+        tmp_path,
+        "pid = os.fork()\nif pid == 0:\n    gc.collect(); gc.collect(); os._exit(0)\nos.waitpid(pid, 0)\n",
+    )
+    rings = [read_ring(path) for path in tmp_path.glob("ring-*.bin")]
+    assert len(rings) == 2 and len({ring.pid for ring in rings}) == 2
+    for ring in rings:
+        full = [row for row in ring.rows if row[0] == COLLECTION and row[1] == 2]
+        assert 1 <= len(full) <= 2
+
+
+def test_a_process_that_execs_begins_anew_and_reads_as_one(tmp_path: Path) -> None:
+    run_plugin(tmp_path, "os.execv(sys.executable, [sys.executable, '-c', 'print(1)'])\n")
+    (path,) = tmp_path.glob("ring-*.bin")
+    assert read_ring(path).rows  # what was written before stays
+
+
+def test_a_stale_file_of_another_process_with_this_pid_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / f"ring-{os.getpid()}.bin"
+    old = Ring(path, 1 << 16)
+    for n in range(5):
+        old.write(COLLECTION, 2, 0, (n,) * 10)
+    new = Ring(path, 1 << 16)
+    new.write(COLLECTION, 0, 0, (7,) * 10)
+    found = read_ring(path)
+    assert [row[3] for row in found.rows] == [7] and found.lost == 0
+
+
+def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    run_plugin(one)
+    run_plugin(two)
+    names = [{p.name for p in folder.glob("ring-*.bin")} for folder in (one, two)]
+    assert len(names[0]) == len(names[1]) == 1
+
+
+def test_a_run_folder_that_is_gone_leaves_the_program_alone(tmp_path: Path) -> None:
+    run_plugin(tmp_path / "missing")
+
+
+def test_status_says_what_could_not_be_installed(tmp_path: Path) -> None:
+    (tmp_path / "phase.bin").mkdir()
+    run_plugin(tmp_path)
+    (status,) = (json.loads(p.read_text()) for p in tmp_path.glob("status-*.json"))
+    assert "light" in status["disabled"]
+
+
+@pytest.mark.parametrize("level", ["types", "sites", "full"])
+def test_every_level_installs(tmp_path: Path, level: str) -> None:
+    run_plugin(tmp_path, KVTUNE_PROBE=level)
+    (status,) = (json.loads(p.read_text()) for p in tmp_path.glob("status-*.json"))
+    assert status["disabled"] == {} and status["level"] == level
+
+
+def test_py_spy_that_may_not_is_refused_with_its_own_words(tmp_path: Path) -> None:
+    fake = tmp_path / "py-spy"
+    fake.write_text("#!/bin/sh\necho 'Error: Permission denied (os error 13)' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    assert "Permission denied" in refusal(str(fake))
+    assert refusal(None) == "py-spy is not installed"
+
+
+def test_a_pause_is_within_five_percent_of_an_outside_clock(tmp_path: Path) -> None:
+    """A heap of a million objects. Both clocks count CPU time of this thread: a busy machine cannot move them."""
+    from kvtune.probe.gc import CollectorProbe
+
+    heap = [[i] for i in range(1_000_000)]
+    probe = CollectorProbe(Ring(tmp_path / "ring", 1 << 16))
+    gc.disable()
+    probe.install()
+    try:
+        outside = []
+        for _ in range(3):
+            start = time.thread_time_ns()
+            gc.collect()
+            outside.append(time.thread_time_ns() - start)
+    finally:
+        probe.remove()
+        gc.enable()
+    inside = [row[5] for row in read_ring(tmp_path / "ring").rows[-3:]]
+    assert len(heap) == 1_000_000
+    for mine, true in zip(inside, outside, strict=True):
+        assert mine == pytest.approx(true, rel=0.05)

@@ -1,0 +1,57 @@
+"""Bad input to sweep, tune, recipe and serve: refused before anything starts, in two lines that name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtune.cli.app import run
+from kvtune.tune.journal import Journal
+from kvtune.tune.trial import Bench
+
+pytestmark = pytest.mark.vllm  # the installed vLLM's version is checked first
+
+CASES = [
+    (["sweep", "tiny-gemma3", "--set", "slak=3"], "slack"),
+    (["sweep", "tiny-gemma3", "--set", "policy=best"], "tiered"),
+    (["sweep", "tiny-gemma3", "--set", "block_size=40"], "multiples of 32"),
+    (["sweep", "tiny-gemma3", "--on", "moon"], "--on takes"),
+    (["sweep", "tiny-gemma3", "--objective", "joy"], "hit-rate"),
+    (["sweep", "tiny-gemma3", "-w", "rounds:colour=1"], "colour"),
+    (["sweep", "no/such/model/at/all"], "no model folder"),
+    (["sweep", "tiny-gemma3", "--trace", "none.jsonl"], "none.jsonl"),
+    (["tune", "tiny-gemma3", "--join"], "--study URL"),
+    (["tune", "tiny-gemma3", "--on", "engine"], "--on takes"),
+    (["tune", "tiny-gemma3", "-w", "zipf", "--trace", "x"], "exclude"),
+    (["recipe", "verify", "nowhere"], "no recipe nowhere"),
+    (["recipe", "show", "nowhere"], "recipe list"),
+    (["serve", "tiny-gemma3", "--recipe", "nowhere"], "no recipe nowhere"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), CASES, ids=lambda c: " ".join(c) if isinstance(c, list) else ""
+)
+def test_bad_input(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert says in told.err
+    assert len(told.err.strip().splitlines()) == 2
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_study_of_another_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.jsonl"
+    with Journal(path, "sweep", Bench(model="tiny-gemma3", spec="rounds", seed=0, workload_hash="other")):
+        pass
+    assert run(["sweep", "tiny-gemma3", "-w", "rounds:prefixes=3", "--study", str(path)]) == 2
+    assert "belongs to another study" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""Who wins on the engine: intervals over whole runs, drift, and no winner as a result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvtune.tune import confirm as module
+from kvtune.tune.confirm import Side, judge
+from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.trial import Trial
+
+
+def side(role: Any, ttft: Sequence[float], hits: float) -> Side:
+    trials = [
+        Trial(
+            number=i,
+            settings={},
+            on="engine",
+            role=role,
+            summary={"ttft_ms": {"mean": t}, "prefix_cache": {"hit_rate": hits}},
+        )
+        for i, t in enumerate(ttft)
+    ]
+    return Side({}, role, trials, [t.summary for t in trials])  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def summaries_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison over summaries instead of runs: the rule under test is what follows from its figures."""
+    from kvtune.analysis.measures import MEASURES
+    from kvtune.analysis.repeats import Comparison, _figure, value_at
+
+    def compared(a: Sequence[Any], b: Sequence[Any]) -> Comparison:
+        figures = []
+        for m in MEASURES:
+            if m.path in ("ttft_ms.mean", "prefix_cache.hit_rate"):
+                one, two = ([v for s in own if (v := value_at(s, m.path)) is not None] for own in (a, b))
+                figures.append(_figure(m, one, two, ""))
+        return Comparison((), tuple(figures))
+
+    monkeypatch.setattr(module, "compare_repeats", compared)
+
+
+def test_an_exact_gain_wins() -> None:
+    found = judge(side("baseline", [10, 11, 10], 0.3), [side("trial", [9, 9.5], 0.6)], OBJECTIVES["hit-rate"])
+    assert found.winner is found.leader is not None
+
+
+def test_the_better_finalist_leads() -> None:
+    weak, strong = side("trial", [9, 9], 0.5), side("trial", [9, 9], 0.6)
+    assert judge(side("baseline", [10, 10], 0.3), [weak, strong], OBJECTIVES["hit-rate"]).leader is strong
+
+
+def test_no_difference_is_no_winner() -> None:
+    found = judge(side("baseline", [10, 14, 9], 0.3), [side("trial", [9, 15, 10], 0.3)], OBJECTIVES["ttft"])
+    assert found.winner is None
+    assert "no difference" in found.why
+
+
+def test_worse_is_no_winner() -> None:
+    found = judge(side("baseline", [10, 10], 0.6), [side("trial", [10, 10], 0.3)], OBJECTIVES["hit-rate"])
+    assert found.winner is None
+    assert "worse" in found.why
+
+
+def test_a_drift_as_large_as_the_gain_is_no_winner() -> None:
+    stock = side("baseline", [14.0, 13.9, 14.0, 13.9, 12.5], 0.3)
+    found = judge(stock, [side("trial", [12.3, 12.35, 12.3, 12.32], 0.3)], OBJECTIVES["ttft"])
+    assert found.drift == pytest.approx(12.5 / 14 - 1)
+    assert found.winner is None
+    assert "drifted" in found.why
+
+
+def test_failed_finalists_are_told() -> None:
+    broken = Side({}, "trial", failed="out of memory")
+    found = judge(side("baseline", [10, 10], 0.3), [broken], OBJECTIVES["hit-rate"])
+    assert found.winner is None
+    assert "out of memory" in found.why

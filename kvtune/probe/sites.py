@@ -29,6 +29,7 @@ SAVE_EVERY_S = 0.5
 _MANAGED_DICT = 1 << 4
 _LIST_ITEMS = 24  # where a list keeps the address of its items
 _pointer = ctypes.c_void_p.from_address
+_WRONG_ADDRESS = sys.version_info[:2] == (3, 11)
 _PRE_HEADER = 32  # the collector's header and the two words before it, 3.11
 
 
@@ -49,7 +50,7 @@ def site_reader() -> Callable[[Any], tuple[str, int]]:
         if frames is None and at is not None:
             if type(found) is list:  # taken from the free list, not allocated: its items' array was
                 frames = at(0, _pointer(id(found) + _LIST_ITEMS).value or 0) if found else None
-            elif type(found).__flags__ & _MANAGED_DICT:
+            elif _WRONG_ADDRESS and type(found).__flags__ & _MANAGED_DICT:
                 frames = at(0, id(found) - _PRE_HEADER)
         if not frames:
             return "", 0
@@ -62,9 +63,7 @@ def site_reader() -> Callable[[Any], tuple[str, int]]:
 
 
 def _address_reader() -> Callable[[int, int], Any] | None:
-    """Python 3.11 looks up instances that have a `__dict__` at the wrong address; its C function can be given one."""
-    if sys.version_info[:2] != (3, 11):
-        return None
+    """A reader of the trace of an address, where this Python has one: None where it has none."""
     try:
         function = ctypes.pythonapi._PyTraceMalloc_GetTraceback
     except AttributeError:

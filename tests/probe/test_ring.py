@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtune.probe.ring import HEADER, RECORD, SIZE, Ring, read_ring
@@ -29,6 +29,7 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
     assert [row[:4] for row in found.rows] == [(1, i, -i, i * 10**9) for i in range(50)]
 
 
+@settings(deadline=None)
 @given(capacity=st.integers(1, 40), written=st.integers(0, 150))
 def test_a_full_ring_keeps_the_newest_and_counts_the_rest(
     tmp_path_factory: pytest.TempPathFactory, capacity: int, written: int

@@ -142,7 +142,9 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         if stock is None:
             grades = [SPECULATIVE] * (end - start)
         else:
-            grades = [WINDOW if kept else -1 for kept in stock]
+            # What stock keeps on request is worth no less here; the published policy pins it.
+            asked = SPECULATIVE if self.settings.policy == "pin" else WINDOW
+            grades = [asked if kept else -1 for kept in stock]
         for first, last, grade in self._spans(request, start, end, boundaries):
             for i in range(max(first, start) - start, min(last, end) - start):
                 if grades[i] < 0 or grade < grades[i]:

@@ -77,6 +77,8 @@ def _install(folder: Path, level: str) -> None:
     _early.clear()
     _early.update(disabled)
     _status.write(level=level, disabled=disabled)
+    if role() != "engine_core":  # whose step renews it
+        _thread.start_new_thread(_renew, (os.getpid(),))
 
 
 _early: dict[str, str] = {}  # what could not be installed, and why
@@ -144,6 +146,13 @@ def _watch(level: str, phase: Phase, on_phase: dict[int, list[Any]]) -> None:
             except Exception as error:
                 _early[level] = f"{type(error).__name__}: {error}"
     _tell()
+
+
+def _renew(pid: int) -> None:
+    """A thread of processes without a step loop: what is frozen and disabled is known only later than at install."""
+    while os.getpid() == pid:
+        sleep(STATUS_EVERY_S)
+        _tell()
 
 
 def _tell() -> None:

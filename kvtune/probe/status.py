@@ -41,10 +41,12 @@ class Status:
     def write(self, **facts: Any) -> None:
         """Add `facts` and replace the file. A failure to write is ignored: status is not worth an engine."""
         self.facts.update(facts)
+        before = self.facts.get("gc", {})
         self.facts["gc"] = {
             "enabled": gc.isenabled(),
             "thresholds": list(gc.get_threshold()),
-            "frozen": gc.get_freeze_count(),
+            # The most that were ever frozen: the core thaws a heap again when its process ends.
+            "frozen": max(before.get("frozen", 0), gc.get_freeze_count()),
             "collections": [s["collections"] for s in gc.get_stats()],
         }
         path = self._folder / f"status-{os.getpid()}.json"

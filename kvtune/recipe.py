@@ -40,7 +40,8 @@ ENGINE_SETTINGS = (
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the recipe is for. `device` and `device_name` as the engine called them; `model` as the person did."""
 
-    checksum: str = ""  # first in the file: a file cut short anywhere after it is told from a hand-written one
+    # First in the file: a file cut short anywhere after it is told from a hand-written one.
+    checksum: str = ""
     model: str
     device: str
     vllm: str

@@ -1,8 +1,8 @@
 """Two classes and a ghost list: blocks used once against blocks that came back, by age with a bonus. O(1) a block.
 
 A block is "reused" when its hash was resident or remembered in the ghost when it was stored, or when it is hit. The
-ghost remembers hashes of evicted blocks for `ghost_factor` pool sizes of evictions, in one array: a hash is
-written to the slot that it maps to, with the number of the eviction.
+ghost remembers hashes of evicted blocks for `ghost_factor` pool sizes of evictions, in arrays: a hash is written
+over the oldest of the four slots that it maps to, with the number of the eviction.
 The next block is the older head, a reused one only if it is older by more than `reuse_bonus_s` seconds:
 0 is LRU, infinity (1e9) evicts single-use blocks as long as there are any.
 """
@@ -18,7 +18,13 @@ from kvtune.core.policies.lru import InOrder
 from kvtune.core.settings import CoreSettings
 
 SINGLE, REUSED = 2, 3
+WAYS = 4
 _MASK = (1 << 62) - 1
+
+
+def _mark(key: bytes) -> int:
+    """A number for a hash that spreads well even where hashes are not random (tests, traces)."""
+    return (int.from_bytes(key[-12:], "little") * 0x9E3779B97F4A7C15F39CC0605CEDC835 >> 66) & _MASK
 
 
 class TwoClass(InOrder):
@@ -33,7 +39,7 @@ class TwoClass(InOrder):
         self.last_used_s = array("d", bytes(8 * shelves.num_blocks))
         self.order = array("q", bytes(8 * shelves.num_blocks))
         self.placed = 0
-        self.slots = max(1, 2 * self.horizon)
+        self.slots = WAYS * max(1, -(-2 * self.horizon // WAYS))
         self.ghost = array("q", bytes(8 * self.slots))
         self.written = array("q", bytes(8 * self.slots))
         self.evictions = 0
@@ -74,20 +80,24 @@ class TwoClass(InOrder):
         if resident:
             self.reused[block_id] = 1
         elif self.horizon:
-            mark = int.from_bytes(key[-12:], "little") & _MASK
-            slot = mark % self.slots
-            if self.ghost[slot] == mark and self.evictions - self.written[slot] <= self.horizon:
-                self.reused[block_id] = 1
-                self.ghost_hits += 1
+            mark = _mark(key)
+            first = mark % self.slots // WAYS * WAYS
+            for slot in range(first, first + WAYS):
+                if self.ghost[slot] == mark and self.evictions - self.written[slot] <= self.horizon:
+                    self.reused[block_id] = 1
+                    self.ghost_hits += 1
+                    break
 
     def evicted(self, block_id: int, key: bytes) -> None:
         self.reused[block_id] = 0
         self.evictions += 1
         if self.horizon:
-            mark = int.from_bytes(key[-12:], "little") & _MASK
-            slot = mark % self.slots
+            mark = _mark(key)
+            first = mark % self.slots // WAYS * WAYS
+            written = self.written
+            slot = min(range(first, first + WAYS), key=written.__getitem__)
             self.ghost[slot] = mark
-            self.written[slot] = self.evictions
+            written[slot] = self.evictions
 
     def reset(self) -> None:
         self.reused = bytearray(len(self.reused))

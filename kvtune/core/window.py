@@ -142,9 +142,8 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         if stock is None:
             grades = [SPECULATIVE] * (end - start)
         else:
-            # What stock keeps on request is worth no less here; the published policy pins it.
-            asked = SPECULATIVE if self.settings.policy == "pin" else WINDOW
-            grades = [asked if kept else -1 for kept in stock]
+            # What stock keeps on request is worth no less here.
+            grades = [WINDOW if kept else -1 for kept in stock]
         for first, last, grade in self._spans(request, start, end, boundaries):
             for i in range(max(first, start) - start, min(last, end) - start):
                 if grades[i] < 0 or grade < grades[i]:
@@ -154,10 +153,10 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
     def _spans(self, request: Request, start: int, end: int, boundaries: Sequence[int]) -> list[Span]:
         """What to keep of a prompt, of which the blocks start..end are being computed."""
         ends = [self._end_block(boundary) for boundary in boundaries]
+        spans = [(last - self.need, last, WINDOW) for last in ends]
         big = end - start >= self.settings.min_drop
         if self.settings.policy == "pin":
-            return [(last - self.need, last, SPECULATIVE) for last in (*ends, *((end,) if big else ()))]
-        spans = [(last - self.need, last, WINDOW) for last in ends]
+            return [*spans, (end - self.need, end, SPECULATIVE)] if big else spans
         last = max(ends[: len(ends) - bool(request.shared_prefix_boundary)])
         slack = self.slack_blocks
         spans.append((last - self.need - slack, last, FAR))

@@ -63,7 +63,7 @@ def first_difference(manifest: Manifest, symbols: dict[str, tuple[str, ...]]) ->
                     return f"{module}.{name} has another body"
         loaded = sys.modules.get(module)
         for name in names if loaded is not None else ():
-            if not _stands_in(loaded, name, path):
+            if not _stands_in(loaded, name):
                 return f"{module}.{name} was replaced in this process"
     return ""
 
@@ -148,14 +148,15 @@ def _is_docstring(node: Any) -> bool:
     )
 
 
-def _stands_in(module: Any, name: str, path: Path) -> bool:
+def _stands_in(module: Any, name: str) -> bool:
     """Whether the loaded symbol is the one of its file, wrapped by nobody but vLLM and us."""
     found: Any = module
     for part in name.split("."):
         found = vars(found).get(part) if isinstance(found, type) else getattr(found, part, None)
     if isinstance(found, type):
         return bool(found.__module__ == module.__name__)
-    ours = (str(path).partition("/vllm/")[0] + "/vllm/", str(Path(__file__).parents[1]) + "/")
+    roots = (sys.modules["vllm"].__file__ or "", str(Path(__file__).parent))
+    ours = tuple(f"{Path(root).parent}/" for root in roots)
     while found is not None:
         found = getattr(found, "__func__", found)
         found = found.fget if isinstance(found, property) else found

@@ -18,7 +18,10 @@ profile: setup  ## run kvtune on the built-in model; the page and the run file l
 	$(BIN)/kvtune profile tiny-gemma3 -o reports
 
 test: setup-test lint  ## everything CI checks: style, types, layers, all tests (real engine included)
-	$(BIN)/python -m pytest
+	@echo "test: what needs no engine and no browser of its own, two at a time"
+	$(BIN)/python -m pytest -q -m "not engine and not browser" -n 2 --dist loadfile
+	@echo "test: the real engine and the real browser, one at a time"
+	$(BIN)/python -m pytest -m "engine or browser"
 
 check: test  ## the same as test
 
@@ -29,7 +32,7 @@ lint: setup-test
 	@$(BIN)/lint-imports --no-cache >.venv/imports.log || { cat .venv/imports.log; exit 1; }
 
 unit: setup-test  ## the tests that start no engine and no browser
-	$(BIN)/python -m pytest -m "not engine and not browser"
+	$(BIN)/python -m pytest -m "not engine and not browser" -n 2 --dist loadfile
 
 stress: setup-test  ## the pool's state machine against vLLM's own pool, at least 100k operations
 	KVTUNE_STRESS=1 $(BIN)/python -m pytest tests/core -k machine

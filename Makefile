@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test check lint unit stress bench clean
+.PHONY: help setup setup-test profile test check lint unit stress vllm-tests bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,16 @@ unit: setup-test  ## the tests that start no engine and no browser
 
 stress: setup-test  ## the pool's state machine against vLLM's own pool, at least 100k operations
 	KVTUNE_STRESS=1 $(BIN)/python -m pytest tests/core -k machine
+
+vllm-tests: setup-test  ## vLLM's own tests of its core (fetches its source), with stock and with kvtune's core
+	$(BIN)/python tests/contracts/vllm_own.py
+
+bench: setup-test  ## benchmarks that start no engine: pool, step path, token rows, instruments, simulator
+	$(BIN)/python tests/bench/pool.py
+	$(BIN)/python tests/bench/steps.py
+	$(BIN)/python tests/bench/token_rows.py
+	$(BIN)/python tests/bench/overhead.py
+	$(BIN)/python tests/bench/sim.py
 
 clean:  ## remove the environment and caches (reports/ stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -20,8 +20,8 @@ profile: setup  ## run kvtune on the built-in model; the page and the run file l
 test: setup-test lint  ## everything CI checks: style, types, layers, all tests (real engine included)
 	@echo "test: what needs no engine and no browser of its own, two at a time"
 	$(BIN)/python -m pytest -q -m "not engine and not browser" -n 2 --dist loadfile
-	@echo "test: the real engine and the real browser, one at a time"
-	$(BIN)/python -m pytest -m "engine or browser"
+	@echo "test: the real engine and the real browser (an engine's start is three imports, one after another)"
+	$(BIN)/python -m pytest -m "engine or browser" -n 2 --dist loadfile
 
 check: test  ## the same as test
 

@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test check lint unit stress vllm-tests bench clean
+.PHONY: help setup setup-test profile test check lint unit long stress vllm-tests bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,9 +19,9 @@ profile: setup  ## run kvtune on the built-in model; the page and the run file l
 
 test: setup-test lint  ## everything CI checks: style, types, layers, all tests (real engine included)
 	@echo "test: what needs no engine and no browser of its own, two at a time"
-	$(BIN)/python -m pytest -q -m "not engine and not browser" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -m "not engine and not browser and not long" -n 2 --dist loadfile
 	@echo "test: the real engine and the real browser (an engine's start is three imports, one after another)"
-	$(BIN)/python -m pytest -m "engine or browser" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "(engine or browser) and not long" -n 2 --dist loadfile
 
 check: test  ## the same as test
 
@@ -32,7 +32,10 @@ lint: setup-test
 	@$(BIN)/lint-imports --no-cache >.venv/imports.log || { cat .venv/imports.log; exit 1; }
 
 unit: setup-test  ## the tests that start no engine and no browser
-	$(BIN)/python -m pytest -m "not engine and not browser" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not engine and not browser and not long" -n 2 --dist loadfile
+
+long: setup-test  ## real engines for minutes: confirmations, searches, servers, two machines on one study
+	$(BIN)/python -m pytest -m long
 
 stress: setup-test  ## the pool's state machine against vLLM's own pool, at least 100k operations
 	KVTUNE_STRESS=1 $(BIN)/python -m pytest tests/core -k machine

@@ -20,8 +20,8 @@ import pytest
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.long,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not os.environ.get("KVTUNE_CIRCLE"), reason="two servers: set KVTUNE_CIRCLE=1"),
 ]
 
 MODEL = "tiny-gemma3"

@@ -69,6 +69,11 @@ def adopt(manager: Any, settings: CoreSettings) -> None:
         why = "prefix caching is off"
     elif type(pool) is not BlockPool or any(group.block_pool is not pool for group in groups):
         why = "this engine has block pools of another kind"
+    elif settings.legacy_free_list:
+        from kvtune.core import legacy
+
+        legacy.use_linear_queue(pool)
+        why = "legacy_free_list is on"
     if why:
         for name in ("pool", "pinning", "reuse"):
             state.part(name, False, why)

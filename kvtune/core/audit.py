@@ -136,6 +136,8 @@ def report(found: list[str]) -> None:
 
 def _walk(queue: Any, most: int) -> tuple[list[int], str]:
     """Block ids from head to tail, and what is wrong with the links."""
+    if not hasattr(queue, "fake_free_list_head"):
+        return [block.block_id for block in queue.get_all_free_blocks()], ""
     ids: list[int] = []
     previous = queue.fake_free_list_head
     block = previous.next_free_block

@@ -1,7 +1,8 @@
 """The core's switches and knobs: names, legal values, defaults. Read by the CLI, the tuner and vLLM's processes.
 
 One table (`KNOBS`) says all that a flag parser, a tuner or a report needs; `CoreSettings` is the values.
-Switches say which of the five ideas runs (off = stock code); knobs say how.
+Switches say which of the five ideas runs (off = stock code); knobs say how; `legacy_*` switches bring back what
+vLLM did before (core/legacy.py), to measure what that was worth.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Value = bool | int | float | str
 Kind = Literal["switch", "integer", "number", "choice"]
 
 POLICIES = ("tiered", "pin", "lru", "two_class")
+LEGACY = "legacy_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class CoreSettings:
     gc_threshold1: int = 0
     gc_threshold2: int = 0
     collect_at_wait: bool = False
+    legacy_empty_blocks: bool = False
+    legacy_free_list: bool = False
 
     def to_dict(self) -> dict[str, Value]:
         return asdict(self)
@@ -145,6 +149,10 @@ KNOBS: dict[str, Knob] = {
         _integer("gc_threshold1", "gc.set_threshold's second value (0 = leave)", 0, 1 << 31),
         _integer("gc_threshold2", "gc.set_threshold's third value (0 = leave)", 0, 1 << 31),
         _switch("collect_at_wait", "collect while EngineCore waits for requests or for the model"),
+        _switch("legacy_empty_blocks", "a new empty block list per request and step, as vLLM once did"),
+        _switch(
+            "legacy_free_list", "free blocks in a deque with linear removal, as vLLM once did; no pinning"
+        ),
     )
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvtune.core.settings import KNOBS, CoreSettings
+from kvtune.core.settings import KNOBS, LEGACY, CoreSettings
 from kvtune.engine.plan import Event
 from kvtune.engine.profile import Job, Profiled, profile
 from kvtune.errors import UsageError
@@ -30,7 +30,7 @@ class Variant:
 
 
 def variants(job: Job, only: tuple[str, ...] = ()) -> tuple[Variant, ...]:
-    """The baseline first, then each switch, then the thresholds. UsageError for a name that is none."""
+    """The baseline, each switch (legacy ones when named), the thresholds. UsageError for a name that is none."""
     if job.core != "kvtune":
         raise UsageError("--ablate turns the core's switches over, --core stock has none", "leave out --core")
     now = {**CoreSettings().to_dict(), **job.core_settings}
@@ -49,7 +49,9 @@ def variants(job: Job, only: tuple[str, ...] = ()) -> tuple[Variant, ...]:
             f"--ablate-only {', '.join(sorted(unknown))} names no switch",
             f"it takes {', '.join(v.name for v in found)}",
         )
-    return (Variant(BASELINE, {}, ""), *(v for v in found if not only or v.name in only))
+    # What vLLM no longer does is worth a run only to those who ask for it.
+    kept = only or tuple(v.name for v in found if not v.name.startswith(LEGACY))
+    return (Variant(BASELINE, {}, ""), *(v for v in found if v.name in kept))
 
 
 def order(count: int, repeats: int) -> Iterator[tuple[int, int]]:

@@ -118,7 +118,7 @@ def test_gathering_that_raises(asynchronous: bool, monkeypatch: pytest.MonkeyPat
     def fails(*_: Any) -> Any:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(scheduler, "gather", fails)
+    monkeypatch.setattr("kvtune.core.schedule.gather", fails)
     twins.add(name="r-99", prompt=[1, 2, 3], output=50)
     on(twins, 10)
     assert "ours" in twins.ours.steady_off

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.analysis.ablation import ablation, figures
-from kvtune.core.settings import KNOBS, CoreSettings, parse
+from kvtune.core.settings import KNOBS, LEGACY, CoreSettings, parse
 from kvtune.engine import ablate as module
 from kvtune.engine.ablate import BASELINE, THRESHOLDS, Variant, ablate, order, variants
 from kvtune.engine.profile import Job, Profiled
@@ -24,12 +24,17 @@ JOB = Job(model="tiny-opt", workload=build("decode:requests=2,prompt=8,output=8"
 
 def test_each_switch_is_turned_over_once_and_the_thresholds_too() -> None:
     found = variants(JOB)
-    switches = [name for name, knob in KNOBS.items() if knob.kind == "switch"]
+    switches = [n for n, knob in KNOBS.items() if knob.kind == "switch" and not n.startswith(LEGACY)]
     assert [v.name for v in found] == [BASELINE, *switches, "thresholds"]
     for variant in found[1:-1]:
         assert variant.settings == {variant.name: not getattr(CoreSettings(), variant.name)}
         parse(variant.settings)
     assert parse(found[-1].settings).gc_threshold0 == THRESHOLDS[0]
+
+
+def test_what_vllm_once_did_is_brought_back_only_when_named() -> None:
+    (_, brought_back) = variants(JOB, ("legacy_free_list",))
+    assert brought_back.settings == {"legacy_free_list": True} and brought_back.turned == "on"
 
 
 def test_what_the_job_has_off_is_turned_on() -> None:

@@ -1,0 +1,85 @@
+"""Which window blocks are kept: what must hit at the second visit, hits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from kvtune.core.settings import parse
+from tests.core.pool_rig import BOTH, HYBRID, Engine, tokens
+
+pytestmark = pytest.mark.vllm
+
+
+@BOTH
+@pytest.mark.parametrize("suffix", [3, 8, 17, 40])
+def test_a_new_suffix_hits_at_the_second_visit(asynchronous: bool, suffix: int) -> None:
+    shape = replace(HYBRID, asynchronous=asynchronous)
+    prefix = tokens(1, 200)
+    ours = Engine(shape, parse({"slack": 40, "min_drop": 2}))
+    stock = Engine(shape, None)
+    found = {}
+    for name, engine in (("ours", ours), ("stock", stock)):
+        found[name] = [engine.serve(prefix + tokens(10 + visit, suffix)) for visit in range(3)]
+    assert found["ours"] == [0, 200, 200]
+    if suffix > shape.block:
+        assert found["stock"] == [0, 0, 200]
+
+
+@BOTH
+def test_a_suffix_longer_than_the_slack_hits_at_a_speculative_window(asynchronous: bool) -> None:
+    shape = replace(HYBRID, asynchronous=asynchronous)
+    engine = Engine(shape, parse({"slack": 16, "windows": 3, "min_drop": 2}))
+    prefix = tokens(1, 200)
+    assert engine.serve(prefix + tokens(2, 50)) == 0
+    hit = engine.serve(prefix + tokens(3, 50))
+    # 250 tokens, windows 32, 64 and 128 before the end: the one at 64 is the last inside the prefix.
+    assert 200 - 64 <= hit < 200
+    none = Engine(shape, parse({"slack": 16, "windows": 0, "min_drop": 2}))
+    none.serve(prefix + tokens(2, 50))
+    assert none.serve(prefix + tokens(3, 50)) == 0
+
+
+@BOTH
+def test_the_next_turn_of_a_chat_hits_the_answer_too(asynchronous: bool) -> None:
+    shape = replace(HYBRID, asynchronous=asynchronous)
+    hits = {}
+    for name, settings in (("ours", parse({"min_drop": 2})), ("stock", None)):
+        engine = Engine(shape, settings)
+        first = engine.add(tokens(1, 100), 40)
+        turn = engine.scheduler.requests[first]
+        engine.drain()
+        hits[name] = engine.serve([*turn.prompt_token_ids, *turn.output_token_ids, *tokens(2, 30)])
+    assert hits["ours"] == (100 + 40 - 1) // 4 * 4
+    assert hits["stock"] == 100 // 4 * 4 or hits["stock"] < hits["ours"]
+
+
+@BOTH
+def test_hits_survive_release_and_a_flood_of_one_offs(asynchronous: bool) -> None:
+    """A prefix that was hit is protected; stock loses it to prompts that never come again."""
+    shape = replace(HYBRID, asynchronous=asynchronous, blocks=400)
+    hits = {}
+    for name, settings in (("ours", parse({"slack": 16, "min_drop": 2})), ("stock", None)):
+        engine = Engine(shape, settings)
+        prefix = tokens(1, 200)
+        for visit in range(3):
+            engine.serve(prefix + tokens(20 + visit, 8))
+        for flood in range(12):
+            engine.serve(tokens(100 + flood, 200))
+        hits[name] = engine.serve(prefix + tokens(90, 8))
+    assert hits == {"ours": 200, "stock": 0}
+
+
+def test_the_published_policy_pins_chunk_ends_and_not_decode_steps() -> None:
+    engine = Engine(HYBRID, parse({"policy": "pin", "min_drop": 4}))
+    engine.serve(tokens(1, 128), output=60)
+    tiers = engine.pool.free_block_queue
+    pinned = tiers.queues[3].num_free_blocks
+    # Two groups, windows of three blocks at the chunk ends 32, 64, 96 and 128; two of the last one's blocks are
+    # also the window at 124, where a resend resumes: that one ages as stock's does.
+    assert pinned == 2 * (3 * 3 + 1)
+    hit = engine.serve(tokens(1, 100) + tokens(9, 50))
+    assert hit == 96

@@ -29,21 +29,30 @@ _gauges: list[Callable[[], dict[str, int]]] = []
 
 def state() -> dict[str, Any]:
     """`active, why, settings, parts {switch: in force}, notes, counters`: plain data, a copy."""
-    counters = dict(_counters)
-    for gauge in _gauges:
-        try:
-            for name, value in gauge().items():
-                counters[name] = counters.get(name, 0) + value
-        except Exception as error:
-            note(f"a counter could not be read: {error!r}")
     return {
         "active": _active,
         "why": _why,
         "settings": _settings.to_dict() if _settings is not None else {},
         "parts": dict(_parts),
+        "counters": counters(),
         "notes": list(_notes),
-        "counters": counters,
     }
+
+
+def active() -> bool:
+    return _active
+
+
+def counters() -> dict[str, int]:
+    """What was counted, gauges included: a copy."""
+    found = dict(_counters)
+    for gauge in _gauges:
+        try:
+            for name, value in gauge().items():
+                found[name] = found.get(name, 0) + value
+        except Exception as error:
+            note(f"a counter could not be read: {error!r}")
+    return found
 
 
 def activate(settings: CoreSettings) -> None:

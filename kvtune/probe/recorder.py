@@ -6,23 +6,25 @@ reads its counters when it is scraped. Nothing here may raise into the engine: w
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import logging
+import mmap
 import os
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
 from typing import Any
+
+import msgspec
 
 from kvtune.probe.status import role
 from kvtune.workload.recording import PrefixHasher, TraceWriter
 
 logger = logging.getLogger("vllm.kvtune")
 
-COUNTERS_EVERY_S = 0.5
-COUNTERS_FILE = "counters.json"
+PAGE = ".counters"
+READ_ATTEMPTS = 20
 
 _registered_pid = 0
 
@@ -40,7 +42,7 @@ def register() -> None:
         elif role() == "front_end" and metrics:
             from prometheus_client import REGISTRY
 
-            REGISTRY.register(CounterReader(Path(metrics) / COUNTERS_FILE))
+            REGISTRY.register(CounterReader(Path(metrics)))
     except Exception as error:
         logger.warning("kvtune does not record: %r", error)
 
@@ -67,10 +69,11 @@ class Recorder:
     def __init__(self, trace: Path | None, metrics: Path | None) -> None:
         self._writer = TraceWriter(trace) if trace is not None else None
         self._hasher = PrefixHasher()
-        self._counters = metrics / COUNTERS_FILE if metrics is not None else None
+        self._page = CounterPage(metrics / f"{os.getpid()}{PAGE}") if metrics is not None else None
         self._begun = monotonic()
-        self._open: dict[str, tuple[float, list[int]]] = {}
-        self._due = 0.0
+        self._open: dict[str, tuple[float, list[int], Any]] = {}
+        self._hashed_tokens = 0
+        self._broken = False
         self.totals = {"requests": 0, "prefix_query_tokens": 0, "prefix_hit_tokens": 0}
 
     def attach(self, scheduler: Any) -> None:
@@ -79,80 +82,134 @@ class Recorder:
 
         @functools.wraps(add)
         def added(request: Any) -> Any:
-            result = add(request)
             self._guard(self.came, request)
-            return result
+            return add(request)
 
         @functools.wraps(free)
         def freed(request: Any, *args: Any, **options: Any) -> Any:
             self._guard(self.ended, request)
             return free(request, *args, **options)
 
+        self._hashed_tokens = int(getattr(scheduler, "hash_block_size", 0))
         scheduler.add_request, scheduler._free_request = added, freed
-        self._write_counters()
+        self._tell()
 
     def _guard(self, do: Any, request: Any) -> None:
+        if self._broken:
+            return
         try:
             do(request)
         except Exception as error:
             logger.warning("kvtune stops recording: %r", error)
-            self._writer = self._counters = None
+            self._broken = True
+            self._open.clear()
 
     def came(self, request: Any) -> None:
-        if self._writer is not None and request.prompt_token_ids and request.request_id not in self._open:
-            ids = self._hasher.hash_ids(request.prompt_token_ids)
-            self._open[request.request_id] = ((monotonic() - self._begun) * 1000.0, ids)
+        """vLLM fills the request's prefill statistics in, then takes them away from it: they are kept here."""
+        if request.request_id in self._open:  # a streamed prompt goes on
+            return
+        ids: list[int] = []
+        if self._writer is not None and request.prompt_token_ids:
+            ids = self._hasher.hash_ids(request.prompt_token_ids, request.block_hashes, self._hashed_tokens)
+        at_ms = (monotonic() - self._begun) * 1000.0
+        self._open[request.request_id] = (at_ms, ids, request.prefill_stats)
 
     def ended(self, request: Any) -> None:
+        told = self._open.pop(request.request_id, None)
+        if told is None:
+            return
+        at_ms, ids, prefill = told
         totals = self.totals
         totals["requests"] += 1
         totals["prefix_query_tokens"] += request.num_prompt_tokens
-        totals["prefix_hit_tokens"] += max(request.num_cached_tokens, 0)
-        told = self._open.pop(request.request_id, None)
-        if self._writer is not None and told is not None:
-            self._writer.add(told[0], request.num_prompt_tokens, request.num_output_tokens, told[1])
-        if monotonic() >= self._due:
-            self._write_counters()
+        totals["prefix_hit_tokens"] += prefill.num_local_cached_tokens
+        if self._writer is not None and ids:
+            self._writer.add(at_ms, request.num_prompt_tokens, request.num_output_tokens, ids)
+        self._tell()
 
-    def _write_counters(self) -> None:
-        self._due = monotonic() + COUNTERS_EVERY_S
-        if self._counters is None:
+    def _tell(self) -> None:
+        if self._page is None:
             return
-        from kvtune.core.state import state
+        from kvtune.core.state import active, counters
 
-        core = state()
         totals = dict(self.totals)
         if self._writer is not None:
             totals |= {"trace_written": self._writer.written, "trace_dropped": self._writer.dropped}
-        told = {"active": bool(core["active"]), "totals": totals, "core": core["counters"]}
-        part = self._counters.with_suffix(".part")
-        with contextlib.suppress(OSError):
-            part.write_text(json.dumps(told))
-            part.replace(self._counters)
+        self._page.write({"active": active(), "totals": totals, "core": counters()})
+
+
+class CounterPage:
+    """One EngineCore's counters as JSON in a memory-mapped file: a write is a copy, and survives the process.
+
+    A sequence number that is odd while the page is written tells a reader to look again.
+    """
+
+    HEAD = struct.Struct("<QI")
+    BYTES = 1 << 14
+
+    def __init__(self, path: Path) -> None:
+        part = path.with_suffix(".part")
+        part.write_bytes(bytes(self.BYTES))
+        with part.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), self.BYTES)
+        part.replace(path)
+        self._sequence = 0
+
+    def write(self, told: dict[str, Any]) -> None:
+        text = msgspec.json.encode(told)
+        at = self.HEAD.size
+        if len(text) > self.BYTES - at:
+            return
+        self.HEAD.pack_into(self._memory, 0, self._sequence + 1, len(text))
+        self._memory[at : at + len(text)] = text
+        self._sequence += 2
+        self.HEAD.pack_into(self._memory, 0, self._sequence, len(text))
+
+    @classmethod
+    def read(cls, path: Path) -> dict[str, Any] | None:
+        """None where there is nothing to read (yet)."""
+        for _ in range(READ_ATTEMPTS):
+            try:
+                whole = path.read_bytes()
+                sequence, length = cls.HEAD.unpack_from(whole)
+                told = msgspec.json.decode(whole[cls.HEAD.size : cls.HEAD.size + length])
+                with path.open("rb") as file:
+                    again, _ = cls.HEAD.unpack(file.read(cls.HEAD.size))
+            except (OSError, struct.error, msgspec.DecodeError):
+                continue
+            if sequence == again and not sequence % 2:
+                return told if isinstance(told, dict) else None
+        return None
 
 
 class CounterReader:
-    """A Prometheus collector over EngineCore's counters file: what was last written, up to half a second old."""
+    """A Prometheus collector over the pages of all EngineCores of this server: sums, current when scraped."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def collect(self) -> Iterable[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        try:
-            told = json.loads(self._path.read_text())
-        except (OSError, ValueError):
+        pages = [told for path in sorted(self._folder.glob(f"*{PAGE}")) if (told := CounterPage.read(path))]
+        if not pages:
             return
-        yield GaugeMetricFamily(
-            "kvtune_core_active", "1: kvtune's KV core runs in EngineCore", told["active"]
-        )
-        for name, value in told["totals"].items():
+        active = all(page["active"] for page in pages)
+        yield GaugeMetricFamily("kvtune_core_active", "1: kvtune's KV core runs in EngineCore", active)
+        for name, value in _sums(page["totals"] for page in pages).items():
             yield CounterMetricFamily(
                 f"kvtune_{name}", f"{name.replace('_', ' ')} of finished requests", value
             )
-        for name, value in told["core"].items():
+        for name, value in _sums(page["core"] for page in pages).items():
             yield CounterMetricFamily(f"kvtune_core_{name}", f"the core's {name.replace('_', ' ')}", value)
 
     def describe(self) -> Iterable[Any]:
         return ()
+
+
+def _sums(tables: Iterable[dict[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for table in tables:
+        for name, value in table.items():
+            found[name] = found.get(name, 0) + value
+    return found

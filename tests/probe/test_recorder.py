@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.probe.recorder import CounterReader, Recorder
+from kvtune.probe.recorder import PAGE, CounterPage, CounterReader, Recorder
 from kvtune.workload.recording import BLOCK, PrefixHasher, TraceWriter
 from kvtune.workload.spec import build
 
@@ -31,9 +33,10 @@ def request(name: str, tokens: list[int], hits: int = 0) -> Any:
     return SimpleNamespace(
         request_id=name,
         prompt_token_ids=tokens,
+        block_hashes=[],
         num_prompt_tokens=len(tokens),
         num_output_tokens=3,
-        num_cached_tokens=hits,
+        prefill_stats=SimpleNamespace(num_local_cached_tokens=hits),
     )
 
 
@@ -68,11 +71,23 @@ def test_no_token_and_no_salt_reach_the_file(tmp_path: Path) -> None:
     assert a.split("hash_ids")[1] != b.split("hash_ids")[1]  # another salt
 
 
+def block_hashes(tokens: list[int], block: int) -> list[bytes]:
+    """Chained, as an engine makes them: of full blocks only."""
+    found, last = [], b""
+    for end in range(block, len(tokens) + 1, block):
+        last = hashlib.sha256(last + str(tokens[end - block : end]).encode()).digest()
+        found.append(last)
+    return found
+
+
+@pytest.mark.parametrize("block", [0, 16, 128, 512, 544])
 @given(st.lists(st.integers(0, 9), max_size=1200), st.integers(0, 1200))
-def test_ids_are_equal_where_prefixes_are(tokens: list[int], at: int) -> None:
+def test_ids_are_equal_where_prefixes_are(block: int, tokens: list[int], at: int) -> None:
     hasher = PrefixHasher(b"salt")
     other = [*tokens[:at], 10, *tokens[at + 1 :]]
-    ids, others = hasher.hash_ids(tokens), hasher.hash_ids(other)
+    ids, others = (
+        hasher.hash_ids(t, block_hashes(t, block) if block else (), block) for t in (tokens, other)
+    )
     assert len(ids) == -(-len(tokens) // BLOCK)
     for i, (one, two) in enumerate(zip(ids, others, strict=False)):
         same = tokens[: (i + 1) * BLOCK] == other[: (i + 1) * BLOCK]
@@ -105,11 +120,58 @@ def test_a_request_that_cannot_be_read_does_not_reach_the_engine(tmp_path: Path)
 def test_counters_are_served(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     scheduler: Any = Scheduler()
-    recorder = Recorder(None, tmp_path)
-    recorder.attach(scheduler)
-    recorder._due = 0.0
-    scheduler._free_request(request("a", [1, 2, 3], hits=2))
-    told = {s.name: s.value for f in CounterReader(tmp_path / "counters.json").collect() for s in f.samples}
-    assert told["kvtune_prefix_hit_tokens_total"] == 2
+    Recorder(None, tmp_path).attach(scheduler)
+    a = request("a", [1, 2, 3], hits=2)
+    scheduler.add_request(a)
+    scheduler._free_request(a)
+    other = CounterPage(tmp_path / f"another-engine{PAGE}")
+    other.write({"active": True, "totals": {"prefix_hit_tokens": 5}, "core": {"pins": 1}})
+    told = {s.name: s.value for f in CounterReader(tmp_path).collect() for s in f.samples}
+    assert told["kvtune_prefix_hit_tokens_total"] == 2 + 5
     assert told["kvtune_prefix_query_tokens_total"] == 3
-    assert list(CounterReader(tmp_path / "none.json").collect()) == []
+    assert told["kvtune_core_pins_total"] == 1
+    assert told["kvtune_core_active"] == 0  # the first one runs without the core
+    assert list(CounterReader(tmp_path / "none").collect()) == []
+
+
+def test_a_page_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / f"1{PAGE}"
+    page = CounterPage(path)
+    page.write({"totals": {"requests": 1}})
+    page.HEAD.pack_into(page._memory, 0, 3, 10)
+    assert CounterPage.read(path) is None
+    page.write({"totals": {"requests": 2}})
+    assert CounterPage.read(path) == {"totals": {"requests": 2}}
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_a_request_of_vllm_has_what_is_read(tmp_path: Path) -> None:
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request
+
+    hash_fn = get_hash_fn_by_name("sha256")
+    init_none_hash(hash_fn)
+    hasher = get_request_block_hasher(32, hash_fn)
+
+    def made(name: str, tail: int) -> Any:
+        options = {"block_hasher": hasher, "sampling_params": SamplingParams(max_tokens=4)}
+        return Request(name, prompt_token_ids=[*range(1000), *[tail] * 90], pooling_params=None, **options)
+
+    scheduler: Any = Scheduler()
+    scheduler.hash_block_size = 32
+    recorder = Recorder(tmp_path / "t.jsonl", None)
+    recorder.attach(scheduler)
+    for r in (made("a", 1), made("b", 2)):
+        scheduler.add_request(r)
+        r.prefill_stats.set(1090, 992, 0)
+        r.take_prefill_stats()  # as vLLM does with the first token
+        r.append_output_token_ids([7, 7])
+        scheduler._free_request(r)
+    assert recorder.totals == {"requests": 2, "prefix_query_tokens": 2180, "prefix_hit_tokens": 1984}
+    a, b = (json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines())
+    assert (a["input_length"], a["output_length"], len(a["hash_ids"])) == (1090, 2, 3)
+    assert a["hash_ids"][0] == b["hash_ids"][0]
+    assert a["hash_ids"][1] != b["hash_ids"][1]

@@ -83,7 +83,8 @@ def complete(base: str, tokens: list[int]) -> dict[str, Any]:
 def metric(base: str, name: str) -> float:
     with urllib.request.urlopen(f"{base}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+    named = (f"{name} ", f"{name}{{")
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(named))
 
 
 def visits(seed: int) -> Iterator[tuple[int, list[int]]]:
@@ -121,15 +122,12 @@ def test_record_tune_serve(tmp_path: Path) -> None:
 
     with served(tmp_path, "--recipe", str(recipe)) as base:
         assert metric(base, "kvtune_core_active") == 1
+        hits = [0.0, 0.0]
         for visit, tokens in visits(2):
-            if visit == 1:
-                break
-            complete(base, tokens)
-        time.sleep(1)
-        for visit, tokens in visits(2):
-            if visit == 1:
-                complete(base, tokens)
-        time.sleep(1)
-        complete(base, [11] * 64)  # counters are written when a request ends, at most twice a second
-        hits = metric(base, "kvtune_prefix_hit_tokens_total")
-    assert hits >= 3 * (PREFIX - 64), "each prefix is a hit at its second visit"
+            before = metric(base, "kvtune_prefix_hit_tokens_total")
+            assert complete(base, tokens)["usage"]["completion_tokens"] == 4
+            hits[visit] += metric(base, "kvtune_prefix_hit_tokens_total") - before
+        assert hits[0] == 0
+        assert hits[1] >= 3 * (PREFIX - 64), "each prefix is a hit at its second visit"
+        assert metric(base, "kvtune_requests_total") == 6
+        assert metric(base, "vllm:prefix_cache_hits_total") == sum(hits), "beside vLLM's own, and the same"

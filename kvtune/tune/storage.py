@@ -1,0 +1,150 @@
+"""Optuna's study of one tuning: in memory, or in a database where several machines work on it.
+
+A trial carries its whole record (`TRIAL`) in the database, so that any worker goes on from what others found. What
+the storage does wrong comes out as a KvtuneError without the URL's password.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.sim.cost import StepCost
+from kvtune.tune.objective import Objective
+from kvtune.tune.space import Space
+from kvtune.tune.trial import Bench, Settings, Trial
+
+STARTUP = 12  # random trials before the sampler models anything
+TRIAL = "trial"
+
+
+class Study:
+    """Asks for settings and is told what they reached. Alone with one seed, it asks for the same settings again."""
+
+    def __init__(
+        self, bench: Bench, by: Objective, seed: int, *, storage: str = "", join: bool = False
+    ) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._shown = _without_password(storage)
+        if join:  # another seed than the worker's that began it, and than any other's that joined
+            seed = (seed + os.getpid() * 7919 + time.time_ns()) % 2**32
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
+        if not storage:
+            self._study = optuna.create_study(direction="maximize", sampler=sampler)
+            return
+        name = f"kvtune-{bench.workload_hash[:16]}-{by.name}"
+        self._study = self._kept(lambda: self._stored(name, sampler, storage, join))
+        self._check(name, bench)
+
+    def finished(self) -> int:
+        """Trials that ended, whoever made them."""
+        from optuna.trial import TrialState
+
+        states = (TrialState.COMPLETE, TrialState.FAIL)
+        return len(self._kept(lambda: self._study.get_trials(deepcopy=False, states=states)))
+
+    def ask(self, space: Space) -> tuple[Any, Settings]:
+        def ask() -> tuple[Any, Settings]:
+            handle = self._study.ask()
+            # Positions, not values: a categorical of Optuna's must not mix None, booleans and numbers.
+            at = {name: handle.suggest_categorical(name, list(range(len(v)))) for name, v in space.items()}
+            return handle, {name: values[at[name]] for name, values in space.items()}
+
+        found: tuple[Any, Settings] = self._kept(ask)
+        return found
+
+    def tell(self, handle: Any, score: float | None, trial: Trial) -> None:
+        """`score` None: the trial failed."""
+        from optuna.trial import TrialState
+
+        def tell() -> None:
+            handle.set_user_attr(TRIAL, msgspec.json.encode(trial).decode())
+            if score is None:
+                self._study.tell(handle, state=TrialState.FAIL)
+            else:
+                self._study.tell(handle, score)
+
+        self._kept(tell)
+
+    def told(self) -> list[Trial]:
+        """What every worker simulated."""
+        kept = self._kept(lambda: self._study.get_trials(deepcopy=False))
+        return [msgspec.json.decode(t.user_attrs[TRIAL], type=Trial) for t in kept if TRIAL in t.user_attrs]
+
+    def share_cost(self, cost: StepCost, *, mine: bool) -> StepCost:
+        """One step cost for all workers: predicted times are compared. The worker that began it knows the engine."""
+        known = self._kept(lambda: self._study.user_attrs.get("cost"))
+        if known is not None and not mine:
+            return msgspec.json.decode(known, type=StepCost)
+        self._kept(lambda: self._study.set_user_attr("cost", msgspec.json.encode(cost).decode()))
+        return cost
+
+    def _stored(self, name: str, sampler: Any, url: str, join: bool) -> Any:
+        import optuna
+
+        kept = optuna.storages.RDBStorage(_with_driver(url), engine_kwargs={"pool_pre_ping": True})
+        if not join:
+            return optuna.create_study(
+                study_name=name, storage=kept, sampler=sampler, direction="maximize", load_if_exists=True
+            )
+        try:
+            return optuna.load_study(study_name=name, storage=kept, sampler=sampler)
+        except KeyError as error:
+            raise UsageError(
+                f"no study {name} at {self._shown}", "start it without --join, with the same workload"
+            ) from error
+
+    def _check(self, name: str, bench: Bench) -> None:
+        identity = {
+            "workload": bench.workload_hash,
+            "model": bench.model,
+            "vllm": bench.vllm,
+            "flags": bench.engine_args,
+        }
+        told = self._kept(lambda: self._study.user_attrs.get("bench"))
+        if told is None:
+            self._kept(lambda: self._study.set_user_attr("bench", json.dumps(identity, sort_keys=True)))
+        elif json.loads(told) != identity:
+            raise UsageError(
+                f"the study {name} at {self._shown} belongs to another bench: {told}",
+                "give the same MODEL and flags, or another storage",
+            )
+
+    def _kept(self, do: Callable[[], Any]) -> Any:
+        try:
+            return do()
+        except ImportError as error:
+            raise KvtuneError(
+                f"the driver of {self._shown} is not installed: {error}",
+                "`pip install 'kvtune[database]'` brings PostgreSQL's",
+                EXIT_USAGE,
+            ) from error
+        except KvtuneError:
+            raise
+        except Exception as error:
+            if "sqlalchemy" not in type(error).__module__ and "Storage" not in type(error).__name__:
+                raise
+            cause = error.__cause__ or error
+            first = (str(cause).strip().splitlines() or ["no message"])[0]
+            raise KvtuneError(
+                f"the storage {self._shown} does not answer: {first[:200]}",
+                "each trial that ended is kept there: give the same command when the storage is back",
+            ) from error
+
+
+def _with_driver(url: str) -> str:
+    """SQLAlchemy's own choice for PostgreSQL is a driver that we do not bring."""
+    return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(//[^:/@]+):[^@/]*@", r"\1:***@", url)

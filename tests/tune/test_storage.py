@@ -1,0 +1,193 @@
+"""A study in a real PostgreSQL: several workers, another bench, a server that goes away in mid-study and comes back."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import pytest
+
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.sim.cost import NOMINAL
+from kvtune.tune import search as module
+from kvtune.tune.journal import Journal
+from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.search import search
+from kvtune.tune.sim_worker import Answer
+from kvtune.tune.space import shown
+from kvtune.tune.trial import Bench, Settings, Trial
+
+SPACE = {"slack": tuple(range(40)), "windows": tuple(range(20))}
+BY = OBJECTIVES["hit-rate"]
+
+
+class Cluster:
+    """A PostgreSQL of its own in a new folder, without root (PostgreSQL refuses root)."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="kvtune-pg-"))
+        self._user = "nobody" if os.geteuid() == 0 else None
+        if self._user:
+            account = pwd.getpwnam(self._user)
+            os.chown(self.folder, account.pw_uid, account.pw_gid)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._run("initdb", "-D", "data", "-A", "trust", "-U", "tester", "--no-sync", "--locale=C")
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://tester:hush@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        options = f"-F -h 127.0.0.1 -p {self.port} -k {self.folder}"
+        self._run("pg_ctl", "-D", "data", "-w", "-l", "log", "-o", options, "start")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "-D", "data", "-m", "immediate", "-w", "stop")
+
+    def remove(self) -> None:
+        subprocess.run(["pg_ctl", "-D", "data", "-m", "immediate", "stop"], **self._options(), check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run(self, *command: str) -> None:
+        done = subprocess.run(command, **self._options(), check=False)
+        assert done.returncode == 0, command
+
+    def _options(self) -> dict[str, Any]:
+        own = {"user": self._user, "group": pwd.getpwnam(self._user).pw_gid} if self._user else {}
+        return {**own, "cwd": self.folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    pytest.importorskip("psycopg", reason="the test extra brings PostgreSQL's driver")
+    for tool in ("initdb", "pg_ctl", "postgres"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"PostgreSQL is not installed here: no {tool}")
+    made = Cluster()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.remove()
+
+
+class Simulator:
+    """Answers at once, by arithmetic: the storage is under test, not vLLM."""
+
+    on_submit: Any = None
+
+    def __init__(self, bench: Bench, cost: Any) -> None:
+        self.waiting: list[tuple[int, Settings]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *told: object) -> None:
+        pass
+
+    def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
+        if Simulator.on_submit is not None:
+            Simulator.on_submit(number)
+        self.waiting.append((number, settings))
+
+    def next_done(self) -> tuple[int, Answer]:
+        number, settings = self.waiting.pop(0)
+        rate = (int(settings.get("slack", 0)) + int(settings.get("windows", 0))) / 100
+        return number, Answer(summary={"core": {"active": True}, "prefix_cache": {"hit_rate": rate}})
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "SimPool", Simulator)
+    yield
+    Simulator.on_submit = None
+
+
+def bench(name: str) -> Bench:
+    return Bench(model="m", spec="rounds", seed=0, workload_hash=name, vllm="0.32.0")
+
+
+def worker(own: Bench, path: Path, url: str, *, trials: int = 20, join: bool = False) -> list[Trial]:
+    with Journal(path, "tune", own) as journal:
+        limits = {"trials": trials, "seed": 3, "cost": NOMINAL, "say": lambda t: None}
+        return search(own, SPACE, BY, journal, **limits, storage=url, join=join)
+
+
+def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
+    own = bench("shared")
+    first = worker(own, tmp_path / "a.jsonl", cluster.url, trials=4)
+    assert len(first) == 2 + 4
+    with ThreadPoolExecutor(2) as pool:
+        began, joined = (
+            pool.submit(worker, own, tmp_path / f"{name}.jsonl", cluster.url, trials=30, join=name == "c")
+            for name in ("b", "c")
+        )
+        both = [began.result(), joined.result()]
+    sizes = []
+    for name in "bc":
+        with Journal(tmp_path / f"{name}.jsonl", "tune", own) as journal:
+            sizes.append(sum(t.role == "trial" for t in journal.trials))
+    assert min(sizes) > 3, f"both worked: {sizes}"
+    for told in both:  # what each knows at its end: its own and the other's
+        assert len({(t.role, shown(t.settings)) for t in told}) == len(told)
+        assert len(told) >= 25
+
+
+def test_a_joiner_needs_a_study(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no study") as refused:
+        worker(bench("nobody-began-it"), tmp_path / "a.jsonl", cluster.url, join=True)
+    assert "hush" not in refused.value.message
+
+
+def test_another_bench_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    worker(bench("one"), tmp_path / "a.jsonl", cluster.url, trials=2)
+    other = msgspec.structs.replace(bench("one"), engine_args=["--block-size", "64"])
+    with pytest.raises(UsageError, match="another bench"):
+        worker(other, tmp_path / "b.jsonl", cluster.url, trials=2)
+
+
+def test_a_server_that_goes_away_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
+    own = bench("outage")
+    began: list[int] = []
+
+    def stop(number: int) -> None:
+        began.append(number)
+        if len(began) == 2 + 7:
+            cluster.stop()
+
+    Simulator.on_submit = stop
+    with pytest.raises(KvtuneError, match="does not answer") as gone:
+        worker(own, tmp_path / "a.jsonl", cluster.url, trials=12)
+    assert "hush" not in gone.value.message
+    assert "storage is back" in gone.value.hint
+    with pytest.raises(KvtuneError, match="does not answer"):
+        worker(own, tmp_path / "b.jsonl", cluster.url, trials=12)
+    cluster.start()
+    Simulator.on_submit = lambda number: began.append(number)
+    before = len(began)
+    found = worker(own, tmp_path / "c.jsonl", cluster.url, trials=12)
+    again = len(began) - before
+    assert again <= 2 + 12 - 6, "the six trials that were told before are kept"
+    assert len(found) >= 12
+
+
+def test_one_seed_is_one_study(tmp_path: Path) -> None:
+    runs = [worker(bench("s"), tmp_path / f"{i}.jsonl", "", trials=30) for i in range(2)]
+    assert [t.settings for t in runs[0]] == [t.settings for t in runs[1]]
+
+
+def test_a_missing_driver_says_so(tmp_path: Path) -> None:
+    with pytest.raises(KvtuneError) as refused:
+        worker(bench("s"), tmp_path / "a.jsonl", "postgresql+nodriver://x@127.0.0.1/x")
+    assert "nodriver" in refused.value.message

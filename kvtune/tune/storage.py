@@ -35,15 +35,16 @@ class Study:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._shown = _without_password(storage)
-        if join:  # another seed than the worker's that began it, and than any other's that joined
-            seed = (seed + os.getpid() * 7919 + time.time_ns()) % 2**32
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
         if not storage:
-            self._study = optuna.create_study(direction="maximize", sampler=sampler)
+            self._study = optuna.create_study(direction="maximize", sampler=_sampler(seed))
             return
         name = f"kvtune-{bench.workload_hash[:16]}-{by.name}"
-        self._study = self._kept(lambda: self._stored(name, sampler, storage, join))
+        self._study = self._kept(lambda: self._stored(name, storage, join))
         self._check(name, bench)
+        # Whoever goes on with a study must not draw again what was drawn when it began, nor what another draws.
+        begun = len(self._kept(lambda: self._study.get_trials(deepcopy=False)))
+        own = os.getpid() * 7919 + time.time_ns() if join else 0
+        self._study.sampler = _sampler((seed + begun + own) % 2**32)
 
     def finished(self) -> int:
         """Trials that ended, whoever made them."""
@@ -88,16 +89,16 @@ class Study:
         self._kept(lambda: self._study.set_user_attr("cost", msgspec.json.encode(cost).decode()))
         return cost
 
-    def _stored(self, name: str, sampler: Any, url: str, join: bool) -> Any:
+    def _stored(self, name: str, url: str, join: bool) -> Any:
         import optuna
 
-        kept = optuna.storages.RDBStorage(_with_driver(url), engine_kwargs={"pool_pre_ping": True})
+        kept = optuna.storages.RDBStorage(_with_driver(url), engine_kwargs=_options(url))
         if not join:
             return optuna.create_study(
-                study_name=name, storage=kept, sampler=sampler, direction="maximize", load_if_exists=True
+                study_name=name, storage=kept, direction="maximize", load_if_exists=True
             )
         try:
-            return optuna.load_study(study_name=name, storage=kept, sampler=sampler)
+            return optuna.load_study(study_name=name, storage=kept)
         except KeyError as error:
             raise UsageError(
                 f"no study {name} at {self._shown}", "start it without --join, with the same workload"
@@ -141,9 +142,27 @@ class Study:
             ) from error
 
 
+def _sampler(seed: int) -> Any:
+    import optuna
+
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
+
+
 def _with_driver(url: str) -> str:
     """SQLAlchemy's own choice for PostgreSQL is a driver that we do not bring."""
     return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
+
+
+def _options(url: str) -> dict[str, Any]:
+    """A new connection for each use, a few milliseconds against seconds a trial: none goes stale, none stays open.
+    Text comes as text from a database of any encoding.
+    """
+    from sqlalchemy.pool import NullPool
+
+    known: dict[str, Any] = {"poolclass": NullPool}
+    if _with_driver(url).startswith("postgresql+psycopg:"):
+        known["connect_args"] = {"client_encoding": "utf8"}
+    return known
 
 
 def _without_password(url: str) -> str:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.analysis.prefix_tree import PrefixTree
 from kvtune.run.types import Run
+from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import STREAM_ANSWER, Span, Workload
 
 CAUSES = ("cold", "partial_block", "last_token", "not_cached")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvtune.sim.explain_causes import Boundaries
-from kvtune.sim.explain_seen import SeenTokens
+from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import Span
 
 OVERWRITTEN = "overwritten"  # not taken by another request: its own grew over it
@@ -47,7 +47,7 @@ class Listener:
         self.spans_of = spans_of
         self.now_s = now_s
         self.verdicts: dict[str, Verdict] = {}
-        self.seen = SeenTokens()
+        self.seen = PrefixTree()
         self._fates: dict[Any, Fate | None] = {}  # every key ever cached; None while it is cached
         self._busy: tuple[str, str] = ("", "")
         self._caching = False
@@ -88,7 +88,7 @@ class Listener:
             blocks = original(request, num_new_tokens, num_new_computed_tokens, *args, **kwargs)
             if blocks is not None and done < prompt:
                 upto = min(done + num_new_computed_tokens + num_new_tokens, prompt)
-                self.seen.add(self.spans_of(request.request_id), upto)
+                self.seen.insert(self.spans_of(request.request_id), upto)
             return blocks
 
         manager.allocate_slots = allocate_slots
@@ -100,7 +100,7 @@ class Listener:
 
             def end(request: Any, original: Callable[[Any], Any] = original) -> Any:
                 # The last token of an answer is never computed: nothing was generated from it.
-                self.seen.add(self.spans_of(request.request_id), request.num_computed_tokens)
+                self.seen.insert(self.spans_of(request.request_id), request.num_computed_tokens)
                 return original(request)
 
             setattr(manager, name, end)
@@ -136,7 +136,7 @@ class Listener:
 
     def _judge(self, request: Any, hit: int) -> Verdict:
         prompt = request.num_tokens
-        seen = max(self.seen.known(self.spans_of(request.request_id), prompt), hit)
+        seen = max(self.seen.match(self.spans_of(request.request_id), prompt), hit)
         unit = self._alignment
         reachable = min(seen, prompt - 1) // unit * unit
         if self._coordinator.eagle_group_ids:

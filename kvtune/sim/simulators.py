@@ -27,10 +27,16 @@ STOP_S = 20.0
 
 
 class Simulators:
-    """Up to `parallel` replays at once (default: one a core, at most 2). Entering does not wait for vLLM to load."""
+    """Up to `parallel` replays at once (default: one a core, at most 2). Entering does not wait for vLLM to load.
 
-    def __init__(self, parallel: int | None = None) -> None:
-        self._parallel = parallel or max(1, min(2, len(os.sched_getaffinity(0))))
+    `map` for a batch; `submit` and `next_done` where the next settings depend on what came out.
+    """
+
+    def __init__(self, parallel: int | None = None, model: str = "") -> None:
+        self.parallel = parallel or max(1, min(2, len(os.sched_getaffinity(0))))
+        self.running: set[int] = set()
+        self._queued: list[Job] = []
+        self._model = model
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._ready = False
@@ -41,7 +47,7 @@ class Simulators:
         receive, send = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvtune.sim.worker", str(send)],
+                [sys.executable, "-m", "kvtune.sim.worker", str(send), self._model],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -81,48 +87,67 @@ class Simulators:
 
         On KeyboardInterrupt the running ones end early and come back as partial runs; then it is raised again.
         """
-        queued = list(range(len(settings)))[::-1]
-        running: set[int] = set()
+        for number, wanted in enumerate(settings):
+            self.submit(number, workload, wanted, command)
         interrupted: KeyboardInterrupt | None = None
-        while queued or running:
+        while self.running or self._queued:
             try:
-                while queued and len(running) < self._parallel and interrupted is None:
-                    number = queued.pop()
-                    self._send(number, workload, settings[number], command)
-                    running.add(number)
-                report = self._receive()
-                if report.kind == "progress" and progress is not None:
-                    progress(report)
+                done = self.next_done(progress)
             except KeyboardInterrupt as interrupt:
                 if interrupted is not None:
                     raise
                 interrupted = interrupt
-                queued.clear()
-                assert self._process is not None and self._process.stdin is not None
-                self._process.stdin.close()
+                self.stop()
                 continue
-            if report.kind in ("done", "failed") and report.number in running:
-                running.discard(report.number)
-                yield report.number, self._outcome(report)
+            yield done
         if interrupted is not None:
             raise interrupted
 
-    def _send(self, number: int, workload: Workload, settings: SimSettings, command: Sequence[str]) -> None:
-        job = Job(
-            number=number,
-            spec=workload.spec,
-            seed=workload.seed,
-            workload_hash=workload.hash,
-            settings=settings,
-            out=str(self._out(number)),
-            command=list(command),
+    def submit(
+        self, number: int, workload: Workload, settings: SimSettings, command: Sequence[str] = ()
+    ) -> None:
+        """Hand a job over; it begins as soon as there is room. `number` comes back with its run."""
+        self._queued.append(
+            Job(
+                number=number,
+                spec=workload.spec,
+                seed=workload.seed,
+                workload_hash=workload.hash,
+                settings=settings,
+                out=str(self._out(number)),
+                command=list(command),
+            )
         )
+        self._send()
+
+    def next_done(self, progress: Callable[[Report], None] | None = None) -> tuple[int, Run | KvtuneError]:
+        """The next job that ended: its run, or why there is none."""
+        while True:
+            report = self._receive()
+            if report.kind == "progress" and progress is not None:
+                progress(report)
+            if report.kind in ("done", "failed") and report.number in self.running:
+                self.running.discard(report.number)
+                self._send()
+                return report.number, self._outcome(report)
+
+    def stop(self) -> None:
+        """End the running jobs early: their runs come back as partial ones. No further job can be handed over."""
+        self._queued.clear()
         assert self._process is not None and self._process.stdin is not None
-        try:
-            self._process.stdin.write(msgspec.json.encode(job) + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._dead() from None
+        self._process.stdin.close()
+
+    def _send(self) -> None:
+        process = self._process
+        assert process is not None and process.stdin is not None
+        while self._queued and len(self.running) < self.parallel:
+            job = self._queued.pop(0)
+            try:
+                process.stdin.write(msgspec.json.encode(job) + b"\n")
+                process.stdin.flush()
+            except BrokenPipeError:
+                raise self._dead() from None
+            self.running.add(job.number)
 
     def _receive(self) -> Report:
         """The next report; KvtuneError when the process can give none any more."""

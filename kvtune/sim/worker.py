@@ -2,11 +2,14 @@
 
 A fork runs one choice of core (it patches classes), dies with it, and leaves its run as a file. Jobs come as JSON lines
 on standard input, reports leave as JSON lines on the descriptor given as argument. The end of input, or SIGTERM, ends
-the running jobs early; their runs are then partial.
+the running jobs early; their runs are then partial. A model named as second argument has its code imported once, too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import os
 import select
 import signal
@@ -17,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvtune.errors import KvtuneError
+from kvtune.probe.lifetime import die_with_parent
 from kvtune.sim.settings import SimSettings
 from kvtune.workload.types import Workload
 
@@ -25,11 +29,14 @@ POLL_S = 0.05
 PRELOAD = (
     "vllm.v1.engine.core",
     "vllm.engine.arg_utils",
+    "vllm.distributed.kv_transfer.kv_connector.utils",
     "vllm.model_executor.model_loader.utils",
     "vllm.model_executor.models.llama",
+    "vllm.v1.attention.backends.utils",
     "vllm.v1.worker.gpu.attn_utils",
     "kvtune.engine.host",
     "kvtune.sim.executor",
+    "kvtune.sim.meta_model",
     "kvtune.sim.replay",
 )
 """What nearly every job imports: done once, before the first fork."""
@@ -162,6 +169,7 @@ class Server:
         child = os.fork()
         if child == 0:
             try:
+                die_with_parent(signal.SIGKILL)
                 answer(job, workload, self._reports)
             finally:
                 os._exit(0)
@@ -174,6 +182,7 @@ class Server:
         key = (job.spec, job.seed)
         if self._workload is None or self._workload[0] != key:
             self._workload = (key, build(job.spec, seed=job.seed))
+            gc.freeze()  # children share what no collection touches
         workload = self._workload[1]
         if job.workload_hash and workload.hash != job.workload_hash:
             raise KvtuneError(
@@ -200,15 +209,35 @@ class Server:
                 )
 
 
-def main(descriptor: int) -> None:
-    import importlib
+def prepare(model: str) -> None:
+    """Import what every job needs, `model`'s class too. No threads may be started here: forks would lack them."""
+    for name in PRELOAD:
+        importlib.import_module(name)
+    if not model:
+        return
+    from kvtune.engine.host import parse_engine_args
+    from kvtune.engine.resolve import resolve
 
+    # A model that cannot be configured without a job's own flags: each job says what is wrong.
+    with contextlib.suppress(Exception):
+        resolved = resolve(model, dummy=True, engine_args=[])
+        if resolved.offline:
+            os.environ["HF_HUB_OFFLINE"] = "1"
+        config = parse_engine_args(resolved.args).create_engine_config()
+        from vllm.model_executor.models import ModelRegistry
+
+        ModelRegistry.resolve_model_cls(config.model_config.architectures, config.model_config)
+
+
+def main(descriptor: int, model: str = "") -> None:
     reports = Reports(descriptor)
     server = Server(reports)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends our input
+    die_with_parent(signal.SIGTERM)
+    for name in ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_RUN_DIR"):
+        os.environ.pop(name, None)  # a job says its core itself
     try:
-        for name in PRELOAD:
-            importlib.import_module(name)
+        prepare(model)
     except ImportError as error:
         reports.send(
             Report(
@@ -219,10 +248,12 @@ def main(descriptor: int) -> None:
             )
         )
         return
+    gc.collect()
+    gc.freeze()
     reports.send(Report(kind="ready"))
     server.serve(sys.stdin.fileno())
     os._exit(0)  # torch has nothing to put away, and would say so at length
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:3])

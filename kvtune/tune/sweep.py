@@ -14,8 +14,7 @@ from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.engine_trial import engine_trial
 from kvtune.tune.journal import Journal
 from kvtune.tune.objective import Objective, best
-from kvtune.tune.sim_pool import SimPool
-from kvtune.tune.sim_worker import Answer
+from kvtune.tune.sim_pool import Answer, SimPool
 from kvtune.tune.trial import Bench, Place, Role, Settings, Trial
 from kvtune.workload.types import Workload
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.analysis.cache import CAUSES, Round, match_unit, miss_causes, prefix_cache, rounds, seen_tokens
-from kvtune.analysis.prefix_tree import PrefixTree
 from kvtune.run.types import EngineInfo, Run
 from kvtune.workload.spec import build
 from kvtune.workload.types import STREAM_ANSWER, Span, Workload
@@ -18,25 +17,6 @@ prompts = st.lists(spans, max_size=4).map(tuple)
 
 def tokens(prompt: tuple[Span, ...]) -> list[tuple[int, int]]:
     return [(span.stream, span.start + i) for span in prompt for i in range(span.length)]
-
-
-@given(st.lists(prompts, max_size=8), prompts)
-def test_the_tree_matches_like_a_list_of_all_prompts(
-    inserted: list[tuple[Span, ...]], asked: tuple[Span, ...]
-) -> None:
-    tree = PrefixTree()
-    best = 0
-    for prompt in inserted:
-        tree.insert(prompt)
-        same = 0
-        for a, b in zip(tokens(prompt), tokens(asked), strict=False):
-            if a != b:
-                break
-            same += 1
-        best = max(best, same)
-    assert tree.match(asked) == best
-    for prompt in inserted:
-        assert tree.match(prompt) == len(tokens(prompt))
 
 
 @st.composite

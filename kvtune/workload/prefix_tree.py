@@ -1,4 +1,4 @@
-"""What an infinite cache would hold, exact to the token: a radix tree over spans. Pure; no token is made.
+"""Which tokens were computed before: a radix tree over spans, exact to the token. Pure; no token is made.
 
 A node is a mapping from the next token `(stream, position)` to the edge that begins with it; an edge is a run
 of one stream. An edge is split where a prompt leaves it.
@@ -6,6 +6,7 @@ of one stream. An edge is split where a prompt leaves it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -21,13 +22,15 @@ class _Edge:
 
 
 class PrefixTree:
+    """`tokens` cuts a prompt to its first so many; without it, all of the prompt counts."""
+
     def __init__(self) -> None:
         self._root: Node = {}
 
-    def match(self, prompt: Iterable[Span]) -> int:
+    def match(self, prompt: Iterable[Span], tokens: int = sys.maxsize) -> int:
         """How many tokens from the prompt's start were inserted before, as the start of one prompt."""
         node, matched = self._root, 0
-        for stream, start, length in _joined(prompt):
+        for stream, start, length in joined(prompt, tokens):
             while length:
                 edge = node.get((stream, start))
                 if edge is None:
@@ -38,9 +41,9 @@ class PrefixTree:
                 start, length, node = start + edge.length, length - edge.length, edge.end
         return matched
 
-    def insert(self, prompt: Iterable[Span]) -> None:
+    def insert(self, prompt: Iterable[Span], tokens: int = sys.maxsize) -> None:
         node = self._root
-        for stream, start, length in _joined(prompt):
+        for stream, start, length in joined(prompt, tokens):
             while length:
                 edge = node.get((stream, start))
                 if edge is None:
@@ -51,15 +54,19 @@ class PrefixTree:
                 start, length, node = start + edge.length, length - edge.length, edge.end
 
 
-def _joined(prompt: Iterable[Span]) -> Iterator[tuple[int, int, int]]:
-    """Spans that continue each other as one, so that none ends inside an edge that the next one follows."""
+def joined(prompt: Iterable[Span], tokens: int = sys.maxsize) -> Iterator[Span]:
+    """The first `tokens` tokens in the fewest spans, so that none ends inside an edge that the next one follows."""
     stream, start, length = 0, 0, 0
     for span in prompt:
-        if span.stream == stream and span.start == start + length and length:
-            length += span.length
-        elif span.length:
+        more = min(span.length, tokens)
+        tokens -= more
+        if length and span.stream == stream and span.start == start + length:
+            length += more
+        elif more:
             if length:
-                yield stream, start, length
-            stream, start, length = span
+                yield Span(stream, start, length)
+            stream, start, length = span.stream, span.start, more
+        if not tokens:
+            break
     if length:
-        yield stream, start, length
+        yield Span(stream, start, length)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.sim.explain_seen import SeenTokens, joined
+from kvtune.workload.prefix_tree import PrefixTree, joined
 from kvtune.workload.types import Span
 
 # Few streams and short spans, so that prompts share, split and rejoin often.
@@ -29,29 +29,29 @@ def shared(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> int:
 
 
 @given(st.lists(st.tuples(prompts, st.integers(0, 30)), max_size=8), prompts, st.integers(0, 30))
-def test_known_is_the_longest_shared_beginning(
+def test_a_match_is_the_longest_shared_beginning(
     earlier: list[tuple[list[Span], int]], prompt: list[Span], limit: int
 ) -> None:
-    seen = SeenTokens()
+    seen = PrefixTree()
     for added, count in earlier:
-        seen.add(added, count)
+        seen.insert(added, count)
     asked = tokens(prompt)[:limit]
     expected = max((shared(tokens(added)[:count], asked) for added, count in earlier), default=0)
-    assert seen.known(prompt, limit) == expected
+    assert seen.match(prompt, limit) == expected
 
 
 @given(prompts, st.lists(st.integers(0, 30), max_size=6))
 def test_growing_chunk_by_chunk_is_the_same(prompt: list[Span], chunks: list[int]) -> None:
-    seen = SeenTokens()
+    seen = PrefixTree()
     for upto in sorted(chunks):
-        seen.add(prompt, upto)
+        seen.insert(prompt, upto)
     whole = len(tokens(prompt))
-    assert seen.known(prompt, whole) == min(max(chunks, default=0), whole)
+    assert seen.match(prompt, whole) == min(max(chunks, default=0), whole)
 
 
 @given(prompts, st.integers(0, 30))
 def test_joined_keeps_the_tokens(prompt: list[Span], limit: int) -> None:
-    short = joined(prompt, limit)
+    short = list(joined(prompt, limit))
     assert tokens(short) == tokens(prompt)[:limit]
     for left, right in pairwise(short):
         assert (left.stream, left.start + left.length) != (right.stream, right.start)

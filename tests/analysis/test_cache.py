@@ -15,10 +15,6 @@ spans = st.builds(Span, st.integers(0, 3), st.integers(0, 6), st.integers(0, 12)
 prompts = st.lists(spans, max_size=4).map(tuple)
 
 
-def tokens(prompt: tuple[Span, ...]) -> list[tuple[int, int]]:
-    return [(span.stream, span.start + i) for span in prompt for i in range(span.length)]
-
-
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[Workload, Run]:
     """Any prompts, served in any order at any times, some not at all, with any hits, possible or not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -50,9 +51,9 @@ def test_a_trial_that_dies_says_so(pool: SimPool) -> None:
     worker = pool._simulators._process
     assert worker is not None
     child = 0
+    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
     while not child:
-        with open(f"/proc/{worker.pid}/task/{worker.pid}/children") as children:
-            child = int((children.read().split() or ["0"])[0])
+        child = int((children.read_text().split() or ["0"])[0])
     os.kill(child, signal.SIGKILL)
     number, answer = pool.next_done()
     assert number == 7 and "SIGKILL" in answer.failed and answer.hint

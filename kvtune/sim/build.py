@@ -79,12 +79,15 @@ def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:
 def choose_core(settings: SimSettings) -> None:
     """Put the core's choice where its plugin reads it; KvtuneError when this process already runs another one."""
     global _core_in_this_process
+    from kvtune.core.plugin import register
+
     wanted = json.dumps([settings.core, settings.core_settings], sort_keys=True)
     if _core_in_this_process is None:
         os.environ["KVTUNE_CORE"] = settings.core
         os.environ["KVTUNE_SET"] = json.dumps(settings.core_settings)
         os.environ.pop("KVTUNE_RECIPE", None)
         _core_in_this_process = wanted
+        register()  # a fork's parent may have loaded vLLM's plugins already, without a core
     elif _core_in_this_process != wanted:
         raise KvtuneError(
             f"this process simulates the core {_core_in_this_process} and cannot change to {wanted}",

@@ -65,6 +65,7 @@ class Listener:
         self._wrap_end(manager)
         self._wrap_caching(self._coordinator)
         self._wrap_map(self._pool.cached_block_hash_to_block)
+        self._wrap_steady(scheduler)
 
     def _wrap_lookup(self, manager: Any) -> None:
         original = manager.get_computed_blocks
@@ -92,6 +93,18 @@ class Listener:
             return blocks
 
         manager.allocate_slots = allocate_slots
+
+    def _wrap_steady(self, scheduler: Any) -> None:
+        """The steady-decode path asks for blocks without `allocate_slots`."""
+        original = getattr(scheduler, "_allocate", None)
+        if original is None:
+            return
+
+        def allocate(request: Any) -> Any:
+            self._busy = (request.request_id, "decode")
+            return original(request)
+
+        scheduler._allocate = allocate
 
     def _wrap_end(self, manager: Any) -> None:
         # With async scheduling a request's blocks are popped now and freed later.

@@ -22,7 +22,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: what `vllm serve` takes or a built-in name. engine_args: vLLM's own flags. specs: captured from a real run
     (`header.engine.kv_specs`), instead of building the model. async_scheduling None: as vLLM's configuration says on
     this machine; True is what GPU engines do. block_tokens: tokens of a block, where this machine's attention kernels
-    would choose other ones. digests: keep one number a step (what was scheduled into which blocks).
+    would choose other ones. digests: keep one number a step (what was scheduled into which blocks). shortcuts: take
+    kvtune's steady-decode path under stock, too: the same decisions (its contract, and a test here) in less time.
     """
 
     model: str
@@ -35,5 +36,6 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool | None = None
     block_tokens: int | None = None
     digests: bool = False
+    shortcuts: bool = True
     verdicts: bool = False  # listen for `kvtune explain`: where each prompt's tokens went, in header.extra
     token_rows: int = 4_000_000  # the tokens table is left out above this many generated tokens

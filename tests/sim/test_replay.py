@@ -85,6 +85,24 @@ def test_jumps_change_nothing(simulators: Simulators, model: str, blocks: int, w
             np.testing.assert_allclose(exact.table("steps")[column], jumped.table("steps")[column], rtol=1e-9)
 
 
+@pytest.mark.parametrize(("model", "blocks", "workload"), CASES)
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_shortcuts_change_nothing(
+    simulators: Simulators, model: str, blocks: int, workload: str, ahead: bool
+) -> None:
+    """Stock's replay takes kvtune's steady-decode path: every step's blocks and every request's hits stay stock's."""
+    wanted = [
+        settings(model, blocks, shortcuts=shortcuts, digests=True, async_scheduling=ahead)
+        for shortcuts in (False, True)
+    ]
+    plain, short = replays(simulators, workload, wanted)
+    assert short.header.extra["digests"] == plain.header.extra["digests"]
+    for column in ("hit_tokens", "output_tokens", "preemptions", *TIMES):
+        np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])
+    for column in plain.table("steps"):
+        np.testing.assert_array_equal(plain.table("steps")[column], short.table("steps")[column])
+
+
 def test_cases_meet_eviction_and_preemption(simulators: Simulators) -> None:
     """The cases above are worth something: blocks run out in them."""
     run = replays(simulators, CASES[1][2], [settings(*CASES[1][:2])])[0]

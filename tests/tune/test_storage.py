@@ -22,7 +22,7 @@ from kvtune.tune import search as module
 from kvtune.tune.journal import Journal
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.search import search
-from kvtune.tune.sim_worker import Answer
+from kvtune.tune.sim_pool import Answer
 from kvtune.tune.space import shown
 from kvtune.tune.trial import Bench, Settings, Trial
 

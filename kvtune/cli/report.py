@@ -1,4 +1,4 @@
-"""`kvtune report RUN..`: one run's page, a comparison's page, or either on the console."""
+"""`kvtune report RUN..|STUDY`: a run's page, a comparison's, a study's, or any of them on the console."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ import typer
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run files (.kvrun): one for its page, more to compare.")
+        list[Path], typer.Argument(help="Run files (.kvrun): one for its page, more to compare. Or a study.")
     ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The page; beside the first run file unless given.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a page that exists.")] = False,
     console: Annotated[bool, typer.Option("--console", help="Print here and write no page.")] = False,
+    objective: Annotated[str, typer.Option(help="Of a study: hit-rate, ttft or throughput.")] = "hit-rate",
 ) -> None:
-    """Draw one run, or several beside each other, as one HTML file that needs nothing else."""
+    """Draw a run, several beside each other, or a sweep's study as one HTML file that needs nothing else."""
     from kvtune.analysis.rebuild import workload_of
     from kvtune.run.file import read_run
+    from kvtune.tune.study import is_study
+
+    if any(is_study(path) for path in runs):
+        _study(runs, output, objective, force=force, console=console)
+        return
 
     found = [read_run(path) for path in runs]
     if len(found) == 1:
@@ -46,3 +52,23 @@ def report(
             return
         html, beside = compare_page(made), runs[0].with_name(f"{runs[0].stem}-compared.html")
     print(write_page(html, output or beside, force=force))
+
+
+def _study(paths: list[Path], output: Path | None, objective: str, *, force: bool, console: bool) -> None:
+    from kvtune.errors import UsageError
+    from kvtune.report.page import write_page
+    from kvtune.report.sweep_page import sweep_page
+    from kvtune.tune.objective import objective as objective_of
+    from kvtune.tune.study import read_study, told
+
+    if len(paths) > 1:
+        raise UsageError("a study has a page of its own", "give one study, or run files only")
+    by, study = objective_of(objective), read_study(paths[0])
+    recipe = paths[0].with_suffix(".toml")
+    found = told(study, by, recipe if recipe.is_file() else None)
+    if console:
+        from kvtune.cli.trials_view import print_results
+
+        print_results(found, study.trials, by)
+        return
+    print(write_page(sweep_page(found), output or paths[0].with_suffix(".html"), force=force))

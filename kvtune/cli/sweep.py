@@ -34,7 +34,7 @@ def sweep(
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags stand after `--`."""
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice
-    from kvtune.cli.trials_view import TrialsView, print_results, write_sweep_page
+    from kvtune.cli.trials_view import TrialsView, print_results, write_study_page
     from kvtune.errors import EXIT_INTERRUPTED, UsageError
     from kvtune.tune import bench as benches
     from kvtune.tune import sweep as sweeps
@@ -69,7 +69,7 @@ def sweep(
             print(f"  next: the same command with --study {path} goes on", file=sys.stderr)
             return EXIT_INTERRUPTED
         found = sweeps.result(journal.trials, by)
-    page = write_sweep_page(found, journal.trials, by, path)
+    page = write_study_page(path, by)
     if json:
         print(sweeps.encoded({**found, "study": str(path), "page": str(page)}))
     else:

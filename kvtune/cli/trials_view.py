@@ -98,16 +98,14 @@ def print_results(found: dict[str, Any], trials: Sequence[Trial], by: Objective)
     console.print(found["verdict"]["text"])
 
 
-def write_sweep_page(found: dict[str, Any], trials: Sequence[Trial], by: Objective, journal: Path) -> Path:
-    """The sweep's page beside its journal; an earlier page of the same journal is replaced."""
+def write_study_page(journal: Path, by: Objective, recipe: Path | None = None) -> Path:
+    """The study's page beside its journal; an earlier page of the same journal is replaced."""
     from kvtune.report.page import write_page
     from kvtune.report.sweep_page import sweep_page
-    from kvtune.tune.effects import effects
+    from kvtune.tune.study import read_study, told
 
-    place = found["verdict"]["on"]
-    own = [t for t in trials if t.role == "trial" and t.on == place]
-    told = [(effect.knob, effect.means) for effect in effects(own, by)]
-    return write_page(sweep_page(found, told), journal.with_suffix(".html"), force=True)
+    html = sweep_page(told(read_study(journal), by, recipe))
+    return write_page(html, journal.with_suffix(".html"), force=True)
 
 
 def _cells(t: Trial) -> tuple[str, str, str]:

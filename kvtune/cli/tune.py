@@ -32,7 +32,7 @@ def tune(
 ) -> int:
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags stand after `--`."""
     from kvtune.cli.app import engine_args
-    from kvtune.cli.trials_view import TrialsView, print_results
+    from kvtune.cli.trials_view import TrialsView, print_results, write_study_page
     from kvtune.errors import EXIT_INTERRUPTED, UsageError
     from kvtune.tune import bench as benches
     from kvtune.tune import tune as tuning
@@ -69,10 +69,12 @@ def tune(
             print(f"kvtune: interrupted after {len(journal.trials)} trials", file=sys.stderr)
             print(f"  next: the same command with --study {path} goes on", file=sys.stderr)
             return EXIT_INTERRUPTED
-    found = {**tuning.plain(tuned), "study": str(path)}
+    page = write_study_page(path, by, tuned.recipe)
+    found = {**tuning.plain(tuned), "study": str(path), "page": str(page)}
     if json:
         print(encoded(found))
         return 0
     print_results(found, tuned.trials, by)
-    print(f"journal   {path}\nrecipe    {tuned.recipe or 'none: nothing was shown to be better than stock'}")
+    print(f"journal   {path}\npage      {page}")
+    print(f"recipe    {tuned.recipe or 'none: nothing was shown to be better than stock'}")
     return 0

@@ -1,198 +1,272 @@
-"""The page of a sweep: all trials in a table, a heat map for each pair of knobs that matters, what each knob did.
+"""The page of a sweep or a search: what came out and what to do, finalists, recipe, drawings, every trial in a table.
 
-In: the `--json` object of `kvtune sweep` (plain data), never the tuner itself. Drawn by the frame of every other page.
+In: a study as plain data (`kvtune.tune.study.told`), never the tuner itself. Drawn by the frame of every other page.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from kvtune.report.banners import Banner
-from kvtune.report.charts import Cell, Chart, Columns, Grid, Section, columns, grid, spec_of
-
-FIGURES = {
-    "hit-rate": (("prefix_cache", "hit_rate"), "hit rate (%)", 100.0),
-    "ttft": (("ttft_ms", "mean"), "first token (ms)", 1.0),
-    "throughput": (("throughput_tok_s",), "tokens/s", 1.0),
-}
-PAIR = ("pin_window", "min_drop")
-MOST_PANELS = 6
-
-Trial = Mapping[str, Any]
-
-
-def sweep_sections(
-    found: Mapping[str, Any], effects: Sequence[tuple[str, Sequence[tuple[Any, float, int]]]]
-) -> Any:
-    """Sections of the page. `effects`: per knob its values with mean figure and number of trials, largest first."""
-    by = str(found["objective"])
-    trials = [t for t in found["trials"] if t["state"] == "complete" and _figure(t, by) is not None]
-    knobs = [name for name, _ in effects]
-    sections = [_outcome(found, by), _effects(effects, by), _maps(trials, knobs, by), _table(found, by)]
-    return [s for s in sections if s is not None]
+from kvtune.report.charts import Cell, Section, grid
+from kvtune.report.sections.verdict import Figure
+from kvtune.report.sweep_charts import (
+    FIGURES,
+    Trial,
+    effects_section,
+    figure_of,
+    front_section,
+    maps_section,
+    settings_text,
+    shown,
+    text_of,
+)
+from kvtune.units import count
 
 
-def sweep_page(
-    found: Mapping[str, Any], effects: Sequence[tuple[str, Sequence[tuple[Any, float, int]]]]
-) -> str:
+def sweep_page(found: Mapping[str, Any]) -> str:
     """One self-contained HTML file."""
     from kvtune.report.page import _render
 
-    first = found["trials"][0] if found["trials"] else {}
-    model = str(first.get("model", ""))
-    spec = str(first.get("workload", {}).get("spec", ""))
-    simulated = all(t["on"] == "sim" for t in found["trials"])
-    told = (
-        Banner("info", "Simulated.", "No engine ran: hits are exact, times are predicted.")
-        if simulated
-        else None
-    )
+    bench = found["bench"]
     return _render(
-        title=f"{model} · sweep · kvtune",
-        eyebrow="kvtune sweep",
-        heading=model,
-        subtitle=spec,
-        sections=sweep_sections(found, effects),
-        banners=[told] if told else [],
+        title=f"{bench['model']} · {found['kind']} · kvtune",
+        eyebrow=f"kvtune {found['kind']}",
+        heading=bench["model"],
+        subtitle=", ".join(
+            part
+            for part in (bench["spec"], f"vLLM {bench['vllm']}" if bench["vllm"] else "", _args(bench))
+            if part
+        ),
+        sections=sweep_sections(found),
+        banners=_banners(found),
     )
+
+
+def sweep_sections(found: Mapping[str, Any]) -> list[Section]:
+    by, place = str(found["objective"]), found["drawn_on"]
+    done = [
+        t
+        for t in found["trials"]
+        if t["state"] == "complete" and t["on"] == place and figure_of(t, by) is not None
+    ]
+    knobs = [name for name, _ in found["effects"]]
+    sections = [
+        _outcome(found, by),
+        _finalists(found, by),
+        _use(found),
+        maps_section(done, knobs, by),
+        effects_section(found["effects"], by),
+        front_section(done, found["front"]),
+        _table(found, by),
+    ]
+    return [s for s in sections if s is not None]
+
+
+def _banners(found: Mapping[str, Any]) -> list[Banner]:
+    places = {t["on"] for t in found["trials"]}
+    told = []
+    if places == {"sim"}:
+        told.append(
+            Banner("info", "Simulated.", "No engine ran: hits are the engine's own, times are predicted.")
+        )
+    elif "sim" in places:
+        told.append(Banner("info", "Partly simulated.", "Trials marked sim ran no engine: times predicted."))
+    failed = sum(t["state"] == "failed" for t in found["trials"])
+    if failed and failed == len(found["trials"]):
+        told.append(Banner("bad", "Every trial failed.", "The table of trials says why."))
+    elif failed:
+        told.append(
+            Banner(
+                "warn",
+                f"{count(failed)} trial{'s' if failed > 1 else ''} failed.",
+                "The table of trials says why.",
+            )
+        )
+    return told
 
 
 def _outcome(found: Mapping[str, Any], by: str) -> Section:
-    best, baseline = found["best"], found["baseline"]
-    lines = [("verdict", found["verdict"]["text"])]
-    for name, trial in (("best", best), ("baseline", baseline)):
-        if trial is not None:
-            lines.append((name, f"{_settings(trial)}: {_text(trial, by)}"))
-    note = "Each setting ran once. `kvtune tune` repeats the best on the engine and gives intervals."
-    return Section("outcome", "What came out", "", "outcome.html", {"lines": lines, "note": note})
+    best, stock, verdict = found["best"], found["baseline"], found["verdict"]
+    figures = []
+    title = FIGURES[by][1]
+    if best is not None:
+        figures.append(Figure(f"Best {title}", text_of(best, by), settings_text(best)))
+    if stock is not None and stock is not best:
+        figures.append(Figure(f"Baseline {title}", text_of(stock, by), settings_text(stock)))
+    states = [t["state"] for t in found["trials"]]
+    rest = len(states) - states.count("complete")
+    figures.append(
+        Figure("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else "")
+    )
+    result, advice, command = _words(found, by)
+    values = {
+        "lines": (("What came out", result), ("What to do", advice)),
+        "command": command,
+        "figures": figures,
+        "winner": bool(verdict["winner"]),
+    }
+    return Section("outcome", "What came out" if verdict["winner"] else "No winner", "", "sweep.html", values)
 
 
-def _effects(effects: Sequence[tuple[str, Sequence[tuple[Any, float, int]]]], by: str) -> Section | None:
-    import altair as alt
+def _words(found: Mapping[str, Any], by: str) -> tuple[str, str, str]:
+    """What came out, what to do, and the command for it."""
+    best, stock, verdict, bench = found["best"], found["baseline"], found["verdict"], found["bench"]
+    if best is None:
+        return (
+            "No trial was completed, so nothing can be said about these settings.",
+            "Look at the reason in the table of trials, and see what this model's settings come to.",
+            _command("doctor", bench["model"], *_dashed(bench)),
+        )
+    title = FIGURES[by][1]
+    simulated = verdict["on"] == "sim"
+    where = "in simulation" if simulated else "on the engine"
+    if stock is None or figure_of(stock, by) is None:
+        result = f"The best of these settings ({settings_text(best)}) reached {text_of(best, by)} {title}."
+        result += " There is no baseline to compare it with."
+    elif verdict["winner"]:
+        figures = f"{title} {text_of(best, by)} against {text_of(stock, by)} of stock vLLM"
+        result = f"{settings_text(best)}: {figures}, {where}."
+    else:
+        result = (
+            f"Nothing tried here was shown to be better than stock vLLM: {title} {text_of(best, by)} at best, "
+            f"{text_of(stock, by)} of stock, {where}."
+        )
+    if verdict.get("why"):
+        result += f" {str(verdict['why'])[:1].upper()}{str(verdict['why'])[1:]}."
+    if found["recipe"]:
+        return result, "Serve the model with the recipe below.", _serve(found)
+    if not verdict["winner"]:
+        advice = "Keep stock's settings for this load, or search over all knobs before giving up."
+        return result, advice, _tune(bench, by)
+    if simulated:
+        advice = "Prove it on the real engine: this searches, repeats stock and the best in turn, and writes a recipe."
+        return result, advice, _tune(bench, by)
+    if not verdict["confirmed"]:
+        advice = "Repeat it: each setting ran once, so the difference may be chance."
+        return result, advice, _tune(bench, by)
+    return result, "Run the load with the best settings and look at its page.", _profile(found)
 
-    if not effects:
+
+def _finalists(found: Mapping[str, Any], by: str) -> Section | None:
+    if not found["finalists"]:
         return None
     _, title, scale = FIGURES[by]
-    charts, data = [], {}
-    for knob, means in effects:
-        name = f"effect-{knob.replace('_', '-')}"
-        data[name] = columns(value=[_shown(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
-        drawing = (
-            alt.Chart(alt.NamedData(name=name), height=150)
-            .mark_line(point=True, color="var(--c1)")
-            .encode(
-                x=alt.X("value:N", sort=None, axis=alt.Axis(title=knob, labelAngle=0)),
-                y=alt.Y("figure:Q", title=title, scale=alt.Scale(zero=False)),
-                tooltip=[
-                    alt.Tooltip("value:N", title=knob),
-                    alt.Tooltip("figure:Q", title=title, format=",.4~g"),
-                ],
+    rows = []
+    for side in found["finalists"]:
+        mean, low, high, relative = (side.get(name) for name in ("mean", "low", "high", "relative"))
+        values = [scale * value for value in side["values"]]
+        between = (
+            f"{scale * low:+,.4g} to {scale * high:+,.4g}" if low is not None and high is not None else "–"
+        )
+        word = str(side.get("verdict", "")) if between != "–" else str(side.get("why", ""))
+        rows.append(
+            (
+                settings_text(side),
+                Cell(str(len(values)), len(values)),
+                Cell(f"{scale * mean:,.4g}", scale * mean) if mean is not None else "–",
+                f"{min(values):,.4g} to {max(values):,.4g}" if values else "–",
+                between,
+                Cell(f"{100 * relative:+.1f} %", relative) if relative is not None else "–",
+                Cell(word or "the baseline", css=word if word in ("better", "worse") else "quiet"),
             )
         )
-        rows = [(_shown(v), Cell(f"{scale * m:,.4g}", scale * m), Cell(str(n), n)) for v, m, n in means]
-        table = grid((knob, f"mean {title}", "trials"), rows, f"Marginal effect of {knob}")
-        label = ", ".join(f"{_shown(v)}: {scale * m:,.4g}" for v, m, _ in means)
-        charts.append(Chart(name, knob, f"Mean {title} at each value: {label}.", spec_of(drawing), table))
-    lead = "The mean over all trials at each value of a knob, the others averaged over; the largest effect first."
-    return Section("effects", "What each knob did", lead, "charts.html", charts=tuple(charts), data=data)
-
-
-def _maps(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Section | None:
-    pair = PAIR if all(name in knobs for name in PAIR) else tuple(k for k in knobs if k != "block_size")[:2]
-    if len(pair) < 2:
-        return None
-    panels: dict[Any, list[Trial]] = {}
-    for trial in trials:
-        if all(name in trial["settings"] for name in pair):
-            panels.setdefault(trial["settings"].get("block_size"), []).append(trial)
-    charts: list[Chart] = []
-    data: dict[str, Columns] = {}
-    for block, own in list(panels.items())[:MOST_PANELS]:
-        chart, drawn = _map(f"map-{len(charts)}", own, pair, block, by)
-        charts.append(chart)
-        data[chart.id] = drawn
-    if not charts:
-        return None
-    lead = "The best trial in each cell: other knobs of the sweep are at whatever value was best there."
-    return Section("maps", "Two knobs together", lead, "charts.html", charts=tuple(charts), data=data)
-
-
-def _map(
-    name: str, trials: Sequence[Trial], pair: Sequence[str], block: Any, by: str
-) -> tuple[Chart, Columns]:
-    import altair as alt
-
-    _, title, scale = FIGURES[by]
-    pick = min if by == "ttft" else max
-    cells: dict[tuple[Any, Any], float] = {}
-    for trial in trials:
-        at = (trial["settings"][pair[0]], trial["settings"][pair[1]])
-        figure = scale * (_figure(trial, by) or 0.0)
-        cells[at] = pick(cells.get(at, figure), figure)
-    drawn = columns(
-        x=[_shown(x) for x, _ in cells], y=[_shown(y) for _, y in cells], figure=list(cells.values())
-    )
-    ramp = alt.Scale(range=[0.08, 1])  # a page's colours are variables: they cannot be interpolated
-    drawing = (
-        alt.Chart(alt.NamedData(name=name), height=34 * len({y for _, y in cells}) + 20)
-        .mark_rect(color="var(--c1)")
-        .encode(
-            x=alt.X("x:N", sort=None, axis=alt.Axis(title=pair[0], labelAngle=0)),
-            y=alt.Y("y:N", sort=None, title=pair[1]),
-            opacity=alt.Opacity("figure:Q", title=title, scale=ramp),
-            tooltip=[
-                alt.Tooltip("x:N", title=pair[0]),
-                alt.Tooltip("y:N", title=pair[1]),
-                alt.Tooltip("figure:Q"),
-            ],
+    heads = ("setting", "runs", f"mean {title}", "from to", "against stock, 95 %", "relative", "verdict")
+    drift = found["verdict"].get("drift_ttft")
+    why = [
+        "Whole runs on the real engine, in turn: stock, each finalist, and again; stock once more at the end."
+    ]
+    if drift is not None:
+        why.append(
+            f"Stock's first-token time drifted by {100 * drift:+.1f} % from its first run to its last."
         )
+    values_of = {"tables": [grid(heads, rows, "Finalists on the engine")], "why": why}
+    return Section("finalists", "Finalists", "", "figures.html", values_of)
+
+
+def _use(found: Mapping[str, Any]) -> Section | None:
+    """The recipe and how to use it; without one, how to run the best setting."""
+    if found["best"] is None:
+        return None
+    if not found["recipe"]:
+        commands = [("Run the best setting of these and look at its page", _profile(found))]
+        lead = "No recipe was written: `kvtune tune` writes one when a gain was shown on the engine."
+        values = {"text": "", "commands": commands}
+        return Section("recipe", "How to use it", lead, "recipe.html", values)
+    name, model = PurePath(found["recipe"]).name, found["bench"]["model"]
+    commands = [
+        ("Serve with it", _serve(found)),
+        ("Run its evidence again: does it hold here?", _command("recipe", "verify", name)),
+        ("For plain vLLM: a configuration and its environment", _command("recipe", "export", name, "-o", "served")),
+        ("and then", f"source served/env.sh && vllm serve {shlex.quote(model)} --config served/config.yaml"),
+    ]  # fmt: skip
+    lead = f"{name}, written by this study. It holds settings and their evidence, nothing that is executed."
+    return Section(
+        "recipe", "The recipe", lead, "recipe.html", {"text": found["recipe_text"], "commands": commands}
     )
-    rows = [(_shown(x), _shown(y), Cell(f"{f:,.4g}", f)) for (x, y), f in cells.items()]
-    where = f"block_size {block}: " if block is not None else ""
-    best = pick(cells.items(), key=lambda item: item[1])
-    label = f"Best {title} {best[1]:,.4g} at {pair[0]} {_shown(best[0][0])}, {pair[1]} {_shown(best[0][1])}."
-    heading = f"{where}{pair[0]} and {pair[1]}"
-    return Chart(name, heading, label, spec_of(drawing), grid((*pair, title), rows, heading)), drawn
 
 
 def _table(found: Mapping[str, Any], by: str) -> Section:
-    trials = list(found["trials"])
+    trials: list[Trial] = list(found["trials"])
+    if found["baseline"] is not None and all(t["number"] != found["baseline"]["number"] for t in trials):
+        trials.insert(0, found["baseline"])
     knobs = list(dict.fromkeys(name for t in trials for name in t["settings"]))
-    rows = []
-    for t in trials:
-        own = [_shown(t["settings"][k]) if k in t["settings"] else "" for k in knobs]
-        figures = [
-            Cell(_text(t, name), _figure(t, name)) if t["state"] == "complete" else "–" for name in FIGURES
-        ]
-        rows.append((Cell(str(t["number"]), t["number"]), t["on"], *own, *figures, t["why"] or t["state"]))
+    best = found["best"]["number"] if found["best"] is not None else None
+    rows = [_trial_row(t, knobs, "best" if t["number"] == best else "") for t in trials]
     heads = ("trial", "on", *knobs, *(title for _, title, _ in FIGURES.values()), "state")
-    tables: list[Grid] = [grid(heads, rows, "All trials")]
-    return Section("trials", "Trials", "", "figures.html", {"tables": tables, "why": []})
-
-
-def _figure(trial: Trial, by: str) -> float | None:
-    value: Any = trial
-    for name in FIGURES[by][0]:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _text(trial: Trial, by: str) -> str:
-    figure = _figure(trial, by)
-    return "–" if figure is None else f"{FIGURES[by][2] * figure:,.4g}"
-
-
-def _settings(trial: Trial) -> str:
-    core = "stock" if trial["core"] == "stock" else "kvtune core"
-    return f"{core}, " + (", ".join(f"{k} {_shown(v)}" for k, v in trial["settings"].items()) or "defaults")
-
-
-def _shown(value: Any) -> str:
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
+    lead = (
+        "All of them, as they ran. Times of simulated trials are predictions." if trials else "None was made."
     )
+    return Section(
+        "trials",
+        "Trials",
+        lead,
+        "trials.html",
+        {"table": grid(heads, rows, "All trials"), "by": FIGURES[by][1]},
+    )
+
+
+def _trial_row(t: Trial, knobs: Sequence[str], css: str) -> tuple[Cell, ...]:
+    name = "stock" if t["role"] == "baseline" else f"{t['number']} (best)" if css else str(t["number"])
+    own = []
+    for knob in knobs:
+        value = t["settings"].get(knob)
+        number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        own.append(Cell("" if value is None else shown(value), number))
+    complete = t["state"] != "failed"
+    figures = [Cell(text_of(t, by), figure_of(t, by)) if complete else Cell("–") for by in FIGURES]
+    return Cell(name, float(t["number"]), css), Cell(t["on"]), *own, *figures, Cell(t["why"] or t["state"])
+
+
+def _args(bench: Mapping[str, Any]) -> str:
+    return shlex.join(bench["engine_args"])
+
+
+def _dashed(bench: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("--", *bench["engine_args"]) if bench["engine_args"] else ()
+
+
+def _tune(bench: Mapping[str, Any], by: str) -> str:
+    return _command("tune", bench["model"], "-w", bench["spec"], "--objective", by, *_dashed(bench))
+
+
+def _serve(found: Mapping[str, Any]) -> str:
+    return _command("serve", found["bench"]["model"], "--recipe", PurePath(found["recipe"]).name)
+
+
+def _profile(found: Mapping[str, Any]) -> str:
+    from kvtune.core.settings import KNOBS
+
+    bench, best, args = found["bench"], found["best"], found["best_flags"]
+    core = {**bench["core_settings"], **{n: v for n, v in best["settings"].items() if n in KNOBS}}
+    words = ["profile", bench["model"], "-w", bench["spec"], "--core", str(best["core"])]
+    for name, value in core.items():
+        words += ["--set", f"core.{name}={shown(value)}"]
+    return _command(*words, *(("--", *args) if args else ()))
+
+
+def _command(*words: str) -> str:
+    return shlex.join(("kvtune", *words))

@@ -12,7 +12,9 @@ import pytest
 
 from kvtune.report.contrast import contrast
 from kvtune.report.page import compare_page, run_page
+from kvtune.report.sweep_page import sweep_page
 from kvtune.run.types import CoreInfo
+from tests.golden import studies
 from tests.golden.synthetic import empty_run, partial_run, rounds_run
 from tests.report.conftest import run_of
 
@@ -32,6 +34,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "empty": run_page(empty_run()),
         "hostile": run_page(run_of("hostile")),
         "compare": compare_page(contrast([run_of("rounds"), kvtune], ["a", "b"])),
+        "sweep": sweep_page(studies.found(studies.grid_study())),
+        "tune": sweep_page(studies.found(studies.tuned_study())),
+        "thousand": sweep_page(studies.found(studies.thousand())),
     }
     for name, html in made.items():
         (folder / f"{name}.html").write_text(html, encoding="utf-8")
@@ -75,7 +80,9 @@ def wait(done: Callable[[], Any], seconds: float = 40) -> Any:
     raise AssertionError(f"not within {seconds} s")
 
 
-@pytest.mark.parametrize("name", ["run", "long", "partial", "hostile", "compare"])
+@pytest.mark.parametrize(
+    "name", ["run", "long", "partial", "hostile", "compare", "sweep", "tune", "thousand"]
+)
 def test_every_chart_of_a_page_is_drawn(opened: Open, name: str) -> None:
     page = opened(name)
     drawn = page.execute_script(
@@ -100,7 +107,7 @@ def test_an_empty_run_opens(opened: Open) -> None:
     assert "This run failed." in page.find_element("css selector", "main").text
 
 
-@pytest.mark.parametrize("name", ["run", "partial", "hostile", "compare", "empty"])
+@pytest.mark.parametrize("name", ["run", "partial", "hostile", "compare", "empty", "sweep", "tune"])
 def test_nothing_overflows_at_390_pixels(opened: Open, name: str) -> None:
     page = opened(name, width=390)
     wide = page.execute_script(
@@ -151,6 +158,37 @@ def test_a_table_sorts_by_number_both_ways(opened: Open) -> None:
     page.execute_script("arguments[0].click()", head)
     assert values() == sorted(values(), reverse=True)
     assert values()[0] != values()[-1]
+
+
+def test_a_table_of_a_thousand_trials_filters_and_sorts(opened: Open) -> None:
+    page = opened("thousand")
+    field = page.find_element("css selector", "#trials-filter")
+
+    def rows() -> list[list[str]]:
+        return page.execute_script(  # type: ignore[no-any-return]
+            """return [...document.querySelectorAll("#trials-table tbody tr")].filter((r) => r.checkVisibility())
+                 .map((r) => [...r.cells].map((c) => c.textContent.trim()))"""
+        )
+
+    assert len(rows()) == 1001
+    field.send_keys("pin_window=1024 block_size=64")
+    assert len(rows()) == 8
+    assert {(row[2], row[4]) for row in rows()} == {("1024", "64")}
+    assert page.find_element("css selector", ".filter output").text == "8 of 1001"
+    field.clear()
+    field.send_keys("refuses")
+    assert len(rows()) == 1
+    field.clear()
+    field.send_keys("min_drop>32 pin_window<300")
+    assert {row[3] for row in rows()} == {"48", "64"}
+    head = next(
+        b
+        for b in page.find_elements("css selector", "#trials-table th button")
+        if b.text.startswith("hit rate")
+    )
+    page.execute_script("arguments[0].click()", head)
+    rates = [float(row[5]) for row in rows()]
+    assert len(rates) > 10 and rates == sorted(rates)
 
 
 def domain(page: Any) -> tuple[float, float]:
@@ -248,7 +286,7 @@ return bad;
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["run", "partial", "compare"])
+@pytest.mark.parametrize("name", ["run", "partial", "compare", "sweep", "tune"])
 def test_all_text_has_the_contrast_of_aa(opened: Open, name: str, scheme: str) -> None:
     assert opened(name, scheme=scheme).execute_script(CONTRASTS) == []
 

@@ -1,70 +1,138 @@
-"""The sweep's page: from the `--json` object to one file."""
+"""The page of a sweep or a search: from a study file to one HTML file."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from kvtune.cli.app import run
 from kvtune.report.sweep_page import sweep_page, sweep_sections
+from kvtune.tune.objective import objective
+from kvtune.tune.study import front, is_study, read_study, told
+from kvtune.tune.trial import Trial
+from tests.golden import studies
+from tests.golden.make import FOLDER
+from tests.golden.synthetic import HOSTILE
+
+GOLDEN = sorted(FOLDER.glob("study*.jsonl"))
 
 
-def trial(number: int, state: str = "complete", **settings: Any) -> dict[str, Any]:
-    return {
-        "number": number,
-        "settings": settings,
-        "on": "sim",
-        "core": "kvtune",
-        "state": state,
-        "why": "" if state == "complete" else "<b>refused</b>",
-        "model": "tiny-gemma3",
-        "workload": {"spec": "rounds"},
-        "prefix_cache": {"hit_rate": number / 10},
-        "ttft_ms": {"mean": 100.0 - number},
-        "throughput_tok_s": 5.0 + number,
-    }
-
-
-def found() -> dict[str, Any]:
-    trials = [
-        trial(i, pin_window=pin, min_drop=drop, block_size=block)
-        for i, (pin, drop, block) in enumerate(
-            (p, d, b) for p in (0, 1024) for d in (1, 16) for b in (32, 64)
-        )
-    ]
-    trials.append(trial(8, "failed", pin_window=5, min_drop=1, block_size=32))
-    verdict = {"text": "hit-rate 0.7 against stock's 0"}
-    return {
-        "objective": "hit-rate",
-        "trials": trials,
-        "best": trials[7],
-        "baseline": trials[0],
-        "verdict": verdict,
-    }
-
-
-EFFECTS = [
-    ("pin_window", [(0, 0.15, 4), (1024, 0.55, 4)]),
-    ("min_drop", [(1, 0.25, 4), (16, 0.45, 4)]),
-    ("block_size", [(32, 0.3, 4), (64, 0.4, 4)]),
-]
+def sections(found: dict[str, Any]) -> dict[str, Any]:
+    return {s.id: s for s in sweep_sections(found)}
 
 
 def test_a_heat_map_for_each_block_size() -> None:
-    sections = {s.id: s for s in sweep_sections(found(), EFFECTS)}
-    maps = sections["maps"].charts
-    assert [c.title for c in maps] == [f"block_size {b}: pin_window and min_drop" for b in (32, 64)]
-    assert len(sections["maps"].data[maps[0].id]["figure"]) == 4
-    assert "70" in maps[1].label
-    assert [c.title for c in sections["effects"].charts] == ["pin_window", "min_drop", "block_size"]
+    made = sections(studies.found(studies.grid_study()))
+    maps = made["maps"].charts
+    assert [c.title for c in maps] == ["block_size 32", "block_size 64"]
+    assert len(made["maps"].data[maps[0].id]["figure"]) == 8, "one trial failed"
+    assert "best 41.76, at pin_window 2048 and min_drop 64" in maps[0].label
+    assert len(made["maps"].data[maps[1].id]["figure"]) == 9
+    assert {c.title for c in made["effects"].charts} == {"pin_window", "min_drop", "block_size"}
+    assert made["effects"].charts[0].title == "pin_window"
 
 
-def test_the_page_escapes_and_holds_every_trial() -> None:
-    html = sweep_page(found(), EFFECTS)
-    assert "<b>refused" not in html
-    assert "&lt;b&gt;refused" in html
+def test_a_winner_in_simulation_is_told_as_one_and_sent_to_the_engine() -> None:
+    html = sweep_page(studies.found(studies.grid_study()))
     assert "Simulated." in html
-    assert html.count("pin_window") > 3
+    assert "41.76 against 33 of stock vLLM, in simulation." in html
+    assert "kvtune tune tiny-gemma3" in html
+    assert "No recipe was written" in html
 
 
-def test_one_trial_of_the_defaults_has_a_page() -> None:
-    one = {**found(), "trials": [trial(0)], "best": trial(0), "baseline": None}
-    assert "defaults" in sweep_page(one, [])
+def test_no_winner_says_so() -> None:
+    html = sweep_page(studies.found(studies.grid_study(stock=0.9)))
+    assert "No winner" in html
+    assert "Nothing tried here was shown to be better than stock vLLM" in html
+
+
+def test_failed_trials_stand_in_the_table_with_their_reason_as_text() -> None:
+    html = sweep_page(studies.found(studies.grid_study(why=HOSTILE)))
+    assert "<img src=x" not in html
+    assert "&lt;img src=x" in html
+    assert "1 trial failed." in html
+
+
+def test_every_trial_failed() -> None:
+    html = sweep_page(studies.found(studies.grid_study(fails=range(1, 100))))
+    assert "Every trial failed." in html
+    assert "kvtune doctor tiny-gemma3" in html
+
+
+def test_a_study_without_a_trial_has_a_page() -> None:
+    html = sweep_page(told(studies.Study("sweep", studies.bench(), ()), studies.HIT_RATE))
+    assert "No trial was completed" in html
+
+
+def test_finalists_on_the_engine_without_their_run_files_keep_their_figures() -> None:
+    found = studies.found(studies.tuned_study())
+    assert [row["core"] for row in found["finalists"]] == ["stock", "kvtune"]
+    assert [len(row["values"]) for row in found["finalists"]] == [3, 3]
+    assert found["finalists"][1]["mean"] == pytest.approx(0.61)
+    assert "Finalists on the engine" in sweep_page(found)
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    waits_and_rates = [(10, 5), (20, 9), (15, 4), (20, 8), (30, 20), (40, 20)]
+    trials = [
+        Trial(number=n, settings={}, on="sim", summary={"ttft_ms": {"mean": w}, "throughput_tok_s": r})
+        for n, (w, r) in enumerate(waits_and_rates)
+    ]
+    assert [t.number for t in front(trials)] == [0, 1, 4]
+
+
+def test_the_best_setting_keeps_the_pools_size_in_tokens() -> None:
+    study = studies.grid_study(blocks=(64,), fails=())
+    found = studies.found(study)
+    assert "--num-gpu-blocks-override 1500" in " ".join(found["best_flags"])
+    assert "--num-gpu-blocks-override 1500" in sweep_page(found)
+
+
+def test_a_thousand_trials_stay_below_three_megabytes() -> None:
+    study = studies.thousand()
+    assert len(study.trials) == 1001
+    html = sweep_page(studies.found(study))
+    assert len(html.encode()) < 3_000_000
+    assert "Of 5 block sizes" not in html
+
+
+def test_another_objective_judges_the_same_study() -> None:
+    html = sweep_page(told(studies.grid_study(), objective("ttft")))
+    assert "first token (ms)" in html
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_report_draws_every_golden_study(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert is_study(path)
+    assert run(["report", str(path), "-o", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "tiny-gemma3" in text
+    assert run(["report", str(path), "-o", str(page)]) == 2, "an existing page is kept"
+    assert "--force" in capsys.readouterr().err
+    assert run(["report", str(path), "--console"]) == 0
+    assert "hit rate" in capsys.readouterr().out
+
+
+def test_there_is_a_golden_study() -> None:
+    assert GOLDEN
+
+
+def test_a_study_that_is_still_written_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(studies.journal(studies.grid_study())[:-20])
+    assert len(read_study(path).trials) == len(studies.grid_study().trials) - 1
+
+
+def test_a_damaged_study_names_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "s.jsonl"
+    lines = studies.journal(studies.grid_study()).split(b"\n")
+    lines[2] = b'{"number": "x"}'
+    path.write_bytes(b"\n".join(lines))
+    assert run(["report", str(path)]) == 2
+    assert "line 3" in capsys.readouterr().err

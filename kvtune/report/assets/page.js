@@ -159,6 +159,32 @@
     });
   });
 
+  // ---- a table's rows by words, and by column=value, column>value, column<value --------------------------------
+  document.querySelectorAll("input[data-filter]").forEach((input) => {
+    const table = document.getElementById(input.dataset.filter).querySelector("table");
+    const bodyRows = [...table.tBodies[0].rows], count = input.parentElement.querySelector("output");
+    const heads = [...table.tHead.rows[0].cells].map((th) => th.textContent.trim().toLowerCase());
+    const texts = bodyRows.map((tr) => [...tr.cells].map((td) => td.textContent.trim().toLowerCase()));
+    const numberOf = (td) => (td.dataset.value === undefined ? NaN : Number(td.dataset.value));
+    const test = (word) => {
+      const [, name, sign, value] = /^([^=<>]+)([=<>])(.*)$/.exec(word) ?? [];
+      const column = name === undefined ? -1 : heads.findIndex((head) => head.startsWith(name));
+      if (column < 0) return (i) => texts[i].some((text) => text.includes(word));
+      if (value === "") return () => true;
+      if (sign === "=") return (i) => texts[i][column] === value || numberOf(bodyRows[i].cells[column]) === Number(value);
+      return (i) => (sign === "<" ? numberOf(bodyRows[i].cells[column]) < Number(value) : numberOf(bodyRows[i].cells[column]) > Number(value));
+    };
+    input.addEventListener("input", () => {
+      const tests = input.value.toLowerCase().split(/\s+/).filter(Boolean).map(test);
+      let kept = 0;
+      bodyRows.forEach((tr, i) => {
+        tr.hidden = !tests.every((t) => t(i));
+        kept += tr.hidden ? 0 : 1;
+      });
+      count.textContent = `${kept} of ${bodyRows.length}`;
+    });
+  });
+
   // ---- copy buttons -----------------------------------------------------------------------------------------------
   document.querySelectorAll("[data-copy]").forEach((b) => {
     b.addEventListener("click", async () => {

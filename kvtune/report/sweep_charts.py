@@ -1,0 +1,221 @@
+"""The drawings of a sweep's page: two knobs together, what each knob did, the front of latency and throughput.
+
+In: trials as the study tells them (plain data). A page's colours are CSS variables, which cannot be interpolated:
+the maps shade one colour by its opacity, and write the figure into the cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvtune.report.charts import Cell, Chart, Columns, Section, columns, grid, spec_of
+
+FIGURES = {
+    "hit-rate": (("prefix_cache", "hit_rate"), "hit rate (%)", 100.0),
+    "ttft": (("ttft_ms", "mean"), "first token (ms)", 1.0),
+    "throughput": (("throughput_tok_s",), "output tokens/s", 1.0),
+}
+PAIR = ("pin_window", "min_drop")
+MOST_PANELS = 6
+SHADES = (0.05, 0.55)  # text on the darkest cell stays readable, in both themes
+
+Trial = Mapping[str, Any]
+
+
+def figure_of(trial: Trial, by: str) -> float | None:
+    """The figure as shown: in percent where it is a share."""
+    value: Any = trial
+    for name in FIGURES[by][0]:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return FIGURES[by][2] * float(value) if known else None
+
+
+def text_of(trial: Trial, by: str) -> str:
+    figure = figure_of(trial, by)
+    return "–" if figure is None else f"{figure:,.4g}"
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def settings_text(trial: Trial) -> str:
+    core = "stock vLLM" if trial["core"] == "stock" else "kvtune core"
+    own = ", ".join(f"{name} {shown(value)}" for name, value in trial["settings"].items())
+    return f"{core}, {own}" if own else f"{core}, defaults"
+
+
+def effects_section(effects: Sequence[tuple[str, Sequence[Sequence[Any]]]], by: str) -> Section | None:
+    import altair as alt
+
+    if not effects:
+        return None
+    _, title, scale = FIGURES[by]
+    charts, data = [], {}
+    highest = max(scale * mean for _, means in effects for _, mean, _ in means)
+    for number, (knob, found) in enumerate(effects):
+        name = f"effect-{number}"
+        means = sorted(found, key=lambda row: _order(row[0]))
+        data[name] = columns(value=[shown(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
+        top = alt.Scale(domain=[0, highest * 1.05 or 1])  # one axis for all: their sizes can be compared
+        drawing = alt.Chart(alt.NamedData(name=name), height=150).mark_bar(color="var(--c1)").encode(
+            x=alt.X("value:N", sort=None, axis=alt.Axis(title=knob, labelAngle=0)),
+            y=alt.Y("figure:Q", title=f"mean {title}", scale=top),
+            tooltip=[
+                alt.Tooltip("value:N", title=knob),
+                alt.Tooltip("figure:Q", title=title, format=",.4~g"),
+            ],
+        )  # fmt: skip
+        rows = [(shown(v), Cell(f"{scale * m:,.4g}", scale * m), Cell(str(n), n)) for v, m, n in means]
+        table = grid((knob, f"mean {title}", "trials"), rows, f"Marginal effect of {knob}")
+        label = f"Mean {title}: " + ", ".join(f"{scale * m:,.4g} at {shown(v)}" for v, m, _ in means) + "."
+        charts.append(Chart(name, knob, label, spec_of(drawing), table))
+    lead = "The mean over all trials at each value of a knob, the others averaged over; the largest effect first."
+    return Section("effects", "What each knob did", lead, "pair.html", charts=tuple(charts), data=data)
+
+
+def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Section | None:
+    """`knobs`: the largest effect first; pin window and smallest drop where both were tried, else the first two."""
+    pair = PAIR if all(name in knobs for name in PAIR) else tuple(k for k in knobs if k != "block_size")[:2]
+    if len(pair) < 2:
+        return None
+    panels: dict[Any, list[Trial]] = {}
+    for trial in trials:
+        if all(name in trial["settings"] for name in pair):
+            panels.setdefault(trial["settings"].get("block_size"), []).append(trial)
+    if not panels:
+        return None
+    figures = [figure for own in panels.values() for t in own if (figure := figure_of(t, by)) is not None]
+    ends = (min(figures), max(figures))
+    charts: list[Chart] = []
+    data: dict[str, Columns] = {}
+    for block in sorted(panels, key=_order)[:MOST_PANELS]:
+        chart, drawn = _map(f"map-{len(charts)}", panels[block], pair, block, by, ends)
+        charts.append(chart)
+        data[chart.id] = drawn
+    lead = "The best trial in each cell: other knobs are at whatever value was best there. The best cell has a frame."
+    if len(panels) > MOST_PANELS:
+        lead += f" Of {len(panels)} block sizes {MOST_PANELS} are drawn; the table of trials holds all."
+    return Section("maps", "Two knobs together", lead, "pair.html", charts=tuple(charts), data=data)
+
+
+def _map(
+    name: str,
+    trials: Sequence[Trial],
+    pair: Sequence[str],
+    block: Any,
+    by: str,
+    ends: tuple[float, float],
+) -> tuple[Chart, Columns]:
+    import altair as alt
+
+    title = FIGURES[by][1]
+    pick = min if by == "ttft" else max
+    cells: dict[tuple[Any, Any], float] = {}
+    for trial in trials:
+        at = (trial["settings"][pair[0]], trial["settings"][pair[1]])
+        figure = figure_of(trial, by) or 0.0
+        cells[at] = pick(cells.get(at, figure), figure)
+    order = sorted(cells, key=lambda at: (_order(at[0]), _order(at[1])))
+    best = pick(order, key=lambda at: cells[at])
+    drawn = columns(
+        x=[shown(x) for x, _ in order],
+        y=[shown(y) for _, y in order],
+        figure=[cells[at] for at in order],
+        text=[f"{cells[at]:,.3g}" for at in order],
+        best=[at == best for at in order],
+    )
+    rows_of_y = [shown(y) for y in sorted({y for _, y in cells}, key=_order)]
+    shades = alt.Scale(domain=list(ends), range=list(SHADES))
+    base = alt.Chart(alt.NamedData(name=name), height=38 * len(rows_of_y) + 4).encode(
+        x=alt.X("x:N", sort=None, axis=alt.Axis(title=pair[0], labelAngle=0)),
+        y=alt.Y("y:N", sort=rows_of_y, title=pair[1]),
+    )
+    told = [
+        alt.Tooltip("x:N", title=pair[0]),
+        alt.Tooltip("y:N", title=pair[1]),
+        alt.Tooltip("figure:Q", title=title, format=",.4~g"),
+    ]
+    shade = base.mark_rect(color="var(--c1)").encode(
+        opacity=alt.Opacity("figure:Q", scale=shades, legend=None), tooltip=told
+    )
+    frame = base.transform_filter("datum.best").mark_rect(
+        fill=None, filled=False, stroke="var(--ink)", strokeWidth=2
+    )
+    figures = base.mark_text(color="var(--ink)", tooltip=None).encode(text="text:N")
+    rows = [(shown(x), shown(y), Cell(f"{cells[x, y]:,.4g}", cells[x, y])) for x, y in order]
+    heading = f"block_size {block}" if block is not None else " and ".join(pair)
+    label = (
+        f"{title[:1].upper()}{title[1:]}: best {cells[best]:,.4g}, at {pair[0]} {shown(best[0])} and "
+        f"{pair[1]} {shown(best[1])}; from {min(cells.values()):,.4g} to {max(cells.values()):,.4g}."
+    )
+    table = grid((*pair, title), rows, f"{heading}: {title}")
+    return Chart(name, heading, label, spec_of(alt.layer(shade, frame, figures)), table), drawn
+
+
+def front_section(trials: Sequence[Trial], front: Iterable[int]) -> Section | None:
+    """First-token time against throughput, the front marked."""
+    import altair as alt
+
+    known = [t for t in trials if figure_of(t, "ttft") is not None and figure_of(t, "throughput") is not None]
+    if len(known) < 2:
+        return None
+    ahead = set(front)
+    state = ["on the front" if t["number"] in ahead else "beaten" for t in known]
+    data = columns(
+        ttft=[figure_of(t, "ttft") for t in known],
+        rate=[figure_of(t, "throughput") for t in known],
+        state=state,
+        trial=[t["number"] for t in known],
+        settings=[settings_text(t) for t in known],
+    )
+    colors = alt.Scale(domain=["on the front", "beaten"], range=["var(--c2)", "var(--c1)"])
+    base = alt.Chart(alt.NamedData(name="front"), height=260).encode(
+        x=alt.X("ttft:Q", title="mean first token (ms), less is better", scale=alt.Scale(zero=False)),
+        y=alt.Y("rate:Q", title="output tokens/s, more is better", scale=alt.Scale(zero=False)),
+    )
+    points = base.mark_point(filled=True, size=46, opacity=0.7).encode(
+        color=alt.Color("state:N", scale=colors, title=None),
+        shape=alt.Shape("state:N", scale=alt.Scale(range=["diamond", "circle"]), title=None),
+        tooltip=[alt.Tooltip("trial:Q"), alt.Tooltip("settings:N"), "ttft:Q", "rate:Q"],
+    )
+    line = base.transform_filter("datum.state == 'on the front'").mark_line(
+        color="var(--c2)", interpolate="step-after", strokeWidth=1.3
+    )
+    best = sorted((t for t in known if t["number"] in ahead), key=lambda t: figure_of(t, "ttft") or 0.0)
+    rows = [
+        (
+            Cell(str(t["number"]), t["number"]),
+            settings_text(t),
+            Cell(text_of(t, "ttft"), figure_of(t, "ttft")),
+            Cell(text_of(t, "throughput"), figure_of(t, "throughput")),
+        )
+        for t in best
+    ]
+    heads = ("trial", "settings", "first token (ms)", "output tokens/s")
+    if len(best) == 1:
+        label = f"Trial {best[0]['number']} is the best in both: there is nothing to trade."
+    else:
+        label = f"{len(best)} of {len(known)} trials are on the front; every other one is matched or beaten in both."
+    chart = Chart(
+        "front",
+        "First-token time against throughput",
+        label,
+        spec_of(alt.layer(line, points)),
+        grid(heads, rows, "Trials on the front"),
+    )
+    lead = "A trial on the front cannot be improved in one figure without losing in the other (Pareto front)."
+    return Section("front", "What can be traded", lead, "charts.html", charts=(chart,), data={"front": data})
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    """Nothing, numbers by size, then words."""
+    if value is None:
+        return 0, 0.0, ""
+    if isinstance(value, (int, float)):
+        return 1, float(value), ""
+    return 2, 0.0, str(value)

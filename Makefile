@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test check lint unit long stress vllm-tests bench clean
+.PHONY: help setup setup-test profile test check lint unit long stress vllm-tests bench policies clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,9 @@ bench: setup-test  ## benchmarks that start no engine: pool, step path, token ro
 	$(BIN)/python tests/bench/token_rows.py
 	$(BIN)/python tests/bench/overhead.py
 	$(BIN)/python tests/bench/sim.py
+
+policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md
+	$(BIN)/python tests/bench/policies.py
 
 clean:  ## remove the environment and caches (reports/ stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

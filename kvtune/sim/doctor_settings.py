@@ -37,6 +37,19 @@ def block_beyond_length(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def blocks_disagree(facts: Facts) -> Iterator[Finding]:
+    sizes = sorted({group.block_tokens for group in facts.groups} - {0})
+    if facts.caching and not facts.hybrid and len(sizes) > 1 and facts.hit_tokens > sizes[-1]:
+        said = " and ".join(map(str, sizes))
+        yield Finding(
+            "warning",
+            "block size",
+            f"the KV groups have blocks of {said} tokens, none a multiple of the other: hits land on multiples of "
+            f"{facts.hit_tokens} only, shorter prefixes never hit",
+            "ask for a --block-size that the backend takes as it is: a multiple of 32",
+        )
+
+
 def block_raised(facts: Facts) -> Iterator[Finding]:
     asked = _number(facts.given.get("block-size"))
     if asked is None or asked == facts.block_tokens:
@@ -160,6 +173,7 @@ def _number(text: str | None) -> int | None:
 RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     caching_off,
     block_beyond_length,
+    blocks_disagree,
     block_raised,
     block_refused,
     state_block_inert,

@@ -85,6 +85,18 @@ def test_block_longer_than_any_request() -> None:
     assert "block size" not in said(changed(max_model_len=545))
 
 
+def test_groups_whose_blocks_have_no_common_multiple_nearby() -> None:
+    """tiny-gemma3 with --block-size 100: windows get blocks of 96."""
+    groups = [
+        Group(kind="full attention", layers=1, block_tokens=100, page_bytes=800, used_bytes=800),
+        Group(kind="sliding window", layers=1, block_tokens=96, page_bytes=800, used_bytes=768, window=512),
+    ]
+    facts = changed(groups=groups, block_tokens=100, hit_tokens=2400)
+    assert any("96 and 100" in f.text and "2400" in f.text for f in settings_findings(facts))
+    alike = changed(groups=[groups[0]] * 2, block_tokens=100, hit_tokens=100)
+    assert not any("KV groups" in f.text for f in settings_findings(alike))
+
+
 def test_chunks_and_retention() -> None:
     assert "shorter than a block" in said(changed(batched_tokens=512))["chunks"].text
     sparse = said(changed(retention=1088))["retention"]

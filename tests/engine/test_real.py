@@ -5,19 +5,13 @@ Each engine start costs about 25 s of two cores, so runs are shared by the tests
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvtune.run.file import read_run
-from kvtune.run.types import Run
+from tests.engine.real import Ran, profiled
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -31,31 +25,6 @@ ROUNDS_ENGINE = (
     "--max-num-batched-tokens",
     "2048",
 )
-
-
-@dataclass(frozen=True)
-class Ran:
-    facts: dict[str, Any]
-    run: Run
-    stderr: str
-
-
-def kvtune(*arguments: str, output: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kvtune", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=output,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
-
-
-def profiled(output: Path, *arguments: str, engine: tuple[str, ...] = ()) -> Ran:
-    done = kvtune("profile", *arguments, "--json", "-o", str(output), "--", *engine, output=output)
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)  # one object on stdout and nothing else
-    return Ran(facts, read_run(Path(facts["run_file"])), done.stderr)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,30 @@
+"""What the host refuses before it starts an engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtune.engine.host import check_fits, parse_engine_args, warm_up_workload
+from kvtune.errors import UsageError
+from kvtune.workload.spec import build
+
+
+def test_a_prompt_longer_than_the_model_allows_is_refused() -> None:
+    workload = build("prefill:requests=2,prompt=5000,output=8")
+    with pytest.raises(UsageError, match=r"2 of 2 .* max-model-len 4096.* 5000 prompt \+ 8 output"):
+        check_fits(workload, 4096)
+    check_fits(workload, 5008)
+
+
+def test_the_warm_up_is_short_and_of_the_workloads_own_lengths() -> None:
+    warm = warm_up_workload(build("prefill:requests=9,prompt=500,output=300"), 4096)
+    assert [r.prompt_tokens for r in warm.requests] == [500]
+    assert all(r.output_tokens <= 4 for r in warm.requests)
+
+
+@pytest.mark.vllm
+def test_a_flag_that_vllm_does_not_know_is_named() -> None:
+    pytest.importorskip("vllm")
+    with pytest.raises(UsageError, match="--no-such-flag") as refused:
+        parse_engine_args(["--no-such-flag", "3"])
+    assert "vllm serve" in refused.value.hint

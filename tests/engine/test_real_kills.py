@@ -1,0 +1,54 @@
+"""The real engine when one of its processes is killed: what was measured is kept, nothing stays behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtune.engine.plan import Event
+from kvtune.engine.profile import Job, Profiled, profile
+from kvtune.run.file import read_run
+from kvtune.workload.spec import build
+from tests.engine.real import engine_of, in_shared_memory, left_in_shared_memory
+
+pytest.importorskip("vllm")
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+def profile_and_kill(output: Path, role: str) -> Profiled:
+    """Kill one process of the engine once some requests have finished."""
+    job = Job(
+        model="tiny-opt",
+        workload=build("decode:requests=4000,prompt=48,output=60,concurrency=64"),
+        core="stock",
+        output=output,
+    )
+    killed: list[int] = []
+
+    def on_event(event: Event) -> None:
+        if event.kind != "progress" or event.finished < 64 or killed:
+            return
+        for process in engine_of(output):
+            if role in " ".join(process.cmdline()):
+                killed.append(process.pid)
+                process.kill()
+
+    result = profile(job, on_event)
+    assert killed, f"no process {role} was found"
+    return result
+
+
+@pytest.mark.parametrize("role", ["EngineCore", "Worker"])
+def test_an_engine_that_is_killed_leaves_a_partial_run(tmp_path: Path, role: str) -> None:
+    shared_before = in_shared_memory()
+    result = profile_and_kill(tmp_path, role)
+    assert result.error is not None and result.error.exit_code == 1
+    run = read_run(result.path)
+    assert run.header.state == "partial" and run.header.why
+    finished = run.table("requests")["finish"] == "length"
+    assert 64 <= finished.sum() < 4000
+    assert len(run.table("steps")["t_s"]) > 10
+    assert len(run.table("memory")["t_s"]) > 0
+    assert not [p for p in tmp_path.iterdir() if p.is_dir()]
+    assert not left_in_shared_memory(shared_before)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtune.analysis.spread import Spread, spread
-from kvtune.run.types import Run
+from kvtune.run.types import Run, Table
+
+PHASES = ("schedule", "execute", "update", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +18,7 @@ class HostCost:
     """Microseconds of schedule() and update_from_output(), means over the steps that scheduled a request.
 
     `per_request_step_us` is both together, over all those steps, divided by the requests that had tokens in
-    them.
+    them. `objects`: what the collector watches, made less freed, a step, by phase; None where it was not counted.
     """
 
     steps: int = 0
@@ -23,6 +26,7 @@ class HostCost:
     update_us: float | None = None
     per_request_step_us: float | None = None
     step_ms: Spread = field(default_factory=Spread)
+    objects: dict[str, float] | None = None
 
 
 def host_cost(run: Run) -> HostCost:
@@ -37,4 +41,12 @@ def host_cost(run: Run) -> HostCost:
         update_us=float(update.mean()),
         per_request_step_us=float((schedule.sum() + update.sum()) / table["requests"][busy].sum()),
         step_ms=spread(table["step_us"][busy] / 1000.0),
+        objects=_objects(table, busy),
     )
+
+
+def _objects(table: Table, busy: NDArray[np.bool_]) -> dict[str, float] | None:
+    made = {phase: table[f"{phase}_objects"][busy] for phase in PHASES}
+    if not any(column.any() for column in made.values()):
+        return None
+    return {phase: float(column.mean()) for phase, column in made.items()}

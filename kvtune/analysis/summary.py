@@ -104,6 +104,7 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
             "update": host.update_us,
             "per_request_step": host.per_request_step_us,
         },
+        "objects_per_step": host.objects,
         "steps": host.steps,
         "step_ms": asdict(host.step_ms),
         "memory": {process: own.rss_peak_bytes for process, own in resident.items()},

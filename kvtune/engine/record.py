@@ -268,7 +268,7 @@ def _ring_tables(
                 low, high = v[6] & 0xFFFFFFFF, v[6] >> 32
                 running, waiting = v[7] & 0xFFFFFFFF, v[7] >> 32
                 us = [x / 1e3 for x in v[1:6]]
-                steps.append((process, at, *us, low, high, number, running, waiting, v[8], v[9]))
+                steps.append((process, at, *us, low, high, number, running, waiting, *v[8:14]))
     tables = {
         "steps": _table("steps", sorted(steps, key=_by_time)),
         "gc": _table("gc", sorted(collections, key=_by_time)),

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
+from _thread import get_ident
 from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Protocol
 
-from kvtune.probe.ring import COLLECTION, Ring
+from kvtune.probe.ring import COLLECTION, VALUES, Ring
 
 TRIGGERS = 1000
+UNUSED = (0,) * (VALUES - 8)
 
 
 class Listener(Protocol):
@@ -35,7 +36,13 @@ class CollectorProbe:
         self._started: dict[
             int, tuple[int, int, int, int]
         ] = {}  # by thread: collections may not nest, threads may race
-        self._lines: dict[tuple[Any, int], int] = {}
+        # An instruction's number is looked up at each collection, so by what is cheap to hash; `_codes` keeps the
+        # code objects alive, or their addresses would come back for others.
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._lines: dict[tuple[str, int], int] = {}
+        self._codes: list[Any] = []
+        self.counted = 0
+        """Objects that were young at the collections so far: with gc.get_count() the net number ever made."""
         self.failed = ""
         self.failed_listeners: dict[str, str] = {}
         self.listeners: list[Listener] = []
@@ -49,17 +56,18 @@ class CollectorProbe:
 
     def triggers(self) -> list[list[Any]]:
         """File and line by number, as v7 counts them."""
-        return [[code.co_filename, line] for code, line in list(self._lines)]
+        return [[file, line] for file, line in list(self._lines)]
 
     def _call(self, phase: str, info: dict[str, Any]) -> None:
         try:
-            thread = threading.get_ident()
+            thread = get_ident()
             if phase == "start":
                 if self.listeners:
                     self._tell("before", info["generation"])
                 line = self._line()
                 # The clocks are read last here and first below, so that the probe's own work is not in the pause.
                 young = gc.get_count()[0]
+                self.counted += young
                 self._started[thread] = (young, line, thread_time_ns(), monotonic_ns())
                 return
             end = monotonic_ns()
@@ -81,8 +89,7 @@ class CollectorProbe:
                     thread,
                     young,
                     line,
-                    0,
-                    0,
+                    *UNUSED,
                 ),
             )
             if self.listeners:
@@ -97,10 +104,20 @@ class CollectorProbe:
             frame = sys._getframe(2)
         except ValueError:
             return -1
-        key = (frame.f_code, frame.f_lineno)
-        found = self._lines.get(key, -1)
+        key = (id(frame.f_code), frame.f_lasti)
+        found = self._numbers.get(key)
+        return self._numbered(frame, key) if found is None else found
+
+    def _numbered(self, frame: Any, key: tuple[int, int]) -> int:
+        """A number for an instruction that triggers for the first time: that of its line."""
+        if len(self._numbers) >= 4 * TRIGGERS:
+            return -1
+        self._codes.append(frame.f_code)
+        line = (frame.f_code.co_filename, frame.f_lineno)
+        found = self._lines.get(line, -1)
         if found < 0 and len(self._lines) < TRIGGERS:
-            found = self._lines[key] = len(self._lines)
+            found = self._lines[line] = len(self._lines)
+        self._numbers[key] = found
         return found
 
     def _tell(self, moment: str, generation: int) -> None:

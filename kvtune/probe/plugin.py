@@ -67,7 +67,7 @@ def _install(folder: Path, level: str) -> None:
         _collector.listeners.append(_heap)
         _add_instruments(level, folder, _collector, _phase, disabled)
         _collector.install()
-        _steps = StepProbe(ring, digests=os.environ.get("KVTUNE_DIGESTS") == "1")
+        _steps = StepProbe(ring, collector=_collector, digests=os.environ.get("KVTUNE_DIGESTS") == "1")
         if level == "sites" and role() == "engine_core":
             _sample_steps(_steps, _collector, _phase)
         _wrap_engine()

@@ -16,7 +16,8 @@ from pathlib import Path
 
 MAGIC = b"KVTRING1"
 HEADER = 4096
-RECORD = struct.Struct("<HHi10qQ")  # kind, small, int32, ten int64, sequence number + 1
+VALUES = 14
+RECORD = struct.Struct(f"<HHi{VALUES}qQ")  # kind, small, int32, int64 values, sequence number + 1
 SIZE = RECORD.size
 DEFAULT_BYTES = 24 << 20
 _HEAD = struct.Struct("<8sIIQQ")  # magic, record size, pid, capacity, start of process in ns
@@ -49,7 +50,7 @@ class Ring:
         self.path = path
 
     def write(self, kind: int, small: int, number: int, v: tuple[int, ...]) -> None:
-        """Append one record; `v` holds exactly ten integers."""
+        """Append one record; `v` holds exactly VALUES integers."""
         n = self._next()
         self._pack(self._map, HEADER + (n % self._capacity) * SIZE, kind, small, number, *v, n + 1)
 
@@ -59,7 +60,7 @@ class Records:
     """What a ring file holds: rows in the order written, and how many were overwritten before reading."""
 
     pid: int
-    rows: list[tuple[int, ...]]  # (kind, small, number, v0..v9)
+    rows: list[tuple[int, ...]]  # (kind, small, number, v0..v13)
     lost: int
 
 

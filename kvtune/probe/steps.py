@@ -3,18 +3,23 @@
 Runs in EngineCore's main loop. Fields: small = 1 with a batch queue (schedule and update then belong to different
 batches), number = requests scheduled; v0 start ns, v1 step ns, v2 schedule ns, v3 execute ns (from the end of
 schedule to the start of update), v4 update ns, v5 thread CPU ns, v6 scheduled tokens | prefill tokens << 32,
-v7 running | waiting << 32, v8 free blocks, v9 context tokens. With `digests`, a DIGEST record for each schedule()
+v7 running | waiting << 32, v8 free blocks, v9 context tokens, v10..v13 objects that the collector watches made less
+freed, by all threads, in schedule, execute, update and the rest. With `digests`, a DIGEST record for each schedule()
 too: v0 ns, v1 one number for what was scheduled into which blocks (tests compare it with the simulator's).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from gc import get_count
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Protocol
 
 from kvtune.probe.digest import digest
-from kvtune.probe.ring import DIGEST, STEP, Ring
+from kvtune.probe.gc import CollectorProbe
+from kvtune.probe.ring import DIGEST, STEP, VALUES, Ring
+
+NO_MORE = (0,) * (VALUES - 2)
 
 
 class StepSampler(Protocol):
@@ -28,37 +33,44 @@ class StepSampler(Protocol):
 class StepProbe:
     """Wraps one scheduler's methods and the EngineCore loop's step. Disables its own bookkeeping on any failure."""
 
-    def __init__(self, ring: Ring, *, digests: bool = False) -> None:
+    def __init__(self, ring: Ring, *, collector: CollectorProbe | None = None, digests: bool = False) -> None:
         self._ring = ring
+        self._collector = collector if collector is not None else CollectorProbe(ring)
         self._digests = digests
         self.failed = self.sampler_failed = ""
         self.after_step: Callable[[], None] | None = None
         self.sampler: StepSampler | None = None
         self._scheduler: Any = None
-        self._schedule = self._update = (0, 0)
+        self._schedule = self._update = (0, 0, 0, 0)  # ns and objects made, at the begin and at the end
         self._output: Any = None
+        self._steady: tuple[int, Any, Any] = (0, None, None)
+        self._context = 0
 
     def wrap_scheduler(self, scheduler: Any) -> None:
         """Instance attributes: no class is changed, so a second engine in this process is not measured twice."""
         self._scheduler = scheduler
         # Looked up at each call: the core may change the scheduler's class after this.
-        kind = type
+        kind, collector = type, self._collector
 
         def timed_schedule(*args: Any, **kwargs: Any) -> Any:
+            made = collector.counted + get_count()[0]
             start = monotonic_ns()
             output = kind(scheduler).schedule(scheduler, *args, **kwargs)
-            self._schedule = (start, monotonic_ns())
+            end = monotonic_ns()
+            self._schedule = (start, end, made, collector.counted + get_count()[0])
             self._output = output
             if self._digests and output.total_num_scheduled_tokens:
-                self._ring.write(DIGEST, 0, 0, (start, digest(output), 0, 0, 0, 0, 0, 0, 0, 0))
+                self._ring.write(DIGEST, 0, 0, (start, digest(output), *NO_MORE))
             return output
 
         def timed_update(*args: Any, **kwargs: Any) -> Any:
             if self.sampler is not None:
                 self._tell("output_is_in")
+            made = collector.counted + get_count()[0]
             start = monotonic_ns()
             result = kind(scheduler).update_from_output(scheduler, *args, **kwargs)
-            self._update = (start, monotonic_ns())
+            end = monotonic_ns()
+            self._update = (start, end, made, collector.counted + get_count()[0])
             return result
 
         scheduler.schedule = timed_schedule
@@ -67,11 +79,14 @@ class StepProbe:
     def wrap_loop(self, step: Callable[[Any], bool]) -> Callable[[Any], bool]:
         """The replacement for `EngineCoreProc._process_engine_step`: same result, one record."""
 
+        collector = self._collector
+
         def timed_step(engine: Any) -> bool:
             if self.failed or self._scheduler is None:
                 return step(engine)
             if self.sampler is not None:
                 self._tell("begin")
+            made = collector.counted + get_count()[0]
             cpu_start = thread_time_ns()
             start = monotonic_ns()
             executed = step(engine)
@@ -80,7 +95,9 @@ class StepProbe:
                 self._tell("end")
             try:
                 if executed and self._output is not None:
-                    self._record(start, end, thread_time_ns() - cpu_start, engine.batch_queue is not None)
+                    cpu = thread_time_ns() - cpu_start
+                    made = collector.counted + get_count()[0] - made
+                    self._record(start, end, cpu, made, engine.batch_queue is not None)
                 if self.after_step is not None:
                     self.after_step()
             except Exception as error:
@@ -98,24 +115,22 @@ class StepProbe:
             self.sampler = None
             self.sampler_failed = f"{type(error).__name__}: {error}"
 
-    def _record(self, start: int, end: int, cpu: int, queued: bool) -> None:
+    def _record(self, start: int, end: int, cpu: int, made: int, queued: bool) -> None:
         output, scheduler = self._output, self._scheduler
-        schedule_start, schedule_end = self._schedule
-        update_start, update_end = self._update
-        updated = update_end - update_start if update_start >= start else 0
+        schedule_start, schedule_end, made_before_schedule, made_at_schedule = self._schedule
+        update_start, update_end, made_before_update, made_at_update = self._update
+        schedule_made = made_at_schedule - made_before_schedule
+        updated = update_made = execute_made = 0
+        if update_start >= start:
+            updated, update_made = update_end - update_start, made_at_update - made_before_update
+            execute_made = 0 if queued else made_before_update - made_at_schedule
         if queued:
             execute = end - start - (schedule_end - schedule_start) - updated
         else:
             execute = max(0, update_start - schedule_end)
-        cached = output.scheduled_cached_reqs
         total = output.total_num_scheduled_tokens
         requests = len(output.num_scheduled_tokens)
-        context = sum(cached.num_computed_tokens)
-        # A running request that has produced output decodes; everything else in the step is prefill.
-        decodes = len(cached.req_ids) - cached.num_output_tokens.count(0)
-        prefill = total - decodes
-        for new in output.scheduled_new_reqs:
-            context += new.num_computed_tokens
+        prefill = self._follow(output, total, requests)
         self._ring.write(
             STEP,
             int(queued),
@@ -127,9 +142,37 @@ class StepProbe:
                 execute,
                 updated,
                 cpu,
-                total | max(0, prefill) << 32,
+                total | prefill << 32,
                 len(scheduler.running) | len(scheduler.waiting) << 32,
                 scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-                context,
+                self._context,
+                schedule_made,
+                execute_made,
+                update_made,
+                made - schedule_made - execute_made - update_made,
             ),
         )
+
+    def _follow(self, output: Any, total: int, requests: int) -> int:
+        """Prefill tokens of a step; sets the context tokens. No list is walked while the same requests decode."""
+        cached = output.scheduled_cached_reqs
+        ids = cached.req_ids
+        if (
+            total == requests == len(ids) == len(self._scheduler.running) == self._steady[0]
+            and not output.scheduled_new_reqs
+            and not output.finished_req_ids
+            and not output.preempted_req_ids
+            and not cached.resumed_req_ids
+            and (ids[0], ids[-1]) == self._steady[1:]
+        ):
+            self._context += total
+            return 0
+        context = sum(cached.num_computed_tokens)
+        # A running request that has produced output decodes; everything else in the step is prefill.
+        decodes = len(ids) - cached.num_output_tokens.count(0)
+        for new in output.scheduled_new_reqs:
+            context += new.num_computed_tokens
+        self._context = context
+        steady = total == decodes == requests
+        self._steady = (total, ids[0], ids[-1]) if steady and ids else (0, None, None)
+        return max(0, total - decodes)

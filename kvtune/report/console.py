@@ -151,6 +151,9 @@ def _gc(s: Summary) -> Any:
     return _table(("collector", "gen 0/1/2", "pauses", "longest", "of step time", "frozen"), rows)
 
 
+PHASES = {"execute": "waiting for the model", "other": "rest of the step"}
+
+
 def _host(s: Summary) -> Any:
     host = s.get("host_us") or {}
     names = (
@@ -159,6 +162,11 @@ def _host(s: Summary) -> Any:
         ("per_request_step", "per request and step"),
     )
     rows = [(title, _ms(host[key] / 1000)) for key, title in names if host.get(key) is not None]
+    objects = s.get("objects_per_step") or {}
+    rows += [
+        (f"objects kept, {PHASES.get(phase, phase)}", f"{made:+,.1f} a step")
+        for phase, made in objects.items()
+    ]
     return _table(("host cost", "mean"), rows)
 
 

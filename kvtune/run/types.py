@@ -54,6 +54,11 @@ TABLES: dict[str, dict[str, str]] = {
         "waiting": "i4",
         "free_blocks": "i4",
         "context_tokens": "i8",  # KV tokens that the scheduled requests attend to
+        # Objects that the collector watches, made less freed by all threads, in each phase. 0 in older files.
+        "schedule_objects": "i4",
+        "execute_objects": "i4",
+        "update_objects": "i4",
+        "other_objects": "i4",
     },
     # One row a collection of Python's garbage collector, in any process.
     "gc": {

@@ -153,7 +153,7 @@ def _steps(columns: Sequence[Any]) -> Table:
         "free_blocks": free,
         "context_tokens": context,
     }
-    return {name: table[name].astype(kind) for name, kind in TABLES["steps"].items()}
+    return {name: table.get(name, nothing).astype(kind) for name, kind in TABLES["steps"].items()}
 
 
 def _core(settings: SimSettings) -> CoreInfo:

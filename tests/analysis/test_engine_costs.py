@@ -70,7 +70,21 @@ def test_host_cost_is_per_step_and_per_request_and_step() -> None:
     assert found.update_us == pytest.approx(100)
     assert found.per_request_step_us == pytest.approx(15)
     assert found.step_ms.mean == pytest.approx(2)
+    assert found.objects is None
     assert host_cost(Run(header_of())) == HostCost()
+
+
+def test_net_allocations_are_means_over_steps_that_scheduled() -> None:
+    steps = table(
+        "steps",
+        schedule_us=[1.0] * 3,
+        update_us=[1.0] * 3,
+        requests=[10, 30, 0],
+        schedule_objects=[100, 200, 7777],
+        execute_objects=[-10, 30, 7777],
+    )
+    found = host_cost(Run(header_of(), {"steps": steps}))
+    assert found.objects == {"schedule": 150, "execute": 10, "update": 0, "other": 0}
 
 
 def test_memory_peak_and_slope_of_the_second_half() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.probe.ring import COLLECTION, Ring, read_ring
+from kvtune.probe.ring import COLLECTION, VALUES, Ring, read_ring
 from kvtune.probe.stacks import refusal
 
 PLUGIN = """
@@ -65,9 +65,9 @@ def test_a_stale_file_of_another_process_with_this_pid_is_replaced(tmp_path: Pat
     path = tmp_path / f"ring-{os.getpid()}.bin"
     old = Ring(path, 1 << 16)
     for n in range(5):
-        old.write(COLLECTION, 2, 0, (n,) * 10)
+        old.write(COLLECTION, 2, 0, (n,) * VALUES)
     new = Ring(path, 1 << 16)
-    new.write(COLLECTION, 0, 0, (7,) * 10)
+    new.write(COLLECTION, 0, 0, (7,) * VALUES)
     found = read_ring(path)
     assert [row[3] for row in found.rows] == [7] and found.lost == 0
 

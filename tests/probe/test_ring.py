@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.probe.ring import HEADER, RECORD, SIZE, Ring, read_ring
+from kvtune.probe.ring import HEADER, RECORD, SIZE, VALUES, Ring, read_ring
 
-ZERO = (0,) * 9
+ZERO = (0,) * (VALUES - 1)
 
 
 def test_records_come_back_in_order(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_threads_never_share_a_slot(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from kvtune.probe.ring import Ring
+from kvtune.probe.ring import VALUES, Ring
 ring = Ring(Path(sys.argv[1]))
 i = 0
 while True:
-    ring.write(1, 0, 0, (i, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+    ring.write(1, 0, 0, (i, *(0,) * (VALUES - 1)))
     i += 1
     if i == 1000:
         print("ready", flush=True)

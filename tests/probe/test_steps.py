@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from kvtune.probe.gc import CollectorProbe
 from kvtune.probe.ring import STEP, Ring, read_ring
 from kvtune.probe.steps import StepProbe
 
@@ -24,8 +25,13 @@ class Scheduler:
             total_num_scheduled_tokens=130,
             num_scheduled_tokens={"a": 1, "b": 1, "c": 128},
             scheduled_cached_reqs=SimpleNamespace(
-                req_ids=["a", "b"], num_computed_tokens=[500, 700], num_output_tokens=[3, 9]
+                req_ids=["a", "b"],
+                num_computed_tokens=[500, 700],
+                num_output_tokens=[3, 9],
+                resumed_req_ids=set(),
             ),
+            finished_req_ids=set(),
+            preempted_req_ids=None,
             scheduled_new_reqs=[SimpleNamespace(num_computed_tokens=64)],
         )
 
@@ -70,6 +76,79 @@ def test_a_step_is_one_record(probe: StepProbe, tmp_path: Path) -> None:
     assert (v[6] & 0xFFFFFFFF, v[6] >> 32) == (130, 128)  # two decodes, the rest is prefill
     assert (v[7] & 0xFFFFFFFF, v[7] >> 32) == (3, 1)
     assert (v[8], v[9]) == (77, 500 + 700 + 64)
+
+
+class Decoding(Scheduler):
+    """Steps that only decode, as vLLM tells of them; `ids` may change between them."""
+
+    def __init__(self, computed: int = 500) -> None:
+        super().__init__()
+        self.ids, self.computed, self.finished = ["a", "b", "c"], computed, set[str]()
+
+    def schedule(self, throttle: bool = False) -> Any:
+        self.running = list(self.ids)
+        self.computed += 1
+        return SimpleNamespace(
+            total_num_scheduled_tokens=len(self.ids),
+            num_scheduled_tokens=dict.fromkeys(self.ids, 1),
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=list(self.ids),
+                num_computed_tokens=[self.computed] * len(self.ids),
+                num_output_tokens=[5] * len(self.ids),
+                resumed_req_ids=set(),
+            ),
+            scheduled_new_reqs=[],
+            finished_req_ids=self.finished,
+            preempted_req_ids=None,
+        )
+
+
+def test_context_is_followed_through_steady_steps_and_changes(probe: StepProbe, tmp_path: Path) -> None:
+    scheduler = Decoding()
+    engine = Engine(scheduler)
+    probe.wrap_scheduler(scheduler)
+    loop = probe.wrap_loop(Engine.step)
+    for ids in ("abc", "abc", "abc", "ab", "ab", "xb", "xb"):
+        scheduler.ids = list(ids)
+        loop(engine)
+    rows = read_ring(tmp_path / "ring").rows
+    assert probe.failed == ""
+    assert [row[12] for row in rows] == [(501 + i) * n for i, n in enumerate((3, 3, 3, 2, 2, 2, 2))]
+    assert all(row[9] >> 32 == 0 for row in rows)
+
+
+def test_net_allocations_are_counted_by_phase_also_across_a_collection(tmp_path: Path) -> None:
+    import gc
+
+    class Keeping(Decoding):
+        kept: ClassVar[list[Any]] = []
+
+        def schedule(self, throttle: bool = False) -> Any:
+            self.kept += [[] for _ in range(300)]
+            gc.collect(0)
+            self.kept += [[] for _ in range(200)]
+            return super().schedule(throttle)
+
+        def update_from_output(self, output: Any, model_output: Any) -> str:
+            self.kept += [[] for _ in range(100)]
+            return ""
+
+    collector = CollectorProbe(Ring(tmp_path / "collections", 1 << 16))
+    probe = StepProbe(Ring(tmp_path / "ring", 1 << 16), collector=collector)
+    engine = Engine(Keeping())
+    probe.wrap_scheduler(engine.scheduler)
+    loop = probe.wrap_loop(Engine.step)
+    collector.install()
+    try:
+        gc.collect()
+        loop(engine)
+    finally:
+        collector.remove()
+        Keeping.kept.clear()
+    (row,) = read_ring(tmp_path / "ring").rows
+    schedule, execute, update, rest = row[13:17]
+    assert 500 <= schedule < 560 and 100 <= update < 120
+    assert abs(execute) < 20 and abs(rest) < 20
 
 
 def test_a_step_that_ran_nothing_is_not_recorded(probe: StepProbe, tmp_path: Path) -> None:

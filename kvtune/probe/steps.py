@@ -175,4 +175,4 @@ class StepProbe:
         self._context = context
         steady = total == decodes == requests
         self._steady = (total, ids[0], ids[-1]) if steady and ids else (0, None, None)
-        return max(0, total - decodes)
+        return int(max(0, total - decodes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.host import check_fits, parse_engine_args, warm_up_workload
+from kvtune.engine.host import check_fits, warm_up_workload
 from kvtune.errors import UsageError
 from kvtune.workload.spec import build
 
@@ -20,11 +20,3 @@ def test_the_warm_up_is_short_and_of_the_workloads_own_lengths() -> None:
     warm = warm_up_workload(build("prefill:requests=9,prompt=500,output=300"), 4096)
     assert [r.prompt_tokens for r in warm.requests] == [500]
     assert all(r.output_tokens <= 4 for r in warm.requests)
-
-
-@pytest.mark.vllm
-def test_a_flag_that_vllm_does_not_know_is_named() -> None:
-    pytest.importorskip("vllm")
-    with pytest.raises(UsageError, match="--no-such-flag") as refused:
-        parse_engine_args(["--no-such-flag", "3"])
-    assert "vllm serve" in refused.value.hint

@@ -171,7 +171,7 @@ def _finalists(found: Mapping[str, Any], by: str) -> Section | None:
                 f"{min(values):,.4g} to {max(values):,.4g}" if values else "–",
                 between,
                 Cell(f"{100 * relative:+.1f} %", relative) if relative is not None else "–",
-                Cell(word or "the baseline", css=word if word in ("better", "worse") else "quiet"),
+                Cell(word, css=word if word in ("better", "worse") else "quiet"),
             )
         )
     heads = ("setting", "runs", f"mean {title}", "from to", "against stock, 95 %", "relative", "verdict")

@@ -130,7 +130,8 @@ def _finalists(trials: Sequence[Trial], by: Objective) -> tuple[list[dict[str, A
         _read_runs(side)
         rows.append(_row(side, stock, by))
     if not all(side.runs for side in (stock, *several)):
-        return rows, {}
+        why = "run files of the finalists are gone, so no interval can be given again"
+        return rows, {"confirmed": False, "winner": False, "why": why}
     found = judge(stock, several, by)
     shown = found.winner is not None
     return rows, {"confirmed": shown, "winner": shown, "why": found.why, "drift_ttft": found.drift}
@@ -156,8 +157,10 @@ def _row(side: Side, stock: Side, by: Objective) -> dict[str, Any]:
         "values": values,
         "mean": sum(values) / len(values) if values else None,
     }
-    if side is stock or not side.runs or not stock.runs:
-        return row
+    if side is stock:
+        return {**row, "why": "the baseline"}
+    if not side.runs or not stock.runs:
+        return {**row, "why": "its run files are gone"}
     figures = compare_repeats(stock.runs, side.runs).figures
     figure = next((f for f in figures if f.path == by.path), None)
     return row if figure is None else {**row, **{n: getattr(figure, n) for n in FIGURE_FIELDS}}

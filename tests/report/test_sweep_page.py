@@ -71,7 +71,10 @@ def test_finalists_on_the_engine_without_their_run_files_keep_their_figures() ->
     assert [row["core"] for row in found["finalists"]] == ["stock", "kvtune"]
     assert [len(row["values"]) for row in found["finalists"]] == [3, 3]
     assert found["finalists"][1]["mean"] == pytest.approx(0.61)
-    assert "Finalists on the engine" in sweep_page(found)
+    assert [row["why"] for row in found["finalists"]] == ["the baseline", "its run files are gone"]
+    html = sweep_page(found)
+    assert "Finalists on the engine" in html
+    assert "No winner" in html, "nothing is called a winner without its intervals"
 
 
 def test_the_front_holds_what_nothing_beats() -> None:

@@ -134,6 +134,7 @@ class Stacks:
             kept = run_path.with_name(f"{run_path.stem}.{role}.speedscope.json")
             shutil.copyfile(path, kept)
             found[role] = {"file": kept.name, "rate_hz": RATE_HZ, "top": top_functions(profile)}
+            found[role]["flame"] = flame(profile)
         header = msgspec.structs.replace(run.header, extra={**run.header.extra, "stacks": found})
         return Run(header, run.tables)
 
@@ -158,3 +159,36 @@ def top_functions(profile: dict[str, Any], count: int = 15) -> list[dict[str, An
         }
         for i, weight in ranked
     ]
+
+
+def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) -> list[list[Any]]:
+    """The icicle of a speedscope profile, all threads as one: [depth, start, share, function, file, line].
+
+    Start and share are parts of all samples. Bounded: boxes below `least_share`, then the smallest, are left out.
+    """
+    frames = profile.get("shared", {}).get("frames", [])
+    weights: dict[tuple[int, ...], float] = {}
+    total = 0.0
+    for thread in profile.get("profiles", []):
+        for stack, weight in zip(thread.get("samples", []), thread.get("weights", []), strict=False):
+            total += weight
+            for depth in range(1, len(stack) + 1):
+                path = tuple(stack[:depth])
+                weights[path] = weights.get(path, 0.0) + weight
+    if not total:
+        return []
+    large = sorted((p for p, w in weights.items() if w >= least_share * total), key=lambda p: -weights[p])
+    kept = set(large[:most])
+    starts: dict[tuple[int, ...], float] = {(): 0.0}
+    free: dict[tuple[int, ...], float] = {}
+    boxes = []
+    for path in sorted(kept, key=lambda p: (len(p), -weights[p], p)):
+        parent = path[:-1]
+        if parent not in starts:
+            continue  # equal shares at the bound: the child was kept, its parent not
+        start = free.get(parent, starts[parent])
+        starts[path], free[parent] = start, start + weights[path] / total
+        frame = frames[path[-1]] if path[-1] < len(frames) else {}
+        told = [frame.get("name", ""), frame.get("file", ""), frame.get("line") or 0]
+        boxes.append([len(path) - 1, round(start, 5), round(weights[path] / total, 5), *told])
+    return boxes

@@ -17,6 +17,7 @@ from kvtune.run.types import CoreInfo
 from tests.golden import studies
 from tests.golden.synthetic import empty_run, partial_run, rounds_run
 from tests.report.conftest import run_of
+from tests.report.test_stacks import with_stacks
 
 pytestmark = pytest.mark.browser
 
@@ -28,7 +29,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     kvtune = rounds_run(hit_share=(0.0, 0.98, 0.98), core=CoreInfo(name="kvtune", active=True))
     made = {
-        "run": run_page(run_of("rounds")),
+        "run": run_page(with_stacks()),
         "long": run_page(run_of("open")),
         "partial": run_page(partial_run()),
         "empty": run_page(empty_run()),

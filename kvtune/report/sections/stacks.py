@@ -28,9 +28,12 @@ def section(run: Run) -> Section | None:
         chart, rows = _functions(len(charts), title, found["top"], found.get("rate_hz", 0))
         charts.append(chart)
         data[chart.id] = rows
-        notes.append(
-            f"All stacks of {title} as a flame graph: open {found.get('file', '')} in speedscope.app."
-        )
+        boxes = found.get("flame")
+        if isinstance(boxes, list) and boxes:
+            chart, rows = _flame(len(charts), title, boxes)
+            charts.append(chart)
+            data[chart.id] = rows
+        notes.append(f"All stacks of {title} in full: open {found.get('file', '')} in speedscope.app.")
     return Section(
         id="stacks",
         title="Stacks",
@@ -79,3 +82,58 @@ def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int)
         grid(("rank", "function", "where", "share of samples"), rows, title),
     )
     return chart, columns(rank=range(1, len(shown) + 1), function=names, where=where, share=shares)
+
+
+def _flame(number: int, title: str, boxes: list[list[Any]]) -> tuple[Chart, Columns]:
+    """An icicle: callers above, what they called below, width by samples."""
+    import altair as alt
+
+    name = f"stacks-{number}"
+    depth, start, share, function, file, line = zip(*boxes, strict=True)
+    where = [f"{f}:{n}" for f, n in zip(file, line, strict=True)]
+    # A box holds some 140 characters of the page's width; what does not fit is cut, and stands in the table.
+    short = [
+        text[: int(140 * part)] if part > 0.03 else "" for text, part in zip(function, share, strict=True)
+    ]
+    data = columns(
+        depth=depth,
+        below=[d + 0.94 for d in depth],
+        start=[100 * s for s in start],
+        end=[100 * (s + w) for s, w in zip(start, share, strict=True)],
+        share=[100 * w for w in share],
+        function=function,
+        where=where,
+        short=short,
+        tone=[d % 3 for d in depth],
+    )
+    deepest = max(depth) + 1
+    down = alt.Scale(domain=[0, deepest], reverse=True, nice=False)
+    base = alt.Chart(alt.NamedData(name=name), height=17 * deepest + 10).encode(
+        x=alt.X("start:Q", title="share of samples (%)", scale=alt.Scale(domain=[0, 100], nice=False)),
+        y=alt.Y("depth:Q", title="depth of the stack", scale=down, axis=alt.Axis(grid=False, tickMinStep=1)),
+    )
+    tips = [
+        alt.Tooltip("function:N"),
+        alt.Tooltip("where:N"),
+        alt.Tooltip("share:Q", title="share (%)", format=".1f"),
+    ]
+    tones = alt.Scale(domain=[0, 1, 2], range=[0.25, 0.38, 0.5])
+    box = base.mark_rect(color=SERIES[1]).encode(
+        x2="end:Q", y2="below:Q", opacity=alt.Opacity("tone:Q", scale=tones, legend=None), tooltip=tips
+    )
+    text = base.mark_text(align="left", baseline="top", dx=2, dy=3, color="var(--ink)", fontSize=10.5)
+    text = text.encode(text="short:N").transform_filter("datum.short != ''")
+    rows = [
+        (Cell(str(d), d), f, w, Cell(f"{100 * p:.1f} %", 100 * p))
+        for d, f, w, p in zip(depth, function, where, share, strict=True)
+    ]
+    inner = [i for i in range(len(boxes)) if depth[i] == deepest - 1]
+    label = f"{len(boxes)} boxes in {deepest} levels, callers above what they call. Deepest: {function[inner[0]]}."
+    chart = Chart(
+        name,
+        f"{title}: flame graph",
+        label,
+        spec_of(alt.layer(box, text)),
+        grid(("depth", "function", "where", "share of samples"), rows, f"{title}, by depth"),
+    )
+    return chart, data

@@ -1,0 +1,63 @@
+"""The flame graph: from py-spy's recording to boxes, and to a chart with its numbers as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvtune.probe.stacks import flame
+from kvtune.report.page import run_page
+from kvtune.report.sections.stacks import section
+from kvtune.run.types import Run
+from tests.golden.synthetic import HOSTILE
+from tests.report.conftest import run_of
+
+FRAMES = [
+    {"name": name, "file": "f.py", "line": i} for i, name in enumerate(("loop", "step", "poll", HOSTILE))
+]
+PROFILE: dict[str, Any] = {
+    "shared": {"frames": FRAMES},
+    "profiles": [
+        {"samples": [[0, 1, 3], [0, 1]], "weights": [3, 1]},
+        {"samples": [[0, 2], []], "weights": [5, 1]},
+    ],
+}
+
+
+def test_boxes_stand_inside_their_callers_and_shares_are_of_all_samples() -> None:
+    boxes = {(depth, name): (start, share) for depth, start, share, name, _, _ in flame(PROFILE)}
+    assert boxes == {
+        (0, "loop"): (0.0, 0.9),
+        (1, "poll"): (0.0, 0.5),
+        (1, "step"): (0.5, 0.4),
+        (2, HOSTILE): (0.5, 0.3),
+    }
+
+
+def test_boxes_are_bounded() -> None:
+    wide = {
+        "shared": {"frames": [{"name": str(i)} for i in range(2000)]},
+        "profiles": [{"samples": [[0, i] for i in range(1, 2000)], "weights": [1] * 1999}],
+    }
+    assert len(flame(wide, least_share=0.0, most=100)) == 100
+    assert len(flame(wide)) == 1, "all but the root are below the least share"
+    assert flame({}) == []
+
+
+def with_stacks() -> Run:
+    run = run_of("rounds")
+    top = [{"function": "step", "file": "f.py", "line": 1, "share": 0.4}]
+    told = {"engine_core": {"file": "x.json", "rate_hz": 100, "top": top, "flame": flame(PROFILE)}}
+    return Run(msgspec.structs.replace(run.header, extra={**run.header.extra, "stacks": told}), run.tables)
+
+
+def test_the_page_draws_it_with_its_numbers_and_as_text() -> None:
+    found = section(with_stacks())
+    assert found is not None
+    assert [chart.title.split(": ")[1] for chart in found.charts] == [
+        "where the time was spent",
+        "flame graph",
+    ]
+    assert len(found.charts[1].grid.rows) == 4
+    assert "<img src=x" not in run_page(with_stacks())

@@ -37,7 +37,7 @@ def specs_of_model(vllm_config: Any) -> tuple[dict[str, Any], list[str]]:
         architectures = getattr(vllm_config.model_config, "architectures", "?")
         raise KvtuneError(
             f"the model {architectures} cannot be built without weights: {type(error).__name__}: {_line(error)}",
-            "simulate it from a run of the real engine: `--specs RUN`, which holds its KV specs",
+            "profile it where it runs: `kvtune explain RUN` replays the KV specs that the run file holds",
         ) from error
     return specs, layouts
 

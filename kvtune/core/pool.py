@@ -40,7 +40,7 @@ class Tiers:
         self.num_blocks = len(blocks)
         self.tier_of = bytearray(len(blocks))
         self.grade_of = bytearray(len(blocks))
-        self.policy: Policy = policies.make(policy_name, self, settings)
+        self.use(policies.make(policy_name, self, settings))
         self.settings = settings
         self.names = ("blank", *self.policy.tiers)
         self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.tiers) + 2)]
@@ -48,6 +48,14 @@ class Tiers:
         self.demotions = 0
         self.failures = 0
         self.taken = [0] * len(self.queues)
+
+    def use(self, policy: Policy) -> None:
+        """From here on this policy; what it does not override it is not told: that is most calls of most policies."""
+        kind = type(policy)
+        self.policy = policy
+        self.tells_stored = getattr(kind, "stored", None) is not InOrder.stored
+        self.tells_evicted = getattr(kind, "evicted", None) is not InOrder.evicted
+        self.tells_hit = getattr(kind, "hit", None) is not InOrder.hit
 
     # What a policy sees (Shelves).
 
@@ -142,6 +150,10 @@ class Tiers:
         except Exception as error:
             self.policy_failed(error)
             tiers = [len(self.queues) - 1] * len(blocks)
+        if len(set(tiers)) == 1:
+            self.queues[tiers[0]].append_n(blocks)
+            self._mark(blocks, tiers[0])
+            return
         start = 0
         for end in range(1, len(blocks) + 1):
             if end == len(blocks) or tiers[end] != tiers[start]:
@@ -175,7 +187,7 @@ class Tiers:
         failed = self.policy.name
         in_order = InOrder(self, self.settings)
         in_order.tiers = self.policy.tiers
-        self.policy = in_order
+        self.use(in_order)
         state.note(f"policy {failed} failed and was replaced by least recently used: {error!r}")
         logger.error("kvtune: policy %s failed, blocks are now evicted by age", failed, exc_info=error)
 
@@ -210,27 +222,31 @@ class TieredPool(BlockPool):  # type: ignore[misc]
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         super().touch(blocks)
-        self.count_as_hit(blocks)
+        if self.free_block_queue.tells_hit:
+            self.count_as_hit(blocks)
 
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
     ) -> None:
+        tiers = self.free_block_queue
+        if not tiers.tells_stored:
+            super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
+            return
         resident = self.cached_block_hash_to_block.get_one_block(block_hash_with_group_id) is not None
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
-        tiers = self.free_block_queue
         try:
             tiers.policy.stored(block.block_id, block_hash_with_group_id, resident)
         except Exception as error:
             tiers.policy_failed(error)
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
-        key = block.block_hash
+        key = block._block_hash
         if not super()._maybe_evict_cached_block(block):
             return False
         tiers = self.free_block_queue
         tiers.grade_of[block.block_id] = 0
         try:
-            if key is not None:
+            if key is not None and tiers.tells_evicted:
                 tiers.policy.evicted(block.block_id, key)
         except Exception as error:
             tiers.policy_failed(error)

@@ -89,6 +89,8 @@ def launch(
         _sweep(outcome.sampler)
     if outcome.start_ns and not outcome.end_ns:
         outcome.end_ns = monotonic_ns()
+    if outcome.culprits_ns and not outcome.over_ns:
+        outcome.over_ns = monotonic_ns()
     if outcome.error is not None and outcome.error.exit_code != EXIT_INTERRUPTED:
         outcome.error = _explain(outcome.error, folder)
     return outcome

@@ -144,6 +144,26 @@ time.sleep(60)
     assert (tmp_path / "saved").exists()
 
 
+def test_ctrl_c_in_the_second_pass_keeps_the_first_whole(run_script) -> None:  # type: ignore[no-untyped-def]
+    def on_event(event: Event) -> None:
+        if event.name == "culprits":
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    outcome, _ = run_script(
+        """
+start = monotonic_ns()
+send(kind="phase", name="measuring", at_ns=start)
+send(kind="phase", name="finishing", at_ns=start + 5)
+send(kind="phase", name="culprits", at_ns=start + 9)
+time.sleep(60)
+""",
+        on_event,
+    )
+    assert outcome.error is not None and outcome.error.exit_code == 130
+    assert outcome.end_ns == outcome.start_ns + 5
+    assert outcome.over_ns > outcome.culprits_ns == outcome.start_ns + 9
+
+
 def test_a_host_that_ignores_the_request_is_killed(run_script) -> None:  # type: ignore[no-untyped-def]
     pids: list[int] = []
 

@@ -61,6 +61,19 @@ def test_a_process_that_execs_begins_anew_and_reads_as_one(tmp_path: Path) -> No
     assert read_ring(path).rows  # what was written before stays
 
 
+def test_an_engine_that_execs_itself_in_a_child_leaves_the_parents_ring_whole(tmp_path: Path) -> None:
+    again = tmp_path / "again.py"
+    again.write_text(PLUGIN + "for _ in range(3): gc.collect()\nos._exit(0)\n")
+    run_plugin(
+        tmp_path,
+        f"pid = os.fork()\nif pid == 0:\n    os.execv(sys.executable, [sys.executable, {str(again)!r}])\n"
+        "os.waitpid(pid, 0)\ngc.collect()\nos._exit(0)\n",
+    )
+    rings = {ring.pid: ring for ring in map(read_ring, tmp_path.glob("ring-*.bin"))}
+    full = sorted(sum(row[0] == COLLECTION and row[1] == 2 for row in ring.rows) for ring in rings.values())
+    assert full == [2, 4] and not any(ring.lost for ring in rings.values())
+
+
 def test_a_stale_file_of_another_process_with_this_pid_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / f"ring-{os.getpid()}.bin"
     old = Ring(path, 1 << 16)

@@ -91,10 +91,7 @@ def _flame(number: int, title: str, boxes: list[list[Any]]) -> tuple[Chart, Colu
     name = f"stacks-{number}"
     depth, start, share, function, file, line = zip(*boxes, strict=True)
     where = [f"{f}:{n}" for f, n in zip(file, line, strict=True)]
-    # A box holds some 140 characters of the page's width; what does not fit is cut, and stands in the table.
-    short = [
-        text[: int(140 * part)] if part > 0.03 else "" for text, part in zip(function, share, strict=True)
-    ]
+    short = [text if part > 0.03 else "" for text, part in zip(function, share, strict=True)]
     data = columns(
         depth=depth,
         below=[d + 0.94 for d in depth],
@@ -109,7 +106,12 @@ def _flame(number: int, title: str, boxes: list[list[Any]]) -> tuple[Chart, Colu
     deepest = max(depth) + 1
     down = alt.Scale(domain=[0, deepest], reverse=True, nice=False)
     base = alt.Chart(alt.NamedData(name=name), height=17 * deepest + 10).encode(
-        x=alt.X("start:Q", title="share of samples (%)", scale=alt.Scale(domain=[0, 100], nice=False)),
+        x=alt.X(
+            "start:Q",
+            title="share of samples (%)",
+            scale=alt.Scale(domain=[0, 100], nice=False),
+            axis=alt.Axis(grid=False),
+        ),
         y=alt.Y("depth:Q", title="depth of the stack", scale=down, axis=alt.Axis(grid=False, tickMinStep=1)),
     )
     tips = [
@@ -118,10 +120,21 @@ def _flame(number: int, title: str, boxes: list[list[Any]]) -> tuple[Chart, Colu
         alt.Tooltip("share:Q", title="share (%)", format=".1f"),
     ]
     tones = alt.Scale(domain=[0, 1, 2], range=[0.25, 0.38, 0.5])
-    box = base.mark_rect(color=SERIES[1]).encode(
-        x2="end:Q", y2="below:Q", opacity=alt.Opacity("tone:Q", scale=tones, legend=None), tooltip=tips
+    box = base.mark_rect(color=SERIES[1], stroke="var(--paper)", strokeWidth=0.7).encode(
+        x2="end:Q",
+        y2="below:Q",
+        fillOpacity=alt.FillOpacity("tone:Q", scale=tones, legend=None),
+        tooltip=tips,
     )
-    text = base.mark_text(align="left", baseline="top", dx=2, dy=3, color="var(--ink)", fontSize=10.5)
+    text = base.mark_text(
+        align="left",
+        baseline="top",
+        dx=2,
+        dy=3,
+        color="var(--ink)",
+        fontSize=10.5,
+        limit=alt.ExprRef("width * datum.share / 100 - 4"),
+    )
     text = text.encode(text="short:N").transform_filter("datum.short != ''")
     rows = [
         (Cell(str(d), d), f, w, Cell(f"{100 * p:.1f} %", 100 * p))

@@ -40,7 +40,7 @@ def sweep(
     from kvtune.tune import sweep as sweeps
     from kvtune.tune.journal import Journal
     from kvtune.tune.objective import objective as objective_of
-    from kvtune.tune.space import build_space, choose
+    from kvtune.tune.space import build_space, choose, engine_only
 
     if on not in ("sim", "engine", "both"):
         raise UsageError(f"--on {on} is no place", "--on takes sim, engine or both")
@@ -55,7 +55,10 @@ def sweep(
         engine_args=engine_args(ctx),
         dummy=dummy,
     )
-    asked = sweeps.wanted(bench, choose(build_space(groups, set_ or [], facts), trials, seed))
+    space = build_space(groups, set_ or [], facts)
+    if on == "sim":
+        engine_only(space)
+    asked = sweeps.wanted(bench, choose(space, trials, seed))
     path = benches.study_path(study, output, "sweep", bench)
     with Journal(path, "sweep", bench) as journal:
         try:
@@ -70,8 +73,10 @@ def sweep(
             return EXIT_INTERRUPTED
         found = sweeps.result(journal.trials, by)
     page = write_study_page(path, by)
+    found |= {"study": str(path), "page": str(page)}
+    sweeps.keep_result(found, path)
     if json:
-        print(sweeps.encoded({**found, "study": str(path), "page": str(page)}))
+        print(sweeps.encoded(found))
     else:
         print_results(found, journal.trials, by)
         print(f"journal   {path}\npage      {page}")

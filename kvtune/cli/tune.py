@@ -38,7 +38,7 @@ def tune(
     from kvtune.tune import tune as tuning
     from kvtune.tune.journal import Journal
     from kvtune.tune.objective import objective as objective_of
-    from kvtune.tune.sweep import encoded
+    from kvtune.tune.sweep import encoded, keep_result
 
     if on not in ("both", "sim"):
         raise UsageError(f"--on {on} is no place", "--on takes both or sim")
@@ -71,6 +71,7 @@ def tune(
             return EXIT_INTERRUPTED
     page = write_study_page(path, by, tuned.recipe)
     found = {**tuning.plain(tuned), "study": str(path), "page": str(page)}
+    keep_result(found, path)
     if json:
         print(encoded(found))
         return 0

@@ -38,6 +38,10 @@ GROUPS = {
 }
 
 
+ENGINE_ONLY = ("freeze", "gc_threshold0", "gc_threshold1", "gc_threshold2", "collect_at_wait")
+"""The collector's: a simulation decides the same with any of them, and its times know nothing of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What a model and this machine's engine decide about legal values. `window` 0: no sliding windows."""

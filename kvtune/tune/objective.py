@@ -58,3 +58,20 @@ def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
         if t.state == "complete" and (score := by.score(t.summary)) is not None
     ]
     return max(scored, key=lambda row: row[:3])[3] if scored else None
+
+
+def front(trials: Sequence[Trial], by: Sequence[Objective] = tuple(OBJECTIVES.values())) -> list[Trial]:
+    """The complete trials that no other one beats in one figure without losing in another (Pareto), in order."""
+    told = [
+        (t, tuple(scores))
+        for t in trials
+        if t.state == "complete" and None not in (scores := [o.score(t.summary) for o in by])
+    ]
+
+    def beaten(mine: tuple[float | None, ...]) -> bool:
+        return any(
+            theirs != mine and all((a or 0.0) >= (b or 0.0) for a, b in zip(theirs, mine, strict=True))
+            for _, theirs in told
+        )
+
+    return [t for t, scores in told if not beaten(scores)]

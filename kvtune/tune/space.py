@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from kvtune.errors import UsageError
-from kvtune.tune.knobs import GROUPS, ModelFacts, candidates, canonical, read_value
+from kvtune.tune.knobs import ENGINE_ONLY, GROUPS, ModelFacts, candidates, canonical, read_value
 from kvtune.tune.trial import Settings, Value
 
 Space = dict[str, tuple[Value, ...]]
@@ -35,6 +35,15 @@ def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelF
         read = tuple(dict.fromkeys(read_value(name, v.strip(), facts) for v in values.split(",")))
         space[name] = read
     return space
+
+
+def engine_only(space: Space) -> None:
+    """UsageError where a knob is named that only an engine can try."""
+    for name in space:
+        if name in ENGINE_ONLY:
+            raise UsageError(
+                f"{name} changes nothing in simulation", "add --on engine, or leave --gc and its knobs out"
+            )
 
 
 def size(space: Space) -> int:

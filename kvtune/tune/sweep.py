@@ -13,7 +13,7 @@ from kvtune.errors import KvtuneError
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.engine_trial import engine_trial
 from kvtune.tune.journal import Journal
-from kvtune.tune.objective import Objective, best
+from kvtune.tune.objective import Objective, best, front
 from kvtune.tune.sim_pool import Answer, SimPool
 from kvtune.tune.trial import Bench, Place, Role, Settings, Trial
 from kvtune.workload.types import Workload
@@ -128,10 +128,13 @@ def result(trials: Sequence[Trial], by: Objective) -> dict[str, Any]:
         baseline = own[0]
     return {
         "schema": SCHEMA,
+        "kind": "sweep",
         "objective": by.name,
         "trials": [t.plain() for t in own],
         "best": found.plain() if found else None,
         "baseline": baseline.plain() if baseline else None,
+        "finalists": [],
+        "pareto": [t.number for t in front(at_place)],
         "verdict": verdict(found, baseline, by, place),
         "recipe": None,
     }
@@ -169,6 +172,25 @@ def fail_if_none(trials: Sequence[Trial]) -> None:
         raise KvtuneError(
             f"every trial failed: {own[0].why}", "check the values, MODEL and the flags after `--`"
         )
+
+
+RESULT = ".result.json"
+
+
+def keep_result(found: dict[str, Any], journal: Path) -> Path:
+    """The `--json` object beside the journal, whole or not at all: what pages are drawn from."""
+    path = journal.with_suffix(RESULT)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(msgspec.json.encode(found))
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise KvtuneError(
+            f"cannot write {path}: {error.strerror or error}",
+            f"free space and give the command again with --study {journal}: its trials are kept",
+        ) from error
+    return path
 
 
 def encoded(found: dict[str, Any]) -> str:

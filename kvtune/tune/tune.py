@@ -15,7 +15,7 @@ from kvtune.tune.confirm import Bout, Confirmed, Side, confirm
 from kvtune.tune.evidence import finalists, recipe_of, simulated_recipe
 from kvtune.tune.journal import Journal
 from kvtune.tune.knobs import ModelFacts
-from kvtune.tune.objective import Objective
+from kvtune.tune.objective import Objective, front
 from kvtune.tune.search import search, tuned_space
 from kvtune.tune.trial import Bench, Trial, flag_value
 from kvtune.workload.types import Workload
@@ -41,6 +41,7 @@ class Tuned:
     best: Trial | None
     verdict: dict[str, Any]
     recipe: Path | None
+    finalists: tuple[dict[str, Any], ...] = ()
 
 
 def tune(
@@ -168,16 +169,38 @@ def _done(
         },
         "figures": [asdict(f) for f in found.figures] if found is not None else [],
     }
-    return Tuned(tuple(journal.trials), baseline, best, verdict, recipe)
+    sides = tuple(_finalist(found, side) for side in found.finalists) if found is not None else ()
+    return Tuned(tuple(journal.trials), baseline, best, verdict, recipe, sides)
+
+
+def _finalist(found: Confirmed, side: Side) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from kvtune.analysis.repeats import compare_repeats
+
+    figures = compare_repeats(found.baseline.runs, side.runs).figures if side.runs else ()
+    return {
+        "settings": side.settings,
+        "winner": side is found.winner,
+        "failed": side.failed,
+        "trials": [t.number for t in side.trials],
+        "run_files": [t.run_file for t in side.trials if t.run_file],
+        "figures": [asdict(f) for f in figures],
+    }
 
 
 def plain(tuned: Tuned) -> dict[str, Any]:
-    """The `--json` object."""
+    """The `--json` object; `pareto`: numbers of the trials on the front, of the engine's where there are any."""
+    place = tuned.verdict["on"]
     return {
         "schema": SCHEMA,
+        "kind": "tune",
+        "objective": tuned.verdict["objective"],
         "trials": [t.plain() for t in tuned.trials],
         "best": tuned.best.plain() if tuned.best else None,
         "baseline": tuned.baseline.plain() if tuned.baseline else None,
+        "finalists": list(tuned.finalists),
+        "pareto": [t.number for t in front([t for t in tuned.trials if t.on == place])],
         "verdict": tuned.verdict,
         "recipe": str(tuned.recipe) if tuned.recipe else None,
     }

@@ -16,6 +16,7 @@ CASES = [
     (["sweep", "tiny-gemma3", "--set", "slak=3"], "slack"),
     (["sweep", "tiny-gemma3", "--set", "policy=best"], "tiered"),
     (["sweep", "tiny-gemma3", "--set", "block_size=40"], "multiples of 32"),
+    (["sweep", "tiny-gemma3", "--gc"], "--on engine"),
     (["sweep", "tiny-gemma3", "--on", "moon"], "--on takes"),
     (["sweep", "tiny-gemma3", "--objective", "joy"], "hit-rate"),
     (["sweep", "tiny-gemma3", "-w", "rounds:colour=1"], "colour"),

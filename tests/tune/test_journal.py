@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtune.errors import KvtuneError, UsageError
@@ -29,6 +29,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         assert journal.trials == [trial(0), trial(1)]
 
 
+@settings(deadline=None)  # it waits for a disk
 @given(cut=st.integers(0, 400))
 def test_a_crash_at_any_byte_loses_at_most_the_running_trial(
     tmp_path_factory: pytest.TempPathFactory, cut: int

@@ -1,0 +1,69 @@
+"""The result object that pages are drawn from: its fields, the Pareto front, and that it is written whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtune.errors import KvtuneError
+from kvtune.tune.objective import OBJECTIVES, front
+from kvtune.tune.sweep import keep_result, result
+from kvtune.tune.trial import Trial
+from kvtune.tune.tune import Tuned, plain
+
+FIELDS = {
+    "schema",
+    "kind",
+    "objective",
+    "trials",
+    "best",
+    "baseline",
+    "finalists",
+    "pareto",
+    "verdict",
+    "recipe",
+}
+
+
+def trial(number: int, hits: float, ttft: float, rate: float = 1.0) -> Trial:
+    summary = {"prefix_cache": {"hit_rate": hits}, "ttft_ms": {"mean": ttft}, "throughput_tok_s": rate}
+    return Trial(number=number, settings={"slack": number}, on="sim", summary=summary)
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    trials = [trial(0, 0.5, 10), trial(1, 0.6, 12), trial(2, 0.5, 11), trial(3, 0.6, 12), trial(4, 0.1, 99)]
+    assert [t.number for t in front(trials)] == [0, 1, 3]
+
+
+def test_a_failed_trial_is_on_no_front() -> None:
+    failed = Trial(number=0, settings={}, on="sim", state="failed")
+    assert front([failed]) == []
+
+
+def test_sweep_and_tune_have_the_same_fields() -> None:
+    swept = result([trial(0, 0.5, 10)], OBJECTIVES["hit-rate"])
+    tuned = plain(Tuned((trial(0, 0.5, 10),), None, None, {"on": "sim", "objective": "hit-rate"}, None))
+    assert set(swept) == set(tuned) == FIELDS
+    assert swept["pareto"] == tuned["pareto"] == [0]
+
+
+def test_it_is_written_whole_beside_the_journal(tmp_path: Path) -> None:
+    path = keep_result({"schema": 1}, tmp_path / "a_tune.jsonl")
+    assert path.name == "a_tune.result.json"
+    assert json.loads(path.read_text()) == {"schema": 1}
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_full_disk_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = keep_result({"schema": 1}, tmp_path / "a.jsonl")
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(KvtuneError, match="No space") as refused:
+        keep_result({"schema": 2}, tmp_path / "a.jsonl")
+    assert "a.jsonl" in refused.value.hint
+    assert json.loads(path.read_text()) == {"schema": 1}

@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test check lint unit long stress vllm-tests bench policies clean
+.PHONY: help setup setup-test profile test check lint unit long evidence stress vllm-tests bench policies clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,9 @@ stress: setup-test  ## the pool's state machine against vLLM's own pool, at leas
 
 vllm-tests: setup-test  ## vLLM's own tests of its core (fetches its source), with stock and with kvtune's core
 	$(BIN)/python tests/contracts/vllm_own.py
+
+evidence: setup  ## the published results, measured again here; reports/evidence.html (half an hour on two cores)
+	$(BIN)/kvtune evidence -o reports
 
 bench: setup-test  ## benchmarks that start no engine: pool, step path, token rows, instruments, simulator
 	$(BIN)/python tests/bench/pool.py

@@ -29,6 +29,7 @@ COMMANDS = (
     "export",
     "recipe",
     "serve",
+    "evidence",
 )
 
 

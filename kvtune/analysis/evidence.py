@@ -1,0 +1,89 @@
+"""A claim's figures from runs of two sides: the ratio of means, its interval, and whether the claim holds here. Pure.
+
+One observation is a whole run. The interval is Welch's at 95 %, of the logarithms: a ratio's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Verdict = Literal["holds", "smaller here", "no difference shown", "does not hold here", "not measured"]
+
+ALIKE = 0.10
+"""How far from 1 the interval of a claimed equality may reach."""
+HALF = 0.5
+"""A claim holds where at least half of what was published is reached; less is 'smaller here'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """b over a, between `low` and `high` with 95 % confidence; None: too few runs, or a zero among them."""
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+    runs: int
+
+
+def ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """The ratio of geometric means. Runs without any spread (counts in a replay) give an exact one."""
+    runs = min(len(a), len(b))
+    if not runs:
+        return Ratio(None, None, None, 0)
+    if min(*a, *b) <= 0:
+        one, two = float(np.mean(a)), float(np.mean(b))
+        return Ratio(two / one if one else None, None, None, runs)
+    left, right = np.log(np.asarray(a)), np.log(np.asarray(b))
+    middle = float(right.mean() - left.mean())
+    if runs < 2:
+        return Ratio(math.exp(middle), None, None, runs)
+    if left.std() < 1e-12 and right.std() < 1e-12:
+        return Ratio(math.exp(middle), math.exp(middle), math.exp(middle), runs)
+    half = _welch_half_width(left, right)
+    return Ratio(math.exp(middle), math.exp(middle - half), math.exp(middle + half), runs)
+
+
+def _welch_half_width(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Half the 95 % interval of the difference of means. scipy's own test warns where one side has no spread."""
+    from scipy.stats import t
+
+    one, two = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    freedom = (one + two) ** 2 / (one**2 / (len(a) - 1) + two**2 / (len(b) - 1))
+    return float(t.ppf(0.975, freedom) * math.sqrt(one + two))
+
+
+def judge(found: Ratio, direction: str, published: float | None) -> Verdict:
+    """Whether what was claimed is what was seen."""
+    if found.ratio is None:
+        return "not measured"
+    if direction == "equal":
+        if found.low is None or found.high is None:
+            return "no difference shown"
+        if found.low >= 1 - ALIKE and found.high <= 1 + ALIKE:
+            return "holds"
+        return "no difference shown" if found.low <= 1 <= found.high else "does not hold here"
+    if found.low is None or found.high is None or found.low <= 1 <= found.high:
+        return "no difference shown"
+    gain = -math.log(found.ratio) if direction == "lower" else math.log(found.ratio)
+    if gain <= 0:
+        return "does not hold here"
+    return "holds" if published is None or gain >= HALF * abs(math.log(published)) else "smaller here"
+
+
+def reason(baseline: Mapping[str, Any]) -> str:
+    """Why no more can be won here, from the ledger of a baseline run: what the host and the collector take at all."""
+    collector = baseline["gc"].get("engine_core", {}).get("share_of_step")
+    host, step = baseline["host_us"], baseline["step_ms"]["mean"]
+    parts = []
+    if collector is not None:
+        parts.append(f"collections are {100 * collector:.1f} % of EngineCore's step time")
+    if host["schedule"] is not None and host["update"] is not None and step:
+        share = (host["schedule"] + host["update"]) / (10 * step)
+        parts.append(f"schedule and update are {share:.0f} %")
+    return f"in the baseline {' and '.join(parts)}: no more can be won there" if parts else ""

@@ -1,0 +1,57 @@
+"""`kvtune evidence`: the published results on vLLM's KV cache, measured again on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def evidence(
+    only: Annotated[str, typer.Option(help="Only these claims, separated by commas.")] = "",
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder for evidence.html, evidence.json and the runs.")
+    ] = Path("reports"),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again what an earlier call measured.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> int:
+    """Measure each published claim beside stock vLLM; a call that was cut off goes on where it was."""
+    import json as encoder
+    import sys
+    from time import monotonic
+
+    from kvtune.cli.progress import ProgressView
+    from kvtune.engine.claims import Case, Side
+    from kvtune.engine.evidence import JOURNAL
+    from kvtune.report.console_evidence import print_evidence
+    from kvtune.report.evidence_page import evidence_page
+    from kvtune.report.files import write_new
+    from kvtune.tune.published import cases_of, chosen
+    from kvtune.tune.published import evidence as measure
+
+    names = chosen(only)
+    folder = output / "evidence-runs"
+    if fresh:
+        (folder / JOURNAL).unlink(missing_ok=True)
+    total = sum(case.repeats * len(case.sides) for case in cases_of(names))
+    began, started = monotonic(), 0
+
+    def start(case: Case, side: Side, repeat: int) -> ProgressView:
+        nonlocal started
+        eta = f", {(monotonic() - began) / started * (total - started) / 60:.0f} min left" if started else ""
+        started += 1
+        print(f"{started}/{total} {case.name}, {side.name}, {repeat + 1}{eta}", file=sys.stderr, flush=True)
+        return ProgressView(0, side.name, quiet=True)
+
+    found = measure(names, folder, start)
+    write_new(encoder.dumps(found, indent=1) + "\n", output / "evidence.json", force=True)
+    write_new(evidence_page(found), output / "evidence.html", force=True)
+    if json:
+        print(encoder.dumps(found))
+    else:
+        print_evidence(found)
+        print(f"page  {output / 'evidence.html'}")
+    return 1 if any(line.startswith("failed: ") for claim in found["claims"] for line in claim["why"]) else 0

@@ -1,0 +1,105 @@
+"""Runs the cases of `claims.py`, sides interleaved; a second call goes on where one ended. In the CLI's process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from kvtune.engine.claims import Case, Side
+from kvtune.engine.plan import Event
+from kvtune.engine.profile import Job, profile
+from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.workload.spec import build
+
+JOURNAL = "evidence.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One run of a side; `why` says what failed where there is no file."""
+
+    case: str
+    side: str
+    repeat: int
+    path: str
+    why: str = ""
+
+
+def command(case: Case, side: Side) -> str:
+    """What a person types to have this run alone."""
+    settings = "".join(f" --set core.{name}={str(value).lower()}" for name, value in side.settings.items())
+    core = " --core stock" if side.core == "stock" else ""
+    args = " ".join((*case.args, *side.args))
+    return f"kvtune profile {case.model} -w {case.workload}{core}{settings}{' -- ' + args if args else ''}"
+
+
+def order(case: Case) -> Iterator[tuple[int, Side]]:
+    """Sides in turn, every second time backwards: a machine that slows down slows all of them."""
+    for repeat in range(case.repeats):
+        for side in case.sides if repeat % 2 == 0 else case.sides[::-1]:
+            yield repeat, side
+
+
+def key(case: Case, side: Side) -> str:
+    return sha256(command(case, side).encode()).hexdigest()[:12]
+
+
+def run_case(
+    case: Case,
+    folder: Path,
+    on_start: Callable[[Case, Side, int], Callable[[Event], None]],
+) -> list[Done]:
+    """Every run of a case: those of the journal where the same command made them, the others now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {(row["key"], row["repeat"]): row for row in _journal(folder)}
+    found = []
+    for repeat, side in order(case):
+        row = kept.get((key(case, side), repeat))
+        if row is not None and (folder / row["path"]).is_file():
+            found.append(Done(case.name, side.name, repeat, row["path"]))
+            continue
+        found.append(_run(case, side, repeat, folder, on_start(case, side, repeat)))
+    return found
+
+
+def _run(case: Case, side: Side, repeat: int, folder: Path, on_event: Callable[[Event], None]) -> Done:
+    job = Job(
+        model=case.model,
+        workload=build(case.workload, seed=0),
+        core=side.core,
+        core_settings=dict(side.settings),
+        engine_args=(*case.args, *side.args),
+        output=folder,
+    )
+    try:
+        done = profile(job, on_event)
+    except KvtuneError as error:
+        if error.exit_code == EXIT_INTERRUPTED:
+            raise
+        return Done(case.name, side.name, repeat, "", error.message)
+    if done.error is not None:
+        if done.error.exit_code == EXIT_INTERRUPTED:
+            raise done.error
+        return Done(case.name, side.name, repeat, "", done.error.message)
+    row = {"key": key(case, side), "repeat": repeat, "path": done.path.name}
+    with (folder / JOURNAL).open("a", encoding="utf-8") as journal:
+        journal.write(json.dumps(row) + "\n")
+    return Done(case.name, side.name, repeat, done.path.name)
+
+
+def _journal(folder: Path) -> list[dict[str, Any]]:
+    """The journal's whole lines; a line that a crash cut off is a run that is made again."""
+    found = []
+    path = folder / JOURNAL
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and {"key", "repeat", "path"} <= row.keys():
+            found.append(row)
+    return found

@@ -1,0 +1,33 @@
+"""What `kvtune evidence` found, on a terminal: a table a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_evidence(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """Claims with their figures; text from runs is not read as markup."""
+    from rich.text import Text
+
+    out = console or Console()
+    for claim in found["claims"]:
+        table = Table(box=None, pad_edge=False)
+        for head, side in (("figure", "left"), ("ratio", "right"), ("95 %", "right"), ("published", "right")):
+            table.add_column(head, justify="right" if side == "right" else "left")
+        table.add_column("verdict")
+        for row in claim["figures"]:
+            interval = "–" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+            published = "–" if row["published"] is None else f"{row['published']:.2f}"
+            shown = "–" if row["ratio"] is None else f"{row['ratio']:.3f}"
+            table.add_row(Text(row["title"]), shown, interval, published, row["verdict"])
+        out.print(Text(claim["title"], style="bold"))
+        out.print(Text(f"published: {claim['published']}"))
+        out.print(table)
+        for line in claim["why"]:
+            out.print(Text(f"  {line}", style="dim"))
+        out.print()
+    out.print(Text(found["gpu"]))

@@ -63,7 +63,7 @@ def unpack_tests(sdist: Path, into: Path) -> Path:
         ]
         archive.extractall(into, members=members, filter="data")
     (into / "kvtune_loader.py").write_text(LOADER)
-    return next(into.glob("vllm-*"))
+    return next(path for path in into.glob("vllm-*") if path.is_dir())  # the archive lies there too
 
 
 def run(root: Path, files: list[str], core: str, extra: list[str], settings: str) -> dict[str, str]:

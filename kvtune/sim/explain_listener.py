@@ -229,7 +229,7 @@ class _Group:
     dcp: int
     pcp: int
 
-    def needed_ends(self, boundary: int) -> range:
+    def needed_ends(self, boundary: int) -> Sequence[int]:
         """The ends of the blocks that a hit at `boundary` needs, first one first."""
         from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 
@@ -239,7 +239,9 @@ class _Group:
             return range(boundary, boundary + 1)
         if isinstance(self.spec, SlidingWindowSpec):
             first = max(boundary - (self.spec.sliding_window - 2) // size * size, size)
-        return range(first, boundary + 1, size)
+        whole = range(first, boundary + 1, size)
+        # With a match unit finer than a block, a hit may end inside one, under a hash of its own.
+        return whole if boundary % size == 0 else [*whole, boundary]
 
 
 class _History:

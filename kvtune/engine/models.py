@@ -29,6 +29,7 @@ OWN: dict[str, dict[str, str]] = {
     "tiny-opt": {},
     "tiny-llama": {"max-model-len": "40960"},
     "tiny-gemma3": {"max-model-len": "40960"},
+    "tiny-granite": {"max-model-len": "40960"},
     "tiny-qwen3next": {"max-model-len": "40960", "dtype": "bfloat16", "enable-prefix-caching": ""},
 }
 

@@ -21,7 +21,13 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "BlockPool.reset_prefix_cache",
         "BlockPool.get_num_free_blocks",
     ),
-    "vllm.v1.core.kv_cache_utils": ("KVCacheBlock", "FreeKVCacheBlockQueue", "get_request_block_hasher"),
+    "vllm.v1.core.kv_cache_utils": (
+        "KVCacheBlock",
+        "FreeKVCacheBlockQueue",
+        "get_request_block_hasher",
+        "_get_packed_kv_cache_groups",
+        "get_kv_cache_config_from_groups",
+    ),
     "vllm.v1.core.single_type_kv_cache_manager": (
         "SingleTypeKVCacheManager.__init__",
         "SingleTypeKVCacheManager.add_local_computed_blocks",
@@ -97,5 +103,10 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
     "vllm.v1.worker.gpu.async_utils": ("AsyncOutput.get_output",),
     "vllm.distributed.device_communicators.shm_broadcast": ("MessageQueue.enqueue",),
     "vllm.v1.worker.cpu_worker": ("CPUWorker.compile_or_warm_up_model",),
+    "vllm.platforms.interface": ("Platform._align_hybrid_block_size", "Platform._find_non_ssm_backends"),
+    "vllm.v1.attention.backends.utils": ("get_supported_kv_cache_layouts", "resolve_kv_cache_layout"),
+    "vllm.v1.worker.worker_base": ("WorkerBase.get_supported_kv_cache_layouts",),
+    "vllm.model_executor.layers.mamba.abstract": ("MambaBase.get_kv_cache_spec",),
+    "vllm.model_executor.layers.mamba.mamba_mixer2": ("MambaMixer2.get_kv_cache_spec",),
     "vllm.utils.gc_utils": ("freeze_gc_heap",),
 }

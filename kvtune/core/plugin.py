@@ -18,7 +18,7 @@ from kvtune.errors import KvtuneError
 
 logger = logging.getLogger("vllm.kvtune")
 
-PARTS = ("adopt", "legacy", "tokens", "scheduler", "freeze")
+PARTS = ("adopt", "legacy", "tokens", "scheduler", "freeze", "packed")
 """Modules of kvtune.core with `install(settings)`, in the order of installation."""
 
 _registered = False

@@ -30,9 +30,9 @@ STRIDED = ("CPU_ATTN",)
 
 
 def install(settings: CoreSettings) -> None:
-    """Wrap where vLLM sizes blocks, lists layouts and groups layers. Nothing is touched while both switches are off."""
+    """Wrap where vLLM sizes blocks, lists layouts and groups layers. Nothing is touched while both switches are off, as by default."""
     REPLACED.undo()
-    if settings.whole_states:
+    if settings.whole_states or settings.packed:
         _install_whole_states()
     if not settings.packed:
         return

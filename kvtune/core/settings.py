@@ -94,7 +94,7 @@ class CoreSettings:
     gc_threshold1: int = 0
     gc_threshold2: int = 0
     collect_at_wait: bool = False
-    whole_states: bool = True
+    whole_states: bool = False
     packed: bool = False
     states_per_block: int = 1
     legacy_empty_blocks: bool = False
@@ -152,7 +152,7 @@ KNOBS: dict[str, Knob] = {
         _integer("gc_threshold1", "gc.set_threshold's second value (0 = leave)", 0, 1 << 31),
         _integer("gc_threshold2", "gc.set_threshold's third value (0 = leave)", 0, 1 << 31),
         _switch("collect_at_wait", "collect while EngineCore waits for requests or for the model"),
-        _switch("whole_states", "Mamba-2 on the CPU: chunks end where a state is kept (stock crashes there)"),
+        _switch("whole_states", "Mamba-2 on the CPU: chunks end where a state is kept; `packed` implies it"),
         _switch("packed", "hybrids: all attention layers of a block together hold states: small blocks"),
         _integer("states_per_block", "states that a packed block has room for", 1, 1024, "states"),
         _switch("legacy_empty_blocks", "a new empty block list per request and step, as vLLM once did"),

@@ -23,7 +23,7 @@ SHAPE = shape_of(config("tiny-granite"), "tiny-granite")
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "stock": {},
+    "stock": {"whole_states": True},
     "packed": {"packed": True},
     "four": {"packed": True, "states_per_block": 4},
 }
@@ -51,6 +51,7 @@ def hits(runs: dict[str, dict[str, Any]], name: str) -> int:
     return int(runs[name]["rounds"][2]["hit_tokens"]) // 2
 
 
+@pytest.mark.long
 def test_blocks_and_capacity_are_the_planners(runs: dict[str, dict[str, Any]]) -> None:
     plans = {
         "stock": plan_per_layer(SHAPE, CPU),
@@ -63,12 +64,14 @@ def test_blocks_and_capacity_are_the_planners(runs: dict[str, dict[str, Any]]) -
         assert engine["num_blocks"] == (1 << 30) // plan.block_bytes
 
 
+@pytest.mark.long
 def test_a_shared_prefix_shorter_than_stocks_block_is_hit(runs: dict[str, dict[str, Any]]) -> None:
     assert hits(runs, "stock 700") == 0
     assert hits(runs, "packed 700") == 640
     assert hits(runs, "four 700") == 608
 
 
+@pytest.mark.long
 def test_a_shared_prefix_is_hit_further(runs: dict[str, dict[str, Any]]) -> None:
     assert hits(runs, "stock 1500") == 1280
     assert hits(runs, "packed 1500") == 1440

@@ -30,7 +30,7 @@ STRIDED = ("CPU_ATTN",)
 
 
 def install(settings: CoreSettings) -> None:
-    """Wrap where vLLM sizes blocks, lists layouts and groups layers. Nothing is touched while both switches are off, as by default."""
+    """Wrap where vLLM sizes blocks, lists layouts and groups layers; by default both switches are off: no wraps."""
     REPLACED.undo()
     if settings.whole_states or settings.packed:
         _install_whole_states()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,14 @@ def in_shared_memory() -> set[Path]:
 
 
 def left_in_shared_memory(before: set[Path]) -> set[Path]:
-    """What is new there and mapped by no living process: leaked."""
-    mapped = {name for pid in psutil.pids() for name in shared_memory_of(pid)}
-    return {p for p in in_shared_memory() - before if str(p) not in mapped}
+    """What is new there and mapped by no living process: leaked.
+
+    Engines of other tests start and end meanwhile, and theirs may not be mapped for a moment: a leak stays.
+    """
+    found = in_shared_memory() - before
+    deadline = time.monotonic() + 5.0
+    while found and time.monotonic() < deadline:
+        mapped = {name for pid in psutil.pids() for name in shared_memory_of(pid)}
+        found = {p for p in found & in_shared_memory() if str(p) not in mapped}
+        time.sleep(0.2)
+    return found

@@ -43,7 +43,7 @@ stress: setup-test  ## the pool's state machine against vLLM's own pool, at leas
 vllm-tests: setup-test  ## vLLM's own tests of its core (fetches its source), with stock and with kvtune's core
 	$(BIN)/python tests/contracts/vllm_own.py
 
-evidence: setup  ## the published results, measured again here; reports/evidence.html (half an hour on two cores)
+evidence: setup  ## the published results, measured again here; reports/evidence.html (some 40 engine starts)
 	$(BIN)/kvtune evidence -o reports
 
 bench: setup-test  ## benchmarks that start no engine: pool, step path, token rows, instruments, simulator

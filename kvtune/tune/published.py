@@ -29,10 +29,10 @@ AGGREGATE = "aggregate-blocks"
 FREE_LIST = "free-list"
 NAMES = (*(claim.name for claim in CLAIMS), AGGREGATE)
 SCALE = (
-    "Tiny models with random weights on a CPU engine, pools and prefixes in the published proportions. "
+    "Tiny models with random weights, sized for a CPU engine, pools and prefixes in the published proportions. "
     "Ratios carry over to a host-bound engine; where a GPU computes for longer, the host's share is smaller."
 )
-NO_GPU = "Not yet measured on a GPU."
+NO_GPU = "Not yet measured on a GPU: these loads are sized for a CPU engine."
 
 Start = Callable[[Case, Side, int], Callable[[Event], None]]
 Summaries = Mapping[tuple[str, str], list[dict[str, Any]]]

@@ -64,7 +64,7 @@ def _claim(claim: Mapping[str, Any]) -> Section:
 def _how(found: Mapping[str, Any]) -> Section:
     lines = (
         "Every ratio is of runs made side by side in one call, sides in turn and every second time backwards.",
-        "The interval is Welch's, 95 %, of the logarithms of whole runs; runs is the fewer of both sides.",
+        "Intervals: Welch's, 95 %, logarithms of whole runs (block pool alone: of repeats in one process).",
         "holds: the interval is on the claim's side of 1 and at least half of what was published is reached; "
         "smaller here: less than half of it; no difference shown: the interval contains 1.",
         f"All of it again: {found['command']}",

@@ -1,23 +1,31 @@
-"""What each switch is worth: runs with it turned over against the baseline's, with intervals over the repeats. Pure."""
+"""What each switch is worth: runs with it turned over against the baseline's, with intervals over the repeats. Pure.
+
+`extra` is what `kvtune profile --ablate` puts into `header.extra["ablation"]` of the baseline's first run; `stored`
+reads it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
-from kvtune.analysis.compare import CONFIDENCE
 from kvtune.analysis.gc import collectors
 from kvtune.analysis.host import host_cost
 from kvtune.analysis.memory import memory
+from kvtune.analysis.spread import mean_difference
 from kvtune.run.types import Run
+
+KEY = "ablation"
 
 Verdict = Literal["better", "worse", "no difference shown", "too few runs"]
 
 FIGURES = ("collections", "pause_ms", "step_ms", "host_us_per_request_step", "rss_growth_bytes_s")
 """All of the whole engine (every process); of all of them less is better."""
+
+Figures = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,35 @@ class Worth:
     low: float | None
     high: float | None
     verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A variant: the baseline with one thing turned `off` or `on` (`turned` is "" for the baseline itself).
+
+    `runs` has FIGURES of each run that ended well, `files` their names beside the run that holds this, `failed` why
+    others did not; `worths` one for each of FIGURES, none for the baseline.
+    """
+
+    name: str
+    turned: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    runs: tuple[Figures, ...] = ()
+    files: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    worths: tuple[Worth, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """`done` of `planned` runs were made; `why` says what ended it early, "" when nothing did."""
+
+    planned: int
+    done: int
+    repeats: int
+    why: str
+    baseline: Side
+    turned: tuple[Side, ...]
 
 
 def figures(run: Run) -> dict[str, float | None]:
@@ -47,18 +84,54 @@ def figures(run: Run) -> dict[str, float | None]:
     }
 
 
-def ablation(baseline: Sequence[Run], turned: Mapping[str, Sequence[Run]]) -> dict[str, tuple[Worth, ...]]:
-    """By variant, in the given order."""
-    base = [figures(run) for run in baseline]
-    return {
-        name: tuple(_worth(figure, base, [figures(run) for run in runs]) for figure in FIGURES)
-        for name, runs in turned.items()
-    }
+def extra(sides: Sequence[Side], *, planned: int, repeats: int, why: str) -> dict[str, Any]:
+    """The stored form, plain data: what was run and its figures. Verdicts are worked out when it is read."""
+    told = [{k: v for k, v in asdict(side).items() if k != "worths"} for side in sides]
+    return {"schema": 1, "planned": planned, "repeats": repeats, "why": why, "sides": told}
 
 
-def _worth(
-    figure: str, base: Sequence[Mapping[str, float | None]], other: Sequence[Mapping[str, float | None]]
-) -> Worth:
+def stored(run: Run) -> Ablation | None:
+    """The ablation that this run is the baseline of; None where it is of none, or where what is stored is damaged."""
+    told = run.header.extra.get(KEY)
+    try:
+        return read(told) if isinstance(told, Mapping) else None
+    except (KeyError, TypeError, ValueError, StopIteration):
+        return None
+
+
+def read(told: Mapping[str, Any]) -> Ablation:
+    sides = [_side(each) for each in told["sides"]]
+    base = next(side for side in sides if not side.turned)
+    turned = tuple(
+        Side(s.name, s.turned, s.settings, s.runs, s.files, s.failed, worths(base.runs, s.runs))
+        for s in sides
+        if s.turned
+    )
+    done = sum(len(side.runs) + len(side.failed) for side in sides)
+    return Ablation(int(told["planned"]), done, int(told["repeats"]), str(told["why"]), base, turned)
+
+
+def worths(baseline: Sequence[Figures], turned: Sequence[Figures]) -> tuple[Worth, ...]:
+    """One for each of FIGURES."""
+    return tuple(_worth(figure, baseline, turned) for figure in FIGURES)
+
+
+def _side(told: Mapping[str, Any]) -> Side:
+    return Side(
+        name=str(told["name"]),
+        turned=str(told["turned"]),
+        settings=dict(told["settings"]),
+        runs=tuple({name: _number(run.get(name)) for name in FIGURES} for run in told["runs"]),
+        files=tuple(map(str, told["files"])),
+        failed=tuple(map(str, told["failed"])),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _worth(figure: str, base: Sequence[Figures], other: Sequence[Figures]) -> Worth:
     a = [value for run in base if (value := run[figure]) is not None]
     b = [value for run in other if (value := run[figure]) is not None]
     one = float(np.mean(a)) if a else None
@@ -66,16 +139,6 @@ def _worth(
     difference = two - one if one is not None and two is not None else None
     if min(len(a), len(b)) < 2:
         return Worth(figure, one, two, difference, None, None, "too few runs")
-    low, high = _interval(a, b)
+    low, high = mean_difference(a, b)
     verdict: Verdict = "better" if high < 0 else "worse" if low > 0 else "no difference shown"
     return Worth(figure, one, two, difference, low, high, verdict)
-
-
-def _interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Welch's, as repeated runs are compared everywhere; exact where no run differs from its like."""
-    from scipy.stats import ttest_ind
-
-    if len(set(a)) == len(set(b)) == 1:
-        return b[0] - a[0], b[0] - a[0]
-    found = ttest_ind(b, a, equal_var=False).confidence_interval(confidence_level=CONFIDENCE)
-    return float(found.low), float(found.high)

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.measures import MEASURES, Columns, Measure, Statistic
+from kvtune.analysis.spread import CONFIDENCE
 from kvtune.analysis.summary import summary
 from kvtune.run.types import Run
 
 Verdict = Literal["better", "worse", "no difference shown"]
 
-CONFIDENCE = 0.95
 RESAMPLES = 1000
 
 

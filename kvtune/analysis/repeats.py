@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvtune.analysis.compare import (
-    CONFIDENCE,
     Comparison,
     Figure,
     Mismatch,
@@ -21,6 +20,7 @@ from kvtune.analysis.compare import (
     value_at,
 )
 from kvtune.analysis.measures import MEASURES, Measure
+from kvtune.analysis.spread import mean_difference
 from kvtune.analysis.summary import summary
 from kvtune.run.types import Run
 
@@ -51,13 +51,4 @@ def _figure(m: Measure, a: list[float], b: list[float], why: str) -> Figure:
     fewest = min(len(a), len(b))
     if why or fewest < FEWEST:
         return judged(m, one, two, None, None, why or f"{fewest} runs a side are too few: it takes {FEWEST}")
-    return judged(m, one, two, *_interval(a, b))
-
-
-def _interval(a: list[float], b: list[float]) -> tuple[float, float]:
-    from scipy.stats import ttest_ind
-
-    if len(set(a)) == len(set(b)) == 1:  # no spread at all, as of hits in a replay: the difference is exact
-        return b[0] - a[0], b[0] - a[0]
-    found = ttest_ind(b, a, equal_var=False).confidence_interval(confidence_level=CONFIDENCE)
-    return float(found.low), float(found.high)
+    return judged(m, one, two, *mean_difference(a, b))

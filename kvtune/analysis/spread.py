@@ -1,13 +1,17 @@
-"""The few numbers that stand for many: mean, median, 99th percentile, and how many there were."""
+"""The few numbers that stand for many: mean, median, 99th percentile, count; and the interval between two means."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
+
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +32,23 @@ def spread(values: Values) -> Spread:
         return Spread()
     p50, p99 = np.percentile(finite, [50, 99])
     return Spread(float(finite.mean()), float(p50), float(p99), float(finite.max()), len(finite))
+
+
+def welch_half_width(a: Sequence[float], b: Sequence[float]) -> float:
+    """Half the interval of the difference of two means, at least two values a side; 0 where neither side has a spread.
+
+    scipy's own test warns where one side has no spread, as of hits in a replay, whose difference is exact.
+    """
+    from scipy.stats import t
+
+    one, two = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
+    if one + two == 0.0:
+        return 0.0
+    freedom = (one + two) ** 2 / (one**2 / (len(a) - 1) + two**2 / (len(b) - 1))
+    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(one + two)
+
+
+def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Between what and what the mean of `b` less that of `a` lies (Welch)."""
+    difference, half = float(np.mean(b)) - float(np.mean(a)), welch_half_width(a, b)
+    return difference - half, difference + half

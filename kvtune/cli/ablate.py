@@ -4,51 +4,130 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
 
-from kvtune.engine.ablate import BASELINE, Variant, ablate, variants
-from kvtune.engine.profile import Job, Profiled
+import msgspec
+
+from kvtune.engine.ablate import (
+    BASELINE,
+    Ablated,
+    Progress,
+    Variant,
+    ablate,
+    ended,
+    folder_of,
+    known,
+    variants,
+)
+from kvtune.engine.plan import Event
+from kvtune.engine.profile import Job, check_output
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.run.file import read_run, write_run
+from kvtune.run.types import Run
 
 FEWEST = 2
 """Runs of each variant below which nothing can be said about chance."""
+REPEATS = 3
+"""Without --repeat: two give intervals so wide that little is ever shown."""
 
 
-def run_ablation(job: Job, only: str, repeats: int, *, as_json: bool) -> int:
-    """Run every variant, print the table. Raises KvtuneError when the baseline never ran."""
-    from kvtune.analysis.ablation import ablation
-    from kvtune.cli.progress import ProgressView
+def run_ablation(job: Job, only: str, repeats: int, budget_min: float, *, as_json: bool) -> int:
+    """Run every variant, store the result in the baseline's first run, print it. KvtuneError without a baseline."""
+    from kvtune.analysis.ablation import stored
     from kvtune.report.ablation_text import plain, print_ablation
+    from kvtune.report.page import run_page, write_page
 
     chosen = variants(job, tuple(name for name in only.split(",") if name))
-    repeats = max(repeats, FEWEST)
-    failed: list[str] = []
-    interrupted = False
-
-    def start(name: str, number: int, total: int) -> ProgressView:
-        print(f"{number}/{total} {name}", file=sys.stderr, flush=True)
-        return ProgressView(len(job.workload.requests), name, quiet=True)
-
-    def end(variant: Variant, done: Profiled) -> None:
-        nonlocal interrupted
-        if done.error is not None:
-            interrupted |= done.error.exit_code == EXIT_INTERRUPTED
-            failed.append(f"{variant.name}: {done.error.message}")
-
-    runs = ablate(job, chosen, repeats, start, end)
-    if not runs[BASELINE]:
-        why = failed[0] if failed else "no run"
-        raise KvtuneError(f"the baseline of --ablate did not run: {why}", "run it alone, without --ablate")
-    found = ablation(
-        [done.run for done in runs[BASELINE]],
-        {name: [done.run for done in of] for name, of in runs.items() if name != BASELINE},
-    )
-    if as_json:
-        files = {name: [str(done.path) for done in of] for name, of in runs.items()}
-        print(
-            json.dumps({"ablation": plain(found), "repeats": repeats, "run_files": files, "failed": failed})
+    repeats = max(repeats, FEWEST) if repeats > 1 else REPEATS
+    check_output(job.output)
+    _tell_plan(job, chosen, repeats, budget_min)
+    found = ablate(job, chosen, repeats, _tell, budget_s=60 * budget_min)
+    baseline = found.made[BASELINE].files
+    if not baseline:
+        raise KvtuneError(
+            f"no run of --ablate's baseline ended: {found.why}",
+            "the same command goes on where this one stopped",
+            EXIT_INTERRUPTED if found.why == "interrupted" else 1,
         )
+    run = _store(found, chosen, repeats)
+    page = write_page(run_page(run, job.workload), baseline[0].with_suffix(".html"), force=True)
+    result = stored(run)
+    assert result is not None
+    if not found.why:
+        ended(job)
+    if as_json:
+        told = {"ablation": plain(result), "run_file": str(baseline[0]), "page": str(page)}
+        print(json.dumps({**told, "folder": str(folder_of(job))}))
     else:
-        print_ablation(found, {v.name: v.turned for v in chosen}, repeats)
-        for line in failed:
-            print(f"failed  {line}")
-    return EXIT_INTERRUPTED if interrupted else 0
+        print_ablation(result)
+        print(f"run file  {baseline[0]}")
+        print(f"page      {page}")
+    if found.why:
+        print(f"kvtune: {found.why}; the same command goes on where this one stopped", file=sys.stderr)
+    return EXIT_INTERRUPTED if found.why == "interrupted" else 0
+
+
+def _tell_plan(job: Job, chosen: tuple[Variant, ...], repeats: int, budget_min: float) -> None:
+    """What is going to run and how long it takes, before anything starts."""
+    total = len(chosen) * repeats
+    held, run_s = known(job, chosen, repeats)
+    if run_s is None:
+        run_s = _seconds_before(job)
+    say = [f"--ablate: {len(chosen)} variants x {repeats} = {total} engine runs"]
+    say += [f"{held} of them made before"] if held else []
+    if run_s is not None:
+        say.append(f"at about {run_s:.0f} s each that takes {_minutes(run_s * (total - held))}")
+    else:
+        say.append(
+            "an engine start each (some 20 to 60 s) and the workload: the time is known after the first"
+        )
+    say += [f"ends after {budget_min:g} min"] if budget_min else []
+    print("; ".join(say), file=sys.stderr)
+    print(f"  {', '.join(f'{v.name} {v.turned}'.strip() for v in chosen)}", file=sys.stderr, flush=True)
+
+
+def _seconds_before(job: Job) -> float | None:
+    """What a run of this work on this model took last time, from the run files in the output folder."""
+    files = sorted(job.output.glob(f"*_{job.workload.name}_*.kvrun"), key=lambda p: p.stat().st_mtime)
+    for path in reversed(files[-20:]):
+        try:
+            header = read_run(path).header
+        except KvtuneError:
+            continue
+        if header.model == job.model and header.workload.hash == job.workload.hash:
+            return header.startup_s + header.wall_s
+    return None
+
+
+def _tell(now: Progress) -> Callable[[Event], None]:
+    left = ""
+    if now.left_s is not None:
+        at = datetime.now() + timedelta(seconds=now.left_s)
+        left = f"; {_minutes(now.left_s)} left, until {at:%H:%M}"
+    print(f"{now.number}/{now.total} {now.name}{left}", file=sys.stderr, flush=True)
+    return lambda event: None
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _store(found: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
+    """Put the whole result into the baseline's first run file, where pages and other tools find it."""
+    from kvtune.analysis.ablation import KEY, Side, extra, figures
+
+    sides = []
+    for variant in chosen:
+        made = found.made[variant.name]
+        runs = tuple(figures(read_run(path)) for path in made.files)
+        files = tuple(path.name for path in made.files)
+        sides.append(Side(variant.name, variant.turned, variant.settings, runs, files, tuple(made.failed)))
+    path: Path = found.made[BASELINE].files[0]
+    run = read_run(path)
+    told = extra(sides, planned=found.planned, repeats=repeats, why=found.why)
+    header = msgspec.structs.replace(run.header, extra={**run.header.extra, KEY: told})
+    stored = Run(header, run.tables)
+    write_run(stored, path)
+    return stored

@@ -38,6 +38,9 @@ def profile(
     ablate_only: Annotated[
         str, typer.Option("--ablate-only", help="Only these of --ablate, separated by commas.")
     ] = "",
+    ablate_budget: Annotated[
+        float, typer.Option("--ablate-budget", min=0, help="Minutes; the same command goes on. 0: no end.")
+    ] = 0.0,
     dummy: Annotated[
         bool, typer.Option("--dummy", help="Random weights on the model's real config.")
     ] = False,
@@ -71,7 +74,7 @@ def profile(
     if ablate or ablate_only:
         from kvtune.cli.ablate import run_ablation
 
-        return run_ablation(job, ablate_only, repeat, as_json=json)
+        return run_ablation(job, ablate_only, repeat, ablate_budget, as_json=json)
     from kvtune.cli.progress import ProgressView
     from kvtune.cli.results import show
 

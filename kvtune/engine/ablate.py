@@ -1,23 +1,30 @@
 """The same workload with each switch of the core and each setting of the collector turned over, interleaved.
 
 Runs in the CLI's process. Every repeat goes through all variants before the next begins, in an order that turns round:
-a machine that slows down slows all of them.
+a machine that slows down slows all of them. A journal beside the run files lets a call that was cut off go on.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from kvtune.core.settings import KNOBS, LEGACY, CoreSettings
 from kvtune.engine.plan import Event
-from kvtune.engine.profile import Job, Profiled, profile
-from kvtune.errors import UsageError
+from kvtune.engine.profile import Job, profile
+from kvtune.errors import EXIT_INTERRUPTED, KvtuneError, UsageError
 
 BASELINE = "baseline"
 THRESHOLDS = (20_000, 50, 100)
 """What `thresholds` sets: collections some thirty times rarer than Python's own 700, 10, 10."""
+NAMED_ONLY = ("whole_states", "packed")
+"""Switches of models with state-space layers, and those of `legacy_`: turned over for those who ask for them."""
+JOURNAL = "ablation.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +36,36 @@ class Variant:
     turned: str  # "off", "on": what the variant does to it; "" for the baseline
 
 
+@dataclass(slots=True)
+class Made:
+    """What came of a variant's runs: their files, and why others failed."""
+
+    files: list[Path] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Ablated:
+    """By variant, in their order. `why` is what ended it early: "interrupted", the budget; "" when nothing did."""
+
+    made: dict[str, Made]
+    planned: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Before each run: its number, how many there are, the seconds of those made so far, and of all that are left."""
+
+    name: str
+    number: int
+    total: int
+    run_s: float | None
+    left_s: float | None
+
+
 def variants(job: Job, only: tuple[str, ...] = ()) -> tuple[Variant, ...]:
-    """The baseline, each switch (legacy ones when named), the thresholds. UsageError for a name that is none."""
+    """The baseline, each switch (some only when named), the thresholds. UsageError for a name that is none."""
     if job.core != "kvtune":
         raise UsageError("--ablate turns the core's switches over, --core stock has none", "leave out --core")
     now = {**CoreSettings().to_dict(), **job.core_settings}
@@ -49,41 +84,110 @@ def variants(job: Job, only: tuple[str, ...] = ()) -> tuple[Variant, ...]:
             f"--ablate-only {', '.join(sorted(unknown))} names no switch",
             f"it takes {', '.join(v.name for v in found)}",
         )
-    # What vLLM no longer does is worth a run only to those who ask for it.
-    kept = only or tuple(v.name for v in found if not v.name.startswith(LEGACY))
+    kept = only or tuple(v.name for v in found if not v.name.startswith((LEGACY, *NAMED_ONLY)))
     return (Variant(BASELINE, {}, ""), *(v for v in found if v.name in kept))
 
 
 def order(count: int, repeats: int) -> Iterator[tuple[int, int]]:
-    """(repeat, variant) with each repeat's variants in a rotated order, every second one backwards."""
+    """(repeat, variant): every second repeat is the one before backwards, each pair of repeats begins elsewhere."""
     for repeat in range(repeats):
-        row = [(i + repeat) % count for i in range(count)]
+        row = [(i + repeat // 2) % count for i in range(count)]
         for variant in reversed(row) if repeat % 2 else row:
             yield repeat, variant
+
+
+def folder_of(job: Job) -> Path:
+    """Where this job's runs and journal lie: the same command finds the same folder, other work another one."""
+    what = json.dumps(
+        [job.model, job.workload.hash, job.core_settings, job.dummy, list(job.engine_args), job.environment],
+        sort_keys=True,
+    )
+    name = f"ablation_{Path(job.model).name or 'model'}_{job.workload.name}"
+    return job.output / f"{name}_{sha256(what.encode()).hexdigest()[:8]}"
 
 
 def ablate(
     job: Job,
     chosen: tuple[Variant, ...],
     repeats: int,
-    on_start: Callable[[str, int, int], Callable[[Event], None]],
-    on_end: Callable[[Variant, Profiled], None] = lambda variant, done: None,
-) -> dict[str, list[Profiled]]:
-    """Runs by variant. `on_start` gets what runs, its number and how many there are, and gives who hears events.
+    on_start: Callable[[Progress], Callable[[Event], None]],
+    *,
+    budget_s: float = 0.0,
+    clock: Callable[[], float] = monotonic,
+) -> Ablated:
+    """Every run that the folder's journal does not hold yet. `on_start` hears what comes and gives who hears events.
 
-    A run that fails is left out; the others go on.
+    A run that fails is told and left out; without a baseline there is nothing to compare with, so its first failure
+    ends all. `budget_s`: no run is begun that would, as the others went, end after it (0: all are made).
     """
-    found: dict[str, list[Profiled]] = {v.name: [] for v in chosen}
-    total = len(chosen) * repeats
-    for number, (_, at) in enumerate(order(len(chosen), repeats), start=1):
-        variant = chosen[at]
-        settings = {**job.core_settings, **variant.settings}
-        done = profile(
-            replace(job, core_settings=settings, probe="light"), on_start(variant.name, number, total)
-        )
-        on_end(variant, done)
-        if done.error is None:
-            found[variant.name].append(done)
-        elif done.error.exit_code == 130:
+    folder = folder_of(job)
+    made = {v.name: Made() for v in chosen}
+    kept = _journal(folder)
+    plan = [(repeat, chosen[at]) for repeat, at in order(len(chosen), repeats)]
+    rows = {(r["variant"], r["repeat"]): r for r in kept if (folder / r["file"]).is_file()}
+    seconds = [float(r["seconds"]) for r in rows.values()]
+    began = clock()
+    why = ""
+    for number, (repeat, variant) in enumerate(plan, start=1):
+        row = rows.get((variant.name, repeat))
+        if row is not None:
+            made[variant.name].files.append(folder / row["file"])
+            continue
+        mean = sum(seconds) / len(seconds) if seconds else None
+        left = sum((v.name, r) not in rows for r, v in plan[number - 1 :])
+        if budget_s and clock() - began + (mean or 0.0) > budget_s:
+            why = f"the budget of {budget_s / 60:g} min is used up"
             break
+        start = clock()
+        told = Progress(variant.name, number, len(plan), mean, mean * left if mean is not None else None)
+        try:
+            file = _run(job, variant, folder, on_start(told))
+        except (KvtuneError, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt) or error.exit_code == EXIT_INTERRUPTED:
+                why = "interrupted"
+                break
+            if variant.name == BASELINE and not made[BASELINE].files:
+                raise
+            made[variant.name].failed.append(error.message)
+            continue
+        seconds.append(clock() - start)
+        row = {"variant": variant.name, "repeat": repeat, "file": file.name, "seconds": round(seconds[-1], 1)}
+        with (folder / JOURNAL).open("a", encoding="utf-8") as journal:
+            journal.write(json.dumps(row) + "\n")
+        made[variant.name].files.append(file)
+    return Ablated(made, len(plan), why)
+
+
+def ended(job: Job) -> None:
+    """All is made and told: the same command begins anew the next time. The run files stay."""
+    (folder_of(job) / JOURNAL).unlink(missing_ok=True)
+
+
+def known(job: Job, chosen: tuple[Variant, ...], repeats: int) -> tuple[int, float | None]:
+    """How many runs of the plan the journal holds, and the mean of their seconds."""
+    names, folder = {v.name for v in chosen}, folder_of(job)
+    rows = [r for r in _journal(folder) if (folder / r["file"]).is_file()]
+    held = {(r["variant"], r["repeat"]) for r in rows if r["variant"] in names and r["repeat"] < repeats}
+    return len(held), sum(float(r["seconds"]) for r in rows) / len(rows) if rows else None
+
+
+def _run(job: Job, variant: Variant, folder: Path, on_event: Callable[[Event], None]) -> Path:
+    settings = {**job.core_settings, **variant.settings}
+    done = profile(replace(job, core_settings=settings, probe="light", stacks=False, output=folder), on_event)
+    if done.error is not None:
+        raise done.error  # a part of a run is nothing to compare
+    return done.path
+
+
+def _journal(folder: Path) -> list[dict[str, Any]]:
+    """The journal's whole lines; a line that a crash cut off is a run that is made again."""
+    found = []
+    path = folder / JOURNAL
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and {"variant", "repeat", "file", "seconds"} <= row.keys():
+            found.append(row)
     return found

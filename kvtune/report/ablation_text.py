@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from kvtune.analysis.ablation import FIGURES, Worth
+from kvtune.analysis.ablation import FIGURES, Ablation, Side, Worth
 
 TITLES = {
     "collections": "collections",
@@ -17,37 +16,49 @@ TITLES = {
 SCALES = {"rss_growth_bytes_s": 1024.0}
 
 
-def print_ablation(
-    found: Mapping[str, Sequence[Worth]], turned: Mapping[str, str], repeats: int, file: IO[str] | None = None
-) -> None:
-    """One row a variant; each cell the change, its 95 % interval, and a word where a difference is shown."""
+def print_ablation(found: Ablation, file: IO[str] | None = None) -> None:
+    """One row a variant; each cell the change, its 95 % interval, and what that shows."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(file=file, highlight=False)
     if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=160)
+        console = Console(file=file, highlight=False, width=190)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("turned over")
+    table.add_column("runs", justify="right")
     for figure in FIGURES:
         table.add_column(TITLES[figure], justify="right")
-    first = next(iter(found.values()), ())
-    table.add_row("baseline", *(_number(w.baseline, w.figure) for w in first))
-    for name, worths in found.items():
-        table.add_row(Text(f"{name} {turned.get(name, '')}"), *(Text(_cell(w)) for w in worths))
+    table.add_row("baseline", str(len(found.baseline.runs)), *_means(found.baseline))
+    for side in found.turned:
+        cells = (Text(_cell(worth)) for worth in side.worths)
+        table.add_row(Text(f"{side.name} {side.turned}"), str(len(side.runs)), *cells)
     console.print(table)
     console.print(
-        f"{repeats} runs each, interleaved. A cell is the change against the baseline and its 95 % interval; "
-        "= means no difference shown."
+        "A cell is the change against the baseline and its 95 % interval over whole runs, interleaved; of all "
+        "figures less is better; = means no difference shown."
     )
+    if found.why:
+        console.print(Text(f"{found.done} of {found.planned} runs: {found.why}."))
+    for side in (found.baseline, *found.turned):
+        for why in side.failed:
+            console.print(Text(f"failed  {side.name}: {why}"))
 
 
-def plain(found: Mapping[str, Sequence[Worth]]) -> dict[str, Any]:
+def plain(found: Ablation) -> dict[str, Any]:
     """For `--json`."""
     from dataclasses import asdict
 
-    return {name: [asdict(w) for w in worths] for name, worths in found.items()}
+    return asdict(found)
+
+
+def _means(side: Side) -> list[str]:
+    found = []
+    for figure in FIGURES:
+        told = [value for run in side.runs if (value := run[figure]) is not None]
+        found.append(_number(sum(told) / len(told) if told else None, figure))
+    return found
 
 
 def _cell(worth: Worth) -> str:
@@ -55,7 +66,7 @@ def _cell(worth: Worth) -> str:
         return "–"
     change = _number(worth.difference, worth.figure, sign="+")
     if worth.low is None or worth.high is None:
-        return f"{change} (one run)"
+        return f"{change} (too few runs)"
     between = f"[{_number(worth.low, worth.figure)}, {_number(worth.high, worth.figure)}]"
     return f"{change} {between} {'=' if worth.verdict == 'no difference shown' else worth.verdict}"
 

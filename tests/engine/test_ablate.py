@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import io
+import json
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.ablation import ablation, figures
+from kvtune.analysis.ablation import KEY, Ablation, Side, extra, figures, read, stored, worths
+from kvtune.cli import ablate as cli
 from kvtune.core.settings import KNOBS, LEGACY, CoreSettings, parse
 from kvtune.engine import ablate as module
-from kvtune.engine.ablate import BASELINE, THRESHOLDS, Variant, ablate, order, variants
+from kvtune.engine.ablate import (
+    BASELINE,
+    JOURNAL,
+    NAMED_ONLY,
+    THRESHOLDS,
+    Progress,
+    Variant,
+    ablate,
+    folder_of,
+    order,
+    variants,
+)
 from kvtune.engine.profile import Job, Profiled
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.ablation_text import print_ablation
+from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
 from tests.analysis.made import header_of, table
@@ -24,7 +40,9 @@ JOB = Job(model="tiny-opt", workload=build("decode:requests=2,prompt=8,output=8"
 
 def test_each_switch_is_turned_over_once_and_the_thresholds_too() -> None:
     found = variants(JOB)
-    switches = [n for n, knob in KNOBS.items() if knob.kind == "switch" and not n.startswith(LEGACY)]
+    switches = [
+        n for n, k in KNOBS.items() if k.kind == "switch" and not n.startswith(LEGACY) and n not in NAMED_ONLY
+    ]
     assert [v.name for v in found] == [BASELINE, *switches, "thresholds"]
     for variant in found[1:-1]:
         assert variant.settings == {variant.name: not getattr(CoreSettings(), variant.name)}
@@ -56,7 +74,10 @@ def test_the_order_is_interleaved(count: int, repeats: int) -> None:
     found = list(order(count, repeats))
     assert Counter(variant for _, variant in found) == dict.fromkeys(range(count), repeats)
     assert [repeat for repeat, _ in found] == sorted(repeat for repeat, _ in found)
-    if repeats >= 3 and count > 1:
+    if repeats >= 2 and count > 1:
+        first = [v for r, v in found if r == 0]
+        assert [v for r, v in found if r == 1] == first[::-1]
+    if repeats >= 3 and count > 2:
         assert len({tuple(v for r, v in found if r == n) for n in range(repeats)}) > 1
 
 
@@ -70,31 +91,163 @@ def run_of(pause_us: float, step_us: float) -> Run:
 
 
 def test_verdicts() -> None:
-    base = [run_of(1000 + n, 5000 + 900 * n) for n in range(3)]
-    better = [run_of(500 + n, 5100 + 900 * n) for n in range(3)]
-    found = {w.figure: w for w in ablation(base, {"x": better})["x"]}
+    base = [figures(run_of(1000 + n, 5000 + 900 * n)) for n in range(3)]
+    better = [figures(run_of(500 + n, 5100 + 900 * n)) for n in range(3)]
+    found = {w.figure: w for w in worths(base, better)}
     assert found["pause_ms"].verdict == "better" and found["pause_ms"].difference == pytest.approx(-1.0)
     assert found["step_ms"].verdict == "no difference shown"
     assert found["collections"].difference == 0 and found["collections"].verdict == "no difference shown"
-    assert ablation(base, {"x": better[:1]})["x"][0].verdict == "too few runs"
-    assert figures(base[0])["rss_growth_bytes_s"] is None
+    assert worths(base, better[:1])[0].verdict == "too few runs"
+    assert base[0]["rss_growth_bytes_s"] is None
+
+
+def result() -> Ablation:
+    base, other = ([figures(run_of(us + n, 5000)) for n in range(3)] for us in (1000, 500))
+    sides = (
+        Side(BASELINE, runs=tuple(base), files=("a", "b", "c")),
+        Side("freeze", "off", {"freeze": False}, tuple(other), ("d", "e", "f"), ("died",)),
+    )
+    return read(json.loads(json.dumps(extra(sides, planned=8, repeats=4, why="interrupted"))))
+
+
+def test_what_is_stored_is_read_again() -> None:
+    found = result()
+    assert (found.planned, found.done, found.repeats, found.why) == (8, 7, 4, "interrupted")
+    assert found.baseline.files == ("a", "b", "c") and found.baseline.worths == ()
+    (side,) = found.turned
+    assert (side.name, side.turned, side.settings, side.failed) == (
+        "freeze",
+        "off",
+        {"freeze": False},
+        ("died",),
+    )
+    assert {w.figure: w.verdict for w in side.worths}["pause_ms"] == "better"
+
+
+@pytest.mark.parametrize("damaged", [None, 7, {}, {"sides": []}, {"sides": [{"name": "x"}], "planned": 1}])
+def test_a_damaged_or_missing_result_is_none(damaged: object) -> None:
+    assert stored(Run(header_of(extra={KEY: damaged}))) is None
 
 
 def test_the_table_says_so() -> None:
-    base, other = [run_of(1000 + n, 5000) for n in range(3)], [run_of(500 + n, 5000) for n in range(3)]
     out = io.StringIO()
-    print_ablation(ablation(base, {"freeze": other}), {"freeze": "off"}, 3, out)
-    assert "freeze off" in out.getvalue() and "better" in out.getvalue() and "=" in out.getvalue()
+    print_ablation(result(), out)
+    text = out.getvalue()
+    assert "freeze off" in text and "better" in text and "=" in text and "7 of 8 runs: interrupted" in text
+    assert "failed  freeze: died" in text
 
 
-def test_a_failed_run_is_left_out_and_an_interrupted_one_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    codes = iter([0, 1, 0, 130, 0])
+class Engine:
+    """Stands in for `profile`: a run file in no time, or what `codes` says: an exit code, or Ctrl-C."""
 
-    def profiled(job: Job, on_event: object) -> Profiled:
-        code = next(codes)
-        return Profiled(run_of(1, 1), Path("x"), KvtuneError("no", "", code) if code else None)
+    def __init__(self, codes: Iterator[int | type[BaseException]]) -> None:
+        self.codes, self.ran = codes, 0
 
-    monkeypatch.setattr(module, "profile", profiled)
-    chosen = (Variant(BASELINE, {}, ""), Variant("freeze", {"freeze": False}, "off"))
-    found = ablate(JOB, chosen, 3, lambda name, number, total: lambda event: None)
-    assert sum(map(len, found.values())) == 2
+    def __call__(self, job: Job, on_event: object) -> Profiled:
+        code = next(self.codes, 0)
+        if not isinstance(code, int):
+            raise code
+        self.ran += 1
+        job.output.mkdir(exist_ok=True)
+        path = job.output / f"{self.ran}.kvrun"
+        run = run_of(1000 if job.core_settings.get("freeze", True) else 2000 + self.ran, 5000)
+        write_run(run, path)
+        return Profiled(run, path, KvtuneError("no", "", code) if code else None)
+
+
+CHOSEN = (Variant(BASELINE, {}, ""), Variant("freeze", {"freeze": False}, "off"))
+
+
+def job_in(folder: Path) -> Job:
+    return replace(JOB, output=folder)
+
+
+def with_engine(monkeypatch: pytest.MonkeyPatch, *codes: int | type[BaseException]) -> Engine:
+    engine = Engine(iter(codes))
+    monkeypatch.setattr(module, "profile", engine)
+    return engine
+
+
+def silent(now: Progress) -> object:
+    return lambda event: None
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    found = job_in(tmp_path)
+    folder_of(found).mkdir()
+    return found
+
+
+@pytest.mark.parametrize("stop", [130, KeyboardInterrupt])
+def test_a_failed_run_is_told_and_an_interrupted_call_goes_on(
+    job: Job, monkeypatch: pytest.MonkeyPatch, stop: int | type[BaseException]
+) -> None:
+    with_engine(monkeypatch, 0, 1, 0, stop)
+    found = ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
+    assert found.why == "interrupted" and found.planned == 6
+    assert (len(found.made[BASELINE].files), len(found.made["freeze"].files)) == (1, 1)
+    assert found.made["freeze"].failed == ["no"]
+    with (folder_of(job) / JOURNAL).open("a") as journal:
+        journal.write('{"variant": "fre')  # cut off by a crash
+    again = with_engine(monkeypatch)
+    again.ran = 10
+    found = ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
+    assert again.ran - 10 == 4 and found.why == ""
+    assert [len(made.files) for made in found.made.values()] == [3, 3]
+
+
+def test_without_a_baseline_it_ends_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = with_engine(monkeypatch, 1)
+    with pytest.raises(KvtuneError, match="no"):
+        ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
+    assert engine.ran == 1
+
+
+def test_the_budget_ends_it_before_a_run_that_would_not_fit(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, told = [0.0], []
+    engine = with_engine(monkeypatch)
+
+    def start(progress: Progress) -> object:
+        told.append(progress)
+        now[0] += 30.0  # what a run takes
+        return lambda event: None
+
+    found = ablate(job, CHOSEN, 3, start, budget_s=100.0, clock=lambda: now[0])  # type: ignore[arg-type]
+    assert engine.ran == 3 and "budget" in found.why
+    assert [(p.number, p.run_s, p.left_s) for p in told] == [
+        (1, None, None),
+        (2, 30.0, 150.0),
+        (3, 30.0, 120.0),
+    ]
+
+
+def test_other_work_has_another_folder(tmp_path: Path) -> None:
+    one = job_in(tmp_path)
+    others = (replace(one, engine_args=("--max-num-seqs", "8")), replace(one, core_settings={"rows": False}))
+    assert len({folder_of(each) for each in (one, *others)}) == 3
+    assert folder_of(one) == folder_of(job_in(tmp_path))
+
+
+def test_the_result_lies_in_the_baselines_first_run_and_the_plan_is_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_engine(monkeypatch, 0, 0, 0, 130)
+    job = job_in(tmp_path)
+    assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=False) == 130
+    out, err = capsys.readouterr()
+    assert "2 variants x 2 = 4 engine runs" in err and "the time is known after the first" in err
+    assert "3 of 4 runs: interrupted" in out and "goes on" in err
+    with_engine(monkeypatch, 0)
+    assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=True) == 0
+    out, err = capsys.readouterr()
+    assert "3 of them made before" in err
+    told = json.loads(out)
+    run = read_run(Path(told["run_file"]))
+    found = stored(run)
+    assert found is not None and found.why == "" and Path(told["page"]).is_file()
+    assert {w.figure: w.verdict for w in found.turned[0].worths}["pause_ms"] in ("worse", "too few runs")
+    assert found.turned[0].worths[0].verdict == "no difference shown"  # as many collections, exactly
+    assert not (folder_of(job) / JOURNAL).exists()  # the next one begins anew

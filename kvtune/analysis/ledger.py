@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvtune.analysis.processes import ENGINE_ROLES, process_keys
 from kvtune.analysis.spread import Spread, spread
-from kvtune.analysis.step_time import pauses_in_steps_ms
+from kvtune.analysis.step_time import Placed, pauses_in_steps_ms, placed
 from kvtune.run.types import Run
 
 OUTLIER = 2.0
@@ -48,6 +48,7 @@ class GapOutliers:
 class Join:
     """Step times in milliseconds of the steps in which EngineCore collected and of those in which it did not."""
 
+    placed: Placed = field(default_factory=Placed)
     with_collection: Spread = field(default_factory=Spread)
     without: Spread = field(default_factory=Spread)
     gaps: GapOutliers = field(default_factory=GapOutliers)
@@ -74,11 +75,15 @@ class Ledger:
 def join(run: Run) -> Join:
     steps = run.table("steps")
     step_ms, hit = steps["step_us"] / 1000.0, pauses_in_steps_ms(run) > 0
-    return Join(spread(step_ms[hit]), spread(step_ms[~hit]), gap_outliers(run))
+    return Join(placed(run), spread(step_ms[hit]), spread(step_ms[~hit]), gap_outliers(run))
 
 
 def gap_outliers(run: Run) -> GapOutliers:
-    """A gap holds a collection when one began in it, in any of the engine's processes."""
+    """A gap holds a collection when any of the engine's processes was paused for some of it.
+
+    By what of a pause lies in the gap, not by where it began: EngineCore's next step begins, and may collect, before
+    the front end has the tokens of the last one.
+    """
     tokens, gc = run.table("tokens"), run.table("gc")
     same = tokens["request"][1:] == tokens["request"][:-1]
     begin, end = tokens["t_s"][:-1][same], tokens["t_s"][1:][same]
@@ -87,12 +92,8 @@ def gap_outliers(run: Run) -> GapOutliers:
     gap_ms = (end - begin) * 1000.0
     median = float(np.median(gap_ms))
     outlier = gap_ms > OUTLIER * median
-    order = np.argsort(gc["t_s"], kind="stable")
-    start = gc["t_s"][order]
-    pauses = np.concatenate(([0.0], np.cumsum(gc["pause_us"][order] / 1000.0)))
-    first, last = np.searchsorted(start, begin), np.searchsorted(start, end)
-    inside = last > first
-    paused_ms = pauses[last] - pauses[first]
+    paused_ms = _paused_ms(gc["t_s"], gc["pause_us"] / 1e6, begin, end)
+    inside = paused_ms > 0
     explained = outlier & inside & (paused_ms >= EXPLAINED * (gap_ms - median))
     return GapOutliers(
         gaps=len(gap_ms),
@@ -103,6 +104,28 @@ def gap_outliers(run: Run) -> GapOutliers:
         explained=int(explained.sum()),
         other_gaps_with_collection=int((~outlier & inside).sum()),
     )
+
+
+def _paused_ms(
+    start_s: NDArray[np.float64],
+    pause_s: NDArray[np.float64],
+    begin_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """How long of each span at least one pause lasted: pauses of several processes at once count once."""
+    if not len(start_s):
+        return np.zeros(len(begin_s))
+    order = np.argsort(start_s, kind="stable")
+    start, end = start_s[order], (start_s + np.nan_to_num(pause_s))[order]
+    reached = np.maximum.accumulate(end)
+    start = np.maximum(start, np.concatenate(([-np.inf], reached[:-1])))
+    length = np.maximum(end - start, 0.0)
+    # Time paused so far, as a line that rises within pauses and is level between them.
+    at = np.column_stack((start, start + length)).ravel()
+    before = np.cumsum(length) - length
+    so_far = np.column_stack((before, before + length)).ravel()
+    paused: NDArray[np.float64] = np.interp(end_s, at, so_far) - np.interp(begin_s, at, so_far)
+    return paused * 1000.0
 
 
 def ledgers(run: Run) -> dict[str, Ledger]:
@@ -157,6 +180,7 @@ def as_json(run: Run) -> dict[str, Any]:
 
     found = join(run)
     return {
+        "collections": asdict(found.placed),
         "step_ms": {"with_collection": asdict(found.with_collection), "without": asdict(found.without)},
         "itl_outliers": asdict(found.gaps),
     }

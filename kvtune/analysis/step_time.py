@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,10 +81,44 @@ def paused_steps(run: Run) -> PausedSteps | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The stepping process's collections by where they fell.
+
+    Bursts of admissions make many in one step, so `steps` is often far below `in_steps`. Those between steps (new
+    requests are read there) hold up the next step.
+    """
+
+    in_steps: int = 0
+    steps: int = 0
+    between_steps: int = 0
+    between_ms: float = 0.0
+
+
+def placed(run: Run) -> Placed:
+    in_steps = steps = between = 0
+    between_ms = 0.0
+    for rows, pauses_ms, at in _joined(run):
+        inside = at >= 0
+        in_steps += int(inside.sum())
+        steps += len(np.unique(rows[at[inside]]))
+        between += int((~inside).sum())
+        between_ms += float(np.nansum(pauses_ms[~inside]))
+    return Placed(in_steps, steps, between, between_ms)
+
+
 def pauses_in_steps_ms(run: Run) -> NDArray[np.float64]:
     """For each step, the pauses of the collections that its own process started in it."""
+    found = np.zeros(len(run.table("steps")["t_s"]), dtype=np.float64)
+    for rows, pauses_ms, at in _joined(run):
+        inside = at >= 0
+        np.add.at(found, rows[at[inside]], pauses_ms[inside])
+    return found
+
+
+def _joined(run: Run) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.intp]]]:
+    """By stepping process: its steps' rows in time order, its pauses, and each pause's place in those (-1: between)."""
     steps, gc = run.table("steps"), run.table("gc")
-    found = np.zeros(len(steps["t_s"]), dtype=np.float64)
     for process in np.unique(steps["process"]).tolist():
         rows = np.flatnonzero(steps["process"] == process)
         rows = rows[np.argsort(steps["t_s"][rows], kind="stable")]
@@ -92,7 +127,5 @@ def pauses_in_steps_ms(run: Run) -> NDArray[np.float64]:
         own = gc["process"] == process
         times, pauses = gc["t_s"][own], gc["pause_us"][own] / 1000.0
         at = np.searchsorted(start, times, side="right") - 1
-        inside = at >= 0
-        inside[inside] = times[inside] < end[at[inside]]
-        np.add.at(found, rows[at[inside]], pauses[inside])
-    return found
+        at[(at >= 0) & (times >= end[at])] = -1
+        yield rows, pauses, at

@@ -26,6 +26,12 @@ def _steps(s: Mapping[str, Any], table: MakeTable) -> Any:
         spread = (joined.get("step_ms") or {}).get(key) or {}
         if spread.get("count"):
             rows.append((title, count(spread["count"]), *(ms(spread[at]) for at in ("p50", "p99", "max"))))
+    where = joined.get("collections") or {}
+    if rows and where:
+        told = f"{count(where['in_steps'])} in {count(where['steps'])} steps"
+        rows.append(
+            ("EngineCore's collections", told, f"{count(where['between_steps'])} between steps", "", "")
+        )
     gaps = joined.get("itl_outliers") or {}
     if rows and gaps.get("outliers"):
         rows.append(

@@ -25,6 +25,36 @@ def test_steps_with_and_without_a_collection() -> None:
     assert found.with_collection.max == pytest.approx(200.0) and found.without.max == pytest.approx(100.0)
 
 
+def test_many_collections_in_one_step_and_those_between_steps_are_all_accounted_for() -> None:
+    """Four in two steps, as admissions make them, one between steps; other processes have none."""
+    gc = table(
+        "gc", process=[1, 1, 1, 1, 1, 0], t_s=[1.01, 1.05, 1.19, 3.0, 2.5, 1.1],
+        generation=[0] * 6, pause_us=[1e3, 1e3, 1e3, 2e3, 7e3, 50e3],
+    )  # fmt: skip
+    found = join(run_of(steps=STEPS, gc=gc)).placed
+    assert (found.in_steps, found.steps, found.between_steps) == (4, 2, 1)
+    assert found.between_ms == pytest.approx(7.0)
+
+
+def test_a_pause_counts_for_the_gap_that_it_lies_in_not_the_one_it_began_in() -> None:
+    """EngineCore collects for 80 ms from 1 ms before the front end has the tokens of the step before."""
+    tokens = table("tokens", request=[0] * 5, t_s=[0.0, 0.01, 0.02, 0.11, 0.12], count=[1] * 5)
+    gc = table("gc", process=[1], t_s=[0.019], generation=[2], pause_us=[80e3])
+    found = gap_outliers(run_of(tokens=tokens, gc=gc))
+    assert (found.outliers, found.with_collection, found.explained) == (1, 1, 1)
+    assert found.other_gaps_with_collection == 1
+
+
+def test_pauses_of_two_processes_at_once_count_once() -> None:
+    """A gap of 100 ms over a median of 10; two pauses of 30 ms side by side explain a third of it, not two."""
+    tokens = table("tokens", request=[0] * 5, t_s=[0.0, 0.01, 0.02, 0.12, 0.13], count=[1] * 5)
+    gc = table("gc", process=[1, 2], t_s=[0.03, 0.031], generation=[2, 2], pause_us=[30e3, 29e3])
+    found = gap_outliers(run_of(tokens=tokens, gc=gc))
+    assert (found.outliers, found.with_collection, found.explained) == (1, 1, 0)
+    apart = table("gc", process=[1, 2], t_s=[0.03, 0.07], generation=[2, 2], pause_us=[30e3, 29e3])
+    assert gap_outliers(run_of(tokens=tokens, gc=apart)).explained == 1
+
+
 def test_outliers_that_collections_explain_and_those_they_do_not() -> None:
     """Gaps 10 ms, but one of 100 ms with a 90 ms pause, one of 100 ms with a 1 ms pause, one of 50 ms with none."""
     gaps = np.array([0.01] * 20 + [0.1] + [0.01] * 5 + [0.1] + [0.01] * 5 + [0.05] + [0.01] * 5)

@@ -45,9 +45,9 @@ class Tiers:
         self.names = ("blank", *self.policy.tiers)
         self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.tiers) + 2)]
         self.num_free_blocks = 0
-        self.demotions = 0
         self.failures = 0
-        self.taken = [0] * len(self.queues)
+        self.taken = [0] * len(self.queues)  # by the tier that gave them out
+        self.demoted = [0] * len(self.queues)  # by the tier that they were in
 
     def use(self, policy: Policy) -> None:
         """From here on this policy; what it does not override it is not told: that is most calls of most policies."""
@@ -74,7 +74,7 @@ class Tiers:
         block = self.queues[tier + 1].popleft()
         self.queues[to + 1].append(block)
         self.tier_of[block.block_id] = to + 1
-        self.demotions += 1
+        self.demoted[tier + 1] += 1
 
     # What vLLM's BlockPool calls.
 
@@ -293,7 +293,7 @@ class TieredPool(BlockPool):  # type: ignore[misc]
         """What happened so far, for the run's record: blocks given out by tier, demotions, failures."""
         tiers = self.free_block_queue
         counts = {f"given_out_{name}": n for name, n in zip(tiers.names, tiers.taken[BLANK:], strict=True)}
-        counts |= {"demotions": tiers.demotions, "pool_failures": tiers.failures}
+        counts |= {"demotions": sum(tiers.demoted), "pool_failures": tiers.failures}
         ghost_hits = getattr(tiers.policy, "ghost_hits", None)
         if ghost_hits is not None:
             counts["ghost_hits"] = ghost_hits

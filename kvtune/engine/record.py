@@ -22,8 +22,9 @@ from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
 from kvtune.engine.launch import Outcome
 from kvtune.engine.plan import LEDGER_FILE, LOG_FILE, REQUESTS_FILE, Plan
+from kvtune.probe.pool import MOST_TIERS
 from kvtune.probe.process import Sample
-from kvtune.probe.ring import COLLECTION, DIGEST, STEP, read_ring
+from kvtune.probe.ring import COLLECTION, DIGEST, POOL, STEP, read_ring
 from kvtune.probe.status import read_statuses
 from kvtune.run.host import this_host
 from kvtune.run.types import (
@@ -175,6 +176,7 @@ def _engine(facts: dict[str, Any], cache: dict[str, Any], args: Sequence[str]) -
                     "retention_interval",
                     "scheduler",
                     "pool",
+                    "tiers",
                 )
                 if k in cache
             },
@@ -245,6 +247,7 @@ def _ring_tables(
     digests: list[int] = []
     steps: list[tuple[float, ...]] = []
     collections: list[tuple[float, ...]] = []
+    pool: list[tuple[float, ...]] = []
     lost: dict[int, int] = {}
     zero, end = outcome.start_ns, outcome.end_ns
     for path in sorted(folder.glob("ring-*.bin")):
@@ -269,9 +272,15 @@ def _ring_tables(
                 running, waiting = v[7] & 0xFFFFFFFF, v[7] >> 32
                 us = [x / 1e3 for x in v[1:6]]
                 steps.append((process, at, *us, low, high, number, running, waiting, *v[8:14]))
+            elif kind == POOL:
+                tiers = zip(v[1:], v[1 + MOST_TIERS : 1 + 2 * MOST_TIERS], strict=False)
+                pool += [
+                    (process, at, tier, *counts, number) for tier, counts in enumerate(tiers) if any(counts)
+                ]
     tables = {
         "steps": _table("steps", sorted(steps, key=_by_time)),
         "gc": _table("gc", sorted(collections, key=_by_time)),
+        "pool": _table("pool", sorted(pool, key=_by_time)),
     }
     return tables, lost, digests
 

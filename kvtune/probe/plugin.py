@@ -215,6 +215,8 @@ def _status_keeper(scheduler: Any) -> Any:
         if not described:
             described = True
             facts["cache"] = describe_cache(scheduler)
+            if _steps is not None and _steps.pool is not None:
+                facts["cache"]["tiers"] = list(_steps.pool.tiers)
         _status.write(**facts)
 
     return keep
@@ -232,5 +234,6 @@ def _disabled() -> dict[str, str]:
     found = {"gc": _collector.failed if _collector else "", "steps": _steps.failed if _steps else ""}
     if _steps is not None:
         found["step_sites"] = _steps.sampler_failed
+        found["pool"] = _steps.pool_failed
     listeners = _collector.failed_listeners if _collector else {}
     return {name: why for name, why in {**found, **listeners, **_early}.items() if why}

@@ -25,6 +25,7 @@ _HEAD = struct.Struct("<8sIIQQ")  # magic, record size, pid, capacity, start of 
 COLLECTION = 1
 STEP = 2
 DIGEST = 3
+POOL = 4
 
 
 class Ring:

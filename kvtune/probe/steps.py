@@ -4,8 +4,10 @@ Runs in EngineCore's main loop. Fields: small = 1 with a batch queue (schedule a
 batches), number = requests scheduled; v0 start ns, v1 step ns, v2 schedule ns, v3 execute ns (from the end of
 schedule to the start of update), v4 update ns, v5 thread CPU ns, v6 scheduled tokens | prefill tokens << 32,
 v7 running | waiting << 32, v8 free blocks, v9 context tokens, v10..v13 objects that the collector watches made less
-freed, by all threads, in schedule, execute, update and the rest. With `digests`, a DIGEST record for each schedule()
-too: v0 ns, v1 one number for what was scheduled into which blocks (tests compare it with the simulator's).
+freed, by all threads, in schedule, execute, update and the rest. A step that evicted or demoted KV blocks has a POOL
+record after it: number = free blocks, v0 the step's start ns, v1..v6 evicted and v7..v12 demoted, by tier. With
+`digests`, a DIGEST record for each schedule() too: v0 ns, v1 one number for what was scheduled into which blocks
+(tests compare it with the simulator's).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Any, Protocol
 
 from kvtune.probe.digest import digest
 from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.ring import DIGEST, STEP, VALUES, Ring
+from kvtune.probe.pool import MOST_TIERS, PoolWatch
+from kvtune.probe.ring import DIGEST, POOL, STEP, VALUES, Ring
 
 NO_MORE = (0,) * (VALUES - 2)
 
@@ -37,7 +40,8 @@ class StepProbe:
         self._ring = ring
         self._collector = collector if collector is not None else CollectorProbe(ring)
         self._digests = digests
-        self.failed = self.sampler_failed = ""
+        self.failed = self.sampler_failed = self.pool_failed = ""
+        self.pool: PoolWatch | None = None
         self.after_step: Callable[[], None] | None = None
         self.sampler: StepSampler | None = None
         self._scheduler: Any = None
@@ -49,6 +53,10 @@ class StepProbe:
     def wrap_scheduler(self, scheduler: Any) -> None:
         """Instance attributes: no class is changed, so a second engine in this process is not measured twice."""
         self._scheduler = scheduler
+        try:
+            self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
+        except Exception as error:
+            self.pool_failed = f"{type(error).__name__}: {error}"
         # Looked up at each call: the core may change the scheduler's class after this.
         kind, collector = type, self._collector
 
@@ -131,6 +139,7 @@ class StepProbe:
         total = output.total_num_scheduled_tokens
         requests = len(output.num_scheduled_tokens)
         prefill = self._follow(output, total, requests)
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         self._ring.write(
             STEP,
             int(queued),
@@ -144,7 +153,7 @@ class StepProbe:
                 cpu,
                 total | prefill << 32,
                 len(scheduler.running) | len(scheduler.waiting) << 32,
-                scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+                free,
                 self._context,
                 schedule_made,
                 execute_made,
@@ -152,6 +161,9 @@ class StepProbe:
                 made - schedule_made - execute_made - update_made,
             ),
         )
+        if self.pool is not None and (news := self.pool.news()) is not None:
+            evicted, demoted = ([*counts, *[0] * (MOST_TIERS - len(counts))] for counts in news)
+            self._ring.write(POOL, 0, free, (start, *evicted, *demoted, 0))
 
     def _follow(self, output: Any, total: int, requests: int) -> int:
         """Prefill tokens of a step; sets the context tokens. No list is walked while the same requests decode."""

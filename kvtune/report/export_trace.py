@@ -1,7 +1,7 @@
 """A run as a Chrome trace (JSON), which Perfetto and chrome://tracing open: all processes on one time axis.
 
-Tracks: EngineCore's steps with their phases, collections of every process, counters (requests, free blocks,
-RSS), and each request from sending to its end. Times in microseconds.
+Tracks: EngineCore's steps with their phases, collections of every process, counters (requests, free blocks, blocks
+evicted and demoted since the start, RSS), and each request from sending to its end. Times in microseconds.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def chrome_trace(run: Run) -> dict[str, Any]:
         events += [_complete(span, pid, STEPS, "step") for span in step_spans(run, process)]
         events += [_complete(span, pid, COLLECTIONS, "gc") for span in collection_spans(run, process)]
     events += _step_counters(run)
+    events += _pool_counters(run)
     events += _memory_counters(run)
     events += _requests(run)
     h = run.header
@@ -82,6 +83,20 @@ def _step_counters(run: Run) -> list[Event]:
         queue: dict[str, float] = {name: int(steps[name][i]) for name in ("running", "waiting")}
         events.append(_counter("requests", pid, t_s, queue))
         events.append(_counter("free KV blocks", pid, t_s, {"blocks": int(steps["free_blocks"][i])}))
+    return events
+
+
+def _pool_counters(run: Run) -> list[Event]:
+    """Totals since the start: a counter holds its value until the next, so steps without news need no event."""
+    pool = run.table("pool")
+    totals: dict[int, dict[str, float]] = {}
+    events: list[Event] = []
+    for i in range(len(pool["t_s"])):
+        pid, t_s = _pid(run, int(pool["process"][i])), float(pool["t_s"][i])
+        total = totals.setdefault(pid, {"evicted": 0, "demoted": 0})
+        for name in total:
+            total[name] += int(pool[name][i])
+        events.append(_counter("KV blocks since the start", pid, t_s, dict(total)))
     return events
 
 

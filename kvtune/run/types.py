@@ -60,6 +60,16 @@ TABLES: dict[str, dict[str, str]] = {
         "update_objects": "i4",
         "other_objects": "i4",
     },
+    # One row a step and tier in which hashed KV blocks were given out (evicted) or put into a lower tier.
+    # `tier` indexes Header.engine.settings["tiers"]; `t_s` is the step's start. No table: not recorded.
+    "pool": {
+        "process": "i2",
+        "t_s": "f8",
+        "tier": "i1",
+        "evicted": "i4",
+        "demoted": "i4",
+        "free_blocks": "i4",
+    },
     # One row a collection of Python's garbage collector, in any process.
     "gc": {
         "process": "i2",

@@ -44,7 +44,7 @@ def record(
 ) -> Run:
     """`why` is why the replay ended early, "" when it did not."""
     requests = _requests(journal, workload)
-    tables = {"requests": requests, "steps": _steps(journal.steps)}
+    tables = {"requests": requests, "steps": _steps(journal.steps), "pool": _pool(journal.pool)}
     tables["tokens"] = _tokens(journal)
     done = np.isfinite(requests["finished_s"])
     known = requests["hit_tokens"] >= 0
@@ -79,7 +79,7 @@ def record(
             requests=len(workload.requests),
         ),
         core=_core(settings),
-        engine=_engine(engine, settings),
+        engine=_engine(engine, settings, journal.tiers),
         python=platform.python_version(),
         host=this_host(),
         processes=[ProcessInfo(pid=1, role="engine_core", name="simulated")],
@@ -156,6 +156,14 @@ def _steps(columns: Sequence[Any]) -> Table:
     return {name: table.get(name, nothing).astype(kind) for name, kind in TABLES["steps"].items()}
 
 
+def _pool(rows: Sequence[tuple[float, ...]]) -> Table:
+    if not rows:
+        return empty_table("pool")
+    names = ("t_s", "tier", "evicted", "demoted", "free_blocks")
+    table = {"process": np.zeros(len(rows)), **dict(zip(names, np.array(rows).T, strict=True))}
+    return {name: table[name].astype(kind) for name, kind in TABLES["pool"].items()}
+
+
 def _core(settings: SimSettings) -> CoreInfo:
     if settings.core == "stock":
         return CoreInfo(name="stock", settings=settings.core_settings)
@@ -171,16 +179,16 @@ def _core(settings: SimSettings) -> CoreInfo:
     )
 
 
-def _engine(engine: Any, settings: SimSettings) -> EngineInfo:
+def _engine(engine: Any, settings: SimSettings, tiers: Sequence[str]) -> EngineInfo:
     from kvtune.engine.host import describe_engine
     from kvtune.probe.describe import describe_cache
 
     facts = describe_engine(engine.vllm_config)
     facts.pop("model_config", None)
-    cache = describe_cache(engine.scheduler)
+    cache = {**describe_cache(engine.scheduler), "tiers": list(tiers)}
     known = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
     info = msgspec.convert({**known, "args": settings.engine_args}, EngineInfo)
-    more = ("hash_block_size", "hit_alignment_tokens", "retention_interval", "scheduler", "pool")
+    more = ("hash_block_size", "hit_alignment_tokens", "retention_interval", "scheduler", "pool", "tiers")
     return msgspec.structs.replace(
         info,
         num_blocks=cache["num_blocks"],

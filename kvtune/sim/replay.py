@@ -18,6 +18,7 @@ import numpy as np
 
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
+from kvtune.probe.pool import PoolWatch
 from kvtune.run.types import Run
 from kvtune.sim.build import build
 from kvtune.sim.clock import VirtualClock, policies_see
@@ -75,6 +76,10 @@ class Journal:
     token_request: array[int] = field(default_factory=lambda: array("i"))
     token_s: array[float] = field(default_factory=lambda: array("d"))
     steps: list[array[Any]] = field(default_factory=list)
+    tiers: tuple[str, ...] = ()
+    pool: list[tuple[float, int, int, int, int]] = field(
+        default_factory=list
+    )  # t, tier, evicted, demoted, free
     digests: array[int] = field(default_factory=lambda: array("L"))
     refused: dict[int, str] = field(default_factory=dict)
     jumps: int = 0
@@ -157,6 +162,8 @@ class Player:
         )
         self._columns = [array(kind) for kind in "ddiiiiiiq"]
         self.journal.steps = self._columns
+        self._pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
+        self.journal.tiers = self._pool.tiers
         self._finished = 0
         engine.model_executor.on_step = self._on_step
 
@@ -267,6 +274,12 @@ class Player:
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         running, waiting = len(scheduler.running), len(scheduler.waiting)
         start, context = step.start_s, step.context_tokens
+        if (news := self._pool.news()) is not None:
+            self.journal.pool += [
+                (start, tier, *counts, free)
+                for tier, counts in enumerate(zip(*news, strict=True))
+                if any(counts)
+            ]
         for end in ends or (step.end_s,):
             tokens = step.prefill_tokens + (step.decodes if ends is None else requests)
             values = (start, end, tokens, step.prefill_tokens, requests, running, waiting, free, context)

@@ -1,6 +1,7 @@
 """Writes the golden run files of the current schema: `python -m tests.golden.make`. Deterministic, byte for byte.
 
-Files of older schemas are never written again: they are what those versions of kvtune left behind.
+Files that are there are never written again: they are what those versions of kvtune left behind, also where a schema
+has since got tables or columns.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ RUNS = {
     "failed": lambda: synthetic.empty_run(),
     "sim": lambda: synthetic.sim_run(),
     "bare": lambda: synthetic.bare_run(),
+    "evictions": lambda: synthetic.evicting_run(),
     "hostile": lambda: synthetic.hostile_run(),
 }
 
@@ -50,6 +52,8 @@ def _member(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 def main() -> None:
     for name, make in RUNS.items():
         path = FOLDER / f"schema{SCHEMA}-{name}.kvrun"
+        if path.exists():
+            continue
         path.write_bytes(encoded(make()))
         print(f"{path.name}  {path.stat().st_size:,} bytes")
 

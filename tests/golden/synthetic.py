@@ -221,6 +221,32 @@ def kvtune_run() -> Run:
     return rounds_run(prefixes=4, prefix=600, suffix=64, output=8, hit_share=(0.0, 0.9, 0.9), core=core)
 
 
+def evicting_run() -> Run:
+    """A pool of tiers that is too small: prefills push blocks out, and now and then protected ones down."""
+    run = kvtune_run()
+    steps = run.tables["steps"]
+    rows = []
+    for number in np.flatnonzero(steps["prefill_tokens"]):
+        blocks, t_s, free = (
+            int(steps["prefill_tokens"][number]) // 32,
+            steps["t_s"][number],
+            8000 - int(number),
+        )
+        rows.append((1, t_s, 0, blocks // 4, 0, free))
+        rows.append((1, t_s, 3, blocks - blocks // 4, 0, free))
+        if number % 3 == 0:
+            rows.append((1, t_s, 4, 0, 5, free))
+    names = list(TABLES["pool"])
+    pool = {name: np.array(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+    tiers = ["speculative", "far", "near", "probation", "protected"]
+    engine = msgspec.structs.replace(
+        run.header.engine, settings={**run.header.engine.settings, "tiers": tiers}
+    )
+    return Run(
+        msgspec.structs.replace(run.header, engine=engine), {**run.tables, "pool": _whole("pool", pool)}
+    )
+
+
 def sim_run() -> Run:
     """A prediction: the same record with source = sim, no collections and no memory samples."""
     run = rounds_run(

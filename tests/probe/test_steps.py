@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.ring import STEP, Ring, read_ring
+from kvtune.probe.ring import POOL, STEP, Ring, read_ring
 from kvtune.probe.steps import StepProbe
 
 
@@ -76,6 +76,34 @@ def test_a_step_is_one_record(probe: StepProbe, tmp_path: Path) -> None:
     assert (v[6] & 0xFFFFFFFF, v[6] >> 32) == (130, 128)  # two decodes, the rest is prefill
     assert (v[7] & 0xFFFFFFFF, v[7] >> 32) == (3, 1)
     assert (v[8], v[9]) == (77, 500 + 700 + 64)
+
+
+def test_a_step_that_evicts_has_a_record_of_it(probe: StepProbe, tmp_path: Path) -> None:
+    class Tiers:
+        names, taken, demoted = ("blank", "probation", "protected"), [0, 0, 0, 0], [0, 0, 0, 0]
+
+    class Evicting(Scheduler):
+        def schedule(self, throttle: bool = False) -> Any:
+            Tiers.taken[2] += 3
+            Tiers.demoted[3] += 1
+            return super().schedule(throttle)
+
+    engine = Engine(Evicting())
+    engine.scheduler.kv_cache_manager.block_pool.free_block_queue = Tiers()
+    probe.wrap_scheduler(engine.scheduler)
+    probe.wrap_loop(Engine.step)(engine)
+    step, pool = read_ring(tmp_path / "ring").rows
+    assert pool[0] == POOL and pool[2] == 77
+    assert pool[3] == step[3], "both stand at the step's start"
+    assert pool[4:10] == (3, 0, 0, 0, 0, 0) and pool[10:16] == (0, 1, 0, 0, 0, 0)
+
+
+def test_a_pool_that_cannot_be_watched_costs_no_step(probe: StepProbe, tmp_path: Path) -> None:
+    engine = Engine(Scheduler())
+    probe.wrap_scheduler(engine.scheduler)
+    probe.wrap_loop(Engine.step)(engine)
+    assert "free_block_queue" in probe.pool_failed and probe.failed == ""
+    assert [row[0] for row in read_ring(tmp_path / "ring").rows] == [STEP]
 
 
 class Decoding(Scheduler):

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from kvtune.analysis.rebuild import workload_of
 from kvtune.errors import UsageError
 from kvtune.report.contrast import contrast
 from kvtune.report.page import compare_page, run_page, write_page
-from kvtune.run.types import CoreInfo, Run
+from kvtune.run.types import CoreInfo, Run, empty_table
 from tests.golden.synthetic import HOSTILE, empty_run, rounds_run
 from tests.report.conftest import KINDS, run_of
 
@@ -199,6 +200,31 @@ def test_thinning_keeps_every_extreme_and_says_so(long_run: Run) -> None:
     assert f"Of {len(long_run.tables['steps']['t_s']):,} steps" in html
     worst = float(long_run.tables["gc"]["pause_us"].max()) / 1000
     assert max(embedded(html, "chart-data")["gc"]["ms"]) == pytest.approx(worst, rel=1e-5)
+
+
+def test_the_timeline_shows_every_eviction_and_demotion() -> None:
+    from tests.golden.synthetic import evicting_run
+
+    run = evicting_run()
+    data = embedded(run_page(run), "chart-data")
+    for column in ("evicted", "demoted"):
+        assert sum(data[column]["blocks"]) == run.tables["pool"][column].sum() > 0
+    assert set(data["evicted"]["tier"]) == {"speculative", "probation"}
+    assert set(data["demoted"]["tier"]) == {"protected"}
+
+
+def test_a_timeline_without_evictions_says_why(rounds: Run) -> None:
+    assert "Evictions were not recorded in this run." in page_of("rounds")
+    quiet = Run(rounds.header, {**rounds.tables, "pool": empty_table("pool")})
+    assert "No KV block was evicted" in run_page(quiet)
+
+
+def test_a_tiers_name_with_markup_stays_text() -> None:
+    from tests.golden.synthetic import evicting_run, replace_header
+
+    run = evicting_run()
+    engine = msgspec.structs.replace(run.header.engine, settings={"tiers": [HOSTILE] * 5})
+    assert "<img src=x" not in run_page(replace_header(run, engine=engine))
 
 
 def test_a_partial_run_says_so_before_any_number() -> None:

@@ -110,6 +110,21 @@ def test_cases_meet_eviction_and_preemption(simulators: Simulators) -> None:
     assert run.table("steps")["free_blocks"].min() <= 1
 
 
+def test_every_eviction_and_demotion_is_written_down(simulators: Simulators) -> None:
+    """By step and tier, and in sum what the core's own counters say; stock evicts from its one queue."""
+    kvtune, stock = replays(
+        simulators, CASES[3][2], [settings(*CASES[3][:2], core=core) for core in CORES[::-1]]
+    )
+    pool, counters = kvtune.table("pool"), kvtune.header.core.counters
+    tiers = kvtune.header.engine.settings["tiers"]
+    assert tiers == ["speculative", "far", "near", "probation", "protected"]
+    for number, name in enumerate(tiers):
+        assert pool["evicted"][pool["tier"] == number].sum() == counters[f"given_out_{name}"], name
+    assert pool["demoted"].sum() == counters["demotions"] and pool["evicted"].sum() > 0
+    assert set(pool["t_s"]) <= set(kvtune.table("steps")["t_s"])
+    assert stock.table("pool")["evicted"].sum() > 0 and not stock.table("pool")["tier"].any()
+
+
 def test_a_record_is_whole(simulators: Simulators) -> None:
     work = "zipf:prefixes=8,prefix=300,requests=40,concurrency=4,output=20"
     run = replays(simulators, work, [settings("tiny-llama", 2000, digests=True)])[0]

@@ -1,4 +1,4 @@
-"""The timeline: steps, collections, requests, hits, KV blocks and RSS on one time axis that zooms together.
+"""The timeline: steps, collections, requests, hits, KV blocks (held, evicted, demoted) and RSS on one time axis.
 
 A lane is drawn when its table was recorded. Long runs are thinned to the extremes of neighbours, and say so.
 """
@@ -29,7 +29,8 @@ from kvtune.units import count, ms
 BUCKETS = 500
 SPANS = 20
 BINS = 120
-WORDS = ("kind", "generation", "process", "what", "state")  # columns that hold words, not numbers
+FINE_BINS = 240
+WORDS = ("kind", "generation", "process", "what", "state", "tier")  # columns that hold words, not numbers
 AXIS_EXTENT = 74  # page.js counts on it: every lane's left edge stands at the same place
 
 
@@ -45,7 +46,7 @@ def section(run: Run) -> Section | None:
     import altair as alt
 
     end_s = _end(run)
-    makers = (_steps, _collections, _requests, _hits, _blocks, _rss)
+    makers = (_steps, _collections, _requests, _hits, _blocks, _evictions, _demotions, _rss)
     lanes = [lane for make in makers if (lane := make(run, end_s)) is not None]
     if not lanes:
         return None
@@ -61,7 +62,7 @@ def section(run: Run) -> Section | None:
             stacked.add_params(alt.param(name="from_s", value=0), alt.param(name="to_s", value=end_s))
         ),
         grid=_table(run, end_s),
-        note=" ".join(dict.fromkeys(lane.note for lane in lanes if lane.note)),
+        note=" ".join(dict.fromkeys([*(lane.note for lane in lanes if lane.note), *_quiet_pool(run)])),
         zoom=end_s,
     )
     return Section(
@@ -206,6 +207,63 @@ def _blocks(run: Run, end_s: float) -> Lane | None:
     return Lane(drawing, "blocks", data, _thinned(len(keep), len(steps["t_s"]), "steps"))
 
 
+def _evictions(run: Run, end_s: float) -> Lane | None:
+    return _moved(run, end_s, "evicted", "KV blocks evicted")
+
+
+def _demotions(run: Run, end_s: float) -> Lane | None:
+    return _moved(run, end_s, "demoted", "KV blocks demoted to a lower tier")
+
+
+def _moved(run: Run, end_s: float, column: str, title: str) -> Lane | None:
+    """Bars by span of time, stacked by the tier that the blocks were in."""
+    import altair as alt
+
+    pool = run.table("pool")
+    if not pool[column].any():
+        return None
+    edges = np.linspace(0, end_s, FINE_BINS + 1)
+    found = {}
+    for tier in sorted(set(pool["tier"][pool[column] > 0].tolist())):
+        own = pool["tier"] == tier
+        found[_tier(run, tier)] = np.histogram(pool["t_s"][own], edges, weights=pool[column][own])[0]
+    at = {name: np.flatnonzero(counts) for name, counts in found.items()}
+    data = columns(
+        t=np.concatenate([edges[:-1][rows] for rows in at.values()]),
+        until=np.concatenate([edges[1:][rows] for rows in at.values()]),
+        tier=[name for name, rows in at.items() for _ in rows],
+        blocks=np.concatenate([found[name][rows] for name, rows in at.items()]),
+    )
+    drawing = (
+        _lane(column, f"{title}, by {end_s / FINE_BINS:.2g} s", 60)
+        .mark_bar(clip=True, orient="vertical")
+        .encode(
+            x=_x(),
+            x2="until:Q",
+            y=_y("blocks:Q", "blocks", stack=True),
+            color=alt.Color("tier:N", scale=_colors(tuple(found), SERIES), title="tier"),
+            tooltip=_tips(t="from (s)", until="until (s)", tier="tier", blocks="blocks"),
+        )
+    )
+    return Lane(drawing, column, data)
+
+
+def _tier(run: Run, tier: int) -> str:
+    names = run.header.engine.settings.get("tiers")
+    if isinstance(names, list) and 0 <= tier < len(names):
+        return str(names[tier])
+    return f"tier {tier + 1}"
+
+
+def _quiet_pool(run: Run) -> list[str]:
+    """Why there is no lane of evictions."""
+    if not len(run.table("steps")["t_s"]) or run.table("pool")["evicted"].any():
+        return []
+    if "pool" in run.tables:
+        return ["No KV block was evicted: all that was cached stayed."]
+    return ["Evictions were not recorded in this run."]
+
+
 def _rss(run: Run, end_s: float) -> Lane | None:
     import altair as alt
 
@@ -286,11 +344,13 @@ def _thinned(drawn: int, of: int, noun: str) -> str:
 def _table(run: Run, end_s: float) -> Any:
     """The run in equal spans of time, for those who read numbers."""
     edges = np.linspace(0, end_s, SPANS + 1)
-    steps, gc, requests = run.table("steps"), run.table("gc"), run.table("requests")
+    steps, gc, requests, pool = (run.table(name) for name in ("steps", "gc", "requests", "pool"))
+    moved = "pool" in run.tables
     rows = []
     for start, stop in itertools.pairwise(edges):
         step_us = steps["step_us"][(steps["t_s"] >= start) & (steps["t_s"] < stop)]
         pauses = gc["pause_us"][(gc["t_s"] >= start) & (gc["t_s"] < stop)]
+        now = (pool["t_s"] >= start) & (pool["t_s"] < stop)
         sent = (requests["sent_s"] >= start) & (requests["sent_s"] < stop) & (requests["hit_tokens"] >= 0)
         rows.append(
             (
@@ -302,6 +362,8 @@ def _table(run: Run, end_s: float) -> Any:
                 ms(float(pauses.sum()) / 1000) if len(pauses) else "–",
                 int(requests["prompt_tokens"][sent].sum()),
                 int(requests["hit_tokens"][sent].sum()),
+                int(pool["evicted"][now].sum()) if moved else "–",
+                int(pool["demoted"][now].sum()) if moved else "–",
             )
         )
     heads = (
@@ -313,5 +375,7 @@ def _table(run: Run, end_s: float) -> Any:
         "pauses",
         "prompt tokens sent",
         "of them hits",
+        "blocks evicted",
+        "demoted",
     )
     return grid(heads, rows, f"The run in {SPANS} equal spans of time")

@@ -1,0 +1,39 @@
+"""What the probe says was evicted is what vLLM's pool evicted, block for block, on stock's queue and on tiers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM")
+
+from kvtune.core.settings import CoreSettings
+from kvtune.probe.pool import PoolWatch
+from tests.core.pool_rig import Engine
+from tests.core.steady_rig import Shape
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize("core", [None, CoreSettings(), CoreSettings(legacy_free_list=True)])
+def test_evictions_are_the_pools_own(core: CoreSettings | None) -> None:
+    shape = Shape(windows=(12,), blocks=120)
+    engine = Engine(shape, core)
+    evict, evicted = engine.pool._maybe_evict_cached_block, []
+
+    def watched(block: Any) -> bool:
+        found = evict(block)
+        evicted.append(found)
+        return bool(found)
+
+    engine.pool._maybe_evict_cached_block = watched
+    watch = PoolWatch(engine.pool)
+    told = 0
+    for number in range(60):
+        engine.add([number % 7 * 1000 + i for i in range(shape.block * 9)], 5)
+        for _ in range(6):
+            engine.step()
+            if (news := watch.news()) is not None:
+                told += sum(news[0])
+    assert told == sum(evicted) > 50

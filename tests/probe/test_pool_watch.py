@@ -1,0 +1,56 @@
+"""Evictions and demotions of pools of plain objects; vLLM's and the core's own are in tests/core."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kvtune.probe.pool import PoolWatch
+
+
+class Queue:
+    """A free queue as vLLM's: blocks with and without a hash."""
+
+    def __init__(self, hashes: str) -> None:
+        self.blocks = [SimpleNamespace(_block_hash=None if h == "." else h) for h in hashes]
+
+    def popleft_n(self, n: int) -> list[SimpleNamespace]:
+        taken, self.blocks = self.blocks[:n], self.blocks[n:]
+        return taken
+
+
+def pool_of(queue: object) -> SimpleNamespace:
+    return SimpleNamespace(free_block_queue=queue)
+
+
+def test_stock_evicts_the_hashed_blocks_that_it_gives_out() -> None:
+    pool = pool_of(Queue("..ab.c.."))
+    watch = PoolWatch(pool)
+    assert watch.tiers == ("least recently used",)
+    assert watch.news() is None
+    assert len(pool.free_block_queue.popleft_n(4)) == 4
+    assert watch.news() == ([2], [0])
+    pool.free_block_queue.popleft_n(1)
+    assert watch.news() is None, "a block without a hash is no eviction"
+    pool.free_block_queue.popleft_n(2)
+    assert watch.news() == ([1], [0])
+
+
+def test_the_cores_tiers_tell_by_themselves() -> None:
+    tiers = SimpleNamespace(names=("blank", "probation", "protected"), taken=[0, 9, 4, 0], demoted=[0] * 4)
+    watch = PoolWatch(pool_of(tiers))
+    assert watch.tiers == ("probation", "protected")
+    assert watch.news() is None, "what was before is not news"
+    tiers.taken[1] += 100
+    assert watch.news() is None, "blank blocks held nothing"
+    tiers.taken[2] += 3
+    tiers.demoted[3] += 2
+    assert watch.news() == ([3, 0], [0, 2])
+    assert watch.news() is None
+
+
+def test_more_tiers_than_a_record_holds_are_refused() -> None:
+    names = ("blank", *"abcdefg")
+    with pytest.raises(ValueError, match="7 tiers"):
+        PoolWatch(pool_of(SimpleNamespace(names=names, taken=[0] * 9, demoted=[0] * 9)))

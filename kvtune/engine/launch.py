@@ -25,7 +25,7 @@ import msgspec
 from kvtune.engine.faults import cause, hint_for
 from kvtune.engine.plan import LOG_FILE, PLAN_FILE, Event, Plan
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
-from kvtune.probe.process import ProcessSampler, kill_tree
+from kvtune.probe.process import ProcessSampler, born, kill_tree
 
 GRACE_S = 15.0
 """How long a host may take to save and shut its engine down before it is killed."""
@@ -71,6 +71,7 @@ def launch(
             )
     finally:
         os.close(writer)
+    host_born = born(host.pid)
     outcome.sampler = ProcessSampler(host.pid)
     outcome.sampler.start()
     try:
@@ -82,7 +83,7 @@ def launch(
         )
     finally:
         os.close(reader)
-        kill_tree(host.pid, 0.5 if host.poll() is not None else GRACE_S)
+        kill_tree(host.pid, 0.5 if host.poll() is not None else GRACE_S, host_born)
         with contextlib.suppress(subprocess.TimeoutExpired):
             host.wait(timeout=5)
         outcome.sampler.stop()

@@ -65,8 +65,7 @@ def profile(job: Job, on_event: Callable[[Event], None] = lambda event: None) ->
 
         stacks = Stacks.preflight()
     plan = Plan(model=job.model, vllm_args=resolved.args, workload=job.workload.spec, seed=job.workload.seed)
-    folder = Path(tempfile.mkdtemp(prefix=".kvtune-", dir=job.output))
-    path = job.output / f"{run_name(job)}{SUFFIX}"
+    folder, path = reserve(job)
     try:
         outcome = launch(
             plan,
@@ -134,16 +133,25 @@ def check_output(folder: Path) -> None:
         )
 
 
+def reserve(job: Job) -> tuple[Path, Path]:
+    """A work folder, and the run file's name with it: two runs that begin in the same second get two of each."""
+    base, n = run_name(job), 1
+    while True:
+        name = base if n == 1 else f"{base}-{n}"
+        folder, path = job.output / f".kvtune-{name}", job.output / f"{name}{SUFFIX}"
+        n += 1
+        if path.exists():
+            continue
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            return folder, path
+
+
 def run_name(job: Job) -> str:
-    """`tiny-gemma3_rounds_kvtune_20261121-094501`: what, how, when. Unique by a number where needed."""
+    """`tiny-gemma3_rounds_kvtune_20261121-094501`: what, how, when."""
     model = re.sub(r"[^\w.-]+", "-", Path(job.model).name or job.model).strip("-")[:40]
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    base = f"{model}_{job.workload.name}_{job.core}_{stamp}"
-    name, n = base, 1
-    while (job.output / f"{name}{SUFFIX}").exists():
-        n += 1
-        name = f"{base}-{n}"
-    return name
+    return f"{model}_{job.workload.name}_{job.core}_{stamp}"
 
 
 def _environment(job: Job, offline: bool) -> dict[str, str]:

@@ -22,13 +22,11 @@ from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
 from kvtune.engine.launch import Outcome
 from kvtune.engine.plan import LEDGER_FILE, LOG_FILE, REQUESTS_FILE, Plan
-from kvtune.probe.pool import MOST_TIERS
+from kvtune.engine.rings import read_rings, table
 from kvtune.probe.process import Sample
-from kvtune.probe.ring import COLLECTION, DIGEST, POOL, STEP, read_ring
 from kvtune.probe.status import read_statuses
 from kvtune.run.host import this_host
 from kvtune.run.types import (
-    TABLES,
     CoreInfo,
     EngineInfo,
     Header,
@@ -64,7 +62,9 @@ def record(
     processes = _processes(statuses, samples, outcome)
     index = {p.pid: i for i, p in enumerate(processes)}
     ledger = _ledger(folder / LEDGER_FILE)
-    tables, lost, digests = _ring_tables(folder, index, outcome)
+    rings = read_rings(folder, index, outcome)
+    names = {i: f"{p.role}:{p.pid}" for i, p in enumerate(processes)}
+    tables: dict[str, Table] = {"steps": rings.steps, "gc": rings.gc, "pool": rings.pool}
     tables["requests"], tables["tokens"] = _request_tables(folder, workload, ledger, outcome)
     tables["memory"] = _memory_table(samples, index, outcome)
     engine_core = next((s for s in statuses if s["role"] == "engine_core"), {})
@@ -93,7 +93,7 @@ def record(
         processes=processes,
         probe=ProbeInfo(
             level=probe_level,
-            lost_records={f"{processes[i].role}:{processes[i].pid}": n for i, n in lost.items() if n},
+            lost_records={names[i]: n for i, n in rings.lost.items() if n},
             disabled={
                 f"{s['role']}:{s['pid']}:{name}": why
                 for s in statuses
@@ -105,11 +105,15 @@ def record(
         startup_s=max(0, (outcome.start_ns or outcome.end_ns) - outcome.launched_ns) / 1e9,
         engine_counters=counters,
         notes=outcome.notes
+        + [
+            f"{names[i]}: {n} records left out, the clock went back in them"
+            for i, n in rings.backwards.items()
+        ]
         + _disagreements(tables["requests"], counters)
         + list(engine_core.get("core", {}).get("notes", [])),
         log_tail=_log_tail(folder),
         extra={
-            **({"digests": digests} if digests else {}),
+            **({"digests": rings.digests} if rings.digests else {}),
             **instruments(folder, index, statuses, outcome),
         },
     )
@@ -241,54 +245,6 @@ def _request_tables(
     return requests, tokens
 
 
-def _ring_tables(
-    folder: Path, index: dict[int, int], outcome: Outcome
-) -> tuple[dict[str, Table], dict[int, int], list[int]]:
-    digests: list[int] = []
-    steps: list[tuple[float, ...]] = []
-    collections: list[tuple[float, ...]] = []
-    pool: list[tuple[float, ...]] = []
-    lost: dict[int, int] = {}
-    zero, end = outcome.start_ns, outcome.end_ns
-    for path in sorted(folder.glob("ring-*.bin")):
-        try:
-            ring = read_ring(path)
-        except (OSError, ValueError):
-            continue
-        process = index.get(ring.pid)
-        if process is None:
-            continue
-        lost[process] = ring.lost
-        for kind, small, number, *v in ring.rows:
-            if not zero or not zero <= v[0] <= end:
-                continue
-            at = (v[0] - zero) / 1e9
-            if kind == DIGEST:
-                digests.append(v[1])
-            elif kind == COLLECTION:
-                collections.append((process, at, small, v[1] / 1e3, v[2] / 1e3, v[3], v[4]))
-            elif kind == STEP:
-                low, high = v[6] & 0xFFFFFFFF, v[6] >> 32
-                running, waiting = v[7] & 0xFFFFFFFF, v[7] >> 32
-                us = [x / 1e3 for x in v[1:6]]
-                steps.append((process, at, *us, low, high, number, running, waiting, *v[8:14]))
-            elif kind == POOL:
-                tiers = zip(v[1:], v[1 + MOST_TIERS : 1 + 2 * MOST_TIERS], strict=False)
-                pool += [
-                    (process, at, tier, *counts, number) for tier, counts in enumerate(tiers) if any(counts)
-                ]
-    tables = {
-        "steps": _table("steps", sorted(steps, key=_by_time)),
-        "gc": _table("gc", sorted(collections, key=_by_time)),
-        "pool": _table("pool", sorted(pool, key=_by_time)),
-    }
-    return tables, lost, digests
-
-
-def _by_time(row: tuple[float, ...]) -> float:
-    return row[1]
-
-
 def _memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: Outcome) -> Table:
     zero, end = outcome.start_ns, outcome.end_ns
     rows = [
@@ -296,12 +252,7 @@ def _memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: Out
         for s in samples
         if s.pid in index and zero and zero <= s.at_ns <= end
     ]
-    return _table("memory", rows)
-
-
-def _table(name: str, rows: Sequence[tuple[float, ...]]) -> Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(TABLES[name])
-    return {c: np.array(v, dtype=kind) for (c, kind), v in zip(TABLES[name].items(), columns, strict=True)}
+    return table("memory", rows)
 
 
 def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:

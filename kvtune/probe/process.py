@@ -61,6 +61,8 @@ class ProcessSampler:
                     known.setdefault(process.pid, process)
             for pid, process in list(known.items()):
                 try:
+                    if not process.is_running():  # gone, or its pid is another process's now
+                        raise psutil.NoSuchProcess(pid)
                     self._sample(process, tick)
                 except (psutil.Error, OSError):
                     del known[pid]
@@ -91,11 +93,23 @@ def shared_memory_of(pid: int) -> set[str]:
     return {found.group(1) for found in _SHARED.finditer(maps)}
 
 
-def kill_tree(root: int, grace_s: float) -> None:
+def born(pid: int) -> float:
+    """When this process began: with its pid the only name that is never given again. 0.0 when it is gone."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return 0.0
+
+
+def kill_tree(root: int, grace_s: float, root_born: float = 0.0) -> None:
     """End a process, its descendants and its session: SIGTERM to the root, SIGKILL to what lives after `grace_s`.
 
-    The session matters when the root is gone: its children have another parent then, but still its session.
+    The session matters when the root is gone: its children have another parent then, but still its session. A root that
+    began at another time than `root_born` has taken the pid over, and with it the session's number: it is left alone.
     """
+    now = born(root)
+    if root_born and now and now != root_born:
+        return
     family = {p.pid: p for p in _session(root)}
     with contextlib.suppress(psutil.NoSuchProcess):
         top = psutil.Process(root)

@@ -1,171 +1,296 @@
-"""What instruments cost the Python side of a decode step in CPU time, side by side and paired. No engine starts.
+"""What instruments cost EngineCore's main loop, in CPU time of its thread, side by side and paired. No engine starts.
 
-`python tests/bench/overhead.py [--rounds N] [--batch N]` prints a Markdown table. The step does what EngineCore's
-does at decode: unpickle the sampled rows, append a token to each request, make an output for each. Steps without and
-with an instrument alternate in stretches; CPU time of the thread, so a busy machine does not move the ratio.
+    python tests/bench/overhead.py [--batches 1,128,1024] [--cores stock,kvtune] [--only light,types] [--rounds N]
+
+Each cell is a process of its own: vLLM's EngineCore decodes a batch (decode_engine.py), and stretches of steps without
+and with the instrument alternate (A B B A, B A A B). A round gives one ratio; its interval is over rounds (Student,
+95 %, of logarithms). kvtune's levels run as in an engine: its own plugin, all of it, at default sampling.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import pickle
+import logging
+import math
+import multiprocessing
+import os
 import platform
+import signal
+import subprocess
+import sys
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from time import thread_time_ns
-from types import SimpleNamespace
+from time import process_time_ns, sleep, thread_time_ns
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 
-from kvtune.probe.census import Census
-from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.phase import CULPRITS, MEASURING, Phase
-from kvtune.probe.ring import STEP, Ring
-from kvtune.probe.sites import Sites
-from kvtune.probe.step_sites import StepSites
+from tests.bench.decode_engine import Decoding, in_a_fork, machine
 
-STRETCH = 200  # steps
+Step = Callable[[Any], bool]
+
+STEPS = {1: 256, 128: 256}
+"""Steps of a stretch by batch, 64 for others: four stretches hold as many block boundaries on both sides."""
 
 
-@dataclass(slots=True)
-class Request:
-    tokens: list[int]
-    blocks: tuple[list[int], ...]
+class Instrument:
+    """On and off as often as wanted, in the process that runs the engine. ImportError: not installed."""
+
+    asked = ""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def attach(self, decoding: Decoding) -> Step:
+        """The step as it is with the instrument; it is off after this."""
+        from vllm.v1.engine.core import EngineCoreProc
+
+        return EngineCoreProc._process_engine_step  # type: ignore[no-any-return]
+
+    def on(self) -> None: ...
+
+    def off(self) -> None: ...
 
 
-@dataclass(slots=True)
-class Output:
-    request: int
-    new: list[int]
+class Level(Instrument):
+    """kvtune's own plugin at a level, as vLLM loads it in EngineCore."""
+
+    level = "light"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        multiprocessing.current_process().name = "EngineCore"
+        os.environ.update(KVTUNE_PROBE=self.level, KVTUNE_RUN_DIR=str(folder))
+        from kvtune.probe import plugin
+
+        self.plugin = plugin
+        plugin.register()
+        assert plugin._collector is not None and not plugin._early, plugin._early
+        self.collector = plugin._collector
+        self._off_process = self._off_thread = 0
+        self._since = (process_time_ns(), thread_time_ns())
+
+    def attach(self, decoding: Decoding) -> Step:
+        from kvtune.probe.phase import CULPRITS, MEASURING
+
+        self.scheduler = decoding.scheduler
+        names = ("schedule", "update_from_output")
+        self.wraps = {name: vars(self.scheduler)[name] for name in names}
+        assert self.plugin._phase is not None
+        self.plugin._phase.enter(CULPRITS if self.level == "sites" else MEASURING)
+        self._count_only_when_on()
+        sleep(0.2)  # the phase's watcher has seen it
+        self.off()
+        return super().attach(decoding)
+
+    def _count_only_when_on(self) -> None:
+        """Budgets are shares of the CPU time that passes: what passes while it is off must not count."""
+        from kvtune.probe import sites, step_sites
+
+        sites.process_time_ns = lambda: process_time_ns() - self._off_process  # type: ignore[attr-defined]
+        step_sites.thread_time_ns = lambda: thread_time_ns() - self._off_thread  # type: ignore[attr-defined]
+
+    def on(self) -> None:
+        self._off_process += process_time_ns() - self._since[0]
+        self._off_thread += thread_time_ns() - self._since[1]
+        vars(self.scheduler).update(self.wraps)
+        self.collector.install()
+
+    def off(self) -> None:
+        self.collector.remove()
+        for listener in self.collector.listeners:
+            if tracemalloc.is_tracing() and hasattr(listener, "_stop"):
+                listener._stop()
+        for name in self.wraps:
+            vars(self.scheduler).pop(name, None)
+        failed = {k: v for k, v in self.plugin._disabled().items() if v}
+        assert not failed, failed
+        self._since = (process_time_ns(), thread_time_ns())
 
 
-def _nothing() -> None: ...
+class Light(Level):
+    asked = "1.01"
 
 
-class Engine:
-    """The host's part of a decode step, and where an instrument of steps hooks in."""
-
-    def __init__(self, batch: int) -> None:
-        self.requests = [Request([0] * 48, ([1, 2, 3],)) for _ in range(batch)]
-        self.wire = pickle.dumps([[7] for _ in range(batch)])
-        self.begin: Callable[[], None] = _nothing
-        self.output_is_in: Callable[[], None] = _nothing
-        self.end: Callable[[], None] = _nothing
-        self.outputs: list[Output] = []
-
-    def step(self) -> None:
-        self.begin()
-        blocks = [tuple(list(b) for b in request.blocks) for request in self.requests]
-        rows = pickle.loads(self.wire)
-        self.output_is_in()
-        made = []
-        for at, (request, row) in enumerate(zip(self.requests, rows, strict=True)):
-            request.tokens.append(row[0])
-            made.append(Output(at, row))
-        self.outputs = made
-        del blocks
-        self.end()
-
-    def stretch(self) -> float:
-        """CPU nanoseconds of STRETCH steps."""
-        for request in self.requests:
-            del request.tokens[48:]
-        start = thread_time_ns()
-        for _ in range(STRETCH):
-            self.step()
-        return thread_time_ns() - start
+class Types(Level):
+    level, asked = "types", "1.05"
 
 
-@contextmanager
-def kvtune(engine: Engine, folder: Path, level: str) -> Iterator[None]:
-    ring, phase = Ring(folder / "ring", 1 << 22), Phase(folder)
-    probe = CollectorProbe(ring)
-
-    def record() -> None:
-        ring.write(STEP, 0, 0, (thread_time_ns(), *(0,) * 9))
-
-    engine.end = record
-    if level == "types":
-        probe.listeners.append(Census(folder, phase))
-        phase.enter(MEASURING)
-    if level == "sites":
-        sampler = StepSites(phase)
-        probe.listeners.append(Sites(folder, phase))
-        engine.begin, engine.output_is_in, engine.end = sampler.begin, sampler.output_is_in, sampler.end
-        phase.enter(CULPRITS)
-    probe.install()
-    try:
-        yield
-    finally:
-        probe.remove()
-        if tracemalloc.is_tracing():
-            tracemalloc.stop()
-        engine.begin = engine.output_is_in = engine.end = _nothing
+class Sites(Level):
+    level, asked = "sites", "1.25"
 
 
-@contextmanager
-def vllm_debug(engine: Engine, folder: Path, setting: str) -> Iterator[None]:
-    from vllm.utils.gc_utils import GCDebugConfig, GCDebugger
+class Full(Level):
+    level = "full"
 
-    handle = GCDebugger(GCDebugConfig(setting)).handle
-    gc.callbacks.append(handle)
-    try:
-        yield
-    finally:
-        gc.callbacks.remove(handle)
+    def on(self) -> None:
+        super().on()
+        tracemalloc.start(1)
 
-
-@contextmanager
-def traced(engine: Engine, folder: Path, setting: str) -> Iterator[None]:
-    tracemalloc.start(1)
-    try:
-        yield
-    finally:
+    def off(self) -> None:
         tracemalloc.stop()
+        super().off()
 
 
-INSTRUMENTS = {
-    "kvtune light": (kvtune, "light", "1.01"),
-    "kvtune types": (kvtune, "types", "1.05"),
-    "kvtune sites (second pass)": (kvtune, "sites", "1.25"),
-    "tracemalloc throughout (full)": (traced, "", ""),
-    "VLLM_GC_DEBUG=1": (vllm_debug, "1", ""),
-    "VLLM_GC_DEBUG top_objects 5": (vllm_debug, '{"top_objects": 5}', ""),
+class GcDebug(Instrument):
+    """What VLLM_GC_DEBUG attaches in EngineCore, its log going to a file."""
+
+    setting = "1"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        from vllm.utils.gc_utils import GCDebugConfig, GCDebugger
+
+        logger = logging.getLogger("vllm.utils.gc_utils")
+        logger.handlers, logger.propagate = [logging.FileHandler(folder / "gc.log")], False
+        logger.setLevel(logging.INFO)
+        self.handle = GCDebugger(GCDebugConfig(self.setting)).handle
+
+    def on(self) -> None:
+        gc.callbacks.append(self.handle)
+
+    def off(self) -> None:
+        gc.callbacks.remove(self.handle)
+
+
+class GcDebugTop(GcDebug):
+    setting = '{"top_objects": 5}'
+
+
+class Memray(Instrument):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        import memray
+
+        self.make, self.number = memray.Tracker, 0
+
+    def on(self) -> None:
+        self.number += 1
+        self.tracker = self.make(self.folder / f"{self.number}.bin")
+        self.tracker.__enter__()
+
+    def off(self) -> None:
+        self.tracker.__exit__(None, None, None)
+        (self.folder / f"{self.number}.bin").unlink()
+
+
+class PySpy(Instrument):
+    """Samples from outside: its pauses are wall time, which CPU time does not show."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        from kvtune.probe.stacks import find_py_spy, refusal
+
+        self.program = find_py_spy()
+        if why := refusal(self.program):
+            raise ImportError(why, name=why)
+
+    def on(self) -> None:
+        assert self.program is not None
+        command = [self.program, "record", "--pid", str(os.getpid()), "--rate", "100", "--format", "raw"]
+        command += ["--duration", "3600", "--output", str(self.folder / "py-spy.raw")]
+        self.running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert self.running.stdout is not None
+        for line in self.running.stdout:
+            if "Sampling" in line:
+                return
+        raise RuntimeError("py-spy ended before it sampled")
+
+    def off(self) -> None:
+        self.running.send_signal(signal.SIGINT)
+        self.running.communicate()
+
+
+INSTRUMENTS: dict[str, tuple[str, type[Instrument]]] = {
+    "light": ("kvtune light", Light),
+    "types": ("kvtune types", Types),
+    "sites": ("kvtune sites (second pass)", Sites),
+    "full": ("kvtune full", Full),
+    "gc_debug": ("VLLM_GC_DEBUG=1", GcDebug),
+    "gc_debug_top": ("VLLM_GC_DEBUG, top_objects 5", GcDebugTop),
+    "memray": ("memray", Memray),
+    "py_spy": ("py-spy record, 100 Hz", PySpy),
 }
+
+
+def measure(batch: int, core: str, kind: type[Instrument], rounds: int) -> list[tuple[float, float]]:
+    """CPU microseconds of a step without and with the instrument, by round. The first round warms up."""
+    with tempfile.TemporaryDirectory() as folder:
+        from vllm.v1.engine.core import EngineCoreProc
+
+        bare: Step = EngineCoreProc._process_engine_step  # before a plugin wraps it
+        instrument = kind(Path(folder))
+        decoding = Decoding(batch, core)
+        step, steps = instrument.attach(decoding), STEPS.get(batch, 64)
+        found = []
+        for number in range(rounds + 1):
+            decoding.fresh(bare)
+            sums = [0, 0]
+            order = (0, 1, 1, 0) if number % 2 else (1, 0, 0, 1)
+            for at, side in enumerate(order):
+                if side and (at == 0 or not order[at - 1]):
+                    instrument.on()
+                sums[side] += decoding.stretch(step if side else bare, steps)
+                if side and (at == 3 or not order[at + 1]):
+                    instrument.off()
+            if number:
+                found.append((sums[0] / 2e3 / steps, sums[1] / 2e3 / steps))
+        return found
+
+
+def row(title: str, kind: type[Instrument], found: list[tuple[float, float]]) -> str:
+    from scipy.stats import t
+
+    without, with_it = np.array(found).T
+    logs = np.log(with_it / without)
+    half = float(t.ppf(0.975, len(logs) - 1)) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    low, middle, high = (math.exp(float(logs.mean()) + d) for d in (-half, 0.0, half))
+    return (
+        f"| {title} | {np.median(without):,.0f} | {np.median(with_it - without):+,.1f} | {middle:.3f} "
+        f"| {low:.3f} to {high:.3f} | {kind.asked} |"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=1024)
-    asked: SimpleNamespace = SimpleNamespace(**vars(parser.parse_args()))
-    engine = Engine(asked.batch)
-    gc.collect()
-    gc.freeze()
-    engine.stretch()
-    print(f"Python {platform.python_version()}, {platform.machine()}, batch {asked.batch}, "
-          f"{asked.rounds} pairs of {STRETCH} steps, thread CPU time\n")  # fmt: skip
-    print(
-        "| instrument | CPU against none (median of pairs) | lowest to highest | target |\n|---|---|---|---|"
-    )
-    for name, (instrument, setting, target) in INSTRUMENTS.items():
-        ratios = []
-        try:
-            for _ in range(asked.rounds):
-                before = engine.stretch()
-                with tempfile.TemporaryDirectory() as folder, instrument(engine, Path(folder), setting):
-                    during = engine.stretch()
-                ratios.append(during / ((before + engine.stretch()) / 2))
-        except ImportError as error:
-            print(f"| {name} | not installed: {error.name} | | |", flush=True)
-            continue
-        median = float(np.median(ratios))
-        print(f"| {name} | {median:.3f} | {min(ratios):.3f} to {max(ratios):.3f} | {target} |", flush=True)
+    parser.add_argument("--batches", default="1,128,1024")
+    parser.add_argument("--cores", default="stock")
+    parser.add_argument("--only", default=",".join(INSTRUMENTS))
+    parser.add_argument("--rounds", type=int, default=0, help="0: 40 of one request, 12 of 128, else 6")
+    asked = parser.parse_args()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from kvtune.sim.worker import prepare
+
+    prepare("tiny-opt")
+    print(f"Python {platform.python_version()}, {machine()}; load {os.getloadavg()[0]:.1f} at the start")
+    for core in asked.cores.split(","):
+        for batch in map(int, asked.batches.split(",")):
+            print(f"\n### {batch} requests decode, {core} core\n")
+            print("| instrument | step without (µs) | more (µs) | ratio | 95 % | asked |")
+            print("|---|---|---|---|---|---|", flush=True)
+            for name in asked.only.split(","):
+                title, kind = INSTRUMENTS[name]
+                rounds = asked.rounds or {1: 40, 128: 12}.get(batch, 6)
+
+                def work(
+                    batch: int = batch, core: str = core, kind: type[Instrument] = kind, n: int = rounds
+                ) -> Any:
+                    try:
+                        return measure(batch, core, kind, n)
+                    except ImportError as error:
+                        return str(error.name or error)
+
+                found = in_a_fork(work)
+                if isinstance(found, str):
+                    print(f"| {title} | | | not installed: {found} | | |", flush=True)
+                else:
+                    print(row(title, kind, found), flush=True)
+    print(f"\nLoad {os.getloadavg()[0]:.1f} at the end.")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kvtune.engine import profile as profile_module
 from kvtune.engine.models import NAMES
-from kvtune.engine.profile import Job, check_output, run_name
+from kvtune.engine.profile import Job, check_output, reserve, run_name
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.workload.spec import build
@@ -131,10 +132,21 @@ def test_a_full_output_is_found_before_the_engine_starts(
         check_output(tmp_path)
 
 
-def test_run_names_are_unique_and_safe_in_a_file_system(tmp_path: Path) -> None:
-    job = Job(model="org/some model:x", workload=build("decode:requests=1"), output=tmp_path)
-    first = run_name(job)
-    assert "/" not in first and " " not in first and ":" not in first
-    (tmp_path / f"{first}.kvrun").write_bytes(b"")
-    second = run_name(job)
-    assert second != first
+def test_run_names_are_safe_in_a_file_system(tmp_path: Path) -> None:
+    name = run_name(Job(model="org/some model:x", workload=build("decode:requests=1"), output=tmp_path))
+    assert "/" not in name and " " not in name and ":" not in name
+
+
+def test_runs_that_begin_in_the_same_second_have_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None has written its run file when the others begin."""
+    monkeypatch.setattr(profile_module, "run_name", lambda job: "tiny-opt_decode_kvtune_20261121-120000")
+    job = Job(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: reserve(job), range(8)))
+    assert len({folder for folder, _ in found}) == len({path for _, path in found}) == 8
+    for folder, _ in found:
+        folder.rmdir()
+    (tmp_path / "tiny-opt_decode_kvtune_20261121-120000.kvrun").write_bytes(b"")
+    assert reserve(job)[1].name == "tiny-opt_decode_kvtune_20261121-120000-2.kvrun"

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import thread_time_ns
 from typing import Any
 
 import pytest
@@ -122,9 +123,7 @@ def test_instances_with_a_dict_have_a_site() -> None:
         tracemalloc.stop()
 
 
-def test_census_counts_the_young_by_type_and_stays_out_of_the_pause(
-    probe: CollectorProbe, tmp_path: Path
-) -> None:
+def test_census_counts_the_young_by_type(probe: CollectorProbe, tmp_path: Path) -> None:
     phase = Phase(tmp_path)
     census = Census(tmp_path, phase, every=1)
     probe.listeners.append(census)
@@ -139,10 +138,32 @@ def test_census_counts_the_young_by_type_and_stays_out_of_the_pause(
     facts = census.facts()
     assert facts["rows"][0]["type"] == "list"
     assert facts["rows"][0]["count"] >= len(kept)
-    pause_us = read_ring(tmp_path / "ring").rows[-1][4] / 1e3
-    assert facts["cost_us"] > 0.5 * pause_us  # it would have shown in the pause
+    assert facts["cost_us"] > 0
     census.save()
     assert next(iter(load(tmp_path, "types").values()))["samples"] == facts["samples"]
+
+
+class Slow:
+    """Computes for 50 ms before and after each collection."""
+
+    name = "slow"
+
+    def before(self, generation: int) -> None:
+        end = thread_time_ns() + 50_000_000
+        while thread_time_ns() < end:
+            pass
+
+    after = before
+
+
+def test_what_an_instrument_does_at_a_collection_is_not_in_the_pause(
+    probe: CollectorProbe, tmp_path: Path
+) -> None:
+    gc.collect()
+    probe.listeners.append(Slow())
+    gc.collect(0)
+    row = next(r for r in reversed(read_ring(tmp_path / "ring").rows) if r[1] == 0)
+    assert row[5] < 25_000_000  # thread CPU: a busy machine cannot move it
 
 
 class Leaky:

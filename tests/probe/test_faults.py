@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.errors import KvtuneError
+from kvtune.probe import stacks
 from kvtune.probe.ring import COLLECTION, VALUES, Ring, read_ring
 from kvtune.probe.stacks import refusal
+from kvtune.run.types import CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 
 PLUGIN = """
 import gc, os, sys, types
@@ -86,12 +90,48 @@ def test_a_stale_file_of_another_process_with_this_pid_is_replaced(tmp_path: Pat
 
 
 def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir(), two.mkdir()
-    run_plugin(one)
-    run_plugin(two)
-    names = [{p.name for p in folder.glob("ring-*.bin")} for folder in (one, two)]
-    assert len(names[0]) == len(names[1]) == 1
+    """Each in a process tree of its own, both measuring at the same time; one of them forks."""
+    folders = [tmp_path / name for name in ("one", "two")]
+    code = "import time\nfor _ in range({n}): gc.collect(); time.sleep(0.01)\n"
+    fork = "pid = os.fork()\nif pid == 0:\n    gc.collect(); os._exit(0)\nos.waitpid(pid, 0)\n"
+    running = []
+    for folder, more in zip(folders, (code.format(n=20), fork + code.format(n=30)), strict=True):
+        folder.mkdir()
+        environment = {**os.environ, "KVTUNE_PROBE": "light", "KVTUNE_RUN_DIR": str(folder)}
+        running.append(
+            subprocess.Popen([sys.executable, "-c", PLUGIN + more + "os._exit(0)\n"], env=environment)
+        )
+    assert [process.wait() for process in running] == [0, 0]
+    for folder, process, processes, full in zip(folders, running, (1, 2), (21, 31), strict=True):
+        rings = {ring.pid: ring for ring in map(read_ring, folder.glob("ring-*.bin"))}
+        assert len(rings) == processes
+        own = [row for row in rings[process.pid].rows if row[0] == COLLECTION and row[1] == 2]
+        assert len(own) == full
+
+
+LIMIT = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+"""
+
+
+def test_a_disk_without_room_for_the_ring_disables_the_probe_and_the_program_goes_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            LIMIT + PLUGIN + "print('alive', len(gc.callbacks), flush=True)\nos._exit(0)\n",
+        ],
+        env={**os.environ, "KVTUNE_PROBE": "light", "KVTUNE_RUN_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.split() == ["alive", "0"], done.stderr
+    (status,) = (json.loads(p.read_text()) for p in tmp_path.glob("status-*.json"))
+    assert "OSError" in status["disabled"]["light"]
+    assert not list(tmp_path.glob("ring-*"))
 
 
 def test_a_run_folder_that_is_gone_leaves_the_program_alone(tmp_path: Path) -> None:
@@ -118,6 +158,59 @@ def test_py_spy_that_may_not_is_refused_with_its_own_words(tmp_path: Path) -> No
     fake.chmod(0o755)
     assert "Permission denied" in refusal(str(fake))
     assert refusal(None) == "py-spy is not installed"
+
+
+def test_a_refused_py_spy_is_two_lines_before_any_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "py-spy"
+    fake.write_text("#!/bin/sh\necho 'Error: Permission denied (os error 13)' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: str(fake))
+    with pytest.raises(KvtuneError, match="Permission denied") as refused:
+        stacks.Stacks.preflight()
+    assert "SYS_PTRACE" in refused.value.hint or "ptrace_scope" in refused.value.hint
+    monkeypatch.setattr(stacks, "_YAMA", tmp_path / "scope")
+    (tmp_path / "scope").write_text("1\n")
+    with pytest.raises(KvtuneError) as refused:
+        stacks.Stacks.preflight()
+    assert "ptrace_scope is 1" in refused.value.hint
+
+
+def test_a_py_spy_that_dies_while_it_samples_costs_the_stacks_and_nothing_else(tmp_path: Path) -> None:
+    fake = tmp_path / "py-spy"
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    fake.chmod(0o755)
+    engine = subprocess.Popen([sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, start_new_session=True)
+    assert engine.stdout is not None
+    engine.stdout.readline()
+    sampled = stacks.Stacks(str(fake))
+    try:
+        sampled.start(engine.pid, tmp_path)
+        sampled.stop()
+    finally:
+        os.killpg(engine.pid, signal.SIGKILL)
+        engine.wait()
+        engine.stdout.close()
+    run = sampled.attach(empty(), tmp_path / "a.kvrun")
+    assert run.header.extra["stacks"] == {"engine_core": {"failed": "py-spy left no recording"}}
+
+
+ENGINE = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "EngineCore"])
+print(1, flush=True)
+time.sleep(60)
+"""
+
+
+def empty() -> Run:
+    header = Header(
+        kvtune="0", source="engine", started_at="", command=[], model="m", core=CoreInfo(name="stock"),
+        workload=WorkloadInfo(name="w", spec="w", params={}, seed=0, hash="", requests=0),
+        engine=EngineInfo(), python="3", host=HostInfo(),
+    )  # fmt: skip
+    return Run(header)
 
 
 def test_a_pause_is_within_five_percent_of_an_outside_clock(tmp_path: Path) -> None:

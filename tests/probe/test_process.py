@@ -11,7 +11,7 @@ from multiprocessing import shared_memory
 import psutil
 import pytest
 
-from kvtune.probe.process import ProcessSampler, kill_tree, shared_memory_of
+from kvtune.probe.process import ProcessSampler, born, kill_tree, shared_memory_of
 
 TREE = """
 import subprocess, sys, time
@@ -68,6 +68,31 @@ def test_kill_tree_of_a_process_that_is_gone() -> None:
     done = subprocess.Popen([sys.executable, "-c", "pass"])
     done.wait()
     kill_tree(done.pid, 0.1)
+
+
+def test_a_pid_that_was_given_to_another_process_is_left_alone(tree: subprocess.Popen[bytes]) -> None:
+    """As if the host had begun long before the process that has its pid now."""
+    kill_tree(tree.pid, 0.1, root_born=born(tree.pid) - 100.0)
+    assert tree.poll() is None
+    kill_tree(tree.pid, 0.1, root_born=born(tree.pid))
+    assert tree.wait(timeout=5) is not None and born(2**22 + 1) == 0.0
+
+
+def test_a_pid_that_was_given_to_another_process_is_sampled_no_more(
+    tree: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = psutil.Process(tree.pid).children()[0].pid
+    sampler = ProcessSampler(tree.pid, interval_s=0.02)
+    sampler.start()
+    time.sleep(0.2)
+    running = psutil.Process.is_running
+    # What psutil answers for a pid whose process began at another time than the one it was made for.
+    monkeypatch.setattr(psutil.Process, "is_running", lambda self: self.pid != victim and running(self))
+    time.sleep(0.1)
+    before = sum(s.pid == victim for s in sampler.samples)
+    time.sleep(0.2)
+    sampler.stop()
+    assert 0 < sum(s.pid == victim for s in sampler.samples) == before
 
 
 def test_mapped_shared_memory_is_found() -> None:

@@ -1,0 +1,62 @@
+"""Ring files to tables: only the measuring phase, only this run's processes, nothing whose clock went backwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvtune.engine.launch import Outcome
+from kvtune.engine.rings import read_rings
+from kvtune.probe import gc as gc_module
+from kvtune.probe.gc import CollectorProbe
+from kvtune.probe.ring import COLLECTION, STEP, VALUES, Ring
+
+NONE = (0,) * VALUES
+
+
+def outcome(start_ns: int = 1000, end_ns: int = 10**12) -> Outcome:
+    return Outcome("", 0, start_ns=start_ns, end_ns=end_ns)
+
+
+def record(*first: int) -> tuple[int, ...]:
+    return (*first, *NONE[len(first) :])
+
+
+def test_steps_and_collections_of_the_measuring_phase(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "ring-1.bin", 1 << 16)
+    for start in (500, 2000, 4000):
+        ring.write(COLLECTION, 2, 0, record(start, 7_000, 6_000, 3, 1))
+    ring.write(STEP, 0, 5, record(3000, 9_000, 2_000, 3_000, 1_000, 4_000, 8 | 2 << 32, 6 | 7 << 32, 99))
+    found = read_rings(tmp_path, {os.getpid(): 4}, outcome(end_ns=3500))
+    assert found.gc["t_s"].tolist() == pytest.approx([1e-6]) and found.gc["process"].tolist() == [4]
+    assert (found.gc["pause_us"][0], found.gc["cpu_us"][0], found.gc["collected"][0]) == (7.0, 6.0, 3)
+    (row,) = zip(
+        *(found.steps[c].tolist() for c in ("step_us", "scheduled_tokens", "prefill_tokens", "waiting")),
+        strict=True,
+    )
+    assert row == (9.0, 8, 2, 7)
+    assert found.lost == {4: 0} and found.backwards == {}
+
+
+def test_a_ring_of_a_process_that_is_not_of_this_run_is_left_out(tmp_path: Path) -> None:
+    Ring(tmp_path / "ring-1.bin", 1 << 16).write(COLLECTION, 2, 0, record(2000, 7))
+    (tmp_path / "ring-2.bin").write_bytes(b"no ring")
+    assert not len(read_rings(tmp_path, {1: 0}, outcome()).gc["t_s"])
+
+
+def test_a_clock_that_goes_backwards_is_counted_and_its_records_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten seconds back in the middle of the second collection; the probe goes on."""
+    times = iter([5 * 10**9, 5 * 10**9 + 100, 20 * 10**9, 10 * 10**9, 11 * 10**9, 11 * 10**9 + 300])
+    monkeypatch.setattr(gc_module, "monotonic_ns", lambda: next(times))
+    probe = CollectorProbe(Ring(tmp_path / "ring-1.bin", 1 << 16))
+    for _ in range(3):
+        for phase in ("start", "stop"):
+            probe._call(phase, {"generation": 2, "collected": 0, "uncollectable": 0})
+    assert probe.failed == ""
+    found = read_rings(tmp_path, {os.getpid(): 0}, outcome())
+    assert found.gc["pause_us"].tolist() == pytest.approx([0.1, 0.3])
+    assert found.backwards == {0: 1}

@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test check lint unit long evidence stress vllm-tests bench policies clean
+.PHONY: help setup setup-test profile test check lint unit long evidence pythons stress vllm-tests bench policies clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,9 @@ unit: setup-test  ## the tests that start no engine and no browser
 
 long: setup-test  ## real engines for minutes: confirmations, searches, servers, two machines on one study
 	$(BIN)/python -m pytest -m long
+
+pythons:  ## the probe's own tests on Python 3.12 and 3.13, where they are installed (no engine)
+	@.ci/pythons
 
 stress: setup-test  ## the pool's state machine against vLLM's own pool, at least 100k operations
 	KVTUNE_STRESS=1 $(BIN)/python -m pytest tests/core -k machine

@@ -34,6 +34,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def percent(part: float, whole: float) -> str:
+def percent(part: float, whole: float = 1.0, digits: int = 1) -> str:
     """`part` of `whole` in percent; a dash where there is no whole."""
-    return f"{100 * part / whole:.1f} %" if whole else "–"
+    return f"{100 * part / whole:.{digits}f} %" if whole else "–"

@@ -87,7 +87,7 @@ def _cache(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
     limit = (
         f"Recomputing prompts that the engine had already computed: {count(lost)} of "
         f"{count(cache.query_tokens)} prompt tokens ({percent(lost, cache.query_tokens)}) were seen before but "
-        f"not in the cache when they came again, which costs up to {share:.0%} of the engine's time."
+        f"not in the cache when they came again, which costs up to {percent(share, digits=0)} of the engine's time."
     )
     distinct = sum(cache.misses.get(cause, 0) for cause in ("cold", "partial_block"))
     room = h.engine.num_blocks * h.engine.block_size
@@ -116,7 +116,7 @@ def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
     lost = cache.misses[UNCLASSIFIED]
     share = _prefill_share(cache, time, lost)
     limit = (
-        f"Computing prompts takes up to {share:.0%} of the engine's time; whether the cache could have saved that "
+        f"Computing prompts takes up to {percent(share, digits=0)} of the engine's time; whether the cache could have saved that "
         "is not known, because the workload could not be made again from this run."
     )
     advice = "Profile it again where its trace file is at hand: then every miss gets a cause."
@@ -132,7 +132,7 @@ def _block(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
     limit = (
         f"The block size: hits are counted in whole blocks of {match_unit(run)} tokens, so {count(lost)} prompt "
         f"tokens ({percent(lost, cache.query_tokens)}) that the cache knew were computed again, up to "
-        f"{share:.0%} of the engine's time."
+        f"{percent(share, digits=0)} of the engine's time."
     )
     advice = "Try smaller blocks: hits become finer, the scheduler has more blocks to handle."
     command = _with_engine(run, "sweep", h.model, "--block-size", "-w", h.workload.spec)
@@ -158,7 +158,7 @@ def _collector(run: Run, time: StepTime) -> Verdict | None:
     if not time.total_s or not time.gc_s:
         return None
     share = time.gc_s / time.total_s
-    limit = f"Python's garbage collector: its pauses in EngineCore are {share:.1%} of the step time."
+    limit = f"Python's garbage collector: its pauses in EngineCore are {percent(share)} of the step time."
     if run.header.core.active:
         advice = "Find what allocates: the probe `types` counts the objects that survive, by type."
         return Verdict("collector", limit, advice, _profile(run, "--probe", "types"), share)
@@ -172,7 +172,7 @@ def _host(run: Run, time: StepTime) -> Verdict | None:
     share = (time.schedule_s + time.update_s) / time.total_s
     if share < 0.1:
         return None
-    limit = f"The scheduler's own Python: schedule and update take {share:.0%} of the step time."
+    limit = f"The scheduler's own Python: schedule and update take {percent(share, digits=0)} of the step time."
     if run.header.core.active:
         advice = "See which functions it is: sample EngineCore's stacks while it runs."
         return Verdict("host", limit, advice, _profile(run, "--stacks"), share)
@@ -182,7 +182,7 @@ def _host(run: Run, time: StepTime) -> Verdict | None:
 
 def _load(run: Run, busy: float) -> Verdict:
     limit = (
-        f"The load itself: the engine was busy {busy:.0%} of the time, so it is not what sets the throughput."
+        f"The load itself: the engine was busy {percent(busy, digits=0)} of the time, so it is not what sets the throughput."
     )
     advice = "Send more (a higher rate or concurrency) to see what the engine can do."
     return Verdict(
@@ -191,7 +191,7 @@ def _load(run: Run, busy: float) -> Verdict:
 
 
 def _model(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
-    share = f" ({time.execute_s / time.total_s:.0%} of the step time)" if time.total_s else ""
+    share = f" ({percent(time.execute_s, time.total_s, 0)} of the step time)" if time.total_s else ""
     h = run.header
     if not time.total_s:
         limit = "Nothing stands out in the cache, and no step times were recorded to say more."

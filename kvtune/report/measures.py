@@ -54,7 +54,7 @@ def change_text(figure: Figure) -> str:
     """The difference relative to the first run, or absolute where there is nothing to relate it to."""
     if figure.relative is None or figure.path in SHARES:
         return measure_text(figure.path, figure.difference, signed=True)
-    return f"{figure.relative:+.1%}"
+    return f"{100 * figure.relative:+.1f} %"
 
 
 def interval_text(figure: Figure) -> str:
@@ -62,7 +62,7 @@ def interval_text(figure: Figure) -> str:
     if figure.low is None or figure.high is None:
         return "–"
     if figure.a and figure.path not in SHARES:
-        return f"{figure.low / abs(figure.a):+.1%} to {figure.high / abs(figure.a):+.1%}"
+        return " to ".join(f"{100 * end / abs(figure.a):+.1f} %" for end in (figure.low, figure.high))
     low, high = (measure_text(figure.path, v, signed=True) for v in (figure.low, figure.high))
     return f"{low} to {high}"
 

@@ -53,7 +53,7 @@ def _grid(title: str, rows: Sequence[Culprit]) -> Grid:
             row.type,
             _where(row.file, row.line),
             "–" if row.per_step is None else Cell(f"{row.per_step:,.3g}", row.per_step),
-            Cell(f"{row.share:.1%}", row.share),
+            Cell(percent(row.share), row.share),
             Cell(count(row.count), row.count),
             Cell(size(row.bytes), row.bytes),
         )

@@ -11,7 +11,7 @@ from kvtune.analysis.step_time import paused_steps
 from kvtune.report.charts import GENERATION_COLORS, Cell, Chart, Columns, Section, columns, grid, spec_of
 from kvtune.report.names import process_title
 from kvtune.run.types import Run
-from kvtune.units import count, ms
+from kvtune.units import count, ms, percent
 
 HEADS = ("process", "gen 0", "gen 1", "gen 2", "pauses", "longest", "p99", "of step time", "frozen objects")
 
@@ -27,7 +27,7 @@ def section(run: Run) -> Section | None:
             Cell(ms(own.pause_total_ms), own.pause_total_ms),
             Cell(ms(own.pause_max_ms), own.pause_max_ms),
             Cell(ms(own.pause_p99_ms), own.pause_p99_ms),
-            "–" if own.share_of_step is None else Cell(f"{own.share_of_step:.2%}", own.share_of_step),
+            "–" if own.share_of_step is None else Cell(percent(own.share_of_step, digits=2), own.share_of_step),
             "–" if own.frozen is None else Cell(count(own.frozen), own.frozen),
         )
         for key, own in found.items()
@@ -50,7 +50,7 @@ def _lead(run: Run) -> str:
         return "A pause stops its process; only EngineCore's hold up a step."
     return (
         f"A pause stops its process. {count(steps.paused)} of {count(steps.steps)} steps had a collection in "
-        f"EngineCore: {ms(steps.pause_ms_mean)} each in the mean, {steps.share:.1%} of the time of those steps."
+        f"EngineCore: {ms(steps.pause_ms_mean)} each in the mean, {percent(steps.share)} of the time of those steps."
     )
 
 

@@ -22,7 +22,7 @@ def section(run: Run) -> Section | None:
     chart, data = _parts(parts, time.total_s, time.steps)
     facts = [("steps", count(time.steps))]
     if time.busy_share is not None:
-        facts.append(("EngineCore was in steps", f"{time.busy_share:.0%} of the wall time"))
+        facts.append(("EngineCore was in steps", f"{percent(time.busy_share, digits=0)} of the wall time"))
     if cost.step_ms.p50 is not None and cost.step_ms.p99 is not None:
         facts.append(("step", f"median {ms(cost.step_ms.p50)}, p99 {ms(cost.step_ms.p99)}"))
     if cost.schedule_us is not None and cost.update_us is not None and cost.per_request_step_us is not None:

@@ -46,8 +46,8 @@ def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> tuple[Cha
         )
     )
     data = columns(rung=names, rate=[100 * rate for _, rate, _ in rungs], what=[what for _, _, what in rungs])
-    rows = [(name, Cell(f"{rate:.1%}", rate), what) for name, rate, what in rungs]
-    label = f"This run: {cache.hit_rate:.1%}; a cache that never forgets: {told.infinite:.1%}."
+    rows = [(name, Cell(percent(rate), rate), what) for name, rate, what in rungs]
+    label = f"This run: {percent(cache.hit_rate)}; a cache that never forgets: {percent(told.infinite)}."
     note = f"Bounds: {'; '.join(filter(None, (*told.notes, told.relaxation)))}."
     table = grid(("cache", "hit rate", "what it is"), rows, "Hit rates that this load allows")
     return Chart("ladder", "How far from what is possible", label, spec_of(drawing), table, note), data

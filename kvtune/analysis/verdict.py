@@ -116,8 +116,8 @@ def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
     lost = cache.misses[UNCLASSIFIED]
     share = _prefill_share(cache, time, lost)
     limit = (
-        f"Computing prompts takes up to {percent(share, digits=0)} of the engine's time; whether the cache could have saved that "
-        "is not known, because the workload could not be made again from this run."
+        f"Computing prompts takes up to {percent(share, digits=0)} of the engine's time; whether the cache could "
+        "have saved that is not known, because the workload could not be made again from this run."
     )
     advice = "Profile it again where its trace file is at hand: then every miss gets a cause."
     return Verdict("unknown", limit, advice, _profile(run), share)
@@ -172,7 +172,9 @@ def _host(run: Run, time: StepTime) -> Verdict | None:
     share = (time.schedule_s + time.update_s) / time.total_s
     if share < 0.1:
         return None
-    limit = f"The scheduler's own Python: schedule and update take {percent(share, digits=0)} of the step time."
+    limit = (
+        f"The scheduler's own Python: schedule and update take {percent(share, digits=0)} of the step time."
+    )
     if run.header.core.active:
         advice = "See which functions it is: sample EngineCore's stacks while it runs."
         return Verdict("host", limit, advice, _profile(run, "--stacks"), share)
@@ -182,7 +184,8 @@ def _host(run: Run, time: StepTime) -> Verdict | None:
 
 def _load(run: Run, busy: float) -> Verdict:
     limit = (
-        f"The load itself: the engine was busy {percent(busy, digits=0)} of the time, so it is not what sets the throughput."
+        f"The load itself: the engine was busy {percent(busy, digits=0)} of the time, so it is not what sets "
+        "the throughput."
     )
     advice = "Send more (a higher rate or concurrency) to see what the engine can do."
     return Verdict(

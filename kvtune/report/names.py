@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from datetime import UTC, datetime
 from pathlib import Path
 
 from kvtune.analysis.processes import process_keys
@@ -41,6 +42,15 @@ def command_text(run: Run) -> str:
     """The command line to type again: the program by its name, not by where one machine has it."""
     words = run.header.command
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
+
+
+def when(started_at: str) -> str:
+    """`21 November 2026, 10:53 UTC`; what is no time stays as it is."""
+    try:
+        moment = datetime.fromisoformat(started_at).astimezone(UTC)
+    except ValueError:
+        return started_at
+    return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
 
 
 def cause_title(cause: str) -> str:

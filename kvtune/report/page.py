@@ -17,6 +17,7 @@ from kvtune.report.banners import Banner, banners, contrast_banners
 from kvtune.report.charts import Section, script_json, vega_bundle
 from kvtune.report.contrast import Contrast
 from kvtune.report.files import write_new
+from kvtune.report.names import when
 from kvtune.report.sections import comparison, run_sections
 from kvtune.run.types import Run
 from kvtune.workload.types import Workload
@@ -53,10 +54,16 @@ def compare_page(found: Contrast) -> str:
 
 def _subtitle(run: Run) -> str:
     h = run.header
-    device = h.engine.device_name or h.engine.device
+    device = h.engine.device_name or h.engine.device.replace("cpu", "CPU")
     return ", ".join(
         part
-        for part in (h.workload.spec, f"{h.core.name} core", f"vLLM {h.engine.vllm}", device, h.started_at)
+        for part in (
+            h.workload.spec,
+            f"{h.core.name} core",
+            f"vLLM {h.engine.vllm}",
+            device,
+            when(h.started_at),
+        )
         if part
     )
 

@@ -16,6 +16,7 @@ FIGURES = {
     "ttft": (("ttft_ms", "mean"), "first token (ms)", 1.0),
     "throughput": (("throughput_tok_s",), "output tokens/s", 1.0),
 }
+UNITS = {"hit-rate": "%", "ttft": "ms", "throughput": "tokens/s"}
 PAIR = ("pin_window", "min_drop")
 MOST_PANELS = 6
 SHADES = (0.05, 0.55)  # text on the darkest cell stays readable, in both themes
@@ -35,6 +36,17 @@ def figure_of(trial: Trial, by: str) -> float | None:
 def text_of(trial: Trial, by: str) -> str:
     figure = figure_of(trial, by)
     return "–" if figure is None else f"{figure:,.4g}"
+
+
+def said(trial: Trial, by: str) -> str:
+    """The figure within a sentence."""
+    words = {"hit-rate": "a hit rate of {}", "ttft": "the first token after {}", "throughput": "{}"}
+    return words[by].format(quantity(trial, by))
+
+
+def quantity(trial: Trial, by: str) -> str:
+    """The figure with its unit."""
+    return f"{text_of(trial, by)} {UNITS[by]}"
 
 
 def shown(value: Any) -> str:
@@ -158,7 +170,7 @@ def _map(
 
 
 def front_section(trials: Sequence[Trial], front: Iterable[int]) -> Section | None:
-    """First-token time against throughput, the front marked."""
+    """First-token time against throughput, with the trials on the front of hits, time and throughput marked."""
     import altair as alt
 
     known = [t for t in trials if figure_of(t, "ttft") is not None and figure_of(t, "throughput") is not None]
@@ -171,44 +183,55 @@ def front_section(trials: Sequence[Trial], front: Iterable[int]) -> Section | No
         rate=[figure_of(t, "throughput") for t in known],
         state=state,
         trial=[t["number"] for t in known],
+        hits=[figure_of(t, "hit-rate") for t in known],
         settings=[settings_text(t) for t in known],
     )
-    colors = alt.Scale(domain=["on the front", "beaten"], range=["var(--c2)", "var(--c1)"])
+    states = ["on the front", "beaten"]
     base = alt.Chart(alt.NamedData(name="front"), height=260).encode(
         x=alt.X("ttft:Q", title="mean first token (ms), less is better", scale=alt.Scale(zero=False)),
         y=alt.Y("rate:Q", title="output tokens/s, more is better", scale=alt.Scale(zero=False)),
     )
-    points = base.mark_point(filled=True, size=46, opacity=0.7).encode(
-        color=alt.Color("state:N", scale=colors, title=None),
-        shape=alt.Shape("state:N", scale=alt.Scale(range=["diamond", "circle"]), title=None),
-        tooltip=[alt.Tooltip("trial:Q"), alt.Tooltip("settings:N"), "ttft:Q", "rate:Q"],
-    )
-    line = base.transform_filter("datum.state == 'on the front'").mark_line(
-        color="var(--c2)", interpolate="step-after", strokeWidth=1.3
+    points = base.mark_point(filled=True, size=64, opacity=0.8).encode(
+        color=alt.Color(
+            "state:N", scale=alt.Scale(domain=states, range=["var(--c2)", "var(--c8)"]), title=None
+        ),
+        shape=alt.Shape("state:N", scale=alt.Scale(domain=states, range=["diamond", "circle"]), title=None),
+        tooltip=[
+            alt.Tooltip("trial:Q"),
+            alt.Tooltip("settings:N"),
+            alt.Tooltip("hits:Q", title="hit rate (%)", format=",.4~g"),
+            alt.Tooltip("ttft:Q", title="first token (ms)", format=",.4~g"),
+            alt.Tooltip("rate:Q", title="output tokens/s", format=",.4~g"),
+        ],
     )
     best = sorted((t for t in known if t["number"] in ahead), key=lambda t: figure_of(t, "ttft") or 0.0)
     rows = [
         (
             Cell(str(t["number"]), t["number"]),
             settings_text(t),
+            Cell(text_of(t, "hit-rate"), figure_of(t, "hit-rate")),
             Cell(text_of(t, "ttft"), figure_of(t, "ttft")),
             Cell(text_of(t, "throughput"), figure_of(t, "throughput")),
         )
         for t in best
     ]
-    heads = ("trial", "settings", "first token (ms)", "output tokens/s")
+    heads = ("trial", "settings", "hit rate (%)", "first token (ms)", "output tokens/s")
     if len(best) == 1:
-        label = f"Trial {best[0]['number']} is the best in both: there is nothing to trade."
+        label = f"Trial {best[0]['number']} is the best in all three: there is nothing to trade."
     else:
-        label = f"{len(best)} of {len(known)} trials are on the front; every other one is matched or beaten in both."
+        rest = "every other one is beaten in one figure and better in none"
+        label = f"{len(best)} of {len(known)} trials are on the front; {rest}."
     chart = Chart(
         "front",
         "First-token time against throughput",
         label,
-        spec_of(alt.layer(line, points)),
+        spec_of(points),
         grid(heads, rows, "Trials on the front"),
     )
-    lead = "A trial on the front cannot be improved in one figure without losing in the other (Pareto front)."
+    lead = (
+        "Hits, first-token time and throughput: a trial on the front cannot be improved in one of them without "
+        "losing in another (Pareto front)."
+    )
     return Section("front", "What can be traded", lead, "charts.html", charts=(chart,), data={"front": data})
 
 

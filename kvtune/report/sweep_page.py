@@ -20,6 +20,8 @@ from kvtune.report.sweep_charts import (
     figure_of,
     front_section,
     maps_section,
+    quantity,
+    said,
     settings_text,
     shown,
     text_of,
@@ -92,11 +94,11 @@ def _banners(found: Mapping[str, Any]) -> list[Banner]:
 def _outcome(found: Mapping[str, Any], by: str) -> Section:
     best, stock, verdict = found["best"], found["baseline"], found["verdict"]
     figures = []
-    title = FIGURES[by][1]
+    title = FIGURES[by][1].partition(" (")[0]
     if best is not None:
-        figures.append(Figure(f"Best {title}", text_of(best, by), settings_text(best)))
+        figures.append(Figure(f"Best {title}", quantity(best, by), settings_text(best)))
     if stock is not None and stock is not best:
-        figures.append(Figure(f"Baseline {title}", text_of(stock, by), settings_text(stock)))
+        figures.append(Figure(f"Baseline {title}", quantity(stock, by), settings_text(stock)))
     states = [t["state"] for t in found["trials"]]
     rest = len(states) - states.count("complete")
     figures.append(
@@ -121,19 +123,17 @@ def _words(found: Mapping[str, Any], by: str) -> tuple[str, str, str]:
             "Look at the reason in the table of trials, and see what this model's settings come to.",
             _command("doctor", bench["model"], *_dashed(bench)),
         )
-    title = FIGURES[by][1]
     simulated = verdict["on"] == "sim"
     where = "in simulation" if simulated else "on the engine"
     if stock is None or figure_of(stock, by) is None:
-        result = f"The best of these settings ({settings_text(best)}) reached {text_of(best, by)} {title}."
+        result = f"The best of these settings ({settings_text(best)}) reached {said(best, by)}."
         result += " There is no baseline to compare it with."
     elif verdict["winner"]:
-        figures = f"{title} {text_of(best, by)} against {text_of(stock, by)} of stock vLLM"
-        result = f"{settings_text(best)}: {figures}, {where}."
+        result = f"{settings_text(best)}: {said(best, by)}, against {quantity(stock, by)} with stock vLLM, {where}."
     else:
         result = (
-            f"Nothing tried here was shown to be better than stock vLLM: {title} {text_of(best, by)} at best, "
-            f"{text_of(stock, by)} of stock, {where}."
+            f"Nothing tried here was shown to be better than stock vLLM: {said(best, by)} at best, "
+            f"{quantity(stock, by)} with stock, {where}."
         )
     if verdict.get("why"):
         result += f" {str(verdict['why'])[:1].upper()}{str(verdict['why'])[1:]}."
@@ -168,8 +168,8 @@ def _finalists(found: Mapping[str, Any], by: str) -> Section | None:
                 settings_text(side),
                 Cell(str(len(values)), len(values)),
                 Cell(f"{scale * mean:,.4g}", scale * mean) if mean is not None else "–",
-                f"{min(values):,.4g} to {max(values):,.4g}" if values else "–",
-                between,
+                Cell(f"{min(values):,.4g} to {max(values):,.4g}", min(values)) if values else "–",
+                Cell(between, scale * low) if low is not None else between,
                 Cell(f"{100 * relative:+.1f} %", relative) if relative is not None else "–",
                 Cell(word, css=word if word in ("better", "worse") else "quiet"),
             )

@@ -5,7 +5,7 @@ In: a journal (of `sweep` or `tune`) at any moment of its life. Out: what the pa
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.tune.confirm import Side, judge
 from kvtune.tune.effects import effects
 from kvtune.tune.journal import FORMAT, Head
-from kvtune.tune.objective import OBJECTIVES, Objective
-from kvtune.tune.sweep import result
+from kvtune.tune.objective import Objective, front
+from kvtune.tune.sweep import RESULT, result
 from kvtune.tune.trial import Bench, Place, Trial, flags_of
 
 START = b'{"kvtune_journal"'
@@ -60,12 +60,26 @@ def read_study(path: Path) -> Study:
     return Study(head.kind, head.bench, tuple(trials))
 
 
-def told(study: Study, by: Objective, recipe: Path | None = None) -> dict[str, Any]:
-    """What the study came to. `recipe` is the file that it wrote, where there is one."""
+def saved_result(journal: Path, study: Study) -> dict[str, Any] | None:
+    """What the study's own command came to, with the intervals it computed; None where trials came later."""
+    try:
+        found = msgspec.json.decode(journal.with_suffix(RESULT).read_bytes())
+        known = {t["number"] for t in found["trials"]}
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        return None
+    return found if known == {t.number for t in study.trials} else None
+
+
+def told(
+    study: Study, by: Objective, recipe: Path | None = None, saved: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the study came to. `recipe` is the file that it wrote, where there is one; `saved` its stored result."""
     found = result(study.trials, by)
     drawn_on = _widest(study.trials)
     own = [t for t in study.trials if t.role == "trial" and t.on == drawn_on]
-    sides, verdict = _finalists(study.trials, by)
+    if saved is not None and saved.get("objective") != by.name:
+        saved = None
+    sides, verdict = _finalists(study.trials, by, saved)
     text = ""
     if recipe is not None:
         try:
@@ -78,7 +92,7 @@ def told(study: Study, by: Objective, recipe: Path | None = None) -> dict[str, A
         "drawn_on": drawn_on,
         "bench": msgspec.to_builtins(study.bench),
         "verdict": {**found["verdict"], **(verdict if study.kind == "tune" else {})},
-        "best_flags": flags_of(study.bench, (found["best"] or {}).get("settings", {})),
+        "best_flags": _last_wins(flags_of(study.bench, (found["best"] or {}).get("settings", {}))),
         "effects": [[e.knob, [list(mean) for mean in e.means]] for e in effects(own, by)],
         "front": [t.number for t in front(own)],
         "finalists": sides,
@@ -87,32 +101,27 @@ def told(study: Study, by: Objective, recipe: Path | None = None) -> dict[str, A
     }
 
 
+def _last_wins(flags: Sequence[str]) -> list[str]:
+    """vLLM's flags without those that a later one overrides: what a person would type."""
+    kept: dict[str, list[str]] = {}
+    name = ""
+    for word in flags:
+        if word.startswith("--"):
+            name = word.partition("=")[0].replace("_", "-")
+            kept.pop(name, None)
+        kept.setdefault(name, []).append(word)
+    return [word for words in kept.values() for word in words]
+
+
 def _widest(trials: Sequence[Trial]) -> Place:
     """Where most trials were completed: a search simulates many and runs few, and drawings need many."""
     places = [t.on for t in trials if t.role == "trial" and t.state == "complete"]
     return "engine" if 2 * places.count("engine") > len(places) else "sim"
 
 
-def front(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials that no other beats in first-token time without losing throughput, shortest time first."""
-    ttft, rate = OBJECTIVES["ttft"], OBJECTIVES["throughput"]
-    known = [
-        (wait, -speed, t.number, t)
-        for t in trials
-        if t.state == "complete"
-        and (wait := ttft.of(t.summary)) is not None
-        and (speed := rate.of(t.summary)) is not None
-    ]
-    kept: list[Trial] = []
-    best = math.inf
-    for _, slowness, _, trial in sorted(known, key=lambda row: row[:3]):
-        if slowness < best:
-            best = slowness
-            kept.append(trial)
-    return kept
-
-
-def _finalists(trials: Sequence[Trial], by: Objective) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _finalists(
+    trials: Sequence[Trial], by: Objective, saved: dict[str, Any] | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Every setting that ran on the engine more than once, against stock there; and the verdict over them."""
     stock = Side({}, "baseline")
     sides: dict[str, Side] = {}
@@ -130,11 +139,28 @@ def _finalists(trials: Sequence[Trial], by: Objective) -> tuple[list[dict[str, A
         _read_runs(side)
         rows.append(_row(side, stock, by))
     if not all(side.runs for side in (stock, *several)):
+        if saved is not None and saved.get("finalists"):
+            return _as_saved(rows, several, saved, by)
         why = "run files of the finalists are gone, so no interval can be given again"
         return rows, {"confirmed": False, "winner": False, "why": why}
     found = judge(stock, several, by)
     shown = found.winner is not None
     return rows, {"confirmed": shown, "winner": shown, "why": found.why, "drift_ttft": found.drift}
+
+
+def _as_saved(
+    rows: list[dict[str, Any]], several: Sequence[Side], saved: dict[str, Any], by: Objective
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The intervals that were computed while the run files were there."""
+    by_settings = {json.dumps(f["settings"], sort_keys=True): f["figures"] for f in saved["finalists"]}
+    for row, side in zip(rows[1:], several, strict=True):
+        figures = by_settings.get(json.dumps(side.settings, sort_keys=True), ())
+        figure = next((f for f in figures if f["path"] == by.path), None)
+        if figure is not None:
+            row.update({name: figure[name] for name in FIGURE_FIELDS})
+    verdict = saved["verdict"]
+    shown = bool(verdict["winner"])
+    return rows, {"confirmed": shown, "winner": shown, "why": "", "drift_ttft": verdict.get("drift_ttft")}
 
 
 def _read_runs(side: Side) -> None:

@@ -121,7 +121,7 @@ def test_an_engine_that_waits_for_work_is_not_the_limit() -> None:
 def test_a_run_without_any_of_that_is_limited_by_its_model() -> None:
     found = verdict(told(rounds_run()), None)
     assert found.kind == "model"
-    assert "98% of the step time" in found.limit
+    assert "98 % of the step time" in found.limit
 
 
 def test_unknown_causes_are_not_called_a_limit_of_the_model() -> None:

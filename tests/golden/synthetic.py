@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from kvtune.analysis.ablation import Side, extra
 from kvtune.run.types import (
     TABLES,
     CoreInfo,
@@ -245,6 +246,37 @@ def evicting_run() -> Run:
     return Run(
         msgspec.structs.replace(run.header, engine=engine), {**run.tables, "pool": _whole("pool", pool)}
     )
+
+
+def ablated_run() -> Run:
+    """The baseline of an ablation that was cut off: one switch is worth something, one is not, one failed once."""
+    rng = np.random.default_rng(3)
+
+    def runs(pause_ms: float, number: int = 3) -> tuple[dict[str, float | None], ...]:
+        return tuple(
+            {
+                "collections": float(round(40 * pause_ms)),
+                "pause_ms": pause_ms * float(rng.normal(1, 0.03)),
+                "step_ms": 2.7 * float(rng.normal(1, 0.05)),
+                "host_us_per_request_step": 95 * float(rng.normal(1, 0.05)),
+                "rss_growth_bytes_s": None,
+            }
+            for _ in range(number)
+        )
+
+    files = ("run-1.kvrun", "run-2.kvrun", "run-3.kvrun")
+    sides = (
+        Side("baseline", runs=runs(2.0), files=files),
+        Side("freeze", "off", {"freeze": False}, runs(6.0), files),
+        Side("rows", "off", {"rows": False}, runs(2.0), files),
+        Side("thresholds", "on", {"gc_threshold0": 20000}, runs(0.5), files),
+        Side("steady", "off", {"steady": False}, runs(2.0, 1), files[:1], ("EngineCore died",)),
+    )
+    run = kvtune_run()
+    told = msgspec.json.decode(
+        msgspec.json.encode(extra(sides, planned=15, repeats=3, why="the budget of 20 min is used up"))
+    )
+    return replace_header(run, extra={"ablation": told})
 
 
 def sim_run() -> Run:

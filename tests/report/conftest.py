@@ -20,6 +20,8 @@ KINDS: dict[str, Callable[[], Run]] = {
     "hostile": synthetic.hostile_run,
     "sim": synthetic.sim_run,
     "bare": synthetic.bare_run,
+    "evictions": synthetic.evicting_run,
+    "ablation": synthetic.ablated_run,
 }
 made: dict[str, Run] = {}
 
@@ -28,6 +30,11 @@ def run_of(kind: str) -> Run:
     if kind not in made:
         made[kind] = KINDS[kind]()
     return made[kind]
+
+
+def words(html: str) -> str:
+    """A page's text: each argument of a command is an element of its own."""
+    return html.replace("<span>", "").replace("</span>", "")
 
 
 @pytest.fixture(params=list(KINDS))

@@ -19,7 +19,7 @@ from kvtune.report.contrast import contrast
 from kvtune.report.page import compare_page, run_page, write_page
 from kvtune.run.types import CoreInfo, Run, empty_table
 from tests.golden.synthetic import HOSTILE, empty_run, rounds_run
-from tests.report.conftest import KINDS, run_of
+from tests.report.conftest import KINDS, run_of, words
 
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink", "http://www.w3.org/2000/xmlns/"}
 LOADING = {
@@ -227,6 +227,28 @@ def test_a_tiers_name_with_markup_stays_text() -> None:
     assert "<img src=x" not in run_page(replace_header(run, engine=engine))
 
 
+def test_an_ablation_says_which_switches_are_worth_something() -> None:
+    from tests.golden.synthetic import ablated_run
+
+    html = run_page(ablated_run())
+    assert "Worse when turned over: freeze off (collections, pauses)." in html
+    assert "Better when turned over: thresholds on (collections, pauses)." in html
+    assert "No difference shown: rows, steady." in html
+    assert "(too few runs)" in html and "A run failed. steady: EngineCore died" in html
+    assert "14 of 15 runs were made: the budget of 20 min is used up." in html
+    pauses = embedded(html, "chart-data")["ablation-1"]
+    assert pauses["turned"] == ["freeze off", "rows off", "thresholds on"]
+    assert pauses["low"][0] > 150 and pauses["verdict"] == ["worse", "no difference shown", "better"]
+
+
+def test_a_damaged_ablation_leaves_its_section_out(rounds: Run) -> None:
+    from tests.golden.synthetic import replace_header
+
+    for damaged in (7, {}, {"sides": [{"name": HOSTILE}]}):
+        html = run_page(replace_header(rounds, extra={"ablation": damaged}))
+        assert 'id="ablation"' not in html
+
+
 def test_a_partial_run_says_so_before_any_number() -> None:
     html = page_of("partial")
     assert html.index("This run is partial.") < html.index("What limits")
@@ -253,7 +275,7 @@ def test_a_failed_run_has_a_page_that_says_why() -> None:
     html = page_of("empty")
     assert "This run failed." in html
     assert "CUDA out of memory" in html
-    assert "kvtune doctor" in html
+    assert "kvtune doctor" in words(html)
 
 
 def test_a_prediction_is_marked_as_one() -> None:

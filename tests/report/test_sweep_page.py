@@ -10,11 +10,13 @@ import pytest
 from kvtune.cli.app import run
 from kvtune.report.sweep_page import sweep_page, sweep_sections
 from kvtune.tune.objective import objective
-from kvtune.tune.study import front, is_study, read_study, told
+from kvtune.tune.study import front, is_study, read_study, saved_result, told
+from kvtune.tune.sweep import keep_result
 from kvtune.tune.trial import Trial
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.golden.synthetic import HOSTILE
+from tests.report.conftest import words
 
 GOLDEN = sorted(FOLDER.glob("study*.jsonl"))
 
@@ -37,8 +39,8 @@ def test_a_heat_map_for_each_block_size() -> None:
 def test_a_winner_in_simulation_is_told_as_one_and_sent_to_the_engine() -> None:
     html = sweep_page(studies.found(studies.grid_study()))
     assert "Simulated." in html
-    assert "41.76 against 33 of stock vLLM, in simulation." in html
-    assert "kvtune tune tiny-gemma3" in html
+    assert "a hit rate of 41.76 %, against 33 % with stock vLLM, in simulation." in html
+    assert "kvtune tune tiny-gemma3" in words(html)
     assert "No recipe was written" in html
 
 
@@ -58,7 +60,7 @@ def test_failed_trials_stand_in_the_table_with_their_reason_as_text() -> None:
 def test_every_trial_failed() -> None:
     html = sweep_page(studies.found(studies.grid_study(fails=range(1, 100))))
     assert "Every trial failed." in html
-    assert "kvtune doctor tiny-gemma3" in html
+    assert "kvtune doctor tiny-gemma3" in words(html)
 
 
 def test_a_study_without_a_trial_has_a_page() -> None:
@@ -77,10 +79,44 @@ def test_finalists_on_the_engine_without_their_run_files_keep_their_figures() ->
     assert "No winner" in html, "nothing is called a winner without its intervals"
 
 
+def test_intervals_outlive_the_run_files_in_the_saved_result(tmp_path: Path) -> None:
+    study = studies.tuned_study()
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(studies.journal(study))
+    by = studies.HIT_RATE
+    best = study.trials[-1].settings
+    figure = {"path": by.path, "a": 0.33, "b": 0.61, "difference": 0.28, "relative": 0.85}
+    figure |= {"low": 0.25, "high": 0.31, "verdict": "better", "why": ""}
+    told_then = {
+        "objective": by.name,
+        "trials": [{"number": t.number} for t in study.trials],
+        "finalists": [{"settings": best, "figures": [figure]}],
+        "verdict": {"winner": True, "drift_ttft": 0.01},
+    }
+    assert saved_result(path, study) is None
+    keep_result(told_then, path)
+    found = told(study, by, saved=saved_result(path, study))
+    assert found["verdict"]["winner"] and found["finalists"][1]["low"] == 0.25
+    html = sweep_page(found)
+    assert "+25 to +31" in html and "No winner" not in html
+    assert not told(study, objective("ttft"), saved=saved_result(path, study))["verdict"]["winner"]
+    more = studies.Study(
+        study.kind,
+        study.bench,
+        (*study.trials, study.trials[-1].__class__(number=999, settings={}, on="sim")),
+    )
+    assert saved_result(path, more) is None, "trials came after it"
+
+
 def test_the_front_holds_what_nothing_beats() -> None:
     waits_and_rates = [(10, 5), (20, 9), (15, 4), (20, 8), (30, 20), (40, 20)]
     trials = [
-        Trial(number=n, settings={}, on="sim", summary={"ttft_ms": {"mean": w}, "throughput_tok_s": r})
+        Trial(
+            number=n,
+            settings={},
+            on="sim",
+            summary={"ttft_ms": {"mean": w}, "throughput_tok_s": r, "prefix_cache": {"hit_rate": 0.5}},
+        )
         for n, (w, r) in enumerate(waits_and_rates)
     ]
     assert [t.number for t in front(trials)] == [0, 1, 4]
@@ -90,7 +126,7 @@ def test_the_best_setting_keeps_the_pools_size_in_tokens() -> None:
     study = studies.grid_study(blocks=(64,), fails=())
     found = studies.found(study)
     assert "--num-gpu-blocks-override 1500" in " ".join(found["best_flags"])
-    assert "--num-gpu-blocks-override 1500" in sweep_page(found)
+    assert "--num-gpu-blocks-override 1500" in words(sweep_page(found))
 
 
 def test_a_thousand_trials_stay_below_three_megabytes() -> None:

@@ -54,7 +54,7 @@
     },
     legend: {
       labelColor: ink, titleColor: soft, titleFontWeight: 500, orient: "top", labelFontSize: 12, titleFontSize: 12,
-      labelLimit: 260, columns: 4, symbolSize: 70,
+      columns: 4, symbolSize: 70,
     },
     title: { color: soft, anchor: "start", fontSize: 12.5, fontWeight: 600, offset: 6 },
     header: { labelColor: ink, titleColor: soft, labelFontSize: 12, titleFontWeight: 500 },
@@ -64,15 +64,24 @@
   // What stands left and right of the lanes of a zoomable chart; their axes have a fixed extent (timeline.py).
   const MARGIN = 114;
   const fit = (spec, width) => {
-    const narrow = width < 520;
-    const columns = narrow ? 2 : 4;
     const out = structuredClone(spec);
     if (out.vconcat) for (const lane of out.vconcat) lane.width = width - MARGIN;
     else Object.assign(out, { width, autosize: { type: "fit-x", contains: "padding" } });
-    out.config = { ...config, legend: { ...config.legend, columns, labelLimit: narrow ? 150 : 260 } };
+    out.config = { ...config, legend: { ...config.legend, labelLimit: width - 60 } };
+    for (const chart of out.vconcat ?? [out]) legends(chart, width - (out.vconcat ? MARGIN : 60));
     out.datasets = { ...out.datasets };
     for (const name of named(out)) out.datasets[name] ??= rowsOf(name);
     return out;
+  };
+  // As many columns as the longest name leaves room for.
+  const legends = (node, width) => {
+    (node.layer ?? []).forEach((part) => legends(part, width));
+    for (const channel of ["color", "shape"]) {
+      const drawn = node.encoding?.[channel], names = drawn?.scale?.domain;
+      if (!Array.isArray(names) || drawn.legend === null) continue;
+      const longest = Math.max(...names.map((name) => String(name).length));
+      drawn.legend = { ...drawn.legend, columns: Math.max(1, Math.min(6, Math.floor(width / (longest * 6.8 + 26)))) };
+    }
   };
   const draw = async (figure) => {
     const id = figure.dataset.chart;

@@ -9,6 +9,7 @@ from kvtune.workload.types import Workload
 
 def run_sections(run: Run, workload: Workload | None) -> list[Section]:
     from kvtune.report.sections import (
+        ablation,
         cache,
         culprits,
         environment,
@@ -29,6 +30,7 @@ def run_sections(run: Run, workload: Workload | None) -> list[Section]:
         gc.section(run),
         culprits.section(run),
         host.section(run),
+        ablation.section(run),
         stacks.section(run),
         memory.section(run),
         environment.section(run),

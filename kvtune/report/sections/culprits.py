@@ -9,7 +9,7 @@ from kvtune.analysis.ledger import ledgers
 from kvtune.report.charts import Cell, Grid, Section, grid
 from kvtune.report.names import process_title
 from kvtune.run.types import Run
-from kvtune.units import count, size
+from kvtune.units import count, percent, size
 
 SHOWN = 15
 TITLES = {"sites": "young objects by type and line", "types": "young objects by type"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from collections import Counter
 from typing import Any
 
-from kvtune.report.charts import Section, grid
-from kvtune.report.names import command_text, process_name
+from kvtune.report.charts import Cell, Grid, Section, grid
+from kvtune.report.names import command_text, process_name, when
 from kvtune.run.types import Run
 from kvtune.units import count, size
 
@@ -23,23 +25,17 @@ def section(run: Run) -> Section:
         ("probe", h.probe.level),
         ("Python", h.python),
         ("machine", f"{h.host.cpu}, {h.host.cores} cores, {size(h.host.memory_bytes)}, {h.host.os}"),
-        ("started", h.started_at),
+        ("started", when(h.started_at)),
         ("engine start", f"{h.startup_s:.1f} s"),
         ("kvtune", f"{h.kvtune}, run file schema {h.schema}"),
     ]
     settings = [(name, _text(value)) for name, value in sorted(h.engine.settings.items())]
-    heads = _group_heads(h.engine.groups)
-    groups = [
-        tuple("–" if group.get(k) is None else _text(group[k]) for k in heads) for group in h.engine.groups
-    ]
     values: dict[str, Any] = {
         "facts": [(name, value) for name, value in facts if value],
         "command": command_text(run),
         "args": shlex.join(h.engine.args),
         "settings": grid(("setting", "value"), settings, "Engine settings as resolved") if settings else None,
-        "groups": grid([head.replace("_", " ") for head in heads], groups, "KV cache groups")
-        if groups
-        else None,
+        "groups": _groups(h.engine.groups),
         "processes": grid(
             ("process", "pid", "garbage collector"),
             [(process_name(run, i), str(p.pid), _collector(p.gc)) for i, p in enumerate(h.processes)],
@@ -85,8 +81,28 @@ def _collector(gc: dict[str, Any]) -> str:
     return ", ".join(parts) or "–"
 
 
-def _group_heads(groups: list[dict[str, Any]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(str(key) for group in groups for key in group))
+def _groups(groups: list[dict[str, Any]]) -> Grid | None:
+    """Groups that are alike are one row."""
+    alike = Counter(
+        (
+            _kind(str(group.get("kind", "?"))),
+            *(_number(group.get(key)) for key in ("block_size", "sliding_window", "layers")),
+            size(bytes_) if isinstance(bytes_ := group.get("page_bytes"), int) else "–",
+        )
+        for group in groups
+    )
+    heads = ("groups of", "number", "block (tokens)", "window (tokens)", "layers in each", "page of a block")
+    rows = [(kind, Cell(str(n), n), *rest) for (kind, *rest), n in alike.items()]
+    return grid(heads, rows, "KV cache groups") if rows else None
+
+
+def _kind(name: str) -> str:
+    """`sliding window` for vLLM's `SlidingWindowSpec`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.removesuffix("Spec")).replace("_", " ").lower()
+
+
+def _number(value: Any) -> Cell | str:
+    return Cell(count(value), value) if isinstance(value, int) else "–"
 
 
 def _text(value: Any) -> str:

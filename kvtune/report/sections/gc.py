@@ -27,7 +27,9 @@ def section(run: Run) -> Section | None:
             Cell(ms(own.pause_total_ms), own.pause_total_ms),
             Cell(ms(own.pause_max_ms), own.pause_max_ms),
             Cell(ms(own.pause_p99_ms), own.pause_p99_ms),
-            "–" if own.share_of_step is None else Cell(percent(own.share_of_step, digits=2), own.share_of_step),
+            "–"
+            if own.share_of_step is None
+            else Cell(percent(own.share_of_step, digits=2), own.share_of_step),
             "–" if own.frozen is None else Cell(count(own.frozen), own.frozen),
         )
         for key, own in found.items()

@@ -8,7 +8,7 @@ from kvtune.report.charts import SERIES, Cell, Chart, Columns, columns, grid, sp
 from kvtune.run.types import Run
 from kvtune.sim.bounds import Bounds, bounds
 from kvtune.sim.planner_config import shape_of
-from kvtune.units import count
+from kvtune.units import count, percent
 from kvtune.workload.types import Workload
 
 LARGEST = 20_000  # requests: beyond, the bounds take longer than a page should

@@ -44,12 +44,14 @@ def section(run: Run) -> Section | None:
     )
 
 
-def _mark(name: str, at_ms: float, y: int) -> Any:
+def _mark(name: str, at_ms: float, y: int, left: bool) -> Any:
     """A named line across the histogram; each name at a height of its own, so that near ones can be read."""
     import altair as alt
 
     base = alt.Chart(alt.InlineData(values=[{"x": at_ms, "name": name}])).encode(x="x:Q")
-    text = base.mark_text(color="var(--c-rule)", align="right", dx=-4, y=y).encode(text="name:N")
+    text = base.mark_text(
+        color="var(--c-rule)", align="left" if left else "right", dx=4 if left else -4, y=y
+    ).encode(text="name:N")
     return base.mark_rule(color="var(--c-rule)", strokeWidth=1.5) + text
 
 
@@ -95,7 +97,10 @@ def _histogram(
             ],
         )
     )
-    rules = [_mark("median", spread.p50, 6), _mark("p99", spread.p99, 20)]
+    near = edges[BINS // 5]  # left of it a name has no room on its left
+    rules = [
+        _mark(name, at, y, at < near) for name, at, y in (("median", spread.p50, 6), ("p99", spread.p99, 20))
+    ]
     rows = [
         (f"{ms(a)} to {ms(b)}", int(n)) for a, b, n in zip(edges[:-1], edges[1:], heights, strict=True) if n
     ]

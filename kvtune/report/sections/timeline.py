@@ -183,7 +183,7 @@ def _hits(run: Run, end_s: float) -> Lane | None:
         what=["hit"] * BINS + ["computed"] * BINS,
     )
     colors = _colors(("hit", "computed"), ("var(--c-hit)", "var(--c-miss)"))
-    lane = _lane("hits", f"Prompt tokens sent, by {end_s / BINS:.2g} s", 70)
+    lane = _lane("hits", f"Prompt tokens sent in {ms(1000 * end_s / BINS)} each", 70)
     drawing = lane.mark_bar(clip=True, orient="vertical").encode(
         x=_x(),
         x2="until:Q",
@@ -202,7 +202,7 @@ def _blocks(run: Run, end_s: float) -> Lane | None:
     keep = extremes(used, BUCKETS)
     drawing = _lane("blocks", "KV blocks held by requests", 60).mark_area(
         interpolate="step-after", opacity=0.6, clip=True, color=SERIES[4]
-    ).encode(x=_x(), y=_y("used:Q", "% of pool"))  # fmt: skip
+    ).encode(x=_x(), y=_y("used:Q", "% of pool", format=",.3~g"))  # fmt: skip
     data = columns(t=steps["t_s"][keep], used=used[keep])
     return Lane(drawing, "blocks", data, _thinned(len(keep), len(steps["t_s"]), "steps"))
 
@@ -235,13 +235,13 @@ def _moved(run: Run, end_s: float, column: str, title: str) -> Lane | None:
         blocks=np.concatenate([found[name][rows] for name, rows in at.items()]),
     )
     drawing = (
-        _lane(column, f"{title}, by {end_s / FINE_BINS:.2g} s", 60)
+        _lane(column, f"{title} in {ms(1000 * end_s / FINE_BINS)} each, by the tier they were in", 60)
         .mark_bar(clip=True, orient="vertical")
         .encode(
             x=_x(),
             x2="until:Q",
             y=_y("blocks:Q", "blocks", stack=True),
-            color=alt.Color("tier:N", scale=_colors(tuple(found), SERIES), title="tier"),
+            color=alt.Color("tier:N", scale=_colors(tuple(found), SERIES), title=None),
             tooltip=_tips(t="from (s)", until="until (s)", tier="tier", blocks="blocks"),
         )
     )

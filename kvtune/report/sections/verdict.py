@@ -46,7 +46,9 @@ def _figures(run: Run, workload: Workload | None) -> list[Figure]:
         found.append(Figure("Prefix cache hits", percent(cache.hit_tokens, cache.query_tokens), of))
     core = next((c for key, c in collectors(run).items() if key.startswith("engine_core")), None)
     if core is not None and core.share_of_step is not None:
-        found.append(Figure("Collector pauses", percent(core.share_of_step, digits=2), "of EngineCore's step time"))
+        found.append(
+            Figure("Collector pauses", percent(core.share_of_step, digits=2), "of EngineCore's step time")
+        )
     peak = sum(m.rss_peak_bytes for m in memory(run).values())
     if peak:
         found.append(Figure("Memory, all processes", size(peak), "sum of the peaks of RSS"))

@@ -1,0 +1,164 @@
+"""What `--ablate` showed: each switch of the core turned over, what changed, and which changes are more than chance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtune.analysis.ablation import FIGURES, Ablation, Side, Worth, stored
+from kvtune.core.settings import KNOBS
+from kvtune.report.charts import Cell, Chart, Columns, Grid, Section, columns, grid, spec_of
+from kvtune.run.types import Run
+from kvtune.units import ms, size
+
+TITLES = {
+    "collections": "collections",
+    "pause_ms": "pauses",
+    "step_ms": "step",
+    "host_us_per_request_step": "host cost per request and step",
+    "rss_growth_bytes_s": "RSS growth",
+}
+COLORS = {
+    "better": "var(--good)",
+    "worse": "var(--bad)",
+    "no difference shown": "var(--c8)",
+}
+
+
+def section(run: Run) -> Section | None:
+    found = stored(run)
+    if found is None or not found.turned:
+        return None
+    drawn = [made for number, name in enumerate(FIGURES) if (made := _forest(found, number, name))]
+    failed = [f"{side.name}: {why}" for side in (found.baseline, *found.turned) for why in side.failed]
+    notes = [
+        "A cell is the change against the baseline; better and worse are said where its 95 % interval over whole, "
+        "interleaved runs leaves out zero, = where it does not. Less is better in every column."
+    ]
+    if found.why:
+        notes.append(f"{found.done} of {found.planned} runs were made: {found.why}.")
+    return Section(
+        id="ablation",
+        title="What each switch is worth",
+        lead=_lead(found),
+        template="ablation.html",
+        values={"table": _table(found), "notes": notes + [f"A run failed. {line}" for line in failed]},
+        charts=tuple(chart for chart, _ in drawn),
+        data={chart.id: data for chart, data in drawn},
+    )
+
+
+def _lead(found: Ablation) -> str:
+    told = []
+    for verdict, word in (("worse", "Worse when turned over"), ("better", "Better when turned over")):
+        changes = [
+            f"{_name(side)} ({', '.join(names)})"
+            for side in found.turned
+            if (names := [TITLES[w.figure] for w in side.worths if w.verdict == verdict])
+        ]
+        if changes:
+            told.append(f"{word}: {'; '.join(changes)}.")
+    quiet = [
+        side.name for side in found.turned if all(w.verdict not in ("worse", "better") for w in side.worths)
+    ]
+    if quiet:
+        told.append(f"No difference shown: {', '.join(quiet)}.")
+    return " ".join(told)
+
+
+def _name(side: Side) -> str:
+    return f"{side.name} {side.turned}"
+
+
+def _table(found: Ablation) -> Grid:
+    runs = len(found.baseline.runs)
+    rows: list[tuple[Any, ...]] = [
+        (
+            "baseline",
+            Cell(str(runs), runs),
+            *(Cell(_text(w.baseline, w.figure), w.baseline) for w in found.turned[0].worths),
+            "",
+        )
+    ]
+    for side in found.turned:
+        knob = KNOBS.get(side.name)
+        about = knob.help if knob is not None else "the thresholds of Python's collector"
+        rows.append((_name(side), Cell(str(len(side.runs)), len(side.runs)), *map(_cell, side.worths), about))
+    heads = ("turned over", "runs", *(TITLES[name] for name in FIGURES), "what it is")
+    return grid(heads, rows, "Each switch turned over, against the baseline")
+
+
+def _baseline(worth: Worth) -> Cell:
+    return Cell(_text(worth.baseline, worth.figure), worth.baseline)
+
+
+def _cell(worth: Worth) -> Cell:
+    if worth.difference is None:
+        return Cell("–")
+    change = _text(worth.difference, worth.figure, sign=True)
+    word = {"no difference shown": "=", "too few runs": "(too few runs)"}.get(worth.verdict, worth.verdict)
+    return Cell(
+        f"{change} {word}",
+        worth.difference,
+        worth.verdict if worth.verdict in ("better", "worse") else "quiet",
+    )
+
+
+def _whole(worth: Worth) -> str:
+    """The change with its interval."""
+    change, low, high = (_text(v, worth.figure, sign=True) for v in (worth.difference, worth.low, worth.high))
+    return f"{change} ({low} to {high})"
+
+
+def _text(value: float | None, figure: str, sign: bool = False) -> str:
+    if value is None:
+        return "–"
+    plus = "+" if sign and value > 0 else ""
+    if figure == "collections":
+        return f"{plus}{value:,.4g}"
+    if figure == "rss_growth_bytes_s":
+        return f"{plus}{size(value)}/s"
+    return f"{plus}{ms(value / 1000 if figure == 'host_us_per_request_step' else value)}"
+
+
+def _forest(found: Ablation, number: int, figure: str) -> tuple[Chart, Columns] | None:
+    import altair as alt
+
+    sides = [(side, side.worths[number]) for side in found.turned]
+    shown = [(s, w, b) for s, w in sides if w.low is not None and w.high is not None and (b := w.baseline)]
+    shown = [row for row in shown if row[2] > 0]
+    if not shown:
+        return None
+    name, title = f"ablation-{number}", TITLES[figure]
+    base = alt.Chart(alt.NamedData(name=name), height=24 * len(shown) + 10).encode(
+        y=alt.Y("turned:N", sort=None, axis=alt.Axis(title="turned over", labelLimit=150, titlePadding=8)),
+        color=alt.Color(
+            "verdict:N", title=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
+        ),
+        tooltip=[
+            alt.Tooltip("turned:N", title="turned over"),
+            alt.Tooltip("text:N", title=title),
+            alt.Tooltip("verdict:N"),
+        ],
+    )
+    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(
+        x=alt.X("low:Q", title="change against the baseline (%)"), x2="high:Q"
+    )
+    points = base.mark_point(filled=True, size=60, opacity=1).encode(x="change:Q")
+    zero = (
+        alt.Chart(alt.InlineData(values=[{"x": 0}]))
+        .mark_rule(color="var(--ink)", strokeDash=[3, 3])
+        .encode(x="x:Q")
+    )
+    data = columns(
+        turned=[_name(side) for side, _, _ in shown],
+        low=[100 * (w.low or 0.0) / b for _, w, b in shown],
+        high=[100 * (w.high or 0.0) / b for _, w, b in shown],
+        change=[100 * (w.difference or 0.0) / b for _, w, b in shown],
+        verdict=[w.verdict for _, w, _ in shown],
+        text=[_whole(w) for _, w, _ in shown],
+    )
+    most = max(shown, key=lambda row: abs(row[1].difference or 0.0))
+    label = f"Largest change: {_name(most[0])}, {_whole(most[1])}; {most[1].verdict}."
+    rows = [(_name(side), Cell(_whole(w), w.difference), w.verdict) for side, w, _ in shown]
+    table = grid(("turned over", title, "verdict"), rows, f"Change of {title}")
+    return Chart(name, f"{title[:1].upper()}{title[1:]}", label, spec_of(zero + bars + points), table), data

@@ -54,6 +54,7 @@ bench: setup-test  ## benchmarks that start no engine: pool, step path, token ro
 	$(BIN)/python tests/bench/steps.py
 	$(BIN)/python tests/bench/token_rows.py
 	$(BIN)/python tests/bench/overhead.py
+	$(BIN)/python tests/bench/pause.py
 	$(BIN)/python tests/bench/sim.py
 
 policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md

@@ -11,7 +11,7 @@ from pathlib import Path
 from sys import getsizeof
 from typing import Any
 
-from kvtune.probe.sites import site_reader
+from kvtune.probe.sites import own_folder, site_reader
 from kvtune.probe.tally import LIMIT, Tally, save, type_name
 
 
@@ -48,10 +48,12 @@ class Growth:
 
 
 def heap() -> Tally:
-    """Every object that the collector knows and has not frozen, by type and line."""
-    site, found = site_reader(), Tally(2 * LIMIT)
+    """Every object that the collector knows and has not frozen, by type and line; the instruments' own left out."""
+    site, own, found = site_reader(), own_folder(), Tally(2 * LIMIT)
     gc.collect()  # garbage is no growth
     for each in gc.get_objects():
         file, line = site(each)
+        if file.startswith(own):
+            continue
         found.add((type_name(type(each)), file, line), 1, getsizeof(each))
     return found

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from kvtune.probe import stacks
 from kvtune.probe.ring import COLLECTION, VALUES, Ring, read_ring
 from kvtune.probe.stacks import refusal
 from kvtune.run.types import CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
+from tests.bench.pause import GcDebugTop, Kvtune, measured
 
 PLUGIN = """
 import gc, os, sys, types
@@ -213,24 +212,17 @@ def empty() -> Run:
     return Run(header)
 
 
-def test_a_pause_is_within_five_percent_of_an_outside_clock(tmp_path: Path) -> None:
-    """A heap of a million objects. Both clocks count CPU time of this thread: a busy machine cannot move them."""
-    from kvtune.probe.gc import CollectorProbe
+def test_a_pause_is_within_five_percent_of_an_outside_clock() -> None:
+    """A heap of a million objects; clocks are CPU time of this thread, the best turn of seven: load cannot move it."""
+    reported, true = (min(of) for of in zip(*measured(Kvtune, 2, 7), strict=True))
+    assert reported == pytest.approx(true, rel=0.05)
 
-    heap = [[i] for i in range(1_000_000)]
-    probe = CollectorProbe(Ring(tmp_path / "ring", 1 << 16))
-    gc.disable()
-    probe.install()
-    try:
-        outside = []
-        for _ in range(3):
-            start = time.thread_time_ns()
-            gc.collect()
-            outside.append(time.thread_time_ns() - start)
-    finally:
-        probe.remove()
-        gc.enable()
-    inside = [row[5] for row in read_ring(tmp_path / "ring").rows[-3:]]
-    assert len(heap) == 1_000_000
-    for mine, true in zip(inside, outside, strict=True):
-        assert mine == pytest.approx(true, rel=0.05)
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_vllms_own_debugger_is_further_off_on_the_same_heap() -> None:
+    """It starts its clock before its own census, so what it reports holds that too."""
+    pytest.importorskip("vllm")
+    own = [abs(reported / true - 1) for reported, true in measured(Kvtune, 2, 3)]
+    theirs = [reported / true - 1 for reported, true in measured(GcDebugTop, 2, 3)]
+    assert min(theirs) > 1.0 > max(own)

@@ -51,6 +51,7 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
             "active": h.core.active,
             "why": h.core.why,
             "counters": h.core.counters,
+            "parts": h.core.parts,
         },
         "seed": h.workload.seed,
         "engine": {

@@ -36,9 +36,11 @@ def install(settings: CoreSettings) -> None:
         _install_whole_states()
     if not settings.packed:
         return
+    state.part("packed", False)  # until a model with states is aligned, or grouped
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends import utils
     from vllm.v1.core import kv_cache_utils
+    from vllm.v1.kv_cache_interface import MambaSpec
     from vllm.v1.worker import worker_base
 
     stock_align = vars(_owner(type(current_platform), "_align_hybrid_block_size"))[
@@ -77,7 +79,13 @@ def install(settings: CoreSettings) -> None:
     @functools.wraps(stock_groups)
     def groups(vllm_config: Any, kv_cache_spec: Any) -> Any:
         found = stock_groups(vllm_config, kv_cache_spec)
-        return found and [_plain(group) for group in found]
+        if not found:
+            return found
+        plain = [_plain(group) for group in found]
+        # EngineCore groups what its workers sized (and a simulator what a run captured): it sees the layout here only.
+        if any(isinstance(group.kv_cache_spec, MambaSpec) for group in plain):
+            state.part("packed", True)
+        return plain
 
     REPLACED.put(kv_cache_utils, "_get_packed_kv_cache_groups", groups)
 
@@ -115,40 +123,47 @@ def refusal(vllm_config: Any, backends: Any) -> str:
 
 def _shrink(vllm_config: Any, backends: Any, settings: CoreSettings, asked: int) -> str:
     """Set the aggregate block size; the reason where the kernels do not take it."""
-    from vllm.v1.attention.backend import MultipleOf
-    from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
     cache = vllm_config.cache_config
-    stock = cache.block_size, cache.mamba_block_size, cache.mamba_page_size_padded
+    stock, padded = cache.block_size, cache.mamba_page_size_padded
     cache.mamba_page_size_padded = None
-    specs = get_kv_cache_spec(vllm_config).values()
-    attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
-    states = [spec for spec in specs if isinstance(spec, MambaSpec)]
-    why, block = "", 0
-    if len(attention) + len(states) != len(specs) or not states or not attention:
-        why = "layers that are neither attention nor states"
-    elif len({(type(s), s.page_size_bytes) for s in attention}) > 1 or len(set(states)) > 1:
-        why = "layers of one kind with pages of several sizes"
-    else:
-        token_bytes = sum(spec.page_size_bytes // spec.block_size for spec in attention)
-        sizes = [s for b in backends for s in b.get_supported_kernel_block_sizes()]
-        steps = [s.base for s in sizes if isinstance(s, MultipleOf)]
-        fixed = [s for s in sizes if not isinstance(s, MultipleOf)]
-        step = lcm(*steps) if steps else min(fixed)
-        block = step * ceil(settings.states_per_block * states[0].page_size_bytes / (step * token_bytes))
-        if cache.user_specified_block_size:
-            block = max(block, step * ceil(asked / step))
-        if fixed and block not in fixed:
-            why = f"the attention kernels take blocks of {sorted(set(fixed))} tokens, not of {block}"
+    specs = list(get_kv_cache_spec(vllm_config).values())
+    wanted = asked if cache.user_specified_block_size else 0
+    block, why = block_of(specs, backends, settings.states_per_block, wanted)
     if why:
-        cache.block_size, cache.mamba_block_size, cache.mamba_page_size_padded = stock
+        cache.mamba_page_size_padded = padded
         return why
     cache.block_size = block
     if cache.mamba_cache_mode == "align":
         cache.mamba_block_size = block
-    logger.info("kvtune: blocks of %d tokens (stock: %d)", block, stock[0])
+    logger.info("kvtune: blocks of %d tokens (stock: %d)", block, stock)
     return ""
+
+
+def block_of(specs: Any, backends: Any, states_per_block: int, wanted: int) -> tuple[int, str]:
+    """Tokens of a block whose attention layers together hold the states, at least `wanted`; or 0 and why not."""
+    from vllm.v1.attention.backend import MultipleOf
+    from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec
+
+    attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+    states = [spec for spec in specs if isinstance(spec, MambaSpec)]
+    if len(attention) + len(states) != len(specs) or not states or not attention:
+        return 0, "layers that are neither attention nor states"
+    if len({(type(s), s.page_size_bytes) for s in attention}) > 1 or len(set(states)) > 1:
+        return 0, "layers of one kind with pages of several sizes"
+    if states_per_block > len(states):
+        return 0, f"core.states_per_block {states_per_block} of a model with {len(states)} state layers"
+    token_bytes = sum(spec.page_size_bytes // spec.block_size for spec in attention)
+    sizes = [list(backend.get_supported_kernel_block_sizes()) for backend in backends]
+    step = lcm(*(min(s.base if isinstance(s, MultipleOf) else s for s in own) for own in sizes if own))
+    block = step * ceil(states_per_block * states[0].page_size_bytes / (step * token_bytes))
+    block = max(block, step * ceil(wanted / step))
+    for backend, own in zip(backends, sizes, strict=True):
+        if own and not any(block % s.base == 0 if isinstance(s, MultipleOf) else s == block for s in own):
+            said = ", ".join(f"multiples of {s.base}" if isinstance(s, MultipleOf) else str(s) for s in own)
+            return 0, f"the kernels of {backend.get_name()} take blocks of {said} tokens, not of {block}"
+    return block, ""
 
 
 def _block_outermost(found: Any) -> Any:

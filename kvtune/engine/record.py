@@ -68,6 +68,7 @@ def record(
     tables["requests"], tables["tokens"] = _request_tables(folder, workload, ledger, outcome)
     tables["memory"] = _memory_table(samples, index, outcome)
     engine_core = next((s for s in statuses if s["role"] == "engine_core"), {})
+    worker_cores = [s["core"] for s in statuses if s["role"] == "worker" and s.get("core")]
     counters = dict(ledger.get("counters", {}))
     header = Header(
         kvtune=__version__,
@@ -86,7 +87,7 @@ def record(
             hash=workload.hash,
             requests=len(workload.requests),
         ),
-        core=_core(core, engine_core.get("core", {})),
+        core=_core(core, engine_core.get("core", {}), worker_cores),
         engine=_engine(outcome.engine, engine_core.get("cache", {}), engine_args),
         python=platform.python_version(),
         host=this_host(),
@@ -110,7 +111,7 @@ def record(
             for i, n in rings.backwards.items()
         ]
         + _disagreements(tables["requests"], counters)
-        + list(engine_core.get("core", {}).get("notes", [])),
+        + _core_notes([engine_core.get("core", {}), *worker_cores]),
         log_tail=_log_tail(folder),
         extra={
             **({"digests": rings.digests} if rings.digests else {}),
@@ -148,7 +149,12 @@ def _role(pid: int, root: int, name: str) -> str:
     return "worker" if "Worker" in name else "helper"
 
 
-def _core(asked: CoreInfo, state: dict[str, Any]) -> CoreInfo:
+def _core_notes(states: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(note for state in states for note in state.get("notes", [])))
+
+
+def _core(asked: CoreInfo, state: dict[str, Any], workers: Sequence[dict[str, Any]]) -> CoreInfo:
+    """EngineCore's account; where blocks are sized (in the workers), theirs counts too."""
     if asked.name == "stock":
         return asked
     return CoreInfo(
@@ -159,6 +165,10 @@ def _core(asked: CoreInfo, state: dict[str, Any]) -> CoreInfo:
             state.get("why", "") if state else "the engine did not say (probe off, or it died before a step)"
         ),
         counters={k: int(v) for k, v in state.get("counters", {}).items()},
+        parts={
+            name: bool(on) and all(worker.get("parts", {}).get(name, True) for worker in workers)
+            for name, on in state.get("parts", {}).items()
+        },
     )
 
 

@@ -159,7 +159,8 @@ def _tell() -> None:
     """Renew the status with what the collector's probe knows."""
     if _status is None or _collector is None or _heap is None:
         return
-    _status.write(disabled=_disabled(), triggers=_collector.triggers(), heap=_heap.objects)
+    facts = {"core": _core_state()} if role() == "worker" else {}  # EngineCore's step keeps its own
+    _status.write(disabled=_disabled(), triggers=_collector.triggers(), heap=_heap.objects, **facts)
 
 
 def _wrap_engine() -> None:

@@ -9,6 +9,8 @@ from kvtune.report.contrast import Contrast
 from kvtune.run.types import Run
 from kvtune.units import count
 
+NO_STATES = "the model has no recurrent states beside attention that blocks could hold"
+
 
 @dataclass(frozen=True, slots=True)
 class Banner:
@@ -43,6 +45,9 @@ def banners(run: Run) -> list[Banner]:
     if h.core.name == "kvtune" and not h.core.active:
         why = h.core.why or "No reason was recorded."
         found.append(Banner("warn", "kvtune's core was not active: this is stock vLLM.", why))
+    if h.core.parts.get("packed") is False:
+        why = next((n for n in h.notes if n.startswith("packed: ")), NO_STATES)
+        found.append(Banner("warn", "Blocks stayed vLLM's own: packed is not in force.", _sentence(why)))
     for process, why in h.probe.disabled.items():
         found.append(Banner("warn", f"A probe switched itself off in {process}.", why))
     lost = {process: n for process, n in h.probe.lost_records.items() if n}

@@ -109,6 +109,9 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     active: bool = False
     why: str = ""
     counters: dict[str, int] = {}
+    parts: dict[
+        str, bool
+    ] = {}  # switches that say whether they are in force; header.notes has the reason where not
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -216,6 +216,23 @@ def legal_aggregate(shape: ModelShape, backend: Backend, max_tokens: int) -> lis
     return sorted(plans.values(), key=lambda plan: plan.block_tokens)
 
 
+def packed_plans(shape: ModelShape, backend: Backend, max_tokens: int) -> dict[int, BlockPlan]:
+    """`core.states_per_block` -> the plan that it leads to, for blocks up to `max_tokens`; empty where none can be."""
+    if packing_refusal(shape):
+        return {}
+    plans = legal_aggregate(shape, backend, max_tokens)
+    return {min(plan.block_bytes // shape.state_bytes, shape.state_layers): plan for plan in plans}
+
+
+def packing_refusal(shape: ModelShape) -> str:
+    """Why a model cannot have packed blocks whatever runs it; empty when it can."""
+    if not shape.hybrid:
+        return f"{shape.name} has no recurrent states beside attention"
+    if shape.window_layers:
+        return f"{shape.name} has sliding windows beside full attention: pages of several sizes"
+    return ""
+
+
 def sweep_candidates(
     shape: ModelShape, backend: Backend, max_model_len: int, limit: int = 6, prompts: Iterable[int] = ()
 ) -> list[int]:

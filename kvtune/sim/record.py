@@ -176,6 +176,7 @@ def _core(settings: SimSettings) -> CoreInfo:
         active=bool(now["active"]),
         why=str(now["why"]),
         counters={name: int(value) for name, value in now["counters"].items()},
+        parts=now["parts"],
     )
 
 

@@ -31,7 +31,14 @@ def set_up(
     asked = flag_value(engine_args, "block-size")
     if asked is not None and not asked.isdigit():
         raise UsageError(f"--block-size {asked} is not a number of tokens", "give a whole number")
-    facts = model_facts(model, int(asked) if asked else None, workload.longest)
+    switches = ("--enable-prefix-caching", "--no-enable-prefix-caching")
+    facts = model_facts(
+        model,
+        int(asked) if asked else None,
+        workload.longest,
+        core=core,
+        caching_given=any(a.replace("_", "-") in switches for a in engine_args),
+    )
     bench = Bench(
         model=model,
         spec=workload.spec,

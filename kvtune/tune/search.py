@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from kvtune.sim.cost import StepCost
 from kvtune.tune.journal import Journal
-from kvtune.tune.knobs import ModelFacts, candidates
+from kvtune.tune.knobs import LAYOUT, ModelFacts, candidates
 from kvtune.tune.objective import Objective
 from kvtune.tune.sim_pool import SimPool
 from kvtune.tune.space import Space
@@ -34,10 +34,17 @@ def tuned_space(facts: ModelFacts, engine_args_given: Mapping[str, str | None]) 
             "prefix_cache_retention_interval",
         ]
     elif facts.state_layers:
-        names += ["prefix_cache_retention_interval", "prefix_match_unit"]
+        names = [
+            LAYOUT if facts.layouts else "block_size",
+            "prefix_cache_retention_interval",
+            "prefix_match_unit",
+        ]
     else:
         names += ["policy", "reuse_bonus_s", "ghost_factor"]
-    space = {name: candidates(name, facts) for name in names if engine_args_given.get(name) is None}
+    flag = {LAYOUT: "block_size"}
+    space = {
+        name: candidates(name, facts) for name in names if engine_args_given.get(flag.get(name, name)) is None
+    }
     if not facts.window and not facts.state_layers:
         space["policy"] = ("tiered", "two_class")
     return {name: values for name, values in space.items() if len(values) > 1}

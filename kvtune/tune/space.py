@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from kvtune.errors import UsageError
-from kvtune.tune.knobs import ENGINE_ONLY, GROUPS, ModelFacts, candidates, canonical, read_value
-from kvtune.tune.trial import Settings, Value
+from kvtune.tune.knobs import ENGINE_ONLY, GROUPS, LAYOUT, ModelFacts, candidates, canonical, read_value
+from kvtune.tune.trial import Bundle, Settings, Value
 
-Space = dict[str, tuple[Value, ...]]
+Space = dict[str, tuple[Value | Bundle, ...]]
 """Knob -> its values, in the order in which they were named."""
 
 MOST = 5_000
@@ -20,6 +20,9 @@ MOST = 5_000
 def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelFacts) -> Space:
     """The space of `--pin --block-size .. --set KNOB=V1,V2`; a `--set` replaces a group's values for its knob."""
     space: Space = {name: candidates(name, facts) for group in groups for name in GROUPS[group]}
+    if "block_size" in space and facts.layouts:
+        space = {LAYOUT if name == "block_size" else name: values for name, values in space.items()}
+        space[LAYOUT] = facts.layouts
     named: set[str] = set()
     for text in assignments:
         head, equals, values = text.partition("=")
@@ -34,7 +37,25 @@ def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelF
         named.add(name)
         read = tuple(dict.fromkeys(read_value(name, v.strip(), facts) for v in values.split(",")))
         space[name] = read
+        if name in OF_A_LAYOUT:
+            space.pop(LAYOUT, None)
     return space
+
+
+OF_A_LAYOUT = ("block_size", "packed", "states_per_block")
+
+
+def settings_of(chosen: Mapping[str, Value | Bundle]) -> Settings:
+    """A point of the space as a trial's settings: what a layout stands for, without what means nothing there."""
+    found: Settings = {}
+    for name, value in chosen.items():
+        if isinstance(value, tuple):
+            found |= dict(value)
+        else:
+            found[name] = value
+    if found.get("packed") is False:
+        found.pop("states_per_block", None)
+    return found
 
 
 def engine_only(space: Space) -> None:
@@ -51,9 +72,13 @@ def size(space: Space) -> int:
 
 
 def grid(space: Space) -> Iterator[Settings]:
-    """Every combination; the last knob named changes fastest. An empty space is one trial of the defaults."""
+    """Every combination once; the last knob named changes fastest. An empty space is one trial of the defaults."""
+    seen = set()
     for values in itertools.product(*space.values()):
-        yield dict(zip(space, values, strict=True))
+        settings = settings_of(dict(zip(space, values, strict=True)))
+        if (key := shown(settings)) not in seen:
+            seen.add(key)
+            yield settings
 
 
 def choose(space: Space, trials: int, seed: int) -> list[Settings]:
@@ -69,15 +94,15 @@ def choose(space: Space, trials: int, seed: int) -> list[Settings]:
     import random
 
     numbers = random.Random(seed).sample(range(total), trials)
-    return [_at(space, number) for number in numbers]
+    return list({shown(found): found for found in (_at(space, number) for number in numbers)}.values())
 
 
 def _at(space: Space, number: int) -> Settings:
-    found: Settings = {}
+    found: dict[str, Value | Bundle] = {}
     for name, values in reversed(space.items()):
         number, i = divmod(number, len(values))
         found[name] = values[i]
-    return {name: found[name] for name in space}
+    return settings_of({name: found[name] for name in space})
 
 
 def shown(settings: Mapping[str, Value]) -> str:

@@ -18,7 +18,7 @@ import msgspec
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
-from kvtune.tune.space import Space
+from kvtune.tune.space import Space, settings_of
 from kvtune.tune.trial import Bench, Settings, Trial
 
 STARTUP = 12  # random trials before the sampler models anything
@@ -58,7 +58,7 @@ class Study:
             handle = self._study.ask()
             # Positions, not values: a categorical of Optuna's must not mix None, booleans and numbers.
             at = {name: handle.suggest_categorical(name, list(range(len(v)))) for name, v in space.items()}
-            return handle, {name: values[at[name]] for name, values in space.items()}
+            return handle, settings_of({name: values[at[name]] for name, values in space.items()})
 
         found: tuple[Any, Settings] = self._kept(ask)
         return found

@@ -12,6 +12,8 @@ from kvtune.errors import UsageError
 
 Value = bool | int | float | str
 Settings = dict[str, Value]
+Bundle = tuple[tuple[str, Value], ...]
+"""Settings that go together: one value of a knob of the search that stands for several (a layout of blocks)."""
 Place = Literal["sim", "engine"]
 Role = Literal["trial", "baseline"]
 
@@ -78,7 +80,7 @@ def engine_part(settings: Mapping[str, Value]) -> Settings:
 def flags_of(bench: Bench, settings: Mapping[str, Value]) -> list[str]:
     """vLLM's flags of a trial: the bench's, then the trial's own, which win.
 
-    A pool that was given in blocks keeps its size in tokens when the block size changes.
+    A pool that was given in blocks keeps its size in tokens when the block size changes, in bytes when it is packed.
     """
     flags = list(bench.engine_args)
     own = engine_part(settings)
@@ -91,6 +93,12 @@ def flags_of(bench: Bench, settings: Mapping[str, Value]) -> list[str]:
         and "num_gpu_blocks_override" not in own
     ):
         own["num_gpu_blocks_override"] = max(2, int(given) * bench.block_tokens // int(block))
+    if settings.get("packed") and given is not None and "num_gpu_blocks_override" not in own:
+        from kvtune.tune.knobs import packed_pool
+
+        own["num_gpu_blocks_override"] = packed_pool(
+            bench.model, int(given), bench.block_tokens, int(settings.get("states_per_block", 1))
+        )
     for name, value in own.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):

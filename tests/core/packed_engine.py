@@ -84,11 +84,15 @@ def main(job: dict[str, Any], out: Path) -> None:
                     index = int(output.request_id)
                     self.answers.setdefault(index, []).extend(output.new_token_ids)
                     if output.new_logprobs is not None:
-                        self.logprobs.setdefault(index, []).extend(output.new_logprobs.logprobs[:, 0].tolist())
+                        self.logprobs.setdefault(index, []).extend(
+                            output.new_logprobs.logprobs[:, 0].tolist()
+                        )
             return super()._take(outputs)
 
     flags = ["--distributed-executor-backend", "uni", *job.get("args", [])]
-    config = parse_engine_args(resolve(job["model"], dummy=True, engine_args=flags).args).create_engine_config()
+    config = parse_engine_args(
+        resolve(job["model"], dummy=True, engine_args=flags).args
+    ).create_engine_config()
     Timed.machine = Machine({}, [], 0, VirtualClock(), NOMINAL)
     engine = EngineCore(config, Timed, log_stats=True)
     vocab = config.model_config.get_vocab_size()

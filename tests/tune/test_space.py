@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvtune.errors import UsageError
 from kvtune.tune.knobs import GROUPS, ModelFacts, canonical, model_facts, read_value
+from kvtune.tune.search import tuned_space
 from kvtune.tune.space import build_space, choose, grid, shown, size
 from kvtune.tune.trial import Bench, core_part, engine_part, flag_value, flags_of
 
@@ -118,3 +119,62 @@ def test_facts_of_built_in_models() -> None:
     qwen = model_facts("tiny-qwen3next", None, 4096)
     assert qwen.state_layers > 0
     assert min(qwen.blocks) > 128  # a block must hold a state
+
+
+def test_a_model_with_states_is_searched_over_layouts() -> None:
+    facts = model_facts("tiny-granite", None, 780)
+    found = list(grid(build_space(["block_size"], [], facts)))
+    stock = [s for s in found if "block_size" in s]
+    packed = [s for s in found if s.get("packed")]
+    assert [s["block_size"] for s in stock] == [1216, 2432]
+    assert [s["states_per_block"] for s in packed] == [1, 2] and len(found) == 4
+    # Caching is asked for (vLLM leaves it off), and stock's layout needs the way around its crash on the CPU.
+    assert all(s["enable_prefix_caching"] for s in found)
+    assert all(s.get("whole_states", s.get("packed")) for s in found)
+    told = list(
+        grid(build_space(["block_size"], [], model_facts("tiny-granite", None, 780, caching_given=True)))
+    )
+    assert not any("enable_prefix_caching" in s for s in told) and len(told) == 4
+
+
+def test_packed_blocks_multiply_with_other_knobs_and_nothing_is_tried_twice() -> None:
+    facts = model_facts("tiny-granite", None, 780)
+    named = ["packed=true,false", "states_per_block=1,4", "prefix_match_unit=none,32", "retention=0,none"]
+    found = list(grid(build_space(["block_size"], named, facts)))
+    assert all(
+        "enable_prefix_caching" not in s for s in found
+    )  # the person names the layout, and all it needs
+    assert len(found) == len({shown(s) for s in found}) == (2 + 1) * 2 * 2
+    assert all("states_per_block" not in s for s in found if not s["packed"])
+    assert core_part(found[0]) == {"packed": True, "states_per_block": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "says"),
+    [
+        ("tiny-gemma3", "packed=true", "no recurrent states"),
+        ("tiny-opt", "core.packed=true,false", "no recurrent states"),
+        ("tiny-granite", "states_per_block=9", "not legal"),
+    ],
+)
+def test_packed_blocks_are_refused_by_name(model: str, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        build_space([], [text], model_facts(model, None, 4096))
+
+
+def test_tune_searches_layout_match_unit_and_retention_together() -> None:
+    facts = model_facts("tiny-granite", None, 4096)
+    space = tuned_space(facts, {})
+    assert list(space) == ["layout", "prefix_cache_retention_interval", "prefix_match_unit"]
+    assert any(s.get("packed") and s["prefix_match_unit"] == 32 for s in grid(space))
+    assert "layout" not in tuned_space(facts, {"block_size": "1280"})
+    assert model_facts("tiny-granite", None, 4096, core="stock").layouts == ()
+
+
+def test_a_pool_in_blocks_keeps_its_bytes_when_it_is_packed() -> None:
+    own = Bench(
+        model="tiny-granite", spec="rounds", seed=0, workload_hash="h",
+        engine_args=["--num-gpu-blocks-override", "100"], block_tokens=1280,
+    )  # fmt: skip
+    flags = flags_of(own, {"packed": True, "states_per_block": 1})
+    assert flag_value(flags, "num-gpu-blocks-override") == "800"

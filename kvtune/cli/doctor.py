@@ -16,6 +16,10 @@ def doctor(
         str | None,
         typer.Argument(help="A built-in model, a folder with config.json, or a hub name. Needs no weights."),
     ] = None,
+    workload: Annotated[
+        str,
+        typer.Option("-w", "--workload", help="Weigh the layouts of a model with states by its prefixes."),
+    ] = "",
     fail_on: Annotated[
         str, typer.Option("--fail-on", help="Exit with 1 from this level on: note, warning or error.")
     ] = "error",
@@ -29,6 +33,7 @@ def doctor(
     """Examine this machine and, where named, MODEL under vLLM's own flags (after `--`). No engine, no weights."""
     from kvtune.cli.app import engine_args
     from kvtune.sim.doctor import LEVELS, examine
+    from kvtune.workload.spec import build
 
     level = next((known for known in LEVELS if known == fail_on and known != "ok"), None)
     if level is None:
@@ -38,7 +43,9 @@ def doctor(
         raise UsageError(
             f"vLLM's flags ({flags[0]} ..) stand without a model", "kvtune doctor MODEL -- FLAGS"
         )
-    diagnosis = examine(model, flags, output)
+    if workload and model is None:
+        raise UsageError("-w stands without a model", "kvtune doctor MODEL -w WORKLOAD")
+    diagnosis = examine(model, flags, output, build(workload) if workload else None)
     if json:
         import msgspec
 

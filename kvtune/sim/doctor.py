@@ -14,6 +14,7 @@ from kvtune.errors import EXIT_FAILED
 
 if TYPE_CHECKING:
     from kvtune.sim.doctor_model import ModelReport
+    from kvtune.workload.types import Workload
 
 Level = Literal["ok", "note", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
@@ -58,8 +59,10 @@ class Diagnosis:
         }
 
 
-def examine(model: str | None, engine_args: Sequence[str], folder: Path) -> Diagnosis:
-    """Examine this machine and, where named, a model under vLLM's flags `engine_args`."""
+def examine(
+    model: str | None, engine_args: Sequence[str], folder: Path, workload: Workload | None = None
+) -> Diagnosis:
+    """Examine this machine and, where named, a model under vLLM's flags `engine_args`, for a workload."""
     from kvtune.sim.doctor_environment import environment
 
     found = environment(folder)
@@ -67,5 +70,5 @@ def examine(model: str | None, engine_args: Sequence[str], folder: Path) -> Diag
         return Diagnosis(found)
     from kvtune.sim.doctor_model import examine_model
 
-    report, settings = examine_model(model, engine_args)
+    report, settings = examine_model(model, engine_args, workload)
     return Diagnosis(found, settings, report)

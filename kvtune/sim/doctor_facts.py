@@ -59,6 +59,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     pool_bytes: int = 0
     tokens_fit: int = 0  # of requests of the greatest length, all together
     gpu_block_tokens: int = 0  # the planner's answer for a GPU, where this host has none
+    packing_refusal: str = ""  # why this engine could not have packed blocks (core.packed)
     shared_prefix: list[Visits] = []
     resent: list[Visits] = []
     log: list[str] = []  # vLLM's own lines about block sizes and padding

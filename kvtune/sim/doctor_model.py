@@ -21,11 +21,14 @@ from kvtune.engine.resolve import ENGINES, resolve
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.doctor import Finding
 from kvtune.sim.doctor_facts import Facts, Group, Visits
-from kvtune.sim.planner import GPU, BlockPlan, ModelShape, match_units, plan_per_layer
+from kvtune.sim.layouts import Layouts, layouts_of, load_of
+from kvtune.sim.planner import CPU, GPU, BlockPlan, ModelShape, match_units, plan_per_layer
 from kvtune.sim.planner_config import shape_of
 from kvtune.units import count, size
+from kvtune.workload.types import Workload
 
 PROBE_TIMEOUT_S = 300.0
+NOMINAL_POOL_BYTES = 16 << 30  # of the table of layouts, where only a started engine knows its memory
 UNBUILDABLE = "cannot be built without weights"
 
 
@@ -43,6 +46,7 @@ class Floor:
 class ModelReport:
     facts: Facts
     floor: Floor | None
+    layouts: Layouts | None = None  # of a model with states that the planner knows
 
     @property
     def token_bytes(self) -> int:
@@ -77,11 +81,14 @@ class ModelReport:
             "tail_bytes": self.tail_bytes,
             "match_units": match_units(self.facts.block_tokens, 16) if self.facts.hybrid else [],
             "floor": None if self.floor is None else asdict(self.floor),
+            "layouts": None if self.layouts is None else self.layouts.to_json(),
         }
 
 
-def examine_model(model: str, engine_args: Sequence[str]) -> tuple[ModelReport, tuple[Finding, ...]]:
-    """The report on a model under vLLM's flags, and the findings about its settings."""
+def examine_model(
+    model: str, engine_args: Sequence[str], workload: Workload | None = None
+) -> tuple[ModelReport, tuple[Finding, ...]]:
+    """The report on a model under vLLM's flags, and the findings about its settings; `workload` weighs layouts."""
     from kvtune.sim.doctor_environment import installed
     from kvtune.sim.doctor_settings import settings_findings
 
@@ -98,7 +105,36 @@ def examine_model(model: str, engine_args: Sequence[str]) -> tuple[ModelReport, 
             facts = read_config(model, engine_args)
             notes = (Finding("note", "model", error.message, "what is said here is planned for a GPU"),)
     facts = _with_gpu(facts)
-    return ModelReport(facts, floor_of(facts)), (*notes, *settings_findings(facts))
+    layouts = layouts_for(facts, workload)
+    if layouts is not None and layouts.recommended:
+        row = layouts.rows[layouts.recommended]
+        chosen = f"--set core.packed=true --set core.states_per_block={row.states} (experimental)"
+        notes = (*notes, Finding("note", "layout", layouts.why, chosen))
+    return ModelReport(facts, floor_of(facts), layouts), (*notes, *settings_findings(facts))
+
+
+def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
+    """Stock's layout and the packed ones; None where there are no states, or the planner knows other blocks."""
+    if not facts.hybrid or not facts.config:
+        return None
+    backend = CPU if facts.device.startswith("cpu") else GPU
+    asked = facts.given.get("block-size", "")
+    wanted = int(asked) if asked.isdigit() else None
+    try:
+        shape = shape_of(facts.config, facts.model, dtype=facts.dtype or "auto")
+        plan = plan_per_layer(shape, backend, wanted)
+    except UsageError:
+        return None
+    if plan.block_tokens != facts.block_tokens:
+        return None
+    return layouts_of(
+        shape,
+        backend,
+        facts.pool_bytes or NOMINAL_POOL_BYTES,
+        load=load_of(workload) if workload is not None else None,
+        asked_block=wanted,
+        refusal=facts.packing_refusal,
+    )
 
 
 def ask_vllm(model: str, engine_args: Sequence[str]) -> Facts:

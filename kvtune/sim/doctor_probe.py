@@ -124,6 +124,7 @@ def _facts(question: dict[str, Any], config: Any, engine: Any, pool_known: bool)
         pool_blocks=kv.num_blocks if pool_known else 0,
         pool_bytes=kv.num_blocks * layers * pages if pool_known else 0,
         tokens_fit=get_kv_cache_capacity(config, kv)[0] if pool_known else 0,
+        packing_refusal=packing_refusal(config),
         shared_prefix=shared,
         resent=again,
         config=json.loads(json.dumps(text, default=str)),
@@ -144,6 +145,17 @@ def kernel_refusal(config: Any, kv: Any) -> str:
             except ValueError as error:
                 return str(error)
     return ""
+
+
+def packing_refusal(config: Any) -> str:
+    """What core.packed would say of this engine; "" where it takes it, or there are no states to pack."""
+    from vllm.platforms import current_platform
+
+    from kvtune.core.packed import refusal
+
+    if not config.model_config.is_hybrid:
+        return ""
+    return refusal(config, current_platform._find_non_ssm_backends(config))
 
 
 def group_of(group: Any) -> Group:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 
 from kvtune.sim.doctor import Diagnosis, Finding, Level
 from kvtune.sim.doctor_facts import Visits
 from kvtune.sim.doctor_model import ModelReport, block_why
+from kvtune.sim.layouts import Layouts
 from kvtune.units import count, size
 
 Line = tuple[Level | None, str]
@@ -95,6 +96,8 @@ def _model(report: ModelReport) -> Iterator[Line]:
             "hits land on", f"multiples of {facts.hit_tokens} tokens (hashed per {facts.hash_tokens})"
         )
     yield from _floor(report)
+    if report.layouts is not None:
+        yield from _layouts(report.layouts)
 
 
 def _retention(report: ModelReport) -> str:
@@ -130,6 +133,74 @@ def _floor(report: ModelReport) -> Iterator[Line]:
         for line in visit_lines(visits):
             yield from _pair(name, line)
             name = ""
+
+
+HEAD = (
+    "layout",
+    "block",
+    "groups",
+    "fit",
+    "capacity",
+    "shared",
+    "resend",
+    "hits",
+    "pad",
+    "slot",
+    "fill",
+    "tail",
+)
+
+
+def _layouts(found: Layouts) -> Iterator[Line]:
+    """Stock's layout and the packed ones. `*`: on the Pareto front; `->`: the one to take."""
+    load = found.workload or "no workload given"
+    yield None, ""
+    what = f"requests of {count(found.request_tokens)} tokens ({load}) in {size(found.pool_bytes)}"
+    yield None, f"Layouts of blocks, for {what}"
+    yield None, "     " + _columns(HEAD)
+    for number, row in enumerate(found.rows):
+        mark = ("->" if number == found.recommended else "  ") + ("*" if row.on_front else " ")
+        waste = row.waste
+        yield (
+            None,
+            f"  {mark}"
+            + _columns(
+                (
+                    row.name,
+                    count(row.plan.block_tokens),
+                    str(row.plan.groups),
+                    f"{row.fit:,.1f}",
+                    f"{row.capacity:.3f}x",
+                    count(row.plan.block_tokens),
+                    count(row.resend_tokens),
+                    "–" if row.hit_share is None else f"{row.hit_share:.1%}",
+                    *(
+                        size(waste_bytes)
+                        for waste_bytes in (waste.page_pad, waste.state_slot, waste.padding, waste.tail)
+                    ),
+                )
+            ),
+        )
+    yield from _pair("fit, capacity", "requests of these lengths that run at once, and over stock's")
+    yield from _pair(
+        "shared, resend",
+        "hits of a shared prefix land on multiples of the first; of a prompt sent again or a chat's next turn on "
+        "the second, with --prefix-match-unit",
+    )
+    if found.workload:
+        yield from _pair("hits", "of the workload's prompt tokens, at most: a cache that forgets nothing")
+    yield from _pair(
+        "pad, slot, fill, tail",
+        "bytes of a running request: pages that states do not fill, the second state of each, layers or states that "
+        "only fill a group up, the last half-filled block",
+    )
+    row = found.rows[found.recommended]
+    yield from _pair("take", f"{row.name} ({count(row.plan.block_tokens)} tokens): {found.why}")
+
+
+def _columns(cells: Sequence[str]) -> str:
+    first, *rest = cells
+    return f"{first:<10}" + "".join(f"{cell:>{8 if n < 7 else 10}}" for n, cell in enumerate(rest))
 
 
 def visit_lines(visits: Iterable[Visits]) -> Iterator[str]:

@@ -83,6 +83,17 @@ CPU = Backend("cpu", alignment=32, default=128)
 
 
 @dataclass(frozen=True, slots=True)
+class Waste:
+    """Bytes that a running sequence holds and does not need, by cause; with `useful` they are all that it holds."""
+
+    useful: int  # keys and values of its tokens, and one state of each state layer
+    state_slot: int  # the second state of each: vLLM writes the next one beside the one it reads
+    page_pad: int  # of state blocks: what the states in them do not fill
+    padding: int  # layers (stock) or states (packed) that only fill a group up
+    tail: int  # of the last blocks of attention: tokens that are not there yet
+
+
+@dataclass(frozen=True, slots=True)
 class BlockPlan:
     """One legal block size under one rule, and what it costs.
 
@@ -123,6 +134,25 @@ class BlockPlan:
         """Sequences of `tokens` that run at once in `pool_bytes`, less the block that vLLM keeps as null."""
         blocks = pool_bytes // self.block_bytes - 1
         return max(blocks, 0) // self.request_blocks(tokens)
+
+    def waste(self, tokens: int) -> Waste:
+        """What a running sequence of `tokens` holds, by what it is for. Models with windows are not taken apart."""
+        shape, held = self.shape, self.request_blocks(tokens) * self.block_bytes
+        if shape.window_layers:
+            raise UsageError(f"{shape.name} has sliding windows: the waste of its blocks is not taken apart")
+        blocks = ceil(tokens / self.block_tokens)
+        states = shape.state_layers * shape.state_bytes
+        attention = blocks * self.block_tokens * shape.token_bytes
+        filler = self.attention_groups * blocks * self.block_bytes - attention
+        slots = self.state_groups * self.states_per_block - shape.state_layers
+        slot_bytes = (
+            shape.state_bytes if self.rule == AGGREGATE else self.block_bytes // max(self.states_per_block, 1)
+        )
+        filler += STATES_HELD_RUNNING * slots * slot_bytes
+        useful = tokens * shape.token_bytes + states
+        tail = attention - tokens * shape.token_bytes
+        second = (STATES_HELD_RUNNING - 1) * states
+        return Waste(useful, second, held - useful - second - filler - tail, filler, tail)
 
     def waste_share(self, tokens: int) -> float:
         """Share of a running sequence's blocks that holds neither keys and values of tokens nor states."""

@@ -59,7 +59,8 @@ def _flags(values: Mapping[str, str], given: set[str]) -> list[str]:
     """`--name value` (an empty value: the bare flag) for each setting that the person did not set."""
     found: list[str] = []
     for name, value in values.items():
-        if f"--{name}" not in given and f"--no-{name}" not in given:
+        plain = name.removeprefix("no-")
+        if f"--{plain}" not in given and f"--no-{plain}" not in given:
             found += [f"--{name}", value] if value else [f"--{name}"]
     return found
 

@@ -15,6 +15,8 @@ LOAD_FORMAT = "kvtune-seeded"
 RANGES = {"A_log": (-3.0, 1.0), "dt_bias": (-6.0, -2.0)}
 """Of what decays a recurrent state: heads that forget within tens of tokens beside heads that remember thousands."""
 
+SHARP = 2.0
+
 
 def register() -> None:
     """Make the format known to vLLM; called in each of its processes, idempotent."""
@@ -47,8 +49,9 @@ def fill(name: str, tensor: Any, one_plus: bool = False) -> None:
         low, high = RANGES.get(leaf, RANGES["A_log"])
         values = torch.empty(tensor.shape).uniform_(low, high, generator=generator)
         values = -values.exp() if leaf == "A" else values
-    elif leaf == "weight":  # a norm's
-        values = torch.full(tensor.shape, 0.0 if one_plus else 1.0)
+    elif leaf == "weight":  # a norm's; attention that is spread evenly over a long prompt sees none of it
+        wanted = SHARP if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+        values = torch.full(tensor.shape, wanted - one_plus)
     else:
         values = torch.randn(tensor.shape, generator=generator) / 4
     tensor.data.copy_(values.to(tensor.dtype))

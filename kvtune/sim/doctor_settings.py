@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from kvtune.engine.models import engine_defaults
 from kvtune.sim.doctor import Finding
 from kvtune.sim.doctor_facts import Facts
 from kvtune.sim.planner import match_units
@@ -21,8 +22,10 @@ def caching_off(facts: Facts) -> Iterator[Finding]:
     if facts.given.keys() & {"no-enable-prefix-caching"}:
         why, hint = "--no-enable-prefix-caching was given", "leave it out"
     else:
-        why = "vLLM leaves it off for this kind of model" if facts.hybrid else "vLLM turned it off"
-        hint = "--enable-prefix-caching"
+        why, hint = "vLLM turned it off", "--enable-prefix-caching"
+        if "no-enable-prefix-caching" in engine_defaults(facts.model):
+            why = "stock vLLM's Mamba-2 crashes on the CPU when it caches"
+            hint = "--enable-prefix-caching with --set core.whole_states=true or core.packed=true"
     yield Finding("warning", "prefix caching", f"off ({why}): every prompt is computed whole", hint)
 
 

@@ -89,7 +89,7 @@ class Explanation:
 
 def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanation:
     """Explain a run's misses; try up to `tries` remedies for the largest causes. `view` is told what is going on."""
-    from kvtune.sim.explain_remedies import candidates, combined, situation
+    from kvtune.sim.explain_remedies import candidates, combined, floor_of, situation
 
     view = view or View()
     settings, workload = settings_of(run), workload_of(run)
@@ -100,7 +100,10 @@ def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanatio
         if isinstance(replayed, KvtuneError):
             raise replayed
         found = add_up(run, replayed)
-        at = situation(settings, replayed.header.engine)
+        engine = replayed.header.engine
+        if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
+            found = replace(found, notes=(floor, *found.notes))
+        at = situation(settings, engine, ran_on=run.header.engine.device)
         options = candidates(found.misses, found.query_tokens, at)[:tries]
         if not options:
             return found

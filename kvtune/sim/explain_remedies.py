@@ -38,6 +38,7 @@ class Situation:
     retention: int | None
     window: int
     states: bool
+    pool_bytes: int = 0  # of a model with states, where its blocks could be packed on this machine; else 0
 
     @property
     def core(self) -> CoreSettings:
@@ -57,7 +58,8 @@ class Situation:
         return msgspec.structs.replace(self.settings, core="kvtune", core_settings={**own, **values})
 
 
-def situation(settings: SimSettings, engine: EngineInfo) -> Situation:
+def situation(settings: SimSettings, engine: EngineInfo, *, ran_on: str = "") -> Situation:
+    """`ran_on`: the device of the run; other blocks than its own can be made for this machine's only."""
     windows = [int(group.get("sliding_window") or 0) for group in engine.groups]
     retention = engine.settings.get("retention_interval", 0)
     return Situation(
@@ -66,8 +68,32 @@ def situation(settings: SimSettings, engine: EngineInfo) -> Situation:
         int(engine.settings.get("hit_alignment_tokens") or engine.block_size or 16),
         None if retention is None else int(retention),
         max(windows, default=0),
-        any("mamba" in str(group.get("kind", "")).lower() for group in engine.groups),
+        has_states(engine),
+        pool_bytes(engine) if has_states(engine) and ran_on == engine.device else 0,
     )
+
+
+def has_states(engine: EngineInfo) -> bool:
+    return any("mamba" in str(group.get("kind", "")).lower() for group in engine.groups)
+
+
+def pool_bytes(engine: EngineInfo) -> int:
+    """What the pool takes: every block is as large as the largest group's."""
+    sizes = [int(group.get("page_bytes", 0)) * int(group.get("layers", 0)) for group in engine.groups]
+    return engine.num_blocks * max(sizes, default=0)
+
+
+def floor_of(engine: EngineInfo, packed: bool) -> str:
+    """Below what no shared prefix can hit, and why, where states decide it; else ""."""
+    if not has_states(engine):
+        return ""
+    tokens = max(int(group.get("block_size", 0)) for group in engine.groups)
+    holds = (
+        "all attention layers' pages of a block together hold states (core.packed)"
+        if packed
+        else "one attention layer's page must hold one state (core.packed makes smaller blocks, where it can run)"
+    )
+    return f"the floor: a block is {tokens:,} tokens, and no shared prefix shorter than it can hit: {holds}"
 
 
 def candidates(misses: dict[str, int], query_tokens: int, at: Situation) -> list[Option]:
@@ -160,6 +186,12 @@ def _for_retention(at: Situation) -> Iterator[Change]:
 def _for_partial(at: Situation) -> Iterator[Change]:
     if at.states:
         unit = next((unit for unit in match_units(at.unit, 16) if unit >= 32), None)
+        if at.pool_bytes and not (at.settings.core == "kvtune" and at.core.packed):
+            small = msgspec.structs.replace(at.with_core(packed=True), specs={})
+            changed = replace(at, settings=small).flags(
+                num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=at.pool_bytes
+            )
+            yield "core.packed: the smallest blocks that hold a state, same memory", changed
         if unit is not None:
             yield f"--prefix-match-unit {unit} (hits land on {at.unit} now)", at.flags(prefix_match_unit=unit)
         return

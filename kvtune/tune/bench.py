@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from kvtune.engine.models import engine_defaults
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import UsageError
 from kvtune.tune.knobs import ModelFacts, model_facts
@@ -37,7 +38,8 @@ def set_up(
         int(asked) if asked else None,
         workload.longest,
         core=core,
-        caching_given=any(a.replace("_", "-") in switches for a in engine_args),
+        caching_off="no-enable-prefix-caching" in engine_defaults(model)
+        and not any(a.replace("_", "-") in switches for a in engine_args),
     )
     bench = Bench(
         model=model,

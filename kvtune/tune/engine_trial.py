@@ -10,7 +10,7 @@ from kvtune.engine.plan import Event
 from kvtune.engine.profile import Job, profile
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.run.types import Run
-from kvtune.tune.trial import Bench, Role, Settings, Trial, core_part, flags_of
+from kvtune.tune.trial import Bench, Role, Settings, Trial, core_part, flags_of, refused
 from kvtune.workload.types import Workload
 
 
@@ -54,6 +54,8 @@ def engine_trial(
         if error.exit_code == EXIT_USAGE and role == "baseline":
             raise  # nothing that could follow would run
         failed = f"{error.message} ({error.hint})" if error.hint else error.message
+    told = summary(run, workload) if run is not None else {}
+    failed = failed or refused(told)
     trial = Trial(
         number=number,
         settings=settings,
@@ -65,6 +67,6 @@ def engine_trial(
         elapsed_s=time.monotonic() - started,
         run_file=path,
         seed=workload.seed,
-        summary=summary(run, workload) if run is not None else {},
+        summary=told,
     )
     return trial, run

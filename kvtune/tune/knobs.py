@@ -29,7 +29,7 @@ ENGINE_KNOBS = {
     "prefix_cache_retention_interval": "every how many tokens windows and states are kept; none: all",
     "max_num_batched_tokens": "tokens of a step: the chunk that prompts are cut into",
     "max_num_seqs": "requests in a step",
-    "enable_prefix_caching": "whether prompts are looked up; vLLM leaves it off for models with states",
+    "enable_prefix_caching": "whether prompts are looked up and kept",
 }
 
 LAYOUT = "layout"
@@ -66,7 +66,7 @@ class ModelFacts:
 
 
 def model_facts(
-    model: str, asked_block: int | None, longest: int, *, core: str = "kvtune", caching_given: bool = False
+    model: str, asked_block: int | None, longest: int, *, core: str = "kvtune", caching_off: bool = False
 ) -> ModelFacts:
     """From the model's config.json where it is at hand; `longest` is the workload's longest request in tokens."""
     from kvtune.sim.planner import CPU, GPU, packing_refusal, plan_per_layer, sweep_candidates
@@ -84,7 +84,7 @@ def model_facts(
         sizes = tuple(sweep_candidates(shape, backend, max(longest, 2 * block), limit=4))
     except KvtuneError:  # an architecture that the planner does not know: vLLM judges each trial
         return ModelFacts(alignment=backend.alignment, block_tokens=asked_block or backend.default)
-    layouts = _layouts(shape, backend, sizes, longest, caching_given) if core == "kvtune" else ()
+    layouts = _layouts(shape, backend, sizes, longest, caching_off) if core == "kvtune" else ()
     return ModelFacts(
         shape.window,
         shape.state_layers,
@@ -98,18 +98,18 @@ def model_facts(
 
 
 def _layouts(
-    shape: ModelShape, backend: Backend, sizes: tuple[int, ...], longest: int, caching_given: bool
+    shape: ModelShape, backend: Backend, sizes: tuple[int, ...], longest: int, caching_off: bool
 ) -> tuple[Bundle, ...]:
     """Stock's layout at the sizes worth a trial, then packed blocks, smallest first, each about twice the last.
 
-    vLLM runs models with states without prefix caching unless it is asked for, and no layout is worth anything then.
+    `caching_off`: the model starts without prefix caching unless it is asked for, and no layout is worth anything then.
     """
     from kvtune.sim.planner import CPU, packed_plans
 
     plans = packed_plans(shape, backend, min(longest, sizes[0] - 1) if sizes else longest)
     if not plans:
         return ()
-    caching: Bundle = () if caching_given else (("enable_prefix_caching", True),)
+    caching: Bundle = (("enable_prefix_caching", True),) if caching_off else ()
     # On the CPU a Mamba-2 model crashes in stock when it caches; packed blocks bring the way around it with them.
     whole: Bundle = (
         (("whole_states", True),) if backend is CPU and any(s.name == "ssm" for s in shape.states) else ()

@@ -15,7 +15,7 @@ from kvtune.tune.engine_trial import engine_trial
 from kvtune.tune.journal import Journal
 from kvtune.tune.objective import Objective, best, front
 from kvtune.tune.sim_pool import Answer, SimPool
-from kvtune.tune.trial import Bench, Place, Role, Settings, Trial
+from kvtune.tune.trial import Bench, Place, Role, Settings, Trial, refused
 from kvtune.workload.types import Workload
 
 SCHEMA = 1
@@ -73,6 +73,7 @@ def sim_trial(bench: Bench, number: int, asked: Wanted, answer: Answer) -> Trial
     why = answer.failed
     if not why and not asked.stock and bench.core == "kvtune" and not core.get("active"):
         why = f"the core did not run: {core.get('why', '')}"
+    why = why or refused(found)
     return Trial(
         number=number,
         settings=asked.settings,

@@ -70,6 +70,17 @@ def core_part(settings: Mapping[str, Value]) -> Settings:
     return {name: value for name, value in settings.items() if name in KNOBS}
 
 
+def refused(summary: Mapping[str, Any]) -> str:
+    """Why a run is not a trial of the settings that it was asked for: blocks that the engine could not pack; or ""."""
+    core = summary.get("core", {})
+    if core.get("parts", {}).get("packed") is not False:
+        return ""
+    notes = [str(note) for note in summary.get("notes", [])]
+    return next(
+        (n for n in notes if n.startswith("packed: ")), "packed: the model has no states beside attention"
+    )
+
+
 def engine_part(settings: Mapping[str, Value]) -> Settings:
     """The settings that are vLLM's own flags, by their names with underscores."""
     from kvtune.core.settings import KNOBS

@@ -117,3 +117,64 @@ def test_a_backend_without_the_layout_is_refused_by_name() -> None:
     )
     assert "TURBOQUANT" in packed.refusal(engine_of(), [backend])
     assert packed.refusal(engine_of(), []) == ""
+
+
+def kernels(name: str, *sizes: Any) -> Any:
+    return SimpleNamespace(get_name=lambda: name, get_supported_kernel_block_sizes=lambda: list(sizes))
+
+
+def layers(attention: int, states: int, **changed: Any) -> list[Any]:
+    """Specs of tiny-granite's shape: 256 bytes a token and attention layer, 304,896 bytes a state."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+
+    one = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    state = MambaSpec(block_size=32, shapes=((76224,),), dtypes=(torch.float32,), **changed)
+    return [one] * attention + [state] * states
+
+
+def test_a_block_holds_the_states_asked_for_and_may_be_raised() -> None:
+    from vllm.v1.attention.backend import MultipleOf
+
+    cpu = [kernels("CPU_ATTN", MultipleOf(32))]
+    specs = layers(8, 8)
+    assert packed.block_of(specs, cpu, 1, 0) == (160, "")
+    assert packed.block_of(specs, cpu, 2, 0) == (320, "")
+    assert packed.block_of(specs, cpu, 1, 200) == (224, "")  # --block-size 200
+    assert packed.block_of(specs, cpu, 1, 32) == (160, "")  # it can only raise
+    # Two backends: a multiple of both; one without a word takes what the other does.
+    both = [*cpu, kernels("OTHER", MultipleOf(48)), kernels("SILENT")]
+    assert packed.block_of(specs, both, 1, 0) == (192, "")
+
+
+@pytest.mark.parametrize(
+    ("specs", "states", "says"),
+    [
+        (lambda: layers(8, 8), 9, "states_per_block 9 of a model with 8 state layers"),
+        (lambda: layers(8, 0), 1, "neither attention nor states"),
+        (lambda: [*layers(8, 8), *layers(0, 1, num_speculative_blocks=2)], 1, "pages of several sizes"),
+    ],
+)
+def test_layers_that_cannot_be_packed_are_named(specs: Any, states: int, says: str) -> None:
+    from vllm.v1.attention.backend import MultipleOf
+
+    block, why = packed.block_of(specs(), [kernels("CPU_ATTN", MultipleOf(32))], states, 0)
+    assert block == 0 and says in why
+
+
+def test_kernels_that_take_other_blocks_are_named() -> None:
+    block, why = packed.block_of(layers(8, 8), [kernels("FLASHINFER", 16, 32, 64)], 1, 0)
+    assert block == 0
+    assert why == "the kernels of FLASHINFER take blocks of 16, 32, 64 tokens, not of 160"
+
+
+def test_the_state_says_whether_blocks_are_packed() -> None:
+    from kvtune.core import state
+    from kvtune.core.settings import CoreSettings
+
+    try:
+        packed.install(CoreSettings(packed=True))
+        assert state.state()["parts"]["packed"] is False  # until a model with states is there
+    finally:
+        packed.uninstall()
+        state.clear()

@@ -17,7 +17,7 @@ from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run
 from kvtune.sim.explain import Explanation, Remedy, add_up, class_of, settings_of, with_misses, workload_of
 from kvtune.sim.explain_causes import CAUSES, Boundaries
 from kvtune.sim.explain_listener import Fate, Verdict
-from kvtune.sim.explain_remedies import Situation, candidates, combined, with_flag
+from kvtune.sim.explain_remedies import Situation, candidates, combined, floor_of, situation, with_flag
 from kvtune.sim.explain_text import lines, to_json
 from kvtune.sim.settings import SimSettings
 from kvtune.workload.spec import build
@@ -197,6 +197,28 @@ def test_states_are_kept_where_chunks_end() -> None:
         "544",
     ]
     assert changes({"partial_block": 500}, states) == ["--prefix-match-unit 32 (hits land on 544 now)"]
+
+
+def test_states_name_the_floor_and_small_blocks_are_tried() -> None:
+    engine = EngineInfo(
+        device="cpu",
+        num_blocks=10,
+        groups=[
+            {"kind": "MambaSpec", "block_size": 1280, "layers": 8, "page_bytes": 1000},
+            {"kind": "FullAttentionSpec", "block_size": 1280, "layers": 8, "page_bytes": 1000},
+        ],
+    )
+    assert "a block is 1,280 tokens" in floor_of(engine, packed=False) and "one attention layer" in floor_of(
+        engine, False
+    )
+    assert "together hold" in floor_of(engine, packed=True)
+    assert floor_of(EngineInfo(groups=[{"kind": "FullAttentionSpec", "block_size": 16}]), False) == ""
+    own = SimSettings(model="m", engine_args=["--num-gpu-blocks-override", "10"], specs={"version": 1})
+    here, elsewhere = (situation(own, engine, ran_on=device) for device in ("cpu", "cuda"))
+    (packed,) = [o for o in candidates({"partial_block": 500}, 1000, here) if "core.packed" in o.change]
+    assert packed.settings.engine_args == ["--kv-cache-memory-bytes", "80000"] and not packed.settings.specs
+    assert packed.settings.core_settings == {"packed": True}
+    assert not any("core.packed" in change for change in changes({"partial_block": 500}, elsewhere))
 
 
 def test_combinations_take_twice_the_pool() -> None:

@@ -10,7 +10,7 @@ from kvtune.errors import UsageError
 from kvtune.tune.knobs import GROUPS, ModelFacts, canonical, model_facts, read_value
 from kvtune.tune.search import tuned_space
 from kvtune.tune.space import build_space, choose, grid, shown, size
-from kvtune.tune.trial import Bench, core_part, engine_part, flag_value, flags_of
+from kvtune.tune.trial import Bench, core_part, engine_part, flag_value, flags_of, refused
 
 FACTS = ModelFacts(window=512, alignment=32, block_tokens=128, blocks=(32, 64, 128))
 
@@ -122,18 +122,16 @@ def test_facts_of_built_in_models() -> None:
 
 
 def test_a_model_with_states_is_searched_over_layouts() -> None:
-    facts = model_facts("tiny-granite", None, 780)
+    facts = model_facts("tiny-granite", None, 780, caching_off=True)
     found = list(grid(build_space(["block_size"], [], facts)))
     stock = [s for s in found if "block_size" in s]
     packed = [s for s in found if s.get("packed")]
     assert [s["block_size"] for s in stock] == [1216, 2432]
     assert [s["states_per_block"] for s in packed] == [1, 2] and len(found) == 4
-    # Caching is asked for (vLLM leaves it off), and stock's layout needs the way around its crash on the CPU.
+    # Caching is asked for, and what keeps stock's layout from crashing on the CPU then.
     assert all(s["enable_prefix_caching"] for s in found)
     assert all(s.get("whole_states", s.get("packed")) for s in found)
-    told = list(
-        grid(build_space(["block_size"], [], model_facts("tiny-granite", None, 780, caching_given=True)))
-    )
+    told = list(grid(build_space(["block_size"], [], model_facts("tiny-granite", None, 780))))
     assert not any("enable_prefix_caching" in s for s in told) and len(told) == 4
 
 
@@ -178,3 +176,10 @@ def test_a_pool_in_blocks_keeps_its_bytes_when_it_is_packed() -> None:
     )  # fmt: skip
     flags = flags_of(own, {"packed": True, "states_per_block": 1})
     assert flag_value(flags, "num-gpu-blocks-override") == "800"
+
+
+def test_a_run_whose_blocks_could_not_be_packed_is_no_trial_of_them() -> None:
+    parts = {"core": {"parts": {"packed": False}}, "notes": ["x", "packed: a KV connector moves pages"]}
+    assert refused(parts) == "packed: a KV connector moves pages"
+    assert "no states" in refused({"core": {"parts": {"packed": False}}})
+    assert refused({"core": {"parts": {"packed": True}}}) == refused({}) == ""

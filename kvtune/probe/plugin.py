@@ -23,6 +23,7 @@ from kvtune.probe.steps import StepProbe
 
 LEVELS = ("off", "light", "types", "sites", "full")
 STATUS_EVERY_S = 1.0
+WRITING_SHARE = 200
 WATCH_EVERY_S = 0.05
 
 _installed_pid = 0
@@ -198,7 +199,10 @@ def _wrap_engine() -> None:
 
 
 def _status_keeper(scheduler: Any) -> Any:
-    """A function for the end of each step: writes the status at the first step and about once a second after."""
+    """A function for the end of each step: writes the status at the first step and about once a second after.
+
+    Less often where writing takes long, as on a starved machine or a slow disk: at most one part in WRITING_SHARE.
+    """
     from kvtune.probe.describe import describe_cache
 
     due = 0.0
@@ -209,7 +213,6 @@ def _status_keeper(scheduler: Any) -> Any:
         now = monotonic()
         if now < due or _status is None:
             return
-        due = now + STATUS_EVERY_S
         facts: dict[str, Any] = {"disabled": _disabled()}
         if _phase is None or _phase.now < CULPRITS:  # the core's counters are the timed pass's alone
             facts["core"] = _core_state()
@@ -219,6 +222,8 @@ def _status_keeper(scheduler: Any) -> Any:
             if _steps is not None and _steps.pool is not None:
                 facts["cache"]["tiers"] = list(_steps.pool.tiers)
         _status.write(**facts)
+        end = monotonic()
+        due = end + max(STATUS_EVERY_S, WRITING_SHARE * (end - now))
 
     return keep
 

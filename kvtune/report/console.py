@@ -143,12 +143,13 @@ def _gc(s: Summary) -> Any:
                 process_title(process),
                 collections,
                 _ms(pause.get("total")),
+                _ms(own.get("cpu_ms")),
                 _ms(pause.get("max")),
                 "–" if share is None else percent(share, 1),
                 "–" if own.get("frozen") is None else count(own["frozen"]),
             )
         )
-    return _table(("collector", "gen 0/1/2", "pauses", "longest", "of step time", "frozen"), rows)
+    return _table(("collector", "gen 0/1/2", "pauses", "on a CPU", "longest", "of step time", "frozen"), rows)
 
 
 PHASES = {"execute": "waiting for the model", "other": "rest of the step"}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvtune.analysis.culprits import culprits
 from tests.engine.real import Ran, profiled
 
 pytest.importorskip("vllm")
@@ -47,7 +48,7 @@ def rounds_kvtune(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def decode(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return profiled(
         tmp_path_factory.mktemp("decode"),
-        "tiny-opt", "-w", "decode:requests=256,prompt=48,output=100",
+        "tiny-opt", "-w", "decode:requests=256,prompt=48,output=100", "--probe", "sites",
         engine=("--max-num-seqs", "256"),
     )  # fmt: skip
 
@@ -117,11 +118,19 @@ def test_the_front_ends_account_agrees_with_vllms_own(
 def test_every_process_has_its_own_instruments(decode: Ran) -> None:
     header = decode.run.header
     assert {"front_end", "engine_core", "worker"} <= {p.role for p in header.processes}
-    assert header.probe.level == "light" and not header.probe.disabled and not header.probe.lost_records
+    assert header.probe.level == "sites" and not header.probe.disabled and not header.probe.lost_records
     measured = {header.processes[i].role for i in decode.run.table("memory")["process"]}
     assert {"front_end", "engine_core", "worker"} <= measured
     for name in ("front_end", "engine_core", "worker"):
         assert decode.facts["memory"][name] > 100 << 20
+
+
+def test_the_second_pass_names_lines_and_leaves_the_timed_one_alone(decode: Ran) -> None:
+    found = culprits(decode.run)["engine_core"]
+    assert found.level == "sites" and found.samples >= 1
+    assert all(row.per_step is not None for row in found.rows)
+    assert any(row.file for row in found.rows) and not [r for r in found.rows if "/kvtune/probe/" in r.file]
+    assert decode.facts["valid"]["timings"] is True
 
 
 def test_every_step_was_seen(decode: Ran) -> None:

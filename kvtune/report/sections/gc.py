@@ -13,18 +13,31 @@ from kvtune.report.names import process_title
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
 
-HEADS = ("process", "gen 0", "gen 1", "gen 2", "pauses", "longest", "p99", "of step time", "frozen objects")
+HEADS = (
+    "process",
+    "gen 0",
+    "gen 1",
+    "gen 2",
+    "pauses",
+    "of them on a CPU",
+    "longest",
+    "p99",
+    "of step time",
+    "frozen objects",
+)
 
 
 def section(run: Run) -> Section | None:
     found = collectors(run)
     if not found or not (len(run.table("gc")["t_s"]) or run.header.probe.level != "off"):
         return None
+    on_cpu = {key: ledger.cpu_ms for key, ledger in ledgers(run).items()}
     rows = [
         (
             process_title(key),
             *(Cell(count(n), n) for n in own.collections),
             Cell(ms(own.pause_total_ms), own.pause_total_ms),
+            Cell(ms(on_cpu[key]), on_cpu[key]) if key in on_cpu else "–",
             Cell(ms(own.pause_max_ms), own.pause_max_ms),
             Cell(ms(own.pause_p99_ms), own.pause_p99_ms),
             "–"

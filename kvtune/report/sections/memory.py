@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtune.analysis.leaks import pool_bytes, trends
+from kvtune.analysis.leaks import Trend, pool_bytes, trends
 from kvtune.analysis.memory import memory
 from kvtune.report.charts import Cell, Section, grid
 from kvtune.report.names import process_title
@@ -20,16 +20,22 @@ def section(run: Run) -> Section | None:
             process_title(key),
             Cell(size(own.rss_peak_bytes), own.rss_peak_bytes),
             Cell(size(own.rss_last_bytes), own.rss_last_bytes),
-            "–"
-            if own.slope_bytes_s is None
-            else Cell(
-                f"{'+' if own.slope_bytes_s > 0 else ''}{size(own.slope_bytes_s)}/s", own.slope_bytes_s
-            ),
+            _bytes(trend[key].uss_last_bytes),
+            "–" if own.slope_bytes_s is None else Cell(f"{_signed(own.slope_bytes_s)}/s", own.slope_bytes_s),
+            _interval(trend[key]),
             Cell(trend[key].verdict, css="differs" if trend[key].verdict == "grows" else ""),
         )
         for key, own in found.items()
     ]
-    heads = ("process", "peak RSS", "RSS at the end", "slope of the second half", "verdict")
+    heads = (
+        "process",
+        "peak RSS",
+        "RSS at the end",
+        "its own alone (USS)",
+        "slope of the second half",
+        "95 % interval",
+        "verdict",
+    )
     return Section(
         id="memory",
         title="Memory",
@@ -38,3 +44,17 @@ def section(run: Run) -> Section | None:
         template="memory.html",
         values={"table": grid(heads, rows, "Resident memory by process")},
     )
+
+
+def _bytes(value: int | None) -> Cell | str:
+    return "–" if value is None else Cell(size(value), value)
+
+
+def _interval(trend: Trend) -> str:
+    if trend.low_bytes_s is None or trend.high_bytes_s is None:
+        return "–"
+    return f"{_signed(trend.low_bytes_s)}/s to {_signed(trend.high_bytes_s)}/s"
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{size(value)}"

@@ -1,0 +1,94 @@
+"""The ledger on real engines, minutes of them: every probe level, stacks, an ablation that is cut off and goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtune.analysis.ablation import FIGURES, stored
+from kvtune.analysis.culprits import culprits, grown
+from kvtune.run.file import read_run
+from tests.engine.real import Ran, kvtune, profiled
+
+pytest.importorskip("vllm")
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1200)]
+
+LOAD = "decode:requests=256,prompt=48,output=100"
+ENGINE = ("--max-num-seqs", "256")
+
+
+def run(folder: Path, *arguments: str) -> Ran:
+    ran = profiled(folder, "tiny-opt", "-w", LOAD, *arguments, engine=ENGINE)
+    assert not ran.run.header.probe.disabled, ran.run.header.probe.disabled
+    assert Path(ran.facts["page"]).stat().st_size > 100_000
+    return ran
+
+
+def test_sites_name_the_sampled_tokens_of_stock(tmp_path: Path) -> None:
+    ran = run(tmp_path, "--probe", "sites", "--core", "stock")
+    first = culprits(ran.run)["engine_core"].rows[0]
+    assert first.type == "list" and first.file.endswith("shm_broadcast.py")
+    assert (
+        first.per_step is not None and 100 < first.per_step <= 257
+    )  # a list a request, and the list of them
+    assert ran.facts["valid"]["timings"] is True
+
+
+def test_types_and_stacks(tmp_path: Path) -> None:
+    ran = run(tmp_path, "--probe", "types", "--stacks", "--core", "stock")
+    found = culprits(ran.run)["engine_core"]
+    assert found.level == "types" and found.samples >= 1
+    assert found.rows[0].type == "list" and not found.rows[0].file
+    assert ran.facts["valid"]["timings"] is False
+    stacks = ran.facts["stacks"]["engine_core"]
+    assert stacks["top"][0]["share"] > 0 and sum(f["share"] for f in stacks["top"]) <= 1.001
+    assert (Path(ran.facts["run_file"]).parent / stacks["file"]).is_file()
+    assert "speedscope" in stacks["file"]
+
+
+def test_full_names_what_grew_and_never_the_instruments(tmp_path: Path) -> None:
+    ran = run(tmp_path, "--probe", "full")
+    rows = [row for of in grown(ran.run).values() for row in of]
+    assert rows and any(row.file for row in rows)
+    assert not [row for row in rows if "/kvtune/probe/" in row.file]
+    assert ran.facts["valid"]["timings"] is False
+
+
+def test_an_ablation_is_cut_off_goes_on_and_ends_in_one_run_file(tmp_path: Path) -> None:
+    arguments = (
+        "profile", "tiny-opt", "-w", "decode:requests=64,prompt=16,output=48", "--ablate-only", "freeze",
+        "--repeat", "2", "-o", str(tmp_path),
+    )  # fmt: skip
+    first = kvtune(*arguments, "--ablate-budget", "0.05", output=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "2 variants x 2 = 4 engine runs" in first.stderr
+    assert "1 of 4 runs: the budget of 0.05 min is used up" in first.stdout
+    second = kvtune(*arguments, "--json", output=tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert "1 of them made before" in second.stderr and "left, until" in second.stderr
+    told = json.loads(second.stdout)
+    found = stored(read_run(Path(told["run_file"])))
+    assert found is not None and (found.done, found.planned, found.why) == (4, 4, "")
+    (freeze,) = found.turned
+    assert [w.figure for w in freeze.worths] == list(FIGURES)
+    assert all(
+        w.low is not None and w.high is not None for w in freeze.worths if w.figure != "rss_growth_bytes_s"
+    )
+    assert Path(told["page"]).is_file()
+    assert len(list(Path(told["folder"]).glob("*.kvrun"))) == 4
+
+
+def test_two_runs_at_once_in_one_folder(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    load = "decode:requests=16,prompt=16,output=64"
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: profiled(tmp_path, "tiny-opt", "-w", load), range(2)))
+    assert found[0].facts["run_file"] != found[1].facts["run_file"]
+    for ran in found:
+        assert ran.facts["finished"] == 16 and ran.run.header.state == "complete"
+        assert int(ran.run.table("steps")["scheduled_tokens"].sum()) == 16 * (16 + 63)
+    pids = [{p.pid for p in ran.run.header.processes} for ran in found]
+    assert not pids[0] & pids[1]

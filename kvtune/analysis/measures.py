@@ -96,6 +96,7 @@ MEASURES = (
     Measure("itl_ms.p99", -1),
     *_of_requests("e2e_ms", e2e_ms),
     Measure("throughput_tok_s", 1),
+    Measure("goodput.requests_s", 1),
     Measure("prefix_cache.hit_rate", 1, _hits, _ratio, timed=False),
     Measure("host_us.per_request_step", -1, _host, _ratio, paired=False),
     Measure("gc.engine_core.pause_ms.total", -1),

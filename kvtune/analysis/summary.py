@@ -15,6 +15,7 @@ import numpy as np
 from kvtune.analysis.cache import prefix_cache, rounds
 from kvtune.analysis.culprits import culprits, grown
 from kvtune.analysis.gc import Collector, collectors
+from kvtune.analysis.goodput import goodput
 from kvtune.analysis.host import host_cost
 from kvtune.analysis.latency import latency
 from kvtune.analysis.leaks import pool_bytes, trends
@@ -83,6 +84,7 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
         "throughput_tok_s": times.throughput_tok_s,
         "prompt_tok_s": times.prompt_tok_s,
         "requests_s": times.requests_s,
+        "goodput": goodput(run),
         "ttft_ms": asdict(times.ttft_ms),
         "itl_ms": asdict(times.itl_ms),
         "e2e_ms": asdict(times.e2e_ms),

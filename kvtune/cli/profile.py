@@ -44,6 +44,9 @@ def profile(
     dummy: Annotated[
         bool, typer.Option("--dummy", help="Random weights on the model's real config.")
     ] = False,
+    slo: Annotated[
+        str, typer.Option("--slo", help="Limits in ms, ttft=500,tpot=50,e2e=8000: what counts as goodput.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Folder for the run file and the page.")
@@ -57,6 +60,7 @@ def profile(
     from kvtune.cli.settings import core_choice, probe_choice, with_recipe
     from kvtune.engine.profile import Job, Profiled
     from kvtune.engine.profile import profile as run_profile
+    from kvtune.run.slo import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
     settings, flags = with_recipe(recipe, set_ or [], engine_args(ctx))
@@ -70,6 +74,7 @@ def profile(
         dummy=dummy,
         engine_args=flags,
         output=output,
+        slo=read_slo(slo),
     )
     if ablate or ablate_only:
         from kvtune.cli.ablate import run_ablation

@@ -17,7 +17,9 @@ def report(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a page that exists.")] = False,
     console: Annotated[bool, typer.Option("--console", help="Print here and write no page.")] = False,
-    objective: Annotated[str, typer.Option(help="Of a study: hit-rate, ttft or throughput.")] = "hit-rate",
+    objective: Annotated[
+        str, typer.Option(help="Of a study: hit-rate, ttft, throughput or goodput.")
+    ] = "hit-rate",
 ) -> None:
     """Draw a run, several beside each other, or a sweep's study as one HTML file that needs nothing else."""
     from kvtune.analysis.rebuild import workload_of

@@ -24,7 +24,12 @@ def sweep(
     trials: Annotated[int, typer.Option(min=0, help="Draw this many from the grid; 0: all.")] = 0,
     core: Annotated[str, typer.Option(help="KV core of the trials: kvtune or stock.")] = "kvtune",
     on: Annotated[str, typer.Option("--on", help="sim, engine, or both.")] = "sim",
-    objective: Annotated[str, typer.Option(help="hit-rate, ttft or throughput.")] = "hit-rate",
+    objective: Annotated[
+        str, typer.Option(help="hit-rate, ttft, throughput, goodput; or several, by commas.")
+    ] = "hit-rate",
+    slo: Annotated[
+        str, typer.Option("--slo", help="Limits in ms for goodput: ttft=500,tpot=50,e2e=8000.")
+    ] = "",
     study: Annotated[str, typer.Option(help="Journal file; an existing one is resumed.")] = "",
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights on the real config.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the workload and of --trials.")] = 0,
@@ -36,6 +41,7 @@ def sweep(
     from kvtune.cli.settings import core_choice
     from kvtune.cli.trials_view import TrialsView, print_results, write_study_page
     from kvtune.errors import EXIT_INTERRUPTED, UsageError
+    from kvtune.run.slo import read_slo
     from kvtune.tune import bench as benches
     from kvtune.tune import sweep as sweeps
     from kvtune.tune.journal import Journal
@@ -44,7 +50,8 @@ def sweep(
 
     if on not in ("sim", "engine", "both"):
         raise UsageError(f"--on {on} is no place", "--on takes sim, engine or both")
-    by = objective_of(objective)
+    limits_of = read_slo(slo)
+    by = objective_of(objective, slo=limits_of)
     flags = {"pin": pin, "min_drop": min_drop, "block_size": block_size, "retention": retention}
     groups = [name for name, asked in {**flags, "chunk": chunk, "gc": gc}.items() if asked]
     bench, work, facts = benches.set_up(
@@ -54,6 +61,7 @@ def sweep(
         core=core_choice(core),
         engine_args=engine_args(ctx),
         dummy=dummy,
+        slo=limits_of,
     )
     space = build_space(groups, set_ or [], facts)
     if on == "sim":

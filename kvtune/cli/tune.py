@@ -14,14 +14,22 @@ def tune(
     model: Annotated[str, typer.Argument(help="What `vllm serve` takes, or a built-in tiny model.")],
     workload: Annotated[str, typer.Option("-w", "--workload", help="name or name:key=value,..")] = "",
     trace: Annotated[Path | None, typer.Option(help="A trace file, instead of -w.")] = None,
-    objective: Annotated[str, typer.Option(help="hit-rate, ttft or throughput.")] = "hit-rate",
+    objective: Annotated[
+        str, typer.Option(help="hit-rate, ttft, throughput, goodput; or several, by commas.")
+    ] = "hit-rate",
     trials: Annotated[int, typer.Option(min=1, help="Simulated trials.")] = 40,
     finalists: Annotated[int, typer.Option(min=1, help="Settings that go to the engine.")] = 2,
     rounds: Annotated[int, typer.Option(min=2, help="Engine runs of each at most.")] = 4,
     budget: Annotated[float, typer.Option(help="Seconds; no new round on the engine after it.")] = 600.0,
     on: Annotated[str, typer.Option("--on", help="both (confirm on the engine), or sim.")] = "both",
+    slo: Annotated[
+        str, typer.Option("--slo", help="Limits in ms for goodput: ttft=500,tpot=50,e2e=8000.")
+    ] = "",
     study: Annotated[str, typer.Option(help="Journal file to go on with, or a database URL.")] = "",
     join: Annotated[bool, typer.Option("--join", help="Join the study at --study URL.")] = False,
+    gc: Annotated[
+        bool, typer.Option("--gc", help="Also try the collector's settings on the engine.")
+    ] = False,
     recipe: Annotated[Path | None, typer.Option(help="Where the recipe goes.")] = None,
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights on the real config.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the workload and of the search.")] = 0,
@@ -34,6 +42,7 @@ def tune(
     from kvtune.cli.app import engine_args
     from kvtune.cli.trials_view import TrialsView, print_results, write_study_page
     from kvtune.errors import EXIT_INTERRUPTED, UsageError
+    from kvtune.run.slo import read_slo
     from kvtune.tune import bench as benches
     from kvtune.tune import tune as tuning
     from kvtune.tune.journal import Journal
@@ -42,16 +51,22 @@ def tune(
 
     if on not in ("both", "sim"):
         raise UsageError(f"--on {on} is no place", "--on takes both or sim")
-    by = objective_of(objective)
+    limits_of = read_slo(slo)
+    if gc and on == "sim":
+        raise UsageError("--gc needs the engine: a simulation knows no collector", "leave out --on sim")
+    by = objective_of(objective, slo=limits_of)
     spec = benches.workload_spec(workload, trace)
     bench, work, facts = benches.set_up(
-        model, spec, seed=seed, core="kvtune", engine_args=engine_args(ctx), dummy=dummy
+        model, spec, seed=seed, core="kvtune", engine_args=engine_args(ctx), dummy=dummy, slo=limits_of
     )
     url = study if "://" in study else ""
     if join and not url:
         raise UsageError("--join needs the database of a study", "add --study URL")
-    path = benches.study_path("" if url else study, output, "tune", bench)
-    limits = tuning.Limits(trials, finalists, rounds, budget, on == "both")
+    if url and not join:
+        path = benches.stored_study_path(url, output, bench)
+    else:
+        path = benches.study_path("" if url else study, output, "tune", bench)
+    limits = tuning.Limits(trials, finalists, rounds, budget, on == "both", gc)
     with Journal(path, "tune", bench) as journal:
         try:
             with TrialsView(trials + 2 + (on == "both") * (finalists + 1) * 2, by) as view:

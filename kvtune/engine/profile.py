@@ -22,6 +22,7 @@ from kvtune.engine.record import record
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.file import SUFFIX, write_run
+from kvtune.run.slo import with_slo
 from kvtune.run.types import CoreInfo, Run
 from kvtune.workload.types import Workload
 
@@ -45,6 +46,7 @@ class Job:
     command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
     environment: dict[str, str] = field(default_factory=dict)
     warm_up: bool = True
+    slo: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ def profile(job: Job, on_event: Callable[[Event], None] = lambda event: None) ->
         )
         if not run.header.engine.vllm:
             run = _with_version(run, version)
+        if job.slo:
+            run = with_slo(run, job.slo)
         if stacks is not None:
             run = stacks.attach(run, path)
         write_run(run, path)

@@ -75,6 +75,11 @@ def _head(s: Summary) -> Any:
             f"{count(s.get('output_tokens', 0))} output tokens in {ms(s['wall_s'] * 1000)}: "
         )
         head.append(f"{_number(s.get('throughput_tok_s'))} output tok/s", style="bold")
+        if (good := s.get("goodput")) and good.get("share") is not None:
+            limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in good["slo"].items())
+            head.append(
+                f"\n{100 * good['share']:.1f} % of requests, {good['requests_s']:.3g} /s, within {limits}"
+            )
     return head
 
 

@@ -13,6 +13,7 @@ STATISTICS = {"mean": "mean", "p50": "median", "p99": "p99"}
 SHARES = ("prefix_cache.hit_rate",)  # differences in percentage points, not in percent of percent
 TITLES = {
     "throughput_tok_s": "output throughput",
+    "goodput.requests_s": "goodput",
     "prefix_cache.hit_rate": "prefix cache hit rate",
     "host_us.per_request_step": "host cost per request and step",
 }

@@ -15,8 +15,10 @@ FIGURES = {
     "hit-rate": (("prefix_cache", "hit_rate"), "hit rate (%)", 100.0),
     "ttft": (("ttft_ms", "mean"), "first token (ms)", 1.0),
     "throughput": (("throughput_tok_s",), "output tokens/s", 1.0),
+    "goodput": (("goodput", "requests_s"), "requests/s within the limits", 1.0),
 }
-UNITS = {"hit-rate": "%", "ttft": "ms", "throughput": "tokens/s"}
+UNITS = {"hit-rate": "%", "ttft": "ms", "throughput": "tokens/s", "goodput": "/s"}
+LESS_IS_BETTER = ("ttft",)
 PAIR = ("pin_window", "min_drop")
 MOST_PANELS = 6
 SHADES = (0.05, 0.55)  # text on the darkest cell stays readable, in both themes
@@ -169,18 +171,21 @@ def _map(
     return Chart(name, heading, label, spec_of(alt.layer(shade, frame, figures)), table), drawn
 
 
-def front_section(trials: Sequence[Trial], front: Iterable[int]) -> Section | None:
-    """First-token time against throughput, with the trials on the front of hits, time and throughput marked."""
+def front_section(
+    trials: Sequence[Trial], front: Iterable[int], axes: Sequence[str] = ("ttft", "throughput")
+) -> Section | None:
+    """The first two objectives against each other, the front (over all of them) marked."""
     import altair as alt
 
-    known = [t for t in trials if figure_of(t, "ttft") is not None and figure_of(t, "throughput") is not None]
+    across, up = axes[:2]
+    known = [t for t in trials if figure_of(t, across) is not None and figure_of(t, up) is not None]
     if len(known) < 2:
         return None
     ahead = set(front)
     state = ["on the front" if t["number"] in ahead else "beaten" for t in known]
     data = columns(
-        ttft=[figure_of(t, "ttft") for t in known],
-        rate=[figure_of(t, "throughput") for t in known],
+        across=[figure_of(t, across) for t in known],
+        up=[figure_of(t, up) for t in known],
         state=state,
         trial=[t["number"] for t in known],
         hits=[figure_of(t, "hit-rate") for t in known],
@@ -188,8 +193,8 @@ def front_section(trials: Sequence[Trial], front: Iterable[int]) -> Section | No
     )
     states = ["on the front", "beaten"]
     base = alt.Chart(alt.NamedData(name="front"), height=260).encode(
-        x=alt.X("ttft:Q", title="mean first token (ms), less is better", scale=alt.Scale(zero=False)),
-        y=alt.Y("rate:Q", title="output tokens/s, more is better", scale=alt.Scale(zero=False)),
+        x=alt.X("across:Q", title=_axis(across), scale=alt.Scale(zero=False)),
+        y=alt.Y("up:Q", title=_axis(up), scale=alt.Scale(zero=False)),
     )
     points = base.mark_point(filled=True, size=64, opacity=0.8).encode(
         color=alt.Color(
@@ -200,39 +205,42 @@ def front_section(trials: Sequence[Trial], front: Iterable[int]) -> Section | No
             alt.Tooltip("trial:Q"),
             alt.Tooltip("settings:N"),
             alt.Tooltip("hits:Q", title="hit rate (%)", format=",.4~g"),
-            alt.Tooltip("ttft:Q", title="first token (ms)", format=",.4~g"),
-            alt.Tooltip("rate:Q", title="output tokens/s", format=",.4~g"),
+            alt.Tooltip("across:Q", title=FIGURES[across][1], format=",.4~g"),
+            alt.Tooltip("up:Q", title=FIGURES[up][1], format=",.4~g"),
         ],
     )
-    best = sorted((t for t in known if t["number"] in ahead), key=lambda t: figure_of(t, "ttft") or 0.0)
+    best = sorted((t for t in known if t["number"] in ahead), key=lambda t: figure_of(t, across) or 0.0)
     rows = [
         (
             Cell(str(t["number"]), t["number"]),
             settings_text(t),
-            Cell(text_of(t, "hit-rate"), figure_of(t, "hit-rate")),
-            Cell(text_of(t, "ttft"), figure_of(t, "ttft")),
-            Cell(text_of(t, "throughput"), figure_of(t, "throughput")),
+            *(Cell(text_of(t, name), figure_of(t, name)) for name in axes),
         )
         for t in best
     ]
-    heads = ("trial", "settings", "hit rate (%)", "first token (ms)", "output tokens/s")
+    heads = ("trial", "settings", *(FIGURES[name][1] for name in axes))
     if len(best) == 1:
-        label = f"Trial {best[0]['number']} is the best in all three: there is nothing to trade."
+        label = f"Trial {best[0]['number']} is the best in all of them: there is nothing to trade."
     else:
         rest = "every other one is beaten in one figure and better in none"
         label = f"{len(best)} of {len(known)} trials are on the front; {rest}."
+    names = [FIGURES[name][1].partition(" (")[0] for name in axes]
     chart = Chart(
         "front",
-        "First-token time against throughput",
+        f"{names[0].capitalize()} against {names[1]}",
         label,
         spec_of(points),
         grid(heads, rows, "Trials on the front"),
     )
     lead = (
-        "Hits, first-token time and throughput: a trial on the front cannot be improved in one of them without "
-        "losing in another (Pareto front)."
+        f"{', '.join(names[:-1]).capitalize()} and {names[-1]}: a trial on the front cannot be improved in one of them "
+        "without losing in another (Pareto front)."
     )
     return Section("front", "What can be traded", lead, "charts.html", charts=(chart,), data={"front": data})
+
+
+def _axis(name: str) -> str:
+    return f"{FIGURES[name][1]}, {'less' if name in LESS_IS_BETTER else 'more'} is better"
 
 
 def _order(value: Any) -> tuple[int, float, str]:

@@ -62,7 +62,7 @@ def sweep_sections(found: Mapping[str, Any]) -> list[Section]:
         _use(found),
         maps_section(done, knobs, by),
         effects_section(found["effects"], by),
-        front_section(done, found["front"]),
+        front_section(done, found["front"], found["axes"]),
         _table(found, by),
     ]
     return [s for s in sections if s is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,7 @@ def set_up(
     engine_args: list[str],
     dummy: bool = False,
     core_settings: Settings | None = None,
+    slo: dict[str, float] | None = None,
 ) -> tuple[Bench, Workload, ModelFacts]:
     """The bench, its workload, and what is legal for the model."""
     version = check_engine()
@@ -52,6 +54,7 @@ def set_up(
         block_tokens=facts.block_tokens,
         dummy=dummy,
         vllm=version,
+        slo=slo or {},
     )
     return bench, workload, facts
 
@@ -78,3 +81,13 @@ def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:
         if not path.exists():
             return path
     raise UsageError(f"{output} is full of studies", "name one with --study FILE")
+
+
+def stored_study_path(url: str, output: Path, bench: Bench) -> Path:
+    """The journal that this machine keeps of a study in a database: the same for the same command, so that a second
+    call goes on with the engine runs of the first.
+    """
+    names = [f"{name}={getattr(bench, name)!r}" for name in Bench.__struct_fields__]
+    mark = sha256("|".join([url, *names]).encode()).hexdigest()[:8]
+    model = re.sub(r"[^\w.-]+", "-", Path(bench.model).name or bench.model).strip("-")[:40]
+    return output / f"{model}_{bench.spec.partition(':')[0]}_tune-{mark}.jsonl"

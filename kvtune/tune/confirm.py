@@ -141,33 +141,44 @@ def judge(baseline: Side, finalists: Sequence[Side], by: Objective) -> Confirmed
     if not alive:
         why = "no finalist ran on the engine" + (f": {finalists[0].failed}" if finalists else "")
         return Confirmed(baseline, tuple(finalists), None, None, (), drift, why)
-    leader = max(alive, key=lambda side: by.better * _mean(side, by))
-    figures = compare_repeats(baseline.runs, leader.runs).figures
-    figure = next((f for f in figures if f.path == by.path), None)
+    told = [(side, compare_repeats(baseline.runs, side.runs).figures) for side in alive]
+    told.sort(key=lambda row: (_wins(row[1], by), by.better * _mean(row[0], by)), reverse=True)
+    leader, figures = told[0]
+    name = ",".join(by.names)
+    verdicts = {f.path: f for f in figures}
+    own = [verdicts[o.path] for o in by.all if o.path in verdicts]
+    better = [f for f in own if f.verdict == "better"]
+    timed = {o.path for o in by.all if o.timed}
     winner: Side | None = None
-    if figure is None or figure.verdict == "no difference shown":
-        why = f"no difference in {by.name} was shown between stock and the best finalist"
-    elif figure.verdict == "worse":
-        why = f"the best finalist was worse than stock in {by.name}"
-    elif (
-        by.timed and drift is not None and figure.relative is not None and abs(drift) >= abs(figure.relative)
+    if any(f.verdict == "worse" for f in own):
+        why = f"the best finalist was worse than stock in {name}"
+    elif not better:
+        why = f"no difference in {name} was shown between stock and the best finalist"
+    elif drift is not None and all(
+        f.path in timed and f.relative is not None and abs(drift) >= abs(f.relative) for f in better
     ):
         why = (
             f"the machine drifted by {100 * drift:+.1f} % meanwhile, as much as the difference: measure again"
         )
     else:
-        winner, why = leader, f"better than stock in {by.name} with 95 % confidence"
+        gained = ", ".join(o.name for o in by.all if o.path in {f.path for f in better})
+        beside = ", worse in none" if by.beside else ""
+        winner, why = leader, f"better than stock in {gained}{beside} with 95 % confidence"
     return Confirmed(baseline, tuple(finalists), leader, winner, figures, drift, why)
 
 
+def _wins(figures: Sequence[Figure], by: Objective) -> int:
+    """1: better in some objective and worse in none; -1: worse in one; 0: no difference shown."""
+    paths = {o.path for o in by.all}
+    verdicts = [f.verdict for f in figures if f.path in paths]
+    return -1 if "worse" in verdicts else int("better" in verdicts)
+
+
 def _shown(baseline: Side, finalists: Sequence[Side], by: Objective) -> bool:
-    """Whether the leader differs from stock by more than chance."""
+    """Whether some finalist is shown to be better, or all to be worse: more rounds would change nothing."""
     alive = [side for side in finalists if side.runs and not side.failed]
-    if not alive:
-        return True
-    leader = max(alive, key=lambda side: by.better * _mean(side, by))
-    figures = compare_repeats(baseline.runs, leader.runs).figures
-    return any(f.path == by.path and f.verdict != "no difference shown" for f in figures)
+    wins = [_wins(compare_repeats(baseline.runs, side.runs).figures, by) for side in alive]
+    return not wins or max(wins) != 0
 
 
 def _mean(side: Side, by: Objective) -> float:

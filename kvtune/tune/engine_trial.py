@@ -38,6 +38,7 @@ def engine_trial(
         dummy=bench.dummy,
         engine_args=flags_of(bench, settings),
         output=output,
+        slo=bench.slo,
         environment={"KVTUNE_STRICT": "1"} if core == "kvtune" else {},
     )
     failed, run, path = "", None, ""

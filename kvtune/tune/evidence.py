@@ -49,7 +49,13 @@ def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, 
     return _recipe(bench, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
 
 
-SHOWN = ("prefix_cache.hit_rate", "ttft_ms.mean", "throughput_tok_s", "e2e_ms.mean")
+SHOWN = (
+    "prefix_cache.hit_rate",
+    "ttft_ms.mean",
+    "throughput_tok_s",
+    "goodput.requests_s",
+    "e2e_ms.mean",
+)
 
 
 def _recipe(
@@ -84,13 +90,14 @@ def _recipe(
 
 def _evidence(bench: Bench, by: Objective) -> dict[str, Any]:
     return {
-        "objective": by.name,
+        "objective": ",".join(by.names),
         "workload": bench.spec,
         "seed": bench.seed,
         "workload_hash": bench.workload_hash,
         "engine_args": list(bench.engine_args),
         "block_tokens": bench.block_tokens,
         "dummy": bench.dummy,
+        **({"slo": dict(bench.slo)} if bench.slo else {}),
     }
 
 
@@ -124,6 +131,7 @@ def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
             block_tokens=int(e.get("block_tokens", 0)),
             dummy=bool(e.get("dummy", False)),
             vllm=recipe.recipe.vllm,
+            slo={str(name): float(limit) for name, limit in e.get("slo", {}).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
@@ -136,7 +144,7 @@ def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
 def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
     """The best simulated settings that differ in what they reach; of equals the one nearest to the defaults."""
     from kvtune.core.settings import KNOBS
-    from kvtune.tune.objective import OBJECTIVES
+    from kvtune.tune.objective import OBJECTIVES, front
 
     ttft = OBJECTIVES["ttft"]
 
@@ -151,10 +159,15 @@ def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
     own.sort(
         key=lambda t: (-(by.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), changed(t), t.number)
     )
+    if by.beside:
+        # Of several objectives: who is best in each one first, then the rest of the front.
+        ahead = front(own, by.all)
+        leaders = [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in by.all] if ahead else []
+        own = [*leaders, *ahead]
     chosen: list[Trial] = []
-    reached: set[tuple[float | None, float | None]] = set()
+    reached: set[tuple[float | None, ...]] = set()
     for t in own:
-        figures = (by.of(t.summary), ttft.of(t.summary))
+        figures = tuple(o.of(t.summary) for o in (*by.all, ttft))
         if figures not in reached and len(chosen) < most:
             reached.add(figures)
             chosen.append(t)

@@ -1,9 +1,12 @@
-"""What a setting is judged by: one figure of a run's summary, and whether more or less of it is better. Pure."""
+"""What a setting is judged by: a figure of a run's summary, and whether more or less of it is better. Pure.
+
+Several may be named (`ttft,throughput`): the first leads, and none of the others may be lost.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtune.analysis.compare import value_at
@@ -13,12 +16,24 @@ from kvtune.tune.trial import Trial
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`better` is 1 where more is better, -1 where less is. `timed` figures mean little without an engine."""
+    """`better` is 1 where more is better, -1 where less is. `timed` figures mean little without an engine.
+
+    `beside`: what else is asked for at the same time.
+    """
 
     name: str
     path: str
     better: int
     timed: bool
+    beside: tuple[Objective, ...] = ()
+
+    @property
+    def all(self) -> tuple[Objective, ...]:
+        return (self, *self.beside)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(o.name for o in self.all)
 
     def of(self, summary: Mapping[str, Any]) -> float | None:
         try:
@@ -38,15 +53,32 @@ OBJECTIVES = {
         Objective("hit-rate", "prefix_cache.hit_rate", 1, timed=False),
         Objective("ttft", "ttft_ms.mean", -1, timed=True),
         Objective("throughput", "throughput_tok_s", 1, timed=True),
+        Objective("goodput", "goodput.requests_s", 1, timed=True),
     )
 }
 
 
-def objective(name: str) -> Objective:
-    found = OBJECTIVES.get(name)
-    if found is None:
-        raise UsageError(f"--objective {name} is not known", f"--objective takes {', '.join(OBJECTIVES)}")
-    return found
+def objective(text: str, *, slo: Mapping[str, float] | None = None) -> Objective:
+    """One name, or several with commas. `slo` is given where a study begins: without limits there is no goodput."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in OBJECTIVES:
+            raise UsageError(
+                f"--objective {name or text} is not known",
+                f"--objective takes {', '.join(OBJECTIVES)}, or several with commas between",
+            )
+    if "goodput" in names and slo is not None and not slo:
+        raise UsageError("goodput needs limits", "add --slo, e.g. --slo ttft=500,tpot=50")
+    first, *others = (OBJECTIVES[name] for name in names)
+    return replace(first, beside=tuple(others))
+
+
+def axes(by: Objective) -> tuple[Objective, ...]:
+    """What a front is over: the objectives where several were asked for, else what is usually traded.
+
+    Pages draw the first two.
+    """
+    return by.all if by.beside else tuple(OBJECTIVES[n] for n in ("ttft", "throughput", "hit-rate"))
 
 
 def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
@@ -60,18 +92,22 @@ def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
     return max(scored, key=lambda row: row[:3])[3] if scored else None
 
 
-def front(trials: Sequence[Trial], by: Sequence[Objective] = tuple(OBJECTIVES.values())) -> list[Trial]:
-    """The complete trials that no other one beats in one figure without losing in another (Pareto), in order."""
+def front(trials: Sequence[Trial], by: Sequence[Objective]) -> list[Trial]:
+    """The complete trials that no other one beats in one figure without losing in another (Pareto), in order.
+
+    Of trials with the same figures the first one stands for all.
+    """
     told = [
         (t, tuple(scores))
         for t in trials
         if t.state == "complete" and None not in (scores := [o.score(t.summary) for o in by])
     ]
 
-    def beaten(mine: tuple[float | None, ...]) -> bool:
+    def beaten(number: int, mine: tuple[float | None, ...]) -> bool:
         return any(
-            theirs != mine and all((a or 0.0) >= (b or 0.0) for a, b in zip(theirs, mine, strict=True))
-            for _, theirs in told
+            all((a or 0.0) >= (b or 0.0) for a, b in zip(theirs, mine, strict=True))
+            and (theirs != mine or other.number < number)
+            for other, theirs in told
         )
 
-    return [t for t, scores in told if not beaten(scores)]
+    return [t for t, scores in told if not beaten(t.number, scores)]

@@ -96,5 +96,13 @@ def search(
             asked = [study.ask(space) for _ in range(min(AT_ONCE, trials - done))]
             made = batch([Wanted(settings) for _, settings in asked])
             for (handle, _), trial in zip(asked, made, strict=True):
-                study.tell(handle, by.score(trial.summary) if trial.state == "complete" else None, trial)
+                study.tell(handle, _scores(by, trial), trial)
     return list({**{t.key: t for t in study.told()}, **found}.values())
+
+
+def _scores(by: Objective, trial: Trial) -> list[float] | None:
+    """One score an objective, larger is better; None for a trial that failed."""
+    if trial.state != "complete":
+        return None
+    found = [score for o in by.all if (score := o.score(trial.summary)) is not None]
+    return found if len(found) == len(by.all) else None

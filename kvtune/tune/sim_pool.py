@@ -9,6 +9,7 @@ from typing import Any, Self
 import msgspec
 
 from kvtune.errors import KvtuneError
+from kvtune.run.slo import with_slo
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
@@ -79,6 +80,6 @@ class SimPool:
         if isinstance(outcome, KvtuneError):
             return number, Answer(elapsed_s=elapsed_s, failed=outcome.message, hint=outcome.hint)
         return number, Answer(
-            summary=summary(outcome, self._workload),
+            summary=summary(with_slo(outcome, self.bench.slo), self._workload),
             elapsed_s=float(outcome.header.extra["sim"]["elapsed_s"]) + outcome.header.startup_s,
         )

@@ -36,10 +36,10 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._shown = _without_password(storage)
         if not storage:
-            self._study = optuna.create_study(direction="maximize", sampler=_sampler(seed))
+            self._study = optuna.create_study(directions=_directions(by), sampler=_sampler(seed))
             return
-        name = f"kvtune-{bench.workload_hash[:16]}-{by.name}"
-        self._study = self._kept(lambda: self._stored(name, storage, join))
+        name = f"kvtune-{bench.workload_hash[:16]}-{'+'.join(by.names)}"
+        self._study = self._kept(lambda: self._stored(name, storage, join, by))
         self._check(name, bench)
         # Whoever goes on with a study must not draw again what was drawn when it began, nor what another draws.
         begun = len(self._kept(lambda: self._study.get_trials(deepcopy=False)))
@@ -63,16 +63,16 @@ class Study:
         found: tuple[Any, Settings] = self._kept(ask)
         return found
 
-    def tell(self, handle: Any, score: float | None, trial: Trial) -> None:
-        """`score` None: the trial failed."""
+    def tell(self, handle: Any, scores: list[float] | None, trial: Trial) -> None:
+        """One score an objective; None: the trial failed."""
         from optuna.trial import TrialState
 
         def tell() -> None:
             handle.set_user_attr(TRIAL, msgspec.json.encode(trial).decode())
-            if score is None:
+            if scores is None:
                 self._study.tell(handle, state=TrialState.FAIL)
             else:
-                self._study.tell(handle, score)
+                self._study.tell(handle, scores)
 
         self._kept(tell)
 
@@ -89,13 +89,13 @@ class Study:
         self._kept(lambda: self._study.set_user_attr("cost", msgspec.json.encode(cost).decode()))
         return cost
 
-    def _stored(self, name: str, url: str, join: bool) -> Any:
+    def _stored(self, name: str, url: str, join: bool, by: Objective) -> Any:
         import optuna
 
         kept = optuna.storages.RDBStorage(_with_driver(url), engine_kwargs=_options(url))
         if not join:
             return optuna.create_study(
-                study_name=name, storage=kept, direction="maximize", load_if_exists=True
+                study_name=name, storage=kept, directions=_directions(by), load_if_exists=True
             )
         try:
             return optuna.load_study(study_name=name, storage=kept)
@@ -110,6 +110,7 @@ class Study:
             "model": bench.model,
             "vllm": bench.vllm,
             "flags": bench.engine_args,
+            **({"slo": bench.slo} if bench.slo else {}),
         }
         told = self._kept(lambda: self._study.user_attrs.get("bench"))
         if told is None:
@@ -140,6 +141,10 @@ class Study:
                 f"the storage {self._shown} does not answer: {first[:200]}",
                 "each trial that ended is kept there: give the same command when the storage is back",
             ) from error
+
+
+def _directions(by: Objective) -> list[str]:
+    return ["maximize"] * len(by.all)
 
 
 def _sampler(seed: int) -> Any:

@@ -17,7 +17,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.tune.confirm import Side, judge
 from kvtune.tune.effects import effects
 from kvtune.tune.journal import FORMAT, Head
-from kvtune.tune.objective import Objective, front
+from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
 from kvtune.tune.trial import Bench, Place, Trial, flags_of
 
@@ -94,7 +94,8 @@ def told(
         "verdict": {**found["verdict"], **(verdict if study.kind == "tune" else {})},
         "best_flags": _last_wins(flags_of(study.bench, (found["best"] or {}).get("settings", {}))),
         "effects": [[e.knob, [list(mean) for mean in e.means]] for e in effects(own, by)],
-        "front": [t.number for t in front(own)],
+        "front": [t.number for t in front(own, axes(by))],
+        "axes": [o.name for o in axes(by)],
         "finalists": sides,
         "recipe": str(recipe) if recipe else None,
         "recipe_text": text,

@@ -13,7 +13,7 @@ from kvtune.errors import KvtuneError
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.engine_trial import engine_trial
 from kvtune.tune.journal import Journal
-from kvtune.tune.objective import Objective, best, front
+from kvtune.tune.objective import Objective, axes, best, front
 from kvtune.tune.sim_pool import Answer, SimPool
 from kvtune.tune.trial import Bench, Place, Role, Settings, Trial, refused
 from kvtune.workload.types import Workload
@@ -131,11 +131,12 @@ def result(trials: Sequence[Trial], by: Objective) -> dict[str, Any]:
         "schema": SCHEMA,
         "kind": "sweep",
         "objective": by.name,
+        "objectives": list(by.names),
         "trials": [t.plain() for t in own],
         "best": found.plain() if found else None,
         "baseline": baseline.plain() if baseline else None,
         "finalists": [],
-        "pareto": [t.number for t in front(at_place)],
+        "pareto": [t.number for t in front(at_place, axes(by))],
         "verdict": verdict(found, baseline, by, place),
         "recipe": None,
     }

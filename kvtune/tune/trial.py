@@ -34,6 +34,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 0
     dummy: bool = False
     vllm: str = ""
+    slo: dict[str, float] = {}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):

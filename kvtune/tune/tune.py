@@ -15,12 +15,15 @@ from kvtune.tune.confirm import Bout, Confirmed, Side, confirm
 from kvtune.tune.evidence import finalists, recipe_of, simulated_recipe
 from kvtune.tune.journal import Journal
 from kvtune.tune.knobs import ModelFacts
-from kvtune.tune.objective import Objective, front
+from kvtune.tune.objective import Objective, axes, front, objective
 from kvtune.tune.search import search, tuned_space
-from kvtune.tune.trial import Bench, Trial, flag_value
+from kvtune.tune.trial import Bench, Settings, Trial, flag_value
 from kvtune.workload.types import Workload
 
 SCHEMA = 1
+JOINED = "joined: what was simulated here is in the study; whoever began it confirms and writes the recipe"
+COLLECTOR: tuple[Settings, ...] = ({"gc_threshold0": 20_000}, {"collect_at_wait": True})
+"""What `--gc` tries on the engine with the best simulated settings; the heap is frozen there by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Limits:
     rounds: int = 4
     budget_s: float = 600.0
     on_engine: bool = True
+    collector: bool = False  # also try settings of the garbage collector, which only an engine can judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def tune(
     bout = Bout(bench, workload, journal, output, say, on_event)
     baseline = Side({}, "baseline")
     cost = NOMINAL
-    if limits.on_engine:
+    if limits.on_engine and not join:
         phase("stock on the engine")
         if bout.run(baseline) is None:
             raise KvtuneError(f"stock vLLM failed: {baseline.failed}", "repair what stock needs first")
@@ -87,12 +91,16 @@ def tune(
     )
     stock = next((t for t in simulated if t.role == "baseline"), None)
     best = finalists(simulated, by, limits.finalists)
+    if join:
+        return _done(journal, stock, best[0] if best else None, by, None, None, JOINED)
     if not best:
         return _done(journal, stock, None, by, None, None, "no simulated trial was completed")
     if not limits.on_engine:
         return _simulated(bench, by, journal, stock, best[0], recipe, len(simulated))
     phase("finalists on the engine")
     sides = [Side(t.settings, "trial") for t in best]
+    if limits.collector:
+        sides += [Side({**best[0].settings, **more}, "trial") for more in COLLECTOR]
     left_s = max(0.0, limits.budget_s - (time.monotonic() - begun))
     found = confirm(bout, baseline, sides, by, rounds=limits.rounds, budget_s=left_s)
     if found.winner is not None:
@@ -160,6 +168,7 @@ def _done(
         "winner": recipe is not None,
         "confirmed": found is not None and found.winner is not None,
         "objective": by.name,
+        "objectives": list(by.names),
         "on": "engine" if found is not None else "sim",
         "text": text,
         "drift_ttft": found.drift if found is not None else None,
@@ -192,15 +201,17 @@ def _finalist(found: Confirmed, side: Side) -> dict[str, Any]:
 def plain(tuned: Tuned) -> dict[str, Any]:
     """The `--json` object; `pareto`: numbers of the trials on the front, of the engine's where there are any."""
     place = tuned.verdict["on"]
+    by = objective(",".join(tuned.verdict["objectives"]))
     return {
         "schema": SCHEMA,
         "kind": "tune",
         "objective": tuned.verdict["objective"],
+        "objectives": tuned.verdict["objectives"],
         "trials": [t.plain() for t in tuned.trials],
         "best": tuned.best.plain() if tuned.best else None,
         "baseline": tuned.baseline.plain() if tuned.baseline else None,
         "finalists": list(tuned.finalists),
-        "pareto": [t.number for t in front([t for t in tuned.trials if t.on == place])],
+        "pareto": [t.number for t in front([t for t in tuned.trials if t.on == place], axes(by))],
         "verdict": tuned.verdict,
         "recipe": str(tuned.recipe) if tuned.recipe else None,
     }

@@ -9,8 +9,8 @@ import pytest
 
 from kvtune.cli.app import run
 from kvtune.report.sweep_page import sweep_page, sweep_sections
-from kvtune.tune.objective import objective
-from kvtune.tune.study import front, is_study, read_study, saved_result, told
+from kvtune.tune.objective import axes, front, objective
+from kvtune.tune.study import is_study, read_study, saved_result, told
 from kvtune.tune.sweep import keep_result
 from kvtune.tune.trial import Trial
 from tests.golden import studies
@@ -119,7 +119,7 @@ def test_the_front_holds_what_nothing_beats() -> None:
         )
         for n, (w, r) in enumerate(waits_and_rates)
     ]
-    assert [t.number for t in front(trials)] == [0, 1, 4]
+    assert [t.number for t in front(trials, axes(objective("hit-rate")))] == [0, 1, 4]
 
 
 def test_the_best_setting_keeps_the_pools_size_in_tokens() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvtune.tune import confirm as module
 from kvtune.tune.confirm import Side, judge
-from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.objective import OBJECTIVES, objective
 from kvtune.tune.trial import Trial
 
 
@@ -72,6 +72,25 @@ def test_a_drift_as_large_as_the_gain_is_no_winner() -> None:
     assert found.drift == pytest.approx(12.5 / 14 - 1)
     assert found.winner is None
     assert "drifted" in found.why
+
+
+def both(ttft: Sequence[float], hits: float) -> Side:
+    return side("trial", ttft, hits)
+
+
+def test_of_several_objectives_one_must_be_better_and_none_worse() -> None:
+    by = objective("hit-rate,ttft")
+    stock = side("baseline", [10, 10.1, 9.9], 0.3)
+    found = judge(stock, [both([10.1, 10, 9.9], 0.6)], by)
+    assert found.winner is not None and found.why.startswith("better than stock in hit-rate, worse in none")
+    assert judge(stock, [both([15, 15.1, 14.9], 0.6)], by).winner is None
+    assert "worse" in judge(stock, [both([15, 15.1, 14.9], 0.6)], by).why
+
+
+def test_a_finalist_that_loses_nothing_leads_one_that_gains_more_and_loses() -> None:
+    greedy, fair = both([15, 15.1, 14.9], 0.9), both([10, 10.1, 9.9], 0.5)
+    found = judge(side("baseline", [10, 10.1, 9.9], 0.3), [greedy, fair], objective("hit-rate,ttft"))
+    assert found.winner is fair
 
 
 def test_failed_finalists_are_told() -> None:

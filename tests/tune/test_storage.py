@@ -20,7 +20,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.cost import NOMINAL
 from kvtune.tune import search as module
 from kvtune.tune.journal import Journal
-from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.objective import OBJECTIVES, axes, front, objective
 from kvtune.tune.search import search
 from kvtune.tune.sim_pool import Answer
 from kvtune.tune.space import shown
@@ -191,3 +191,29 @@ def test_a_missing_driver_says_so(tmp_path: Path) -> None:
     with pytest.raises(KvtuneError) as refused:
         worker(bench("s"), tmp_path / "a.jsonl", "postgresql+nodriver://x@127.0.0.1/x")
     assert "nodriver" in refused.value.message
+
+
+def test_two_objectives_are_searched_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trading(Simulator):
+        """More slack: more hits, and a longer wait."""
+
+        def next_done(self) -> tuple[int, Answer]:
+            number, settings = self.waiting.pop(0)
+            slack = int(settings.get("slack", 0))
+            return number, Answer(
+                summary={
+                    "core": {"active": True},
+                    "prefix_cache": {"hit_rate": slack / 40},
+                    "ttft_ms": {"mean": 10.0 + slack + int(settings.get("windows", 0))},
+                }
+            )
+
+    monkeypatch.setattr(module, "SimPool", Trading)
+    own, by = bench("two"), objective("hit-rate,ttft")
+    with Journal(tmp_path / "a.jsonl", "tune", own) as journal:
+        found = search(own, SPACE, by, journal, trials=30, seed=1, cost=NOMINAL, say=lambda t: None)
+    ahead = front([t for t in found if t.role == "trial"], axes(by))
+    assert len(ahead) > 2, "hits are bought with waiting: several settings are worth having"
+    with Journal(tmp_path / "b.jsonl", "tune", own) as journal:
+        again = search(own, SPACE, by, journal, trials=30, seed=1, cost=NOMINAL, say=lambda t: None)
+    assert [t.settings for t in again] == [t.settings for t in found]

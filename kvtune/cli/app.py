@@ -30,6 +30,7 @@ COMMANDS = (
     "recipe",
     "serve",
     "evidence",
+    "prepare",
 )
 
 

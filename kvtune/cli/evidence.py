@@ -10,6 +10,7 @@ import typer
 
 def evidence(
     only: Annotated[str, typer.Option(help="Only these claims, separated by commas.")] = "",
+    scale: Annotated[str, typer.Option(help="cpu, gpu, or auto: gpu where nvidia-smi lists one.")] = "auto",
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Folder for evidence.html, evidence.json and the runs.")
     ] = Path("reports"),
@@ -29,14 +30,15 @@ def evidence(
     from kvtune.report.console_evidence import print_evidence
     from kvtune.report.evidence_page import evidence_page
     from kvtune.report.files import write_new
-    from kvtune.tune.published import cases_of, chosen
+    from kvtune.tune.published import cases_of, chosen, chosen_scale
     from kvtune.tune.published import evidence as measure
 
     names = chosen(only)
+    at = chosen_scale(scale)
     folder = output / "evidence-runs"
     if fresh:
         (folder / JOURNAL).unlink(missing_ok=True)
-    total = sum(case.repeats * len(case.sides) for case in cases_of(names))
+    total = sum(case.repeats * len(case.sides) for case in cases_of(names, at))
     began, started = monotonic(), 0
 
     def start(case: Case, side: Side, repeat: int) -> ProgressView:
@@ -46,7 +48,7 @@ def evidence(
         print(f"{started}/{total} {case.name}, {side.name}, {repeat + 1}{eta}", file=sys.stderr, flush=True)
         return ProgressView(0, side.name, quiet=True)
 
-    found = measure(names, folder, start)
+    found = measure(names, at, folder, start)
     write_new(encoder.dumps(found, indent=1) + "\n", output / "evidence.json", force=True)
     write_new(evidence_page(found), output / "evidence.html", force=True)
     if json:

@@ -1,16 +1,13 @@
-"""The published results on vLLM's KV cache, as runs: on which work, which sides beside each other, how often.
+"""The published results on vLLM's KV cache: which figure of which case each claim is about, and what was published.
 
-Plain data, any process. Sizes are scaled to a CPU engine: tiny models, whose time is the host's, and a pool that
-stands to the prefixes as the published one did. `evidence.py` runs it, `analysis/evidence.py` judges it.
+Plain data, any process. `claim_cases.py` has the cases, for a CPU engine and for a GPU; `evidence.py` runs them,
+`analysis/evidence.py` judges.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-OFF = dict.fromkeys(("pool", "pinning", "reuse", "rows", "steady", "empty_blocks", "freeze"), False)
-"""The core with none of its ideas: what a side turns on again is all that it differs in."""
 
 Direction = Literal["higher", "lower", "equal"]
 
@@ -58,70 +55,9 @@ class Claim:
     figures: tuple[Asked, ...]
 
 
-STOCK = Side("stock", core="stock")
-FRESH = Side("fresh lists", {**OFF, "legacy_empty_blocks": True})
-SHARED = Side("shared list", {**OFF, "empty_blocks": True})
-ROWS = Side("arrays", {**OFF, "rows": True})
-TIERED = Side("tiered")
-PIN = Side("pin", {"policy": "pin"})
-PIN_ALL = Side("pin, min-drop 0", {"policy": "pin", "min_drop": 0})
-
-POOL = ("--num-gpu-blocks-override", "2600", "--block-size", "32", "--max-num-batched-tokens", "1024")
-
-CASES = {
-    case.name: case
-    for case in (
-        Case(
-            "decode-heavy",
-            "tiny-opt",
-            "decode:requests=512,prompt=48,output=250",
-            (STOCK, FRESH, SHARED, ROWS),
-            3,
-            ("--max-num-seqs", "512"),
-        ),
-        Case(
-            "decode-short",
-            "tiny-opt",
-            "decode:requests=512,prompt=48,output=60",
-            (STOCK, ROWS),
-            3,
-            ("--max-num-seqs", "512"),
-        ),
-        Case(
-            "prefill-heavy",
-            "tiny-opt",
-            "prefill:requests=96,prompt=1900,output=48",
-            (STOCK, FRESH, SHARED),
-            3,
-        ),
-        Case(
-            "24 prefixes",
-            "tiny-gemma3",
-            "rounds:prefixes=24,prefix=1500,suffix=64,output=16,rounds=2",
-            (STOCK, PIN, PIN_ALL, TIERED),
-            2,
-            POOL,
-        ),
-        Case(
-            "12 prefixes",
-            "tiny-gemma3",
-            "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3",
-            (STOCK, TIERED),
-            2,
-            POOL,
-        ),
-        Case(
-            "caching",
-            "tiny-opt",
-            "rounds:prefixes=16,prefix=1500,suffix=32,output=16,rounds=3",
-            (STOCK, Side("no caching", core="stock", args=("--no-enable-prefix-caching",))),
-            2,
-        ),
-    )
-}
-
 THROUGHPUT, GEN0 = "throughput_tok_s", "gc.engine_core.collections.0"
-PAUSE, TTFT2, HITS2 = "gc.engine_core.pause_ms.total", "rounds.1.ttft_ms_mean", "rounds.1.hit_tokens"
+PAUSE, TTFT2 = "gc.engine_core.pause_ms.total", "rounds.1.ttft_ms_mean"
+TTFT3, HITS3 = "rounds.2.ttft_ms_mean", "rounds.2.hit_tokens"
 
 CLAIMS = (
     Claim(
@@ -140,7 +76,9 @@ CLAIMS = (
                 1.03,
             ),
             Asked("decode-heavy", "fresh lists", "shared list", PAUSE, "collector's pauses", "lower"),
-            Asked("prefill-heavy", "fresh lists", "shared list", THROUGHPUT, "tokens/s", "higher", 1.03),
+            Asked(
+                "prefill-heavy", "fresh lists", "shared list", THROUGHPUT, "tokens/s, prefill", "higher", 1.03
+            ),
         ),
     ),
     Claim(
@@ -160,21 +98,35 @@ CLAIMS = (
         "30 prefixes of 28k tokens: first token -78 %, throughput +28 %; equal at 15; min-drop 16 like 0",
         (
             Asked(
-                "24 prefixes", "stock", "pin", TTFT2, "first token, round 2, published policy", "lower", 0.22
+                "many prefixes",
+                "stock",
+                "pin",
+                TTFT2,
+                "first token, round 2, published policy",
+                "lower",
+                0.22,
             ),
-            Asked("24 prefixes", "stock", "tiered", TTFT2, "first token, round 2, our policy", "lower", 0.22),
-            Asked("24 prefixes", "stock", "tiered", THROUGHPUT, "tokens/s", "higher", 1.28),
             Asked(
-                "12 prefixes",
+                "many prefixes", "stock", "tiered", TTFT2, "first token, round 2, our policy", "lower", 0.22
+            ),
+            Asked("many prefixes", "stock", "tiered", THROUGHPUT, "tokens/s", "higher", 1.28),
+            Asked(
+                "half the prefixes",
                 "stock",
                 "tiered",
-                "rounds.2.ttft_ms_mean",
+                TTFT3,
                 "half the prefixes, round 3",
                 "equal",
                 1.0,
             ),
             Asked(
-                "24 prefixes", "pin, min-drop 0", "pin", TTFT2, "min-drop 16 against 0, round 2", "equal", 1.0
+                "many prefixes",
+                "pin, min-drop 0",
+                "pin",
+                TTFT2,
+                "min-drop 16 against 0, round 2",
+                "equal",
+                1.0,
             ),
         ),
     ),
@@ -182,6 +134,26 @@ CLAIMS = (
         "free-list",
         "Prefix caching with O(1) removal from the free list",
         "a hit costs the same in a pool of any size",
-        (Asked("caching", "no caching", "stock", TTFT2, "first token, round 2, caching on", "lower"),),
+        (
+            Asked(
+                "large pool",
+                "linear list",
+                "linked list",
+                "host_us.schedule",
+                "EngineCore's schedule() a step, large pool of cached blocks",
+                "lower",
+            ),
+            Asked("large pool", "linear list", "linked list", TTFT3, "first token, round 3", "lower"),
+        ),
+    ),
+    Claim(
+        "aggregate-blocks",
+        "Block size from all attention layers together (hybrid attention + state-space models)",
+        "blocks of about 400 tokens down to about 100",
+        (
+            Asked("hybrid", "stock's blocks", "packed", "engine.block_size", "tokens a block", "lower", 0.25),
+            Asked("hybrid", "stock's blocks", "packed", HITS3, "hit tokens, round 3", "higher"),
+            Asked("hybrid", "stock's blocks", "packed", TTFT3, "first token, round 3", "lower"),
+        ),
     ),
 )

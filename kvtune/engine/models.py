@@ -1,4 +1,5 @@
-"""The built-in tiny models: configs of ours that vLLM runs with random weights, no download.
+"""The built-in models: configs of ours that vLLM runs with random weights, no download. Tiny ones for any machine, and
+the published shapes that `kvtune evidence` measures on a GPU.
 
 Runs anywhere (plain files, no vLLM). `builtin` answers where a model's folder is, `engine_defaults` which of vLLM's
 flags it needs to start (a person's own flags go over them).
@@ -38,20 +39,26 @@ OWN: dict[str, dict[str, str]] = {
 
 NAMES = tuple(OWN)
 
+# Real shapes, for a GPU or the simulator: a CPU engine would need minutes for a prompt.
+SHAPES: dict[str, dict[str, str]] = {
+    name: {"load-format": "dummy", "skip-tokenizer-init": ""}
+    for name in ("opt-125m", "llama-3-8b", "gemma-3-4b", "gemma-3-27b")
+}
+
 
 def builtin(name: str) -> Path | None:
     """The folder (with config.json) of the built-in model of this name, None for any other name."""
-    return FOLDER / name if name in OWN else None
+    return FOLDER / name if name in OWN or name in SHAPES else None
 
 
 def engine_defaults(name: str) -> dict[str, str]:
     """vLLM flags (without dashes) and values that the built-in model needs; empty for any other name."""
-    return {**COMMON, **OWN[name]} if name in OWN else {}
+    return {**COMMON, **OWN[name]} if name in OWN else SHAPES.get(name, {})
 
 
 def config(name: str) -> dict[str, Any]:
     """The parsed config.json of a built-in model. KeyError for any other name."""
-    if name not in OWN:
+    if name not in OWN and name not in SHAPES:
         raise KeyError(name)
     parsed: dict[str, Any] = msgspec.json.decode((FOLDER / name / "config.json").read_bytes())
     return parsed

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtune.engine import gemma
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 
@@ -33,6 +34,12 @@ def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
         defaults = _flags(engine_defaults(model), given)
         return Resolved(["--model", str(path), *defaults, *engine_args], offline=True)
     folder = Path(model).expanduser()
+    if model == gemma.NAME and not folder.exists():
+        folder = gemma.default_folder()
+        if not gemma.is_prepared(folder):
+            raise UsageError(
+                f"{model} is not prepared on this machine", f"make it once: kvtune prepare {model}"
+            )
     if not folder.exists():
         if model.startswith((".", "/", "~")) or model.count("/") > 1:
             raise UsageError(

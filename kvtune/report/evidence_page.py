@@ -25,7 +25,7 @@ def evidence_page(found: Mapping[str, Any]) -> str:
         eyebrow="kvtune evidence",
         heading="The published results, measured again",
         subtitle=(
-            f"vLLM {machine['vllm']}, {machine['cpu']} ({machine['cores']} cores), Python {machine['python']}, "
+            f"vLLM {machine['vllm']}, {machine['cpu']} ({machine['cores']} cores), {machine['device'] or 'no engine run'}, Python {machine['python']}, "
             f"kvtune {machine['kvtune']}, {found['made_at']}"
         ),
         sections=[*(_claim(claim) for claim in found["claims"]), _how(found)],
@@ -67,6 +67,7 @@ def _how(found: Mapping[str, Any]) -> Section:
         "Intervals: Welch's, 95 %, logarithms of whole runs (block pool alone: of repeats in one process).",
         "holds: the interval is on the claim's side of 1 and at least half of what was published is reached; "
         "smaller here: less than half of it; no difference shown: the interval contains 1.",
+        f"{found['runs']} engine runs, {found['wall_s'] / 60:.0f} minutes in the last call. "
         f"All of it again: {found['command']}",
     )
     return Section("how", "How it was measured", "", "figures.html", {"tables": [], "why": list(lines)})

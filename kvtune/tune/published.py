@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import platform
-import statistics
+import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from kvtune import __version__
-from kvtune.analysis.evidence import Ratio, judge, ratio, reason
+from kvtune.analysis.compare import value_at
+from kvtune.analysis.evidence import ratio, reason
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.summary import summary
-from kvtune.engine.claims import CASES, CLAIMS, Asked, Case, Claim, Side
+from kvtune.engine.claim_cases import SCALES, Scale
+from kvtune.engine.claims import CLAIMS, Asked, Case, Claim, Side
 from kvtune.engine.evidence import Done, command, run_case
 from kvtune.engine.plan import Event
 from kvtune.engine.resolve import check_engine
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import UsageError
 from kvtune.run.file import read_run
 from kvtune.run.host import this_host
+from kvtune.tune.published_extras import free_list, planned_blocks, real_answers, row
 
 SCHEMA = 1
-AGGREGATE = "aggregate-blocks"
-FREE_LIST = "free-list"
-NAMES = (*(claim.name for claim in CLAIMS), AGGREGATE)
-SCALE = (
-    "Tiny models with random weights, sized for a CPU engine, pools and prefixes in the published proportions. "
-    "Ratios carry over to a host-bound engine; where a GPU computes for longer, the host's share is smaller."
-)
-NO_GPU = "Not yet measured on a GPU: these loads are sized for a CPU engine."
+NO_GPU = "Not yet measured on a GPU: these loads are sized for a CPU engine (on a GPU: kvtune evidence --scale gpu)."
+FREE_LIST, AGGREGATE, REAL = "free-list", "aggregate-blocks", "real-weights"
+NAMES = (*(claim.name for claim in CLAIMS), REAL)
 
 Start = Callable[[Case, Side, int], Callable[[Event], None]]
 Summaries = Mapping[tuple[str, str], list[dict[str, Any]]]
@@ -47,28 +44,57 @@ def chosen(only: str) -> tuple[str, ...]:
     return names
 
 
-def cases_of(names: Sequence[str]) -> list[Case]:
-    """The cases that these claims need, each once."""
+def chosen_scale(name: str) -> Scale:
+    """`auto`: a GPU's cases where the driver lists a GPU; asked of the driver, so that no torch is imported here."""
+    if name == "auto":
+        lister = shutil.which("nvidia-smi")
+        listed = (
+            subprocess.run([lister, "-L"], capture_output=True, text=True, check=False) if lister else None
+        )
+        name = "gpu" if listed is not None and "GPU" in listed.stdout else "cpu"
+    if name not in SCALES:
+        raise UsageError(f"--scale {name} is none", f"it takes auto, {', '.join(SCALES)}")
+    return SCALES[name]
+
+
+def cases_of(names: Sequence[str], scale: Scale) -> list[Case]:
+    """The cases of this scale that these claims need, each once."""
     needed = dict.fromkeys(f.case for claim in CLAIMS if claim.name in names for f in claim.figures)
-    return [CASES[name] for name in needed]
+    return [scale.cases[name] for name in needed if name in scale.cases]
 
 
-def evidence(names: Sequence[str], folder: Path, on_start: Start) -> dict[str, Any]:
+def evidence(names: Sequence[str], scale: Scale, folder: Path, on_start: Start) -> dict[str, Any]:
     """Run what is missing, judge all. A run that failed is named under its claim; the others stand."""
     version = check_engine()
-    done = [d for case in cases_of(names) for d in run_case(case, folder, on_start)]
+    began = monotonic()
+    done = [d for case in cases_of(names, scale) for d in run_case(case, folder, on_start)]
     seen: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in done:
         if one.path:
             run = read_run(folder / one.path)
             seen.setdefault((one.case, one.side), []).append(summary(run, workload_of(run)))
-    claims = [_claim(claim, seen, done) for claim in CLAIMS if claim.name in names]
+    claims = [_claim(claim, scale, seen, done) for claim in CLAIMS if claim.name in names]
     for claim in claims:
-        if claim["name"] == FREE_LIST:
-            _free_list(claim)
-    if AGGREGATE in names:
-        claims.append(_aggregate())
+        extra = {FREE_LIST: free_list, AGGREGATE: planned_blocks}.get(claim["name"])
+        if extra is not None:
+            figures, why = extra()
+            claim["figures"] += figures
+            claim["why"] += why
+            claim["verdict"] = in_short(claim["figures"])
+    if REAL in names:
+        figures, why = real_answers()
+        claims.append(
+            {
+                "name": REAL,
+                "title": "Real weights: Gemma-3 270M answers the same with the core on and off",
+                "published": "accuracy unchanged",
+                "verdict": in_short(figures),
+                "figures": figures,
+                "why": why,
+            }
+        )
     host = this_host()
+    devices = {s["engine"]["device_name"] or s["engine"]["device"] for runs in seen.values() for s in runs}
     return {
         "schema": SCHEMA,
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -78,18 +104,20 @@ def evidence(names: Sequence[str], folder: Path, on_start: Start) -> dict[str, A
             "kvtune": __version__,
             "cpu": host.cpu,
             "cores": host.cores,
+            "device": ", ".join(sorted(devices)),
         },
-        "scale": SCALE,
-        "gpu": NO_GPU,
-        "command": "make evidence"
-        if set(names) == set(NAMES)
-        else f"kvtune evidence --only {','.join(names)}",
+        "scale": scale.note,
+        "gpu": "Measured on a GPU." if scale.name == "gpu" else NO_GPU,
+        "runs": len(done),
+        "wall_s": round(monotonic() - began, 1),
+        "command": f"kvtune evidence --scale {scale.name}"
+        + ("" if set(names) == set(NAMES) else f" --only {','.join(names)}"),
         "claims": claims,
     }
 
 
-def _claim(claim: Claim, seen: Summaries, done: Sequence[Done]) -> dict[str, Any]:
-    figures = [_figure(asked, seen) for asked in claim.figures]
+def _claim(claim: Claim, scale: Scale, seen: Summaries, done: Sequence[Done]) -> dict[str, Any]:
+    figures = [_figure(asked, scale, seen) for asked in claim.figures if asked.case in scale.cases]
     cases = {asked.case for asked in claim.figures}
     why = [f"failed: {d.case}, {d.side}: {d.why}" for d in done if d.why and d.case in cases]
     if any(f["verdict"] not in ("holds", "not measured") for f in figures):
@@ -114,154 +142,18 @@ def in_short(figures: Sequence[Mapping[str, Any]]) -> str:
     return "Here: " + ", ".join(f"{n} of {len(figures)} {verdict}" for verdict, n in counts.items()) + "."
 
 
-def _figure(asked: Asked, seen: Summaries) -> dict[str, Any]:
-    case = CASES[asked.case]
+def _figure(asked: Asked, scale: Scale, seen: Summaries) -> dict[str, Any]:
+    case = scale.cases[asked.case]
+    sides = {side.name: side for side in case.sides if side.name in (asked.a, asked.b)}
     a, b = (
         [value for s in seen.get((asked.case, side), []) if (value := value_at(s, asked.measure)) is not None]
         for side in (asked.a, asked.b)
     )
-    sides = {side.name: side for side in case.sides}
-    return _row(
+    return row(
         ratio(a, b),
         title=f"{asked.title}: {asked.b} over {asked.a}",
         work=f"{case.model} {case.workload}",
         direction=asked.direction,
         published=asked.published,
-        commands=[command(case, sides[name]) for name in (asked.a, asked.b)],
+        commands=[command(case, side) for side in sides.values()],
     )
-
-
-def _row(
-    found: Ratio, *, title: str, work: str, direction: str, published: float | None, commands: list[str]
-) -> dict[str, Any]:
-    return {
-        "title": title,
-        "work": work,
-        "ratio": found.ratio,
-        "low": found.low,
-        "high": found.high,
-        "runs": found.runs,
-        "direction": direction,
-        "published": published,
-        "verdict": judge(found, direction, published),
-        "commands": commands,
-    }
-
-
-def value_at(found: Mapping[str, Any], path: str) -> float | None:
-    """The number at a dotted path, also through lists; None where there is none."""
-    value: Any = found
-    for name in path.split("."):
-        if isinstance(value, Mapping):
-            value = value.get(name)
-        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            return None
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _free_list(claim: dict[str, Any]) -> None:
-    """Add what a hit costs by pool size, measured on vLLM's own pool in a process of its own."""
-    line = "python -m kvtune.sim.free_list"
-    made = subprocess.run(
-        [sys.executable, "-m", "kvtune.sim.free_list"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    if made.returncode:
-        raise KvtuneError(
-            f"{line} failed: {made.stderr.strip().splitlines()[-1:]}", "run it alone to see why"
-        )
-    by_size: dict[str, dict[str, list[float]]] = json.loads(made.stdout.strip().splitlines()[-1])
-    sizes = list(by_size)
-    small, large = by_size[sizes[0]], by_size[sizes[-1]]
-    for kind, title, direction in (
-        (
-            "linear",
-            f"a hit among {int(sizes[-1]):,} blocks over one among {int(sizes[0]):,}, linear removal",
-            "higher",
-        ),
-        ("stock", "the same, vLLM's linked list", "equal"),
-        ("tiers", "the same, kvtune's tiers", "equal"),
-    ):
-        found = ratio(small[kind], large[kind])
-        claim["figures"].append(
-            _row(
-                found,
-                title=title,
-                work="block pool alone",
-                direction=direction,
-                published=None,
-                commands=[line],
-            )
-        )
-    found = ratio(large["linear"], large["stock"])
-    claim["figures"].append(
-        _row(
-            found,
-            title=f"a hit among {int(sizes[-1]):,} blocks: linked list over linear removal",
-            work="block pool alone",
-            direction="lower",
-            published=None,
-            commands=[line],
-        )
-    )
-    told = "; ".join(
-        f"{int(size):,} blocks: " + ", ".join(f"{k} {statistics.median(v):.2f} us" for k, v in kinds.items())
-        for size, kinds in by_size.items()
-    )
-    claim["why"].append(f"microseconds a hit: {told}")
-    claim["verdict"] = in_short(claim["figures"])
-
-
-def _aggregate() -> dict[str, Any]:
-    """Block sizes under both rules for published shapes, exact. No engine with that layout is run by this command."""
-    from kvtune.sim.planner import GPU, ModelShape, StateTensor, legal_aggregate, plan_per_layer
-
-    half = 2  # bytes of a bfloat16
-    shapes = (
-        ModelShape(
-            name="Granite-4.0-H-Tiny",
-            attention_layers=4,
-            kv_heads=4,
-            head_dim=128,
-            kv_element_bytes=half,
-            state_layers=36,
-            states=(StateTensor("conv", (3, 3328), half), StateTensor("ssm", (48, 64, 128), half)),
-        ),
-        ModelShape(
-            name="Qwen3-Next-80B-A3B",
-            attention_layers=12,
-            kv_heads=2,
-            head_dim=256,
-            kv_element_bytes=half,
-            state_layers=36,
-            states=(StateTensor("conv", (3, 8192), half), StateTensor("recurrent", (32, 128, 128), half)),
-        ),
-    )
-    figures = []
-    for shape in shapes:
-        per_layer = plan_per_layer(shape, GPU).block_tokens
-        aggregate = legal_aggregate(shape, GPU, per_layer)[0].block_tokens
-        exact = aggregate / per_layer
-        figures.append(
-            _row(
-                Ratio(exact, exact, exact, 1),
-                title=f"tokens a block, aggregate rule over per layer: {aggregate} over {per_layer}",
-                work=f"{shape.name}, planned, not run",
-                direction="lower",
-                published=0.25,
-                commands=["kvtune doctor FOLDER_WITH_CONFIG_JSON"],
-            )
-        )
-    return {
-        "name": AGGREGATE,
-        "title": "Block size from all attention layers together (hybrid attention + state-space models)",
-        "published": "blocks of about 400 tokens down to about 100",
-        "verdict": in_short(figures),
-        "figures": figures,
-        "why": ["arithmetic on the models' shapes: no engine with this layout is run by this command"],
-    }

@@ -9,24 +9,38 @@ import pytest
 
 from kvtune.core.settings import parse
 from kvtune.engine import evidence
-from kvtune.engine.claims import CASES, CLAIMS, STOCK, Case, Side
-from kvtune.engine.models import NAMES as MODELS
+from kvtune.engine.claim_cases import CPU, GPU, SCALES, STOCK, Scale
+from kvtune.engine.claims import CLAIMS, Case, Side
+from kvtune.engine.models import NAMES as TINY
+from kvtune.engine.models import SHAPES
 from kvtune.errors import UsageError
 from kvtune.report.evidence_page import evidence_page
-from kvtune.tune.published import NAMES, _aggregate, _claim, cases_of, chosen, value_at
+from kvtune.tune import published, published_extras
+from kvtune.tune.published import NAMES, _claim, cases_of, chosen, chosen_scale, in_short
+from kvtune.tune.published_extras import planned_blocks, real_answers
 from kvtune.workload.spec import build
 
+AT_SCALE = [(scale, case) for scale in SCALES.values() for case in scale.cases.values()]
 
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=lambda s: s.name)
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.name)
-def test_claims_name_cases_and_sides_that_are_there(claim: Any) -> None:
+def test_claims_name_cases_and_sides_that_are_there(claim: Any, scale: Scale) -> None:
     for asked in claim.figures:
-        sides = [side.name for side in CASES[asked.case].sides]
-        assert asked.a in sides and asked.b in sides and asked.a != asked.b
+        if asked.case in scale.cases:
+            sides = [side.name for side in scale.cases[asked.case].sides]
+            if scale is CPU:
+                assert asked.a in sides and asked.b in sides
+            assert asked.a != asked.b
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=lambda c: c.name)
-def test_cases_can_run(case: Case) -> None:
-    assert case.model in MODELS
+def test_a_cpu_fills_every_claim() -> None:
+    assert {asked.case for claim in CLAIMS for asked in claim.figures} == set(CPU.cases)
+
+
+@pytest.mark.parametrize(("scale", "case"), AT_SCALE, ids=lambda x: x.name)
+def test_cases_can_run(scale: Scale, case: Case) -> None:
+    assert case.model in (TINY if scale is CPU else SHAPES)
     assert build(case.workload, seed=0).requests
     assert case.repeats >= 2
     for side in case.sides:
@@ -40,7 +54,7 @@ def test_sides_take_turns_and_turn_round() -> None:
 
 
 def test_a_command_repeats_a_side() -> None:
-    case = CASES["decode-short"]
+    case = CPU.cases["decode-short"]
     assert evidence.command(case, STOCK).endswith("--core stock -- --max-num-seqs 512")
     assert "--set core.rows=true" in evidence.command(case, case.sides[1])
 
@@ -75,36 +89,101 @@ def test_runs_of_the_journal_are_not_made_again(tmp_path: Path, monkeypatch: pyt
 
 def test_claims_are_chosen_by_name() -> None:
     assert chosen("") == NAMES
-    assert [case.name for case in cases_of(chosen("pinning"))] == ["24 prefixes", "12 prefixes"]
+    assert [case.name for case in cases_of(chosen("pinning"), CPU)] == ["many prefixes", "half the prefixes"]
     with pytest.raises(UsageError, match="speed is no claim"):
         chosen("pinning,speed")
 
 
-def test_value_at_goes_through_lists() -> None:
-    found = {"rounds": [{"ttft_ms_mean": 1}, {"ttft_ms_mean": 2.5}], "gc": {}}
-    assert value_at(found, "rounds.1.ttft_ms_mean") == 2.5
-    assert value_at(found, "rounds.2.ttft_ms_mean") is None
-    assert value_at(found, "gc.engine_core.collections.0") is None
+@pytest.mark.parametrize(("listed", "scale"), [("GPU 0: NVIDIA H100", GPU), ("No devices found", CPU)])
+def test_the_scale_is_what_the_driver_lists(
+    listed: str, scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lister = tmp_path / "nvidia-smi"
+    lister.write_text(f"#!/bin/sh\necho '{listed}'\n")
+    lister.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert chosen_scale("auto") is scale
+    assert chosen_scale("cpu") is CPU
+    with pytest.raises(UsageError, match="tpu"):
+        chosen_scale("tpu")
+
+
+def test_a_machine_without_a_driver_is_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert chosen_scale("auto") is CPU
+
+
+def test_real_answers_without_weights_say_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    figures, why = real_answers()
+    assert {figure["verdict"] for figure in figures} == {"not measured"}
+    assert "kvtune prepare gemma3-270m" in why[0]
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdicts"), [([[1], [2]], ["holds", "holds"]), ([[1], [3]], ["does not hold here"] * 2)]
+)
+def test_real_answers_are_counted(
+    ours: list[list[int]], verdicts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvtune.engine import answers
+    from kvtune.engine.answers import Answered
+    from kvtune.workload import reading
+
+    asked = [reading.Question(0, "Where?", "Rome"), reading.Question(1, "Where?", "Oslo")]
+    words = {1: " Rome.", 2: " Oslo\n", 3: " Lima"}
+
+    def ask(folder: Path, core: str, questions: Any, blocks: int) -> Answered:
+        tokens = [[1], [2]] if core == "stock" else ours
+        texts = [words[t[0]] for t in tokens]
+        return Answered(tokens=tokens, texts=texts, prompt_tokens=9, hit_tokens=3, preemptions=0)
+
+    monkeypatch.setattr(published_extras.gemma, "is_prepared", lambda folder: True)
+    monkeypatch.setattr(answers, "answers", ask)
+    monkeypatch.setattr(reading, "questions", lambda: asked)
+    figures, _ = real_answers()
+    assert [figure["verdict"] for figure in figures[:2]] == verdicts
+
+
+def test_only_what_was_asked_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(published, "check_engine", lambda: "0.32.0")
+    found = published.evidence(["real-weights"], CPU, tmp_path, lambda *_: lambda event: None)
+    assert [claim["name"] for claim in found["claims"]] == ["real-weights"]
+    assert found["command"] == "kvtune evidence --scale cpu --only real-weights" and found["runs"] == 0
 
 
 def test_a_claim_without_runs_says_so_and_is_drawn() -> None:
     hostile = "<script>alert(1)</script>"
     done = [evidence.Done("decode-heavy", "stock", 0, "", hostile)]
-    claim = _claim(CLAIMS[0], {}, done)
+    claim = _claim(CLAIMS[0], CPU, {}, done)
     assert {figure["verdict"] for figure in claim["figures"]} == {"not measured"}
+    figures, why = planned_blocks()
+    aggregate = {**claim, "name": "a", "figures": figures, "why": why, "verdict": in_short(figures)}
     found = {
         "schema": 1,
         "made_at": "2026-01-01",
-        "machine": {"vllm": "0.32.0", "python": "3.11", "kvtune": "0", "cpu": hostile, "cores": 2},
+        "machine": {
+            "vllm": "0.32.0",
+            "python": "3.11",
+            "kvtune": "0",
+            "cpu": hostile,
+            "cores": 2,
+            "device": "cpu",
+        },
         "scale": "small",
         "gpu": "none",
         "command": "make evidence",
-        "claims": [claim, _aggregate()],
+        "runs": 1,
+        "wall_s": 2.5,
+        "claims": [claim, aggregate],
     }
     page = evidence_page(found)
     assert hostile not in page and "not measured" in page
 
 
 def test_the_aggregate_rule_makes_smaller_blocks() -> None:
-    for figure in _aggregate()["figures"]:
+    for figure in planned_blocks()[0]:
         assert 0 < figure["ratio"] < 1

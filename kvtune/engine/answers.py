@@ -23,13 +23,13 @@ from kvtune.workload.reading import Question
 
 LIMIT_S = 1200
 OUTPUT_TOKENS = 8
-BLOCKS = 420
+BLOCKS = 700
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
     "enable_prefix_caching": True,
     "max_model_len": 2048,
-    "max_num_seqs": 3,
+    "max_num_seqs": 2,
     "max_num_batched_tokens": 512,
     "block_size": 16,
     "kv_cache_memory_bytes": 1 << 30,

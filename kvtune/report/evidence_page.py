@@ -25,7 +25,8 @@ def evidence_page(found: Mapping[str, Any]) -> str:
         eyebrow="kvtune evidence",
         heading="The published results, measured again",
         subtitle=(
-            f"vLLM {machine['vllm']}, {machine['cpu']} ({machine['cores']} cores), {machine['device'] or 'no engine run'}, Python {machine['python']}, "
+            f"vLLM {machine['vllm']}, {machine['cpu']} ({machine['cores']} cores), "
+            f"{machine['device'] or 'no engine run'}, Python {machine['python']}, "
             f"kvtune {machine['kvtune']}, {found['made_at']}"
         ),
         sections=[*(_claim(claim) for claim in found["claims"]), _how(found)],

@@ -1,8 +1,8 @@
-"""Texts with questions whose answers stand in them, for a model with real weights. Pure, seeded.
+"""Texts with questions whose answers stand in them, for a small model with real weights. Pure, seeded.
 
-Each text is a register of people with a town and a number: nothing that a model can know but by reading. The texts
-are long enough that a sliding window does not reach their beginning, and are asked about in turn, so that a small
-pool has to give blocks up between two questions on the same text.
+Each text lists countries with their capitals in an order of its own, and is longer than a sliding window; a question
+asks for one that stands near its beginning. Texts are asked about in turn, so that a small pool has to give blocks up
+between two questions on the same text.
 """
 
 from __future__ import annotations
@@ -10,49 +10,37 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-NAMES = _words(
-    "Alice Bruno Clara David Elena Felix Greta Henry Irene Jonas Karin Louis Maria Nadia Oscar Paula Quinn Rosa Simon "
-    "Tanja Urban Vera Walter Xenia Yusuf Zelda Anton Bella Carlo Diana Emil Flora Georg Hanna Igor Julia"
-)
-FAMILIES = _words(
-    "Adler Brown Costa Diaz Evans Fischer Garcia Hill Ivanov Jensen Keller Lopez Meyer Novak Olsen"
-)
-TOWNS = _words(
-    "Paris London Berlin Madrid Rome Vienna Oslo Dublin Lisbon Prague Athens Warsaw Cairo Tokyo Lima"
-)
-JOBS = _words("teacher doctor baker farmer pilot painter lawyer nurse singer writer driver judge")
+PAIRS = """
+Albania:Tirana Argentina:Buenos-Aires Australia:Canberra Austria:Vienna Belgium:Brussels Bolivia:La-Paz Brazil:Brasilia
+Bulgaria:Sofia Canada:Ottawa Chile:Santiago China:Beijing Colombia:Bogota Croatia:Zagreb Cuba:Havana Cyprus:Nicosia
+Denmark:Copenhagen Ecuador:Quito Egypt:Cairo Estonia:Tallinn Ethiopia:Addis-Ababa Finland:Helsinki France:Paris
+Georgia:Tbilisi Germany:Berlin Ghana:Accra Greece:Athens Hungary:Budapest Iceland:Reykjavik India:New-Delhi
+Indonesia:Jakarta Iran:Tehran Iraq:Baghdad Ireland:Dublin Israel:Jerusalem Italy:Rome Jamaica:Kingston Japan:Tokyo
+Jordan:Amman Kenya:Nairobi Latvia:Riga Lebanon:Beirut Libya:Tripoli Lithuania:Vilnius Malaysia:Kuala-Lumpur
+Malta:Valletta Morocco:Rabat Nepal:Kathmandu Netherlands:Amsterdam Nigeria:Abuja Norway:Oslo Pakistan:Islamabad
+Peru:Lima Philippines:Manila Poland:Warsaw Portugal:Lisbon Romania:Bucharest Russia:Moscow Senegal:Dakar
+Serbia:Belgrade Slovakia:Bratislava Slovenia:Ljubljana Spain:Madrid Sweden:Stockholm Switzerland:Bern Syria:Damascus
+Thailand:Bangkok Tunisia:Tunis Turkey:Ankara Ukraine:Kyiv Uruguay:Montevideo Venezuela:Caracas Vietnam:Hanoi
+"""
+CAPITALS = {country: city.replace("-", " ") for country, _, city in (p.partition(":") for p in PAIRS.split())}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`prompt` ends where the answer begins; `answer` is the word that stands in the text."""
+    """`prompt` ends where the answer begins; `answer` is what stands in the text."""
 
     text: int
     prompt: str
     answer: str
 
 
-def questions(texts: int = 6, per_text: int = 4, people: int = 80, seed: int = 0) -> list[Question]:
+def questions(texts: int = 4, per_text: int = 3, seed: int = 0) -> list[Question]:
     """One question of each text, then the next of each: neighbours never share a text."""
     draw = random.Random(seed)
     found: list[list[Question]] = []
     for number in range(texts):
-        names = draw.sample([f"{name} {family}" for name in NAMES for family in FAMILIES], people)
-        towns = [draw.choice(TOWNS) for _ in names]
-        jobs = [draw.choice(JOBS) for _ in names]
-        lines = [f"{n} is a {j} and lives in {t}." for n, t, j in zip(names, towns, jobs, strict=True)]
-        text = f"Register number {number}.\n" + "\n".join(lines) + "\n"
-        asked = draw.sample(range(people), per_text + 2)
-        shown = "".join(f"Question: Where does {names[i]} live?\nAnswer: {towns[i]}\n" for i in asked[:2])
-        found.append(
-            [
-                Question(number, f"{text}{shown}Question: Where does {names[i]} live?\nAnswer:", towns[i])
-                for i in asked[2:]
-            ]
-        )
+        countries = draw.sample(sorted(CAPITALS), len(CAPITALS))
+        text = "".join(f"Country: {c}\nCapital: {CAPITALS[c]}\n\n" for c in countries)
+        asked = draw.sample(countries[: len(countries) // 4], per_text)
+        found.append([Question(number, f"{text}Country: {c}\nCapital:", CAPITALS[c]) for c in asked])
     return [of_text[turn] for turn in range(per_text) for of_text in found]

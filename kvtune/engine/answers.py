@@ -58,10 +58,12 @@ def answers(folder: Path, core: Literal["kvtune", "stock"], asked: list[Question
     texts = len({q.text for q in asked})
     plan = Plan(model=str(folder), prompts=[q.prompt for q in asked], at_once=texts, blocks=blocks)
     environment = {**os.environ, "KVTUNE_CORE": core, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    for name in ("KVTUNE_SET", "KVTUNE_RECIPE", "KVTUNE_PROBE"):
+    for name in ("KVTUNE_SET", "KVTUNE_RECIPE"):
         environment.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="kvtune-answers-") as made:
         work = Path(made)
+        # A run of ours: its processes end with the one that started them, also where that one was killed.
+        environment |= {"KVTUNE_RUN_DIR": made, "KVTUNE_PROBE": "off"}
         (work / "plan.json").write_bytes(msgspec.json.encode(plan))
         out, log = work / "answers.json", work / "log"
         command = [sys.executable, "-m", "kvtune.engine.answers", str(work / "plan.json"), str(out)]

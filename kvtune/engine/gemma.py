@@ -37,7 +37,7 @@ def prepare(folder: Path) -> None:
     if missing:
         raise KvtuneError(
             f"{NAME} cannot be prepared: not installed: {', '.join(missing)}",
-            "pip install 'kvtune[gemma]' beside the engine (in a checkout: .ci/setup gemma)",
+            "pip install 'kvtune[gemma]' beside the engine (in a checkout: make gemma)",
             EXIT_USAGE,
         )
     try:

@@ -18,6 +18,7 @@ from kvtune.core.settings import KNOBS, LEGACY, CoreSettings
 from kvtune.engine.plan import Event
 from kvtune.engine.profile import Job, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError, UsageError
+from kvtune.run.rows import add_row, read_rows
 
 BASELINE = "baseline"
 THRESHOLDS = (20_000, 50, 100)
@@ -152,8 +153,7 @@ def ablate(
             continue
         seconds.append(clock() - start)
         row = {"variant": variant.name, "repeat": repeat, "file": file.name, "seconds": round(seconds[-1], 1)}
-        with (folder / JOURNAL).open("a", encoding="utf-8") as journal:
-            journal.write(json.dumps(row) + "\n")
+        add_row(folder / JOURNAL, row)
         made[variant.name].files.append(file)
     return Ablated(made, len(plan), why)
 
@@ -180,14 +180,4 @@ def _run(job: Job, variant: Variant, folder: Path, on_event: Callable[[Event], N
 
 
 def _journal(folder: Path) -> list[dict[str, Any]]:
-    """The journal's whole lines; a line that a crash cut off is a run that is made again."""
-    found = []
-    path = folder / JOURNAL
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and {"variant", "repeat", "file", "seconds"} <= row.keys():
-            found.append(row)
-    return found
+    return read_rows(folder / JOURNAL, ("variant", "repeat", "file", "seconds"))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from kvtune.engine.claims import Case, Side
 from kvtune.engine.plan import Event
 from kvtune.engine.profile import Job, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.run.rows import add_row, read_rows
 from kvtune.workload.spec import build
 
 JOURNAL = "evidence.jsonl"
@@ -55,7 +54,9 @@ def run_case(
 ) -> list[Done]:
     """Every run of a case: those of the journal where the same command made them, the others now."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {(row["key"], row["repeat"]): row for row in _journal(folder)}
+    kept = {
+        (row["key"], row["repeat"]): row for row in read_rows(folder / JOURNAL, ("key", "repeat", "path"))
+    }
     found = []
     for repeat, side in order(case):
         row = kept.get((key(case, side), repeat))
@@ -86,20 +87,5 @@ def _run(case: Case, side: Side, repeat: int, folder: Path, on_event: Callable[[
             raise done.error
         return Done(case.name, side.name, repeat, "", done.error.message)
     row = {"key": key(case, side), "repeat": repeat, "path": done.path.name}
-    with (folder / JOURNAL).open("a", encoding="utf-8") as journal:
-        journal.write(json.dumps(row) + "\n")
+    add_row(folder / JOURNAL, row)
     return Done(case.name, side.name, repeat, done.path.name)
-
-
-def _journal(folder: Path) -> list[dict[str, Any]]:
-    """The journal's whole lines; a line that a crash cut off is a run that is made again."""
-    found = []
-    path = folder / JOURNAL
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and {"key", "repeat", "path"} <= row.keys():
-            found.append(row)
-    return found

@@ -114,7 +114,9 @@ def _layouts(
     whole: Bundle = (
         (("whole_states", True),) if backend is CPU and any(s.name == "ssm" for s in shape.states) else ()
     )
-    found: list[Bundle] = [(("block_size", size), *whole, *caching) for size in sizes[:STOCK_LAYOUTS]]
+    # The smallest one, and others that the longest request could hit.
+    stock = [size for size in sizes if size == sizes[0] or size < longest][:STOCK_LAYOUTS]
+    found: list[Bundle] = [(("block_size", size), *whole, *caching) for size in stock]
     last = 0
     for states, plan in plans.items():
         if plan.block_tokens >= 2 * last:

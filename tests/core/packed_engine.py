@@ -1,8 +1,9 @@
 """One real engine in this process, a layout of blocks, several workloads; the same workloads simulated after it.
 
-A script: `python packed_engine.py JOB.json OUT.json`. JOB: model, core, core_settings, args (vLLM's flags), cases
-[{workload, blocks}]. OUT: for each case answers, logprobs of the answers' tokens, hits, preemptions and one digest a
-step, of the real engine and (hits, digests) of the simulated one. Prints nothing.
+A script: `python packed_engine.py JOB.json OUT.json`. JOB: model, core, core_settings, args (vLLM's flags), cases:
+{workload, blocks}, or {workload (a name), spans (of each prompt), output} for prompts made by hand. OUT: for each case
+answers, logprobs of their tokens, hits, preemptions and one digest a step, of the real engine and (hits, digests)
+of the simulated one. Prints nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +40,15 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.sim.settings import SimSettings
     from kvtune.workload.spec import build as workload_of
     from kvtune.workload.tokens import prompt_ids
+    from kvtune.workload.types import Request as Planned
+    from kvtune.workload.types import Span, Workload
+
+    def made(case: dict[str, Any]) -> Workload:
+        requests = tuple(
+            Planned(f"{n}", tuple(Span(*span) for span in spans), case["output"])
+            for n, spans in enumerate(case["spans"])
+        )
+        return Workload(case["workload"], case["workload"], {}, 0, requests, "", concurrency=1)
 
     class Timed(UniProcExecutor):
         """The real executor; its steps take the virtual time that a simulated one's do."""
@@ -103,7 +113,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     captured = capture(config, engine.scheduler.kv_cache_config)
     cases = []
     for case in job["cases"]:
-        workload = workload_of(case["workload"], seed=0)
+        workload = made(case) if "spans" in case else workload_of(case["workload"], seed=0)
         blocks = case.get("blocks") or engine.scheduler.kv_cache_config.num_blocks
         settings = SimSettings(
             model=job["model"],

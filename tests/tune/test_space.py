@@ -126,13 +126,13 @@ def test_a_model_with_states_is_searched_over_layouts() -> None:
     found = list(grid(build_space(["block_size"], [], facts)))
     stock = [s for s in found if "block_size" in s]
     packed = [s for s in found if s.get("packed")]
-    assert [s["block_size"] for s in stock] == [1216, 2432]
-    assert [s["states_per_block"] for s in packed] == [1, 2] and len(found) == 4
+    assert [s["block_size"] for s in stock] == [1216]  # a larger one could hit none of these requests
+    assert [s["states_per_block"] for s in packed] == [1, 2] and len(found) == 3
     # Caching is asked for, and what keeps stock's layout from crashing on the CPU then.
     assert all(s["enable_prefix_caching"] for s in found)
     assert all(s.get("whole_states", s.get("packed")) for s in found)
     told = list(grid(build_space(["block_size"], [], model_facts("tiny-granite", None, 780))))
-    assert not any("enable_prefix_caching" in s for s in told) and len(told) == 4
+    assert not any("enable_prefix_caching" in s for s in told) and len(told) == 3
 
 
 def test_packed_blocks_multiply_with_other_knobs_and_nothing_is_tried_twice() -> None:

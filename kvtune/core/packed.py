@@ -104,6 +104,8 @@ def refusal(vllm_config: Any, backends: Any) -> str:
         return "a KV connector moves pages by stock's layout"
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "context parallel was not tried"
+    if parallel.pipeline_parallel_size > 1:
+        return "pipeline parallel: ranks with other layers would make other blocks"
     if cache.cache_dtype != "auto":
         return f"--kv-cache-dtype {cache.cache_dtype} was not tried"
     if cache.kv_cache_dtype_skip_layers:

@@ -87,6 +87,7 @@ def engine_of(**changed: Any) -> Any:
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=changed.pop("dcp", 1),
             prefill_context_parallel_size=changed.pop("pcp", 1),
+            pipeline_parallel_size=changed.pop("pp", 1),
         ),
         cache_config=SimpleNamespace(**{**cache, **changed}),
     )
@@ -99,6 +100,7 @@ def engine_of(**changed: Any) -> Any:
         ({"kv_transfer_config": object()}, "KV connector"),
         ({"dcp": 2}, "context parallel"),
         ({"pcp": 2}, "context parallel"),
+        ({"pp": 2}, "pipeline parallel"),
         ({"cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
         ({"kv_cache_dtype_skip_layers": ["0"]}, "several KV dtypes"),
         ({"mamba_cache_mode": "all"}, "--mamba-cache-mode all"),

@@ -121,7 +121,13 @@ def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
     asked = facts.given.get("block-size", "")
     wanted = int(asked) if asked.isdigit() else None
     try:
-        shape = shape_of(facts.config, facts.model, dtype=facts.dtype or "auto")
+        shape = shape_of(
+            facts.config,
+            facts.model,
+            dtype=facts.dtype or "auto",
+            kv_cache_dtype=facts.kv_cache_dtype or "auto",
+            state_dtype=facts.given.get("mamba-ssm-cache-dtype", "auto"),
+        )
         plan = plan_per_layer(shape, backend, wanted)
     except UsageError:
         return None

@@ -181,7 +181,7 @@ def _layouts(found: Layouts) -> Iterator[Line]:
                 )
             ),
         )
-    yield from _pair("fit, capacity", "requests of these lengths that run at once, and over stock's")
+    yield from _pair("fit, ratio", "requests of these lengths that run at once, and over stock's")
     yield from _pair(
         "shared, resend",
         "hits of a shared prefix land on multiples of the first; of a prompt sent again or a chat's next turn on "
@@ -200,7 +200,7 @@ def _layouts(found: Layouts) -> Iterator[Line]:
 
 def _columns(cells: Sequence[str]) -> str:
     first, *rest = cells
-    return f"{first:<10}" + "".join(f"{cell:>{8 if n < 7 else 10}}" for n, cell in enumerate(rest))
+    return f"{first:<9}" + "".join(f"{cell:>{8 if n < 7 else 10}}" for n, cell in enumerate(rest))
 
 
 def visit_lines(visits: Iterable[Visits]) -> Iterator[str]:

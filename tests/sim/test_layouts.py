@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.engine.models import config
+from kvtune.sim.doctor import Diagnosis
+from kvtune.sim.doctor_model import ModelReport, floor_of, read_config
+from kvtune.sim.doctor_text import lines
 from kvtune.sim.layouts import LEAST_CAPACITY, Load, layouts_of, load_of, pays
 from kvtune.sim.planner import CPU, GPU, ModelShape, StateTensor, packed_plans, plan_per_layer
 from kvtune.sim.planner_config import shape_of
@@ -33,6 +36,19 @@ def test_a_short_shared_prefix_picks_the_blocks_that_hit_it() -> None:
     assert (packed.states, packed.plan.block_tokens, packed.plan.groups) == (1, 160, 9)
     assert packed.hit_share == pytest.approx(16 * 640 / (24 * 764))  # the first visit of each prefix is cold
     assert packed.resend_tokens == 32 and packed.on_front and packed.capacity > 1.0
+
+
+def test_the_table_says_what_to_take_and_fits_a_terminal() -> None:
+    config_facts = read_config("tiny-granite", [])
+    found = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
+    report = ModelReport(config_facts, floor_of(config_facts), found)
+    text = [line for _, line in lines(Diagnosis((), (), report))]
+    assert any(line.startswith("  ->*packed, 1") and "160" in line and "55.8%" in line for line in text)
+    assert any(line.startswith("     stock") and "1,280" in line for line in text)
+    assert any("packed, 1 (160 tokens): up to 55.8% of the prompt tokens can hit" in line for line in text)
+    assert max(map(len, text)) <= 110
+    rows = report.to_json()["layouts"]["rows"]
+    assert [row["layout"] for row in rows[:2]] == ["stock", "packed"] and rows[1]["pareto"]
 
 
 def test_prefixes_that_gain_nothing_leave_stock() -> None:

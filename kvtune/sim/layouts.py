@@ -62,7 +62,7 @@ class Layout:
 
     @property
     def name(self) -> str:
-        return f"packed, {self.states}" if self.states else "stock"
+        return f"packed {self.states}" if self.states else "stock"
 
     def to_json(self) -> dict[str, Any]:
         plan = self.plan

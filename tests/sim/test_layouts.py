@@ -43,9 +43,9 @@ def test_the_table_says_what_to_take_and_fits_a_terminal() -> None:
     found = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
     report = ModelReport(config_facts, floor_of(config_facts), found)
     text = [line for _, line in lines(Diagnosis((), (), report))]
-    assert any(line.startswith("  ->*packed, 1") and "160" in line and "55.8%" in line for line in text)
+    assert any(line.startswith("  ->*packed 1") and "160" in line and "55.8%" in line for line in text)
     assert any(line.startswith("     stock") and "1,280" in line for line in text)
-    assert any("packed, 1 (160 tokens): up to 55.8% of the prompt tokens can hit" in line for line in text)
+    assert any("packed 1 (160 tokens): up to 55.8% of the prompt tokens can hit" in line for line in text)
     assert max(map(len, text)) <= 110
     rows = report.to_json()["layouts"]["rows"]
     assert [row["layout"] for row in rows[:2]] == ["stock", "packed"] and rows[1]["pareto"]

@@ -1,0 +1,81 @@
+"""The real engine and the simulated one, step by step, on the other built-in models: every workload kind, both cores.
+
+One engine start a model; `make long` runs them. Pools are small, so that blocks run out; prompts come in chunks.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
+
+FLAGS = ["--max-num-batched-tokens", "512", "--max-num-seqs", "16", "--max-model-len", "1000"]
+# A hybrid's block holds a whole state; what is kept of a prompt are the states at its chunks' ends.
+STATES = ["--max-num-batched-tokens", "1024", "--max-num-seqs", "16", "--max-model-len", "4096"]
+ROUNDS = "rounds:prefixes=3,prefix=700,suffix=40,output=8,rounds=3"
+ZIPF = "zipf:prefixes=6,prefix=500,suffix=40,requests=14,concurrency=4,output=12"
+CHAT = "chat:sessions=4,turns=3,system=64,first=200,user=40,output=40"
+MIX = "mix:prefixes=2,prefix=500,requests=10,cold=600,concurrency=3,output=6"
+DECODE = "decode:requests=14,prompt=48,output=90"
+PREFILL = "prefill:requests=4,prompt=900,output=3"
+TRACE = "trace:path={trace}"
+ATTENTION = [(ROUNDS, 110), (ZIPF, 80), (CHAT, 80), (MIX, 80), (DECODE, 45), (PREFILL, 60), (TRACE, 70)]
+STATE = [(ROUNDS.replace("700", "2100"), 60), (ZIPF, 30), (CHAT.replace("first=200", "first=900"), 40)]
+STATE += [(MIX, 30), (DECODE, 20), (PREFILL, 20), (TRACE, 30)]
+MODELS = {
+    "tiny-opt": (["--block-size", "32", *FLAGS], ATTENTION),
+    "tiny-llama": (["--block-size", "32", *FLAGS], ATTENTION),
+    "tiny-qwen3next": (STATES, STATE),
+}
+
+
+def trace_file(folder: Path) -> Path:
+    """Ten requests of up to 900 tokens that share their first 512, some at the same time."""
+    lines = [
+        {
+            "timestamp": 40 * (i // 2),
+            "input_length": 620 + 30 * (i % 5),
+            "output_length": 5 + i % 4,
+            "hash_ids": [i % 3, 100 + i],
+        }
+        for i in range(10)
+    ]
+    path = folder / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_step_and_every_hit_is_the_engines(model: str, tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="needs vLLM")
+    flags, loads = MODELS[model]
+    trace = trace_file(tmp_path)
+    cases = [{"workload": w.format(trace=trace), "blocks": blocks, "args": flags} for w, blocks in loads]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    script = Path(__file__).with_name("lockstep.py")
+    ended = subprocess.run(
+        [sys.executable, str(script), model, str(tmp_path / "cases.json"), str(tmp_path / "out.json")],
+        capture_output=True,
+        text=True,
+        timeout=850,
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert len(results) == 2 * len(cases)
+    for case in results:
+        what = f"{case['core']} {case['case']}"
+        real, simulated = case["hits"]
+        assert simulated == real and min(real) >= 0, what
+        steps, simulated_steps = case["digests"]
+        assert simulated_steps == steps and steps, what
+        assert case["pool"] == case["sim_pool"], what
+    hit = {case["case"].partition(":")[0] for case in results if sum(case["hits"][0])}
+    assert {"rounds", "chat"} <= hit
+    if model != "tiny-qwen3next":
+        assert {"zipf", "mix", "trace"} <= hit
+        assert any(case["preemptions"] for case in results)

@@ -1,8 +1,13 @@
-"""What every test is held to: no hook of ours outlives the test that installed it, no example has a deadline."""
+"""What every test is held to: no hook of ours outlives the test that installed it, no example has a deadline.
+
+Engines that tests start compute with one thread each: two tests run at once, and threads that wait for each other at
+every operation of a tiny model while another process has their core make it several times slower.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +16,9 @@ from hypothesis import settings
 # A busy machine is no defect: no test asserts a time.
 settings.register_profile("kvtune", deadline=None)
 settings.load_profile("kvtune")
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from kvtune.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvtune.engine.profile import Job
 
 
 def profile(
@@ -41,6 +46,19 @@ def profile(
     ablate_budget: Annotated[
         float, typer.Option("--ablate-budget", min=0, help="Minutes; the same command goes on. 0: no end.")
     ] = 0.0,
+    on: Annotated[
+        str, typer.Option("--on", help="engine, or sim: vLLM's own scheduler and cache without a model.")
+    ] = "engine",
+    mode: Annotated[
+        str,
+        typer.Option(help="With --on sim: exact, jump (steady decoding skipped) or coarse (for screening)."),
+    ] = "exact",
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --on sim: a run file whose engine (KV specs, pool, step times) is simulated."
+        ),
+    ] = None,
     dummy: Annotated[
         bool, typer.Option("--dummy", help="Random weights on the model's real config.")
     ] = False,
@@ -55,7 +73,7 @@ def profile(
         bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
     ] = False,
 ) -> int:
-    """Profile MODEL on the real vLLM engine. vLLM's own flags stand after `--`."""
+    """Profile MODEL on the real vLLM engine, or replay without it. vLLM's own flags stand after `--`."""
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice, probe_choice, with_recipe
     from kvtune.engine.profile import Job, Profiled
@@ -76,6 +94,12 @@ def profile(
         output=output,
         slo=read_slo(slo),
     )
+    if on != "engine" or like is not None or mode != "exact":
+        if stacks or ablate or ablate_only or repeat > 1:
+            raise UsageError(
+                "--on sim has no host to measure: no --stacks, --ablate or --repeat", "use --on engine"
+            )
+        return _replay(job, on, mode, like, as_json=json)
     if ablate or ablate_only:
         from kvtune.cli.ablate import run_ablation
 
@@ -96,4 +120,27 @@ def profile(
     error = done[-1].error
     if error is not None:
         raise error
+    return 0
+
+
+def _replay(job: Job, on: str, mode: str, like: Path | None, *, as_json: bool) -> int:
+    from kvtune.cli.progress import ProgressView
+    from kvtune.cli.results import show
+    from kvtune.run.file import read_run
+    from kvtune.sim.profile import profile as replayed
+    from kvtune.sim.settings import MODES
+
+    if on != "sim":
+        hint = "--on takes engine or sim" if on != "engine" else "add --on sim"
+        raise UsageError(f"--on {on} does not replay" if on == "engine" else f"--on {on} is no place", hint)
+    if mode not in MODES:
+        raise UsageError(f"--mode {mode} is no mode", f"--mode takes {', '.join(MODES)}")
+    recorded = read_run(like) if like is not None else None
+    with ProgressView(len(job.workload.requests), job.model) as view:
+        view.phase("replaying")
+        result = replayed(job, mode, recorded, view.replayed)
+        view.phase("analysing")
+    show([result], job.workload, as_json=as_json)
+    if result.error is not None:
+        raise result.error
     return 0

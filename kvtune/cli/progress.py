@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -19,11 +19,15 @@ from rich.progress import (
 
 from kvtune.engine.plan import Event
 
+if TYPE_CHECKING:
+    from kvtune.sim.worker import Report
+
 PHASES = {
     "starting": "starting engine",
     "warm-up": "warming up",
     "measuring": "measuring",
     "finishing": "stopping engine",
+    "replaying": "replaying",
     "culprits": "second pass: who makes the objects",
     "over": "stopping engine",
     "analysing": "analysing",
@@ -88,6 +92,13 @@ class ProgressView:
         else:
             self._bar.update(self._task, description=text)
 
+    def replayed(self, report: Report) -> None:
+        """How far a simulated run is."""
+        if self._quiet or not report.finished:
+            return
+        left_s = report.elapsed_s * (report.requests / report.finished - 1)
+        self._show(report.finished, f"ETA {left_s:.0f} s")
+
     def _progress(self, event: Event) -> None:
         elapsed = max(monotonic() - self._measuring_since, 1e-6)
         detail = f"{event.output_tokens / elapsed:,.0f} tok/s"
@@ -95,12 +106,11 @@ class ProgressView:
             detail += f"  hits {100 * event.hit_tokens / event.query_tokens:.0f} %"
         if event.finished:
             detail += f"  ETA {elapsed / event.finished * (self._total - event.finished):.0f} s"
+        self._show(event.finished, detail)
+
+    def _show(self, finished: int, detail: str) -> None:
         if not self._plain:
-            self._bar.update(self._task, completed=event.finished, detail=detail)
+            self._bar.update(self._task, completed=finished, detail=detail)
         elif monotonic() - self._last_plain > PLAIN_EVERY_S:
             self._last_plain = monotonic()
-            print(
-                f"{self._label}: {event.finished}/{self._total} requests  {detail}",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"{self._label}: {finished}/{self._total} requests  {detail}", file=sys.stderr, flush=True)

@@ -204,7 +204,9 @@ def gather(
 def _hash_phase(hasher: Any, tokens: int, hash_size: int) -> int:
     if hasher is None:
         return NO_HASHER
-    # Another hasher than vLLM's may have rules of its own: it is called for every token, as stock does.
+    # Another hasher than vLLM's may have rules of its own: it is called for every token, as stock does, unless it says.
+    if getattr(hasher, "hash_block_size", None) == hash_size:
+        return tokens % hash_size
     return tokens % hash_size if _hashes_blocks_of(hasher, hash_size) else ALWAYS
 
 

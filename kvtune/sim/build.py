@@ -37,24 +37,27 @@ def build(settings: SimSettings, clock: VirtualClock) -> Any:
         ) from error
     scheduler: Any = engine.scheduler
     engine.model_executor.requests = scheduler.requests
-    if settings.core == "stock" and settings.shortcuts:
-        _shorten(scheduler)
+    if settings.shortcuts:
+        _shorten(scheduler, settings)
     # Jumps look like speculation to the scheduler; there is no drafter whose statistics could be kept.
     scheduler.make_spec_decoding_stats = lambda *args, **kwargs: None
     return engine
 
 
-def _shorten(scheduler: Any) -> None:
-    """The steady-decode path for a stock scheduler: the decisions are stock's, and so is the pool."""
+def _shorten(scheduler: Any, settings: SimSettings) -> None:
+    """Quicker ways to stock's decisions: the pool's loops, and for a stock scheduler the steady-decode path."""
     from kvtune.core import compat
     from kvtune.core import scheduler as steady
     from kvtune.core.settings import CoreSettings
+    from kvtune.sim import quick_pool
 
     try:
         compat.check()
     except KvtuneError:
         return  # another vLLM than the path was written for
-    steady.adopt(scheduler, CoreSettings())
+    quick_pool.adopt(scheduler.kv_cache_manager.block_pool)
+    if settings.core == "stock":
+        steady.adopt(scheduler, CoreSettings())
 
 
 def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:

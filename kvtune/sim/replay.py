@@ -27,6 +27,7 @@ from kvtune.sim.jump import Jumper
 from kvtune.sim.record import record
 from kvtune.sim.requests import Factory
 from kvtune.sim.settings import SimSettings
+from kvtune.sim.stride import Strider
 from kvtune.workload.feed import Feed
 from kvtune.workload.types import Workload
 
@@ -84,6 +85,13 @@ class Journal:
     refused: dict[int, str] = field(default_factory=dict)
     jumps: int = 0
     jumped_steps: int = 0
+
+    def pool_news(self, watch: PoolWatch, start_s: float, free: int) -> None:
+        """What the pool evicted and demoted for the step that starts now."""
+        news = watch.news()
+        if news is not None:
+            counted = enumerate(zip(*news, strict=True))
+            self.pool += [(start_s, tier, *counts, free) for tier, counts in counted if any(counts)]
 
 
 def replay(
@@ -164,6 +172,21 @@ class Player:
         self.journal.steps = self._columns
         self._pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
         self.journal.tiers = self._pool.tiers
+        # Observers of single steps get single steps.
+        alone = all(isinstance(observer, Watch) for observer in observers)
+        self._strider = (
+            Strider(
+                engine,
+                self._feed,
+                clock,
+                self.journal,
+                self._pool,
+                tokens=self._token_rows,
+                digests=settings.digests,
+            )
+            if settings.shortcuts and alone and Strider.can(engine)
+            else None
+        )
         self._finished = 0
         engine.model_executor.on_step = self._on_step
 
@@ -186,6 +209,7 @@ class Player:
         feed, clock, engine, scheduler = self._feed, self._clock, self._engine, self._engine.scheduler
         begin = report = time.monotonic()
         idle = turns = 0
+        strode = False
         while not feed.done:
             for index in feed.ready(clock.now_s):
                 self._send(index)
@@ -196,6 +220,20 @@ class Player:
                         "the replay has nothing to do and is not done", "report this with the workload"
                     )
                 clock.advance_to(due)
+                continue
+            turns += 1
+            if strode or turns % 64 == 0:
+                if self._stop is not None and self._stop():
+                    return "interrupted"
+                now = time.monotonic()
+                if self._progress is not None and now - report >= PROGRESS_S:
+                    report = now
+                    self._progress(
+                        Progress(self._finished, len(self._workload.requests), clock.now_s, now - begin)
+                    )
+            strode = self._strider is not None and self._strider.run()
+            if strode:
+                idle = 0
                 continue
             if self._jumper is not None:
                 self._jumper.prepare()
@@ -209,16 +247,6 @@ class Player:
             idle = 0 if executed or made else idle + 1
             if idle > 3 and not self._unstick():
                 raise KvtuneError(self._stuck(), "give the engine more blocks, or a shorter workload")
-            turns += 1
-            if turns % 64 == 0:
-                if self._stop is not None and self._stop():
-                    return "interrupted"
-                now = time.monotonic()
-                if self._progress is not None and now - report >= PROGRESS_S:
-                    report = now
-                    self._progress(
-                        Progress(self._finished, len(self._workload.requests), clock.now_s, now - begin)
-                    )
         return ""
 
     def _send(self, index: int) -> None:
@@ -274,12 +302,7 @@ class Player:
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         running, waiting = len(scheduler.running), len(scheduler.waiting)
         start, context = step.start_s, step.context_tokens
-        if (news := self._pool.news()) is not None:
-            self.journal.pool += [
-                (start, tier, *counts, free)
-                for tier, counts in enumerate(zip(*news, strict=True))
-                if any(counts)
-            ]
+        self.journal.pool_news(self._pool, start, free)
         for end in ends or (step.end_s,):
             tokens = step.prefill_tokens + (step.decodes if ends is None else requests)
             values = (start, end, tokens, step.prefill_tokens, requests, running, waiting, free, context)

@@ -80,6 +80,7 @@ class Factory:
             full = request.num_tokens // block
             return hashes[have:full] if full > have else []
 
+        hasher.hash_block_size = block  # type: ignore[attr-defined]  # the steady path asks when it has to be called
         return hasher
 
     def _hashes_of(self, index: int) -> list[bytes]:

@@ -121,7 +121,7 @@ def main(model: str, cases: list[dict[str, Any]], out: Path) -> None:
                     "core": core,
                     "scheduler": type(engine.scheduler).__name__,
                     "pool": type(engine.scheduler.kv_cache_manager.block_pool).__name__,
-                    "sim_pool": type(simulated._engine.scheduler.kv_cache_manager.block_pool).__name__,
+                    "sim_pool": _pool_of(simulated._engine),
                     "hits": [real.journal.hits.tolist(), simulated.journal.hits.tolist()],
                     "digests": [list(real.journal.digests), list(simulated.journal.digests)],
                     "preemptions": int(real.journal.preemptions.sum()),
@@ -136,6 +136,12 @@ def _sim(settings: Any) -> tuple[Any, Any]:
 
     clock = VirtualClock()
     return build(settings, clock), clock
+
+
+def _pool_of(engine: Any) -> str:
+    """The pool's class, without the simulator's own loops."""
+    mro = type(engine.scheduler.kv_cache_manager.block_pool).__mro__
+    return next(c.__name__ for c in mro if not c.__module__.startswith("kvtune.sim"))
 
 
 def _hash_function(config: Any) -> Any:

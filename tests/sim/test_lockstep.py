@@ -1,6 +1,6 @@
 """The real engine and the simulated one, step by step: same blocks in every step, same hits of every request.
 
-One engine start for all: about 25 s, and as long again to compute the workloads with both cores.
+One engine start for all: some 20 s, and half as long to compute the workloads with both cores.
 """
 
 from __future__ import annotations

@@ -1,0 +1,79 @@
+"""One simulated run from start to file: what `kvtune profile --on sim` does. In the CLI's process, imports no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtune.engine.profile import Job, Profiled, check_output, run_name
+from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.run.file import SUFFIX, write_run
+from kvtune.run.slo import with_slo
+from kvtune.run.types import Run
+from kvtune.sim.cost import NOMINAL, StepCost, fit, read_cost
+from kvtune.sim.settings import Mode, SimSettings
+from kvtune.sim.simulators import Simulators
+from kvtune.sim.worker import Report
+
+
+def profile(job: Job, mode: Mode, like: Run | None, on_report: Callable[[Report], None]) -> Profiled:
+    """Replay the job's workload and write the run file, also (as a partial one) when Ctrl-C ends it early.
+
+    `like`: a recorded run whose engine is simulated: its KV specs, pool and flags (the job's own go over them), and a
+    step cost fitted to its steps.
+    """
+    check_output(job.output)
+    settings = settings_for(job, mode, like)
+    path = job.output / f"{run_name(job)}_sim{SUFFIX}"
+    run: Run | None = None
+    error: KvtuneError | None = None
+    with Simulators(1) as simulators:
+        try:
+            for _, outcome in simulators.map(job.workload, [settings], on_report, job.command):
+                if isinstance(outcome, KvtuneError):
+                    raise outcome
+                run = outcome
+        except KeyboardInterrupt:
+            if run is None:
+                raise
+            error = KvtuneError(
+                "interrupted", "what was replayed is in the run file, marked partial", EXIT_INTERRUPTED
+            )
+    if run is None:
+        raise KvtuneError("the replay gave no run", "run the command again with --debug")
+    run = with_slo(run, job.slo)
+    write_run(run, path)
+    return Profiled(run, path, error)
+
+
+def settings_for(job: Job, mode: Mode, like: Run | None) -> SimSettings:
+    """The simulated engine of a job, after a recorded run where one is given."""
+    flags, specs, cost, ahead = list(job.engine_args), {}, NOMINAL, None
+    if like is not None:
+        engine = like.header.engine
+        if not engine.kv_specs:
+            raise KvtuneError("--like: the run holds no KV specs", "record it again with this kvtune")
+        flags, specs, ahead = [*engine.args, *flags], engine.kv_specs, engine.async_scheduling
+        cost = cost_of(like)
+    return SimSettings(
+        model=job.model,
+        engine_args=flags,
+        core=job.core,
+        core_settings=job.core_settings,
+        mode=mode,
+        cost=cost,
+        specs=specs,
+        async_scheduling=ahead,
+    )
+
+
+def cost_of(run: Run) -> StepCost:
+    """Fitted to the run's steps; a simulated run's is the one that it ran with. Nominal where there are too few."""
+    known = run.header.extra.get("step_cost")
+    if known:
+        import msgspec
+
+        return read_cost(msgspec.json.encode(known).decode())
+    try:
+        return fit(run)
+    except KvtuneError:
+        return NOMINAL

@@ -1,0 +1,81 @@
+"""Stock's block pool, with the two loops over blocks written out: a replay spends half of its time in them.
+
+Simulator's process only, for pools of exactly vLLM's class. The decisions and every field of every block are stock's;
+what is not the plain case (events, metrics, watchers, a block with several hashes) goes to stock's own methods.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import Any
+
+from vllm.v1.core.block_pool import BlockPool
+
+
+class QuickPool(BlockPool):  # type: ignore[misc]
+    def get_new_blocks(self, num_blocks: int) -> list[Any]:
+        if not self.enable_caching or self._odd() or num_blocks > self.get_num_free_blocks():
+            found: list[Any] = super().get_new_blocks(num_blocks)
+            return found
+        hashed = self.cached_block_hash_to_block
+        cache = hashed._cache
+        blocks: list[Any] = self.free_block_queue.popleft_n(num_blocks)
+        for block in blocks:
+            key = block._block_hash
+            if key is not None:
+                if cache.get(key) is block:
+                    del cache[key]
+                else:
+                    hashed.pop(key, block.block_id)
+                block._block_hash = block._block_hash_num_tokens = None
+            assert block.ref_cnt == 0
+            block.ref_cnt = 1
+        return blocks
+
+    def cache_full_blocks(
+        self,
+        request: Any,
+        blocks: list[Any],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
+    ) -> None:
+        if self._odd() or block_size != self.hash_block_size:
+            super().cache_full_blocks(
+                request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
+            )
+            return
+        cache = self.cached_block_hash_to_block._cache
+        group = kv_cache_group_id.to_bytes(4, "big", signed=False)
+        tokens = num_cached_blocks * block_size
+        hashes = request.block_hashes[num_cached_blocks:num_full_blocks]
+        new = blocks[num_cached_blocks:num_full_blocks]
+        for block, block_hash, kept in zip(new, hashes, block_mask or repeat(True), strict=False):
+            tokens += block_size
+            if block.is_null or not kept:
+                continue
+            key = block_hash + group
+            if block._block_hash is None and key not in cache:
+                cache[key] = block
+                block._block_hash, block._block_hash_num_tokens = key, tokens
+            else:  # the same content twice, or a block that was hashed in part
+                at = tokens // block_size
+                super().cache_full_blocks(request, blocks, at - 1, at, block_size, kv_cache_group_id)
+
+    def _odd(self) -> bool:
+        return bool(
+            self.enable_kv_cache_events
+            or self.metrics_collector
+            or self._reuse_watchers
+            or self.cached_block_hashes_by_block
+            # Somebody listens to the map: its methods have to be called.
+            or len(self.cached_block_hash_to_block.__dict__) > 1
+        )
+
+
+def adopt(pool: Any) -> None:
+    """Give a pool of exactly vLLM's class the loops above; others stay as they are."""
+    if type(pool) is BlockPool:
+        pool.__class__ = QuickPool

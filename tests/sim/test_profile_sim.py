@@ -1,0 +1,178 @@
+"""`kvtune profile --on sim`: a recorded engine without its machine, odd traces, bad input in two lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvtune.cli.app import run as kvtune
+from kvtune.engine.profile import Job
+from kvtune.errors import KvtuneError
+from kvtune.run.file import read_run
+from kvtune.run.types import Run
+from kvtune.sim.cost import NOMINAL, StepCost
+from kvtune.sim.profile import cost_of, settings_for
+from kvtune.sim.simulators import Simulators
+from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
+
+HERE = Path(__file__).parents[1]
+GOLDEN = HERE / "golden"
+GALLERY = HERE.parent / "reports" / "gallery"
+FLAGS = ["--num-gpu-blocks-override", "300", "--block-size", "32", "--max-model-len", "4096"]
+
+
+@pytest.fixture(scope="module")
+def simulators() -> Iterator[Simulators]:
+    pytest.importorskip("vllm", reason="needs vLLM")
+    with Simulators() as found:
+        yield found
+
+
+def replayed(simulators: Simulators, workload: Workload, *wanted: Any) -> list[Run]:
+    found: dict[int, Run] = {}
+    for number, outcome in simulators.map(workload, list(wanted)):
+        assert isinstance(outcome, Run), outcome
+        found[number] = outcome
+    return [found[number] for number in range(len(wanted))]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("core", ["stock", "kvtune"])
+def test_a_recorded_engine_is_simulated_without_it(simulators: Simulators, core: str) -> None:
+    """Runs of the real engine, as published: every request's hits come out again, and the times are a prediction."""
+    recorded = read_run(GALLERY / f"rounds-{core}.kvrun")
+    info = recorded.header.workload
+    work = build(info.spec, seed=info.seed)
+    job = Job(
+        model="tiny-gemma3",
+        workload=work,
+        core="stock" if core == "stock" else "kvtune",
+        core_settings=recorded.header.core.settings,
+    )
+    exact, jumped = replayed(simulators, work, *(settings_for(job, m, recorded) for m in ("exact", "jump")))
+    for run in (exact, jumped):
+        np.testing.assert_array_equal(
+            run.table("requests")["hit_tokens"], recorded.table("requests")["hit_tokens"]
+        )
+    assert exact.header.engine.num_blocks == recorded.header.engine.num_blocks
+    assert exact.header.engine.groups == recorded.header.engine.groups
+    assert exact.header.valid.why.startswith("predicted")
+    assert exact.header.extra["step_cost"]["source"] == recorded.header.started_at
+
+
+@pytest.mark.vllm
+def test_blocks_of_another_device_are_kept(simulators: Simulators) -> None:
+    """What a GPU engine would have captured: blocks of 16 tokens, which no CPU backend takes; steps sent ahead."""
+    work = build("zipf:prefixes=5,prefix=210,requests=20,output=8", seed=0)
+    job = Job(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS)
+    here = replayed(simulators, work, settings_for(job, "exact", None))[0]
+    captured = json.loads(
+        json.dumps(here.header.engine.kv_specs).replace('"block_size": 32', '"block_size": 16')
+    )
+    engine = msgspec.structs.replace(
+        here.header.engine, kv_specs=captured, args=[], device="cuda", async_scheduling=True
+    )
+    there = Run(msgspec.structs.replace(here.header, engine=engine), here.tables)
+    again = replayed(
+        simulators, work, settings_for(Job(model="tiny-llama", workload=work, core="stock"), "exact", there)
+    )[0]
+    assert (again.header.engine.block_size, again.header.engine.num_blocks) == (16, 300)
+    assert again.header.engine.async_scheduling and again.header.extra["sim"]["batch_queue"]
+    hits = [run.table("requests")["hit_tokens"].sum() for run in (here, again)]
+    assert hits[1] > hits[0] > 0  # 210 tokens are 6 blocks of 32 and 13 of 16
+
+
+def test_costs_of_recorded_runs() -> None:
+    """A run with too few steps has no cost; a simulated one is repeated with the cost that it ran with."""
+    recorded = read_run(GALLERY / "rounds-stock.kvrun")
+    assert cost_of(recorded).fitted
+    steps = {name: column[:5] for name, column in recorded.table("steps").items()}
+    assert cost_of(Run(recorded.header, {**recorded.tables, "steps": steps})) == NOMINAL
+    known = StepCost(step_us=7.0, prefill_token_us=1.0, decode_us=2.0, kv_token_us=0.5)
+    extra = {"step_cost": msgspec.to_builtins(known)}
+    assert cost_of(Run(msgspec.structs.replace(recorded.header, extra=extra), recorded.tables)) == known
+
+
+def test_a_run_without_specs_cannot_stand_for_an_engine() -> None:
+    work = build("rounds", seed=0)
+    with pytest.raises(KvtuneError, match="no KV specs"):
+        settings_for(
+            Job(model="tiny-gemma3", workload=work), "exact", read_run(GOLDEN / "schema1-bare.kvrun")
+        )
+
+
+def trace(folder: Path, rows: list[tuple[int, int, int, list[int]]]) -> Workload:
+    path = folder / "trace.jsonl"
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    return build(f"trace:path={path}", seed=0)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("mode", ["exact", "jump"])
+def test_odd_traces(simulators: Simulators, tmp_path: Path, mode: str) -> None:
+    """Hours without requests, the same line again (at the same moment, too), answers of one token."""
+    hour = 3_600_000
+    rows = [(0, 600, 1, [1, 2]), (0, 600, 1, [1, 2]), (0, 600, 40, [1, 2]), (9 * hour, 600, 40, [1, 2])]
+    rows += [(9 * hour + 1, 1, 1, [7])]
+    work = trace(tmp_path, rows)
+    job = Job(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS)
+    run = replayed(simulators, work, settings_for(job, mode, None))[0]  # type: ignore[arg-type]
+    requests = run.table("requests")
+    assert run.header.state == "complete" and run.header.wall_s > 9 * 3600
+    assert requests["output_tokens"].tolist() == [1, 1, 40, 40, 1]
+    assert requests["hit_tokens"].tolist() == [0, 576, 576, 576, 0]  # found as soon as they are handed out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--on", "gpu"], "--on gpu"),
+        (["--on", "sim", "--mode", "quick"], "--mode quick"),
+        (["--mode", "jump"], "does not replay"),
+        (["--like", str(GALLERY / "rounds-stock.kvrun")], "does not replay"),
+        (["--on", "sim", "--like", "/no/such.kvrun"], "/no/such.kvrun"),
+        (["--on", "sim", "--like", str(GOLDEN / "schema1-bare.kvrun")], "no KV specs"),
+        (["--on", "sim", "--stacks"], "--on sim has no host"),
+        (["--on", "sim", "--repeat", "2"], "--on sim has no host"),
+    ],
+)
+def test_bad_input_is_two_lines(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kvtune(["profile", "tiny-gemma3", "-w", "rounds", "-o", str(tmp_path), *arguments]) in (1, 2)
+    out, err = capsys.readouterr()
+    what, next_ = err.splitlines()[-2:]
+    assert not out and says in what and next_.startswith("  next: ")
+
+
+@pytest.mark.vllm
+def test_the_command_leaves_a_run_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("vllm", reason="needs vLLM")
+    spec = "rounds:prefixes=3,prefix=300,suffix=20,output=4,rounds=2"
+    argv = [
+        "profile",
+        "tiny-llama",
+        "--on",
+        "sim",
+        "-w",
+        spec,
+        "-o",
+        str(tmp_path),
+        "--json",
+        "--mode",
+        "jump",
+    ]
+    assert kvtune([*argv, "--", *FLAGS]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    run = read_run(Path(facts["run_file"]))
+    assert Path(facts["page"]).exists()
+    assert run.header.source == "sim" and run.header.extra["sim"]["mode"] == "jump"
+    assert run.table("requests")["hit_tokens"].sum() == 3 * 288

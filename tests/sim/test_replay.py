@@ -99,8 +99,9 @@ def test_shortcuts_change_nothing(
     assert short.header.extra["digests"] == plain.header.extra["digests"]
     for column in ("hit_tokens", "output_tokens", "preemptions", *TIMES):
         np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])
-    for column in plain.table("steps"):
-        np.testing.assert_array_equal(plain.table("steps")[column], short.table("steps")[column])
+    for table in ("steps", "pool", "tokens"):
+        for column in plain.table(table):
+            np.testing.assert_array_equal(plain.table(table)[column], short.table(table)[column])
 
 
 def test_cases_meet_eviction_and_preemption(simulators: Simulators) -> None:

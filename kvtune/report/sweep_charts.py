@@ -63,7 +63,9 @@ def settings_text(trial: Trial) -> str:
     return f"{core}, {own}" if own else f"{core}, defaults"
 
 
-def effects_section(effects: Sequence[tuple[str, Sequence[Sequence[Any]]]], by: str) -> Section | None:
+def effects_section(
+    effects: Sequence[tuple[str, Sequence[Sequence[Any]]]], by: str, kind: str = "sweep"
+) -> Section | None:
     import altair as alt
 
     if not effects:
@@ -89,6 +91,8 @@ def effects_section(effects: Sequence[tuple[str, Sequence[Sequence[Any]]]], by: 
         label = f"Mean {title}: " + ", ".join(f"{scale * m:,.4g} at {shown(v)}" for v, m, _ in means) + "."
         charts.append(Chart(name, knob, label, spec_of(drawing), table))
     lead = "The mean over all trials at each value of a knob, the others averaged over; the largest effect first."
+    if kind == "tune":
+        lead += " A search looks where it is good, not evenly: small differences here mean little."
     return Section("effects", "What each knob did", lead, "pair.html", charts=tuple(charts), data=data)
 
 
@@ -193,8 +197,8 @@ def front_section(
     )
     states = ["on the front", "beaten"]
     base = alt.Chart(alt.NamedData(name="front"), height=260).encode(
-        x=alt.X("across:Q", title=_axis(across), scale=alt.Scale(zero=False)),
-        y=alt.Y("up:Q", title=_axis(up), scale=alt.Scale(zero=False)),
+        x=alt.X("across:Q", title=_axis(across), scale=alt.Scale(zero=False, padding=14)),
+        y=alt.Y("up:Q", title=_axis(up), scale=alt.Scale(zero=False, padding=14)),
     )
     points = base.mark_point(filled=True, size=64, opacity=0.8).encode(
         color=alt.Color(

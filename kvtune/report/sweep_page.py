@@ -61,7 +61,7 @@ def sweep_sections(found: Mapping[str, Any]) -> list[Section]:
         _finalists(found, by),
         _use(found),
         maps_section(done, knobs, by),
-        effects_section(found["effects"], by),
+        effects_section(found["effects"], by, found["kind"]),
         front_section(done, found["front"], found["axes"]),
         _table(found, by),
     ]
@@ -111,7 +111,7 @@ def _outcome(found: Mapping[str, Any], by: str) -> Section:
         "figures": figures,
         "winner": bool(verdict["winner"]),
     }
-    return Section("outcome", "What came out" if verdict["winner"] else "No winner", "", "sweep.html", values)
+    return Section("outcome", "A winner" if verdict["winner"] else "No winner", "", "sweep.html", values)
 
 
 def _words(found: Mapping[str, Any], by: str) -> tuple[str, str, str]:
@@ -216,7 +216,10 @@ def _table(found: Mapping[str, Any], by: str) -> Section:
     knobs = list(dict.fromkeys(name for t in trials for name in t["settings"]))
     best = found["best"]["number"] if found["best"] is not None else None
     rows = [_trial_row(t, knobs, "best" if t["number"] == best else "") for t in trials]
-    heads = ("trial", "on", *knobs, *(title for _, title, _ in FIGURES.values()), "state")
+    heads = ("trial", "on", *(title for _, title, _ in FIGURES.values()), *knobs, "state")
+    example = next(
+        (f"{heads[i]}={row[i].text}" for row in rows for i in range(5, len(row) - 1) if row[i].text), ""
+    )
     lead = (
         "All of them, as they ran. Times of simulated trials are predictions." if trials else "None was made."
     )
@@ -225,7 +228,7 @@ def _table(found: Mapping[str, Any], by: str) -> Section:
         "Trials",
         lead,
         "trials.html",
-        {"table": grid(heads, rows, "All trials"), "by": FIGURES[by][1]},
+        {"table": grid(heads, rows, "All trials"), "example": example or "complete"},
     )
 
 
@@ -238,7 +241,7 @@ def _trial_row(t: Trial, knobs: Sequence[str], css: str) -> tuple[Cell, ...]:
         own.append(Cell("" if value is None else shown(value), number))
     complete = t["state"] != "failed"
     figures = [Cell(text_of(t, by), figure_of(t, by)) if complete else Cell("–") for by in FIGURES]
-    return Cell(name, float(t["number"]), css), Cell(t["on"]), *own, *figures, Cell(t["why"] or t["state"])
+    return Cell(name, float(t["number"]), css), Cell(t["on"]), *figures, *own, Cell(t["why"] or t["state"])
 
 
 def _args(bench: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from kvtune.run.types import Run
 from kvtune.units import count
 
 NO_STATES = "the model has no recurrent states beside attention that blocks could hold"
+NOTES = "Notes on this run."
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Banner:
     css: Literal["bad", "warn", "info"]
     title: str
     text: str
+    lines: tuple[str, ...] = ()  # folded away until asked for
 
 
 def _sentence(text: str) -> str:
@@ -54,7 +56,8 @@ def banners(run: Run) -> list[Banner]:
     if lost:
         text = ", ".join(f"{process}: {count(n)}" for process, n in lost.items())
         found.append(Banner("warn", "Records were overwritten, the oldest first.", text))
-    found += [Banner("info", "Note.", note) for note in h.notes]
+    if h.notes:
+        found.append(Banner("info", NOTES, f"{count(len(h.notes))} of them.", tuple(h.notes)))
     return found
 
 
@@ -66,6 +69,6 @@ def contrast_banners(contrast: Contrast) -> list[Banner]:
         text = f"{', '.join(fields)} differ: a difference in a figure need not come from the settings."
         found.append(Banner("bad", "These runs did not do the same work.", text))
     for side in contrast.sides:
-        told = dict.fromkeys(b for run in side.runs for b in banners(run) if b.title != "Note.")
+        told = dict.fromkeys(b for run in side.runs for b in banners(run) if b.title != NOTES)
         found += [Banner(banner.css, f"{side.name}: {banner.title}", banner.text) for banner in told]
     return found

@@ -17,7 +17,7 @@ FIGURES = {
     "throughput": (("throughput_tok_s",), "output tokens/s", 1.0),
     "goodput": (("goodput", "requests_s"), "requests/s within the limits", 1.0),
 }
-UNITS = {"hit-rate": "%", "ttft": "ms", "throughput": "tokens/s", "goodput": "/s"}
+UNITS = {"hit-rate": "%", "ttft": "ms", "throughput": "tokens/s", "goodput": "requests/s within the limits"}
 LESS_IS_BETTER = ("ttft",)
 PAIR = ("pin_window", "min_drop")
 MOST_PANELS = 6
@@ -42,8 +42,8 @@ def text_of(trial: Trial, by: str) -> str:
 
 def said(trial: Trial, by: str) -> str:
     """The figure within a sentence."""
-    words = {"hit-rate": "a hit rate of {}", "ttft": "the first token after {}", "throughput": "{}"}
-    return words[by].format(quantity(trial, by))
+    before = {"hit-rate": "a hit rate of ", "ttft": "the first token after "}.get(by, "")
+    return before + quantity(trial, by)
 
 
 def quantity(trial: Trial, by: str) -> str:
@@ -192,7 +192,6 @@ def front_section(
         up=[figure_of(t, up) for t in known],
         state=state,
         trial=[t["number"] for t in known],
-        hits=[figure_of(t, "hit-rate") for t in known],
         settings=[settings_text(t) for t in known],
     )
     states = ["on the front", "beaten"]
@@ -208,7 +207,6 @@ def front_section(
         tooltip=[
             alt.Tooltip("trial:Q"),
             alt.Tooltip("settings:N"),
-            alt.Tooltip("hits:Q", title="hit rate (%)", format=",.4~g"),
             alt.Tooltip("across:Q", title=FIGURES[across][1], format=",.4~g"),
             alt.Tooltip("up:Q", title=FIGURES[up][1], format=",.4~g"),
         ],

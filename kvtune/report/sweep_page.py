@@ -215,10 +215,19 @@ def _table(found: Mapping[str, Any], by: str) -> Section:
         trials.insert(0, found["baseline"])
     knobs = list(dict.fromkeys(name for t in trials for name in t["settings"]))
     best = found["best"]["number"] if found["best"] is not None else None
-    rows = [_trial_row(t, knobs, "best" if t["number"] == best else "") for t in trials]
-    heads = ("trial", "on", *(title for _, title, _ in FIGURES.values()), *knobs, "state")
+    told = [
+        name for name in FIGURES if name != "goodput" or any(figure_of(t, name) is not None for t in trials)
+    ]
+    rows = [_trial_row(t, told, knobs, "best" if t["number"] == best else "") for t in trials]
+    heads = ("trial", "on", *(FIGURES[name][1] for name in told), *knobs, "state")
     example = next(
-        (f"{heads[i]}={row[i].text}" for row in rows for i in range(5, len(row) - 1) if row[i].text), ""
+        (
+            f"{knob}={cell.text}"
+            for row in rows
+            for knob, cell in zip(knobs, row[2 + len(told) :], strict=False)
+            if cell.text
+        ),
+        "",
     )
     lead = (
         "All of them, as they ran. Times of simulated trials are predictions." if trials else "None was made."
@@ -232,7 +241,7 @@ def _table(found: Mapping[str, Any], by: str) -> Section:
     )
 
 
-def _trial_row(t: Trial, knobs: Sequence[str], css: str) -> tuple[Cell, ...]:
+def _trial_row(t: Trial, told: Sequence[str], knobs: Sequence[str], css: str) -> tuple[Cell, ...]:
     name = "stock" if t["role"] == "baseline" else f"{t['number']} (best)" if css else str(t["number"])
     own = []
     for knob in knobs:
@@ -240,7 +249,7 @@ def _trial_row(t: Trial, knobs: Sequence[str], css: str) -> tuple[Cell, ...]:
         number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
         own.append(Cell("" if value is None else shown(value), number))
     complete = t["state"] != "failed"
-    figures = [Cell(text_of(t, by), figure_of(t, by)) if complete else Cell("–") for by in FIGURES]
+    figures = [Cell(text_of(t, by), figure_of(t, by)) if complete else Cell("–") for by in told]
     return Cell(name, float(t["number"]), css), Cell(t["on"]), *figures, *own, Cell(t["why"] or t["state"])
 
 

@@ -128,7 +128,8 @@ const bad = [];
 for (const e of document.querySelectorAll("body *")) {
   const svg = e.closest("svg");
   const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-  if (!own || e.closest("tbody tr:nth-child(n+20)") || !e.getClientRects().length || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(e.tagName)) continue;
+  if (!own || e.closest("tbody tr:nth-child(n+20)")) continue;
+  if ( !e.getClientRects().length || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(e.tagName)) continue;
   if (Number(getComputedStyle(e).opacity) === 0) continue;
   const style = getComputedStyle(e);
   const [a, b] = [light(parse(svg ? style.fill : style.color).slice(0, 3)), light(ground(e))].sort((x, y) => y - x);

@@ -41,7 +41,11 @@ def section(run: Run) -> Section | None:
         title="What each switch is worth",
         lead=_lead(found),
         template="ablation.html",
-        values={"table": _table(found), "notes": notes + [f"A run failed. {line}" for line in failed]},
+        values={
+            "table": _table(found),
+            "about": [_about(s) for s in found.turned],
+            "notes": notes + [f"A run failed. {line}" for line in failed],
+        },
         charts=tuple(chart for chart, _ in drawn),
         data={chart.id: data for chart, data in drawn},
     )
@@ -57,11 +61,15 @@ def _lead(found: Ablation) -> str:
         ]
         if changes:
             told.append(f"{word}: {'; '.join(changes)}.")
+    few = [s for s in found.turned if all(w.verdict == "too few runs" for w in s.worths)]
     quiet = [
-        side.name for side in found.turned if all(w.verdict not in ("worse", "better") for w in side.worths)
+        side
+        for side in found.turned
+        if side not in few and all(w.verdict not in ("worse", "better") for w in side.worths)
     ]
-    if quiet:
-        told.append(f"No difference shown: {', '.join(quiet)}.")
+    for sides, words in ((quiet, "No difference shown"), (few, "Too few runs to tell")):
+        if sides:
+            told.append(f"{words}: {', '.join(side.name for side in sides)}.")
     return " ".join(told)
 
 
@@ -72,18 +80,13 @@ def _name(side: Side) -> str:
 def _table(found: Ablation) -> Grid:
     runs = len(found.baseline.runs)
     rows: list[tuple[Any, ...]] = [
-        (
-            "baseline",
-            Cell(str(runs), runs),
-            *(Cell(_text(w.baseline, w.figure), w.baseline) for w in found.turned[0].worths),
-            "",
-        )
+        ("baseline", Cell(str(runs), runs), *map(_baseline, found.turned[0].worths)),
     ]
-    for side in found.turned:
-        knob = KNOBS.get(side.name)
-        about = knob.help if knob is not None else "the thresholds of Python's collector"
-        rows.append((_name(side), Cell(str(len(side.runs)), len(side.runs)), *map(_cell, side.worths), about))
-    heads = ("turned over", "runs", *(TITLES[name] for name in FIGURES), "what it is")
+    rows += [
+        (_name(side), Cell(str(len(side.runs)), len(side.runs)), *map(_cell, side.worths))
+        for side in found.turned
+    ]
+    heads = ("turned over", "runs", *(TITLES[name] for name in FIGURES))
     return grid(heads, rows, "Each switch turned over, against the baseline")
 
 
@@ -94,13 +97,14 @@ def _baseline(worth: Worth) -> Cell:
 def _cell(worth: Worth) -> Cell:
     if worth.difference is None:
         return Cell("–")
-    change = _text(worth.difference, worth.figure, sign=True)
-    word = {"no difference shown": "=", "too few runs": "(too few runs)"}.get(worth.verdict, worth.verdict)
-    return Cell(
-        f"{change} {word}",
-        worth.difference,
-        worth.verdict if worth.verdict in ("better", "worse") else "quiet",
-    )
+    word = {"no difference shown": " =", "too few runs": ""}.get(worth.verdict, f" {worth.verdict}")
+    css = worth.verdict if worth.verdict in ("better", "worse") else "quiet"
+    return Cell(_text(worth.difference, worth.figure, sign=True) + word, worth.difference, css)
+
+
+def _about(side: Side) -> tuple[str, str]:
+    knob = KNOBS.get(side.name)
+    return side.name, knob.help if knob is not None else "the thresholds of Python's collector"
 
 
 def _whole(worth: Worth) -> str:

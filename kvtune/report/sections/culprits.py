@@ -72,4 +72,7 @@ def _where(file: str, line: int) -> str:
         if found:
             file = tail.split("/", 1)[-1] if root == "/lib/python3" else tail
             break
+    else:
+        _, found, tail = file.rpartition("/kvtune/")
+        file = f"kvtune/{tail}" if found else file
     return f"{file}:{line}" if line else file

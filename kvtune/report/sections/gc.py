@@ -88,7 +88,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
             parts.append(f"{own.survivors_per_step:,.3g} survivors of young collections per step")
         if own.preempted:
             parts.append(
-                f"{count(own.preempted)} pauses ({ms(own.preempted_ms)}) were the machine's, not the collector's: "
+                f"{count(own.preempted)} of the pauses ({ms(own.preempted_ms)}) the machine's, not the collector's: "
                 "the thread had no CPU"
             )
         if parts:

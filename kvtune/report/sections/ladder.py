@@ -19,8 +19,8 @@ def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> tuple[Cha
     import altair as alt
 
     told = _bounds(run, workload)
-    if told is None or cache.hit_rate is None:
-        return None
+    if told is None or cache.hit_rate is None or not told.infinite:
+        return None  # no bounds, or nothing that any cache could hit
     rung = told.curve[0]
     pool = f"{count(rung.pool_tokens)} tokens"
     rungs = (

@@ -282,7 +282,7 @@ def _rss(run: Run, end_s: float) -> Lane | None:
     order = tuple(dict.fromkeys(names))
     drawing = _lane("rss", "Resident memory (RSS)", 80).mark_line(strokeWidth=1.6, clip=True).encode(
         x=_x(),
-        y=_y("rss:Q", unit, format=",.3~g"),
+        y=_y("rss:Q", unit, format=",.4~g"),
         color=alt.Color("process:N", scale=_colors(order, SERIES), title=None),
         tooltip=_tips(t="time (s)", process="process", rss=unit),
     )  # fmt: skip

@@ -164,6 +164,8 @@ def _environment(job: Job, offline: bool) -> dict[str, str]:
         "KVTUNE_PROBE": job.probe,
         "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1"),
         "PYTHONUNBUFFERED": "1",
+        # As `vllm serve` has it. vLLM's own default on a GPU is fork: copied heaps are not what production collects.
+        "VLLM_WORKER_MULTIPROC_METHOD": os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
         **job.environment,
     }
     if job.core_settings:

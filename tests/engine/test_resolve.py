@@ -150,3 +150,14 @@ def test_runs_that_begin_in_the_same_second_have_files_of_their_own(
         folder.rmdir()
     (tmp_path / "tiny-opt_decode_kvtune_20261121-120000.kvrun").write_bytes(b"")
     assert reserve(job)[1].name == "tiny-opt_decode_kvtune_20261121-120000-2.kvrun"
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "spawn"), ("fork", "fork")])
+def test_processes_begin_as_those_of_vllm_serve_unless_told(
+    given: str | None, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
+    if given is not None:
+        monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", given)
+    job = Job(model="tiny-opt", workload=build("decode:requests=1"))
+    assert profile_module._environment(job, offline=True)["VLLM_WORKER_MULTIPROC_METHOD"] == used

@@ -153,7 +153,9 @@ class Listener:
         unit = self._alignment
         reachable = min(seen, prompt - 1) // unit * unit
         if self._coordinator.eagle_group_ids:
-            reachable = min(reachable, max(prompt // unit * unit - unit, 0))
+            # The last block that matches is dropped; several groups are asked for one block more than they may serve.
+            matched = reachable if len(self._groups) == 1 else seen // unit * unit
+            reachable = max(min(reachable, matched - unit), 0)
         if not self._manager.prefix_cache_lookup_enabled(request):
             at = Boundaries(prompt, hit, hit, hit, reachable, seen // unit * unit, seen, skipped=True)
             return Verdict(request.request_id, self.now_s(), at, "", "", None)

@@ -207,3 +207,43 @@ def test_groups_that_hold_different_boundaries() -> None:
     assert verdict.boundaries.hit == 1024
     assert (counts["lagging_group"], counts["evicted"], counts["cold"]) == (128, 640, 10)
     assert verdict.lagging == "full attention"
+
+
+# (model, prefix, suffix): tokens that the second visit hits and loses to EAGLE's dropped block. A window of tiny-gemma3
+# is kept at the second visit only.
+EAGLE = [
+    ("tiny-llama", 512, 100, 384, 128),
+    ("tiny-llama", 512, 300, 384, 128),
+    ("tiny-llama", 512, 0, 256, 256),
+    ("tiny-llama", 600, 100, 384, 128),
+    ("tiny-gemma3", 512, 300, 0, 128),
+    ("tiny-gemma3", 512, 0, 384, 128),
+]
+
+
+@pytest.mark.parametrize(("model", "prefix", "suffix", "hit", "dropped"), EAGLE)
+def test_the_block_that_eagle_drops(
+    model: str, prefix: int, suffix: int, hit: int, dropped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter of EAGLE's kind recomputes the last block that matches: counted with the last token, nowhere else."""
+    pytest.importorskip("vllm")
+    from vllm.v1.core.sched import scheduler
+
+    from kvtune.sim.explain_watch import Watch
+    from kvtune.sim.replay import replay
+    from kvtune.sim.settings import SimSettings
+
+    plain = scheduler.KVCacheManager
+    monkeypatch.setattr(scheduler, "KVCacheManager", lambda **given: plain(**{**given, "use_eagle": True}))
+    tails = [(Span(2 + n, 0, suffix),) if suffix else () for n in range(2)]
+    requests = tuple(Request(str(n), (Span(1, 0, prefix), *tails[n]), 2) for n in range(2))
+    watch = Watch(Workload("two", "two", {}, 0, requests, "", concurrency=1))
+    flags = [*LENGTH, "--num-gpu-blocks-override", "60"]
+    replay(watch._workload, SimSettings(model=model, engine_args=flags), observers=[watch])
+    assert watch.listener is not None
+    at = watch.listener.verdicts["1"].boundaries
+    counts = split(at)
+    assert at.hit == hit and counts["last_token"] == dropped
+    assert at.hit + sum(counts.values()) == prefix + suffix
+    kept = prefix // 128 * 128 - dropped if model == "tiny-gemma3" else hit
+    assert counts["not_retained"] == kept - hit and not counts["evicted"] and not counts["lagging_group"]

@@ -141,7 +141,13 @@ KNOBS: dict[str, Knob] = {
         _integer(
             "slack", "keep windows for suffixes up to this long at a prompt's end", 0, 1 << 20, "tokens"
         ),
-        _integer("windows", "speculative windows at doubling distances before the slack", 0, 32, "windows"),
+        _integer(
+            "windows",
+            "speculative windows before the slack, at multiples of slack, 2 slack, 4 slack ..",
+            0,
+            32,
+            "windows",
+        ),
         _switch("output_window", "keep the last window of the output too (the next turn resumes there)"),
         _number("protected_share", "share of the pool for blocks that were hit", 0.0, 1.0),
         _number(

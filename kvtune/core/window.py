@@ -5,7 +5,7 @@ the window at the prompt's end (and, at a second visit, where a shared prefix wa
 
     |--prompt------------------------------------------------------|--output--|
             [spec]          [spec]      [spec][...slack...][window]   [output]
-    distance: 4*s ........... 2*s ....... s = slack ........ 0
+    last place that is a multiple of 4*slack, 2*slack, slack
 
 so a prompt with another suffix resumes at its second visit. `grade` says to the pool's policy what a block is
 worth. With policy `pin` it keeps the window at each chunk's end instead (the published policy).
@@ -162,12 +162,14 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         spans.append((last - self.need - slack, last, FAR))
         spans.append((last - self.need - (slack + 3) // 4, last, NEAR))
         if big:
-            distance = max(slack, 1)
+            # Round places: prompts that share a prefix keep the same ones, whatever their lengths are.
+            step = max(slack, 1)
             for _ in range(self.settings.windows):
-                distance *= 2
-                if distance >= last:
+                place = (last - slack) // step * step
+                if place <= 0:
                     break
-                spans.append((last - distance - self.need, last - distance, SPECULATIVE))
+                spans.append((place - self.need, place, SPECULATIVE))
+                step *= 2
         return spans
 
     def _end_block(self, boundary: int) -> int:

@@ -36,11 +36,24 @@ def test_a_suffix_longer_than_the_slack_hits_at_a_speculative_window(asynchronou
     prefix = tokens(1, 200)
     assert engine.serve(prefix + tokens(2, 50)) == 0
     hit = engine.serve(prefix + tokens(3, 50))
-    # 250 tokens, windows 32, 64 and 128 before the end: the one at 64 is the last inside the prefix.
-    assert 200 - 64 <= hit < 200
+    # Before the slack of 250 tokens the last multiples of 16, 32 and 64 are 224, 224 and 192.
+    assert hit == 192
     none = Engine(shape, parse({"slack": 16, "windows": 0, "min_drop": 2}))
     none.serve(prefix + tokens(2, 50))
     assert none.serve(prefix + tokens(3, 50)) == 0
+
+
+@BOTH
+def test_speculative_windows_stand_at_round_places_whatever_the_length(asynchronous: bool) -> None:
+    """A prefix of 4 x slack tokens is resumed at its own end behind suffixes of any length up to that."""
+    engine = Engine(
+        replace(HYBRID, asynchronous=asynchronous), parse({"slack": 16, "windows": 4, "min_drop": 2})
+    )
+    prefix = tokens(1, 128)
+    for suffix in (50, 21, 120):
+        engine.scheduler.reset_prefix_cache()
+        assert engine.serve(prefix + tokens(suffix, suffix)) == 0
+        assert engine.serve(prefix + tokens(1000 + suffix, suffix + 5)) == 128
 
 
 @BOTH

@@ -47,6 +47,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         # EAGLE reads one block beyond the boundary.
         self.shift = 1 if self.use_eagle else 0
         self.slack_blocks = -(-settings.slack // self.block_size)
+        self.aligned = self.cache_hit_alignment_tokens == self.block_size
         self.continued: set[str] = set()
 
     def add_local_computed_blocks(
@@ -129,7 +130,25 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         boundaries: Sequence[int],
     ) -> list[int]:
         """The grade of each of the blocks start..end; -1: not kept."""
-        stock = self.reachable_block_mask(
+        stock = self._mask(start, end, retention_interval, boundaries)
+        if stock is None:
+            grades = [SPECULATIVE] * (end - start)
+        else:
+            # What stock keeps on request is worth no less here.
+            grades = [WINDOW if kept else -1 for kept in stock]
+        # Where hits end only at every n-th block, most blocks of the slack can serve none.
+        of_use = None if self.aligned else self._mask(start, end, None, boundaries)
+        for first, last, grade in self._spans(request, start, end, boundaries):
+            for i in range(max(first, start) - start, min(last, end) - start):
+                if (grades[i] < 0 or grade < grades[i]) and (of_use is None or of_use[i]):
+                    grades[i] = grade
+        return grades
+
+    def _mask(
+        self, start: int, end: int, retention_interval: int | None, boundaries: Sequence[int]
+    ) -> list[bool] | None:
+        """Which of the blocks start..end stock would keep; None: all."""
+        kept: list[bool] | None = self.reachable_block_mask(
             start_block=start,
             end_block=end,
             alignment_tokens=self.cache_hit_alignment_tokens,
@@ -139,16 +158,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             reachable_boundaries=boundaries,
             dcp_world_size=self.dcp_world_size,
         )
-        if stock is None:
-            grades = [SPECULATIVE] * (end - start)
-        else:
-            # What stock keeps on request is worth no less here.
-            grades = [WINDOW if kept else -1 for kept in stock]
-        for first, last, grade in self._spans(request, start, end, boundaries):
-            for i in range(max(first, start) - start, min(last, end) - start):
-                if grades[i] < 0 or grade < grades[i]:
-                    grades[i] = grade
-        return grades
+        return kept
 
     def _spans(self, request: Request, start: int, end: int, boundaries: Sequence[int]) -> list[Span]:
         """What to keep of a prompt, of which the blocks start..end are being computed."""

@@ -4,12 +4,16 @@
 
 Each pool holds that many hashed free blocks. An operation is one block: taken (evicting its hash), given back, hit
 (touched in a random place of the queue, then given back), looked up. What must be flat in the pool's size is ours.
+The pools take turns in short slices of CPU time, so that whatever else the machine does hits all; "x stock" is the
+median of the ratios of one turn, with the middle half of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +25,9 @@ from kvtune.core.pool import TieredPool
 from kvtune.core.settings import parse
 
 AT_ONCE = 16
-SECONDS = 0.4
+SLICE_S = 0.02
+STEPS_A_LOOK = 4
+TURNS = 20
 
 
 class Named:
@@ -59,15 +65,15 @@ class DequePool:
 
 
 def per_second(step: Callable[[], int]) -> float:
-    """Blocks a second over SECONDS."""
-    step()
-    done, started = 0, time.perf_counter()
-    while time.perf_counter() - started < SECONDS:
-        done += step()
-    return done / (time.perf_counter() - started)
+    """Blocks a second over SLICE_S of this thread's own time."""
+    done, started = 0, time.thread_time()
+    while time.thread_time() - started < SLICE_S:
+        for _ in range(STEPS_A_LOOK):
+            done += step()
+    return done / (time.thread_time() - started)
 
 
-def measure(size: int, policy: str) -> dict[str, float]:
+def operations(size: int, policy: str) -> dict[str, Callable[[], int]]:
     chance = random.Random(size)
     pool = filled(size, policy)
     fresh = [size]
@@ -85,21 +91,17 @@ def measure(size: int, policy: str) -> dict[str, float]:
         pool.free_blocks(blocks)
         return 1
 
-    names = [b"%032d" % chance.randrange(size) for _ in range(1000)]
+    names = [b"%032d" % chance.randrange(size) for _ in range(100)]
 
     def look_up() -> int:
         for name in names:
             pool.get_cached_block(name, [0])
         return len(names)
 
-    return {
-        "take, hash, give": per_second(take_and_give),
-        "hit": per_second(hit),
-        "look up": per_second(look_up),
-    }
+    return {"look up": look_up, "hit": hit, "take, hash, give": take_and_give}
 
 
-def measure_deque(size: int) -> dict[str, float]:
+def operations_of_deque(size: int) -> dict[str, Callable[[], int]]:
     chance = random.Random(size)
     pool = DequePool(size)
 
@@ -111,7 +113,19 @@ def measure_deque(size: int) -> dict[str, float]:
         pool.hit([chance.randrange(size)])
         return 1
 
-    return {"take, hash, give": per_second(take_and_give), "hit": per_second(hit)}
+    return {"hit": hit, "take, hash, give": take_and_give}
+
+
+def measure(sides: dict[str, dict[str, Callable[[], int]]], name: str) -> dict[str, list[float]]:
+    """Rates of one operation, turn by turn."""
+    able = {side: steps[name] for side, steps in sides.items() if name in steps}
+    rates: dict[str, list[float]] = {side: [] for side in able}
+    for turn in range(TURNS + 1):
+        for side, step in able.items():
+            rate = per_second(step)
+            if turn:  # the first warms up
+                rates[side].append(rate)
+    return rates
 
 
 def main() -> None:
@@ -119,19 +133,24 @@ def main() -> None:
     parser.add_argument("--blocks", default="1000,10000,200000")
     parser.add_argument("--policy", default="lru,tiered,two_class")
     options = parser.parse_args()
-    columns = ("take, hash, give", "hit", "look up")
-    print(
-        f"{'pool':12s} {'blocks':>8s} "
-        + " ".join(f"{name:>18s}" for name in columns)
-        + "   (1,000 blocks a second)"
-    )
+    print(f"{'operation':18s} {'blocks':>8s} {'pool':12s} {'us a block':>11s}   x stock")
     for size in map(int, options.blocks.split(",")):
-        rows = {"stock": measure(size, "")}
-        rows |= {policy: measure(size, policy) for policy in options.policy.split(",")}
-        rows["deque"] = measure_deque(size)
-        for name, found in rows.items():
-            cells = (f"{found[c] / 1000:18,.1f}" if c in found else f"{'-':>18s}" for c in columns)
-            print(f"{name:12s} {size:8d} " + " ".join(cells), flush=True)
+        sides = {"stock": operations(size, "")}
+        sides |= {policy: operations(size, policy) for policy in options.policy.split(",")}
+        sides["deque"] = operations_of_deque(size)
+        gc.collect()
+        gc.freeze()
+        for name in sides["stock"]:
+            rates = measure(sides, name)
+            for side, found in rates.items():
+                ratios = sorted(mine / stock for mine, stock in zip(found, rates["stock"], strict=True))
+                low, middle, high = statistics.quantiles(ratios, n=4)
+                cost_us = 1e6 / statistics.median(found)
+                print(
+                    f"{name:18s} {size:8d} {side:12s} {cost_us:11.2f}   {middle:.3f} [{low:.3f}, {high:.3f}]",
+                    flush=True,
+                )
+        gc.unfreeze()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 Blocks of 16 of a full-attention model. `reuse_bonus_s` is tuned on the first 40 % of the requests (by kvtune's model of
 the policy, without the scheduler), then stock and the core replay the whole trace. The optimum is `kvtune bounds`'.
+Sizes may be measured one call at a time: the table keeps those of the same mode that are there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 
 TABLES = Path(__file__).parents[2] / "reports" / "tables"
+KEPT = TABLES / "trace_policies.json"
 MODEL = "tiny-llama"
 BLOCK = 16
 NODE = 512
@@ -89,48 +91,59 @@ def main() -> int:
                 "later": share(outcome, cut),
             }
             print(size, name, found[size, name], flush=True)
-    lines = [
-        "# Reuse-aware eviction on a recorded trace",
-        "",
-        f"`python tests/bench/trace_policies.py {options.trace.name} --mode {options.mode}`, "
-        f"{time.strftime('%Y-%m-%d')}, vLLM {installed_version()}, Python {sys.version.split()[0]}, {this_host().cpu}, "
-        f"{time.monotonic() - started:.0f} s",
-        "",
-        f"{len(work.requests)} requests through vLLM's own scheduler, {MODEL}, blocks of {BLOCK}. Percent of prompt "
-        f"tokens hit; tuned on the first {100 * TUNED_ON:.0f} % of the requests. `later`: the others alone.",
-        "",
-        "| blocks | part | stock (LRU) | two_class | reuse_bonus_s | optimum (bounds) | of the gap closed |",
-        "|---|---|---|---|---|---|---|",
-    ]
     rows = []
     for size in sizes:
         best = optimum(paths, size * BLOCK // NODE)
         for part, since in (("whole", 0), ("later", cut)):
             stock, ours = found[size, "stock"][part], found[size, "two_class"][part]
             most = hit_share(best, paths, since)
-            closed = (ours - stock) / (most - stock)
-            bonus_s = found[size, "two_class"]["reuse_bonus_s"]
             rows.append(
                 {
                     "blocks": size,
                     "part": part,
                     "stock": stock,
                     "two_class": ours,
+                    "reuse_bonus_s": found[size, "two_class"]["reuse_bonus_s"],
                     "optimum": most,
-                    "closed": closed,
+                    "closed": (ours - stock) / (most - stock),
+                    "mode": options.mode,
+                    "requests": len(work.requests),
+                    "date": time.strftime("%Y-%m-%d"),
+                    "seconds": round(time.monotonic() - started),
                 }
-                | {"reuse_bonus_s": bonus_s}
             )
-            lines.append(
-                f"| {size} | {part} | {100 * stock:.2f} | {100 * ours:.2f} | {bonus_s:g} | {100 * most:.2f} | "
-                f"{100 * closed:.1f} % |"
-            )
-    print("\n".join(lines))
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() and not options.limit else []
+    rows += [row for row in kept if row["blocks"] not in sizes and row["mode"] == options.mode]
+    rows.sort(key=lambda row: (row["blocks"], row["part"] == "later"))
+    text = markdown(rows, options.trace.name)
+    print(text)
     if not options.limit:
         TABLES.mkdir(parents=True, exist_ok=True)
-        (TABLES / "trace_policies.md").write_text("\n".join(lines) + "\n")
-        (TABLES / "trace_policies.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (TABLES / "trace_policies.md").write_text(text)
+        KEPT.write_text(json.dumps(rows, indent=1) + "\n")
     return 0
+
+
+def markdown(rows: list[dict[str, Any]], trace: str) -> str:
+    first = rows[0]
+    lines = [
+        "# Reuse-aware eviction on a recorded trace",
+        "",
+        f"`python tests/bench/trace_policies.py {trace} --mode {first['mode']}`, {first['date']}, vLLM "
+        f"{installed_version()}, Python {sys.version.split()[0]}, {this_host().cpu}",
+        "",
+        f"{first['requests']} requests through vLLM's own scheduler, {MODEL}, blocks of {BLOCK}. Percent of prompt "
+        f"tokens hit; tuned on the first {100 * TUNED_ON:.0f} % of the requests. `later`: the others alone.",
+        "",
+        "| blocks | part | stock (LRU) | two_class | reuse_bonus_s | optimum (bounds) | of the gap closed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['blocks']} | {row['part']} | {100 * row['stock']:.2f} | {100 * row['two_class']:.2f} | "
+        f"{row['reuse_bonus_s']:g} | {100 * row['optimum']:.2f} | {100 * row['closed']:.1f} % |"
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

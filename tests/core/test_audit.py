@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("vllm")
 
 from kvtune.core import audit, state
 from kvtune.core.settings import CoreSettings, parse
-from tests.core.pool_rig import SETTINGS, SHAPES, Engine, tokens
+from tests.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, tokens
 
 pytestmark = pytest.mark.vllm
 
@@ -51,18 +53,22 @@ def test_audit_sees_what_it_should() -> None:
     assert audit.check(engine.scheduler) == []
 
 
-def test_audit_after_each_step_is_counted_and_can_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+@BOTH
+def test_audit_after_each_step_is_counted_and_can_stop(
+    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kvtune.errors import KvtuneError
 
-    engine = Engine(SHAPES["hybrid"], CoreSettings())
+    engine = Engine(replace(SHAPES["hybrid"], asynchronous=asynchronous), CoreSettings())
     audit.watch(engine.scheduler)
     engine.serve(tokens(1, 60))
     counters = state.state()["counters"]
     assert counters["audits"] > 3
     assert "audit_violations" not in counters
     engine.pool.free_block_queue.num_free_blocks += 1
-    engine.add(tokens(2, 20), 4)
-    engine.step()
+    engine.add(tokens(2, 20), 9)
+    for _ in range(2):  # asynchronous: the second step updates what the first scheduled
+        engine.step()
     assert state.state()["counters"]["audit_violations"] >= 1
     monkeypatch.setenv("KVTUNE_AUDIT", "raise")
     with pytest.raises(KvtuneError, match="audit: "):

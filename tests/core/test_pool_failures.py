@@ -54,9 +54,10 @@ def test_a_policy_that_raises_is_replaced_and_serving_goes_on(method: str, async
     assert audit.check(engine.scheduler) == []
 
 
+@BOTH
 @pytest.mark.parametrize("answer", [(99, 1), (1, 0), (1, 10**6), (-1, 1), None])
-def test_a_policy_that_chooses_nonsense_is_replaced(answer: Any) -> None:
-    engine = Engine(SHAPES["small_hybrid"], parse(SETTINGS["tiered"]))
+def test_a_policy_that_chooses_nonsense_is_replaced(answer: Any, asynchronous: bool) -> None:
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
     tiers = engine.pool.free_block_queue
     tiers.policy.choose = lambda wanted: answer
     random_steps(engine, 8, 120, lambda: None)
@@ -65,9 +66,10 @@ def test_a_policy_that_chooses_nonsense_is_replaced(answer: Any) -> None:
     assert audit.check(engine.scheduler) == []
 
 
+@BOTH
 @pytest.mark.parametrize("tier", [-1, 0, 99, None])
-def test_a_policy_that_places_nowhere_is_replaced(tier: Any) -> None:
-    engine = Engine(SHAPES["small_hybrid"], parse(SETTINGS["tiered"]))
+def test_a_policy_that_places_nowhere_is_replaced(tier: Any, asynchronous: bool) -> None:
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
     tiers = engine.pool.free_block_queue
     tiers.policy.place = lambda block_id, grade: tier
     random_steps(engine, 8, 120, lambda: None)
@@ -76,9 +78,10 @@ def test_a_policy_that_places_nowhere_is_replaced(tier: Any) -> None:
     assert audit.check(engine.scheduler) == []
 
 
+@BOTH
 @pytest.mark.parametrize("damage", ["tier_of", "links"])
-def test_damaged_queues_are_rebuilt(damage: str) -> None:
-    engine = Engine(SHAPES["small_hybrid"], parse(SETTINGS["tiered"]))
+def test_damaged_queues_are_rebuilt(damage: str, asynchronous: bool) -> None:
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
     tiers = engine.pool.free_block_queue
     steps = 0
 

@@ -86,8 +86,9 @@ def test_hits_survive_release_and_a_flood_of_one_offs(asynchronous: bool) -> Non
     assert hits == {"ours": 200, "stock": 0}
 
 
-def test_the_published_policy_pins_chunk_ends_and_not_decode_steps() -> None:
-    engine = Engine(HYBRID, parse({"policy": "pin", "min_drop": 4}))
+@BOTH
+def test_the_published_policy_pins_chunk_ends_and_not_decode_steps(asynchronous: bool) -> None:
+    engine = Engine(replace(HYBRID, asynchronous=asynchronous), parse({"policy": "pin", "min_drop": 4}))
     engine.serve(tokens(1, 128), output=60)
     tiers = engine.pool.free_block_queue
     pinned = tiers.queues[3].num_free_blocks

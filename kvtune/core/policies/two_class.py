@@ -4,7 +4,8 @@ A block is "reused" when its hash was resident or remembered in the ghost when i
 ghost remembers hashes of evicted blocks for `ghost_factor` pool sizes of evictions, in arrays: a hash is written
 over the oldest of the four slots that it maps to, with the number of the eviction.
 The next block is the older head, a reused one only if it is older by more than `reuse_bonus_s` seconds:
-0 is LRU, infinity (1e9) evicts single-use blocks as long as there are any.
+0 is LRU, infinity (1e9) evicts single-use blocks as long as there are any. With a bonus, heads are compared once for up
+to RUN blocks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kvtune.core.settings import CoreSettings
 
 SINGLE, REUSED = 2, 3
 WAYS = 4
+RUN = 16
 _MASK = (1 << 62) - 1
 
 
@@ -39,9 +41,11 @@ class TwoClass(InOrder):
         self.last_used_s = array("d", bytes(8 * shelves.num_blocks))
         self.order = array("q", bytes(8 * shelves.num_blocks))
         self.placed = 0
-        self.slots = WAYS * max(1, -(-2 * self.horizon // WAYS))
-        self.ghost = array("q", bytes(8 * self.slots))
-        self.written = array("q", bytes(8 * self.slots))
+        self.mark_of = array("q", bytes(8 * shelves.num_blocks))
+        self.sets = max(1, -(-2 * self.horizon // WAYS))
+        self.ghost = array("q", bytes(8 * WAYS * self.sets))
+        self.written = array("q", bytes(8 * WAYS * self.sets))
+        self.oldest = bytearray(self.sets)
         self.evictions = 0
         self.ghost_hits = 0
 
@@ -65,7 +69,9 @@ class TwoClass(InOrder):
         ahead_s = self.last_used_s[single] - self.last_used_s[reused]
         if ahead_s == self.bonus_s == 0.0:
             return (REUSED if self.order[reused] < self.order[single] else SINGLE), 1
-        return (REUSED if ahead_s > self.bonus_s else SINGLE), 1
+        tier = REUSED if ahead_s > self.bonus_s else SINGLE
+        # Blocks of one request stand together and are of one age.
+        return tier, min(wanted, shelves.size(tier), RUN) if self.bonus_s else 1
 
     def hit(self, block_ids: Iterable[int]) -> None:
         reused = self.reused
@@ -77,28 +83,27 @@ class TwoClass(InOrder):
             self.reused[block_id] = 0
 
     def stored(self, block_id: int, key: bytes, resident: bool) -> None:
+        mark = self.mark_of[block_id] = _mark(key)
         if resident:
             self.reused[block_id] = 1
         elif self.horizon:
-            mark = _mark(key)
-            first = mark % self.slots // WAYS * WAYS
-            for slot in range(first, first + WAYS):
-                if self.ghost[slot] == mark and self.evictions - self.written[slot] <= self.horizon:
-                    self.reused[block_id] = 1
-                    self.ghost_hits += 1
-                    break
+            first = mark % self.sets * WAYS
+            ways = self.ghost[first : first + WAYS]
+            if mark in ways and self.evictions - self.written[first + ways.index(mark)] <= self.horizon:
+                self.reused[block_id] = 1
+                self.ghost_hits += 1
 
     def evicted(self, block_id: int, key: bytes) -> None:
         self.reused[block_id] = 0
         self.evictions += 1
         if self.horizon:
-            mark = _mark(key)
-            first = mark % self.slots // WAYS * WAYS
-            written = self.written
-            slot = min(range(first, first + WAYS), key=written.__getitem__)
-            self.ghost[slot] = mark
-            written[slot] = self.evictions
+            mark = self.mark_of[block_id] or _mark(key)
+            place = mark % self.sets
+            way = self.oldest[place]
+            self.oldest[place] = (way + 1) % WAYS
+            self.ghost[place * WAYS + way] = mark
+            self.written[place * WAYS + way] = self.evictions
 
     def reset(self) -> None:
         self.reused = bytearray(len(self.reused))
-        self.ghost = array("q", bytes(8 * self.slots))
+        self.ghost = array("q", bytes(8 * WAYS * self.sets))

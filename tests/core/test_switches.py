@@ -1,0 +1,83 @@
+"""Each idea's switch: what is off is stock's own code, everything else stays in force; text as --set gives it."""
+
+from __future__ import annotations
+
+import copyreg
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    from kvtune.core import adopt, empty, freeze, scheduler, state, tokens
+    from kvtune.core.manager import KeepingManager
+    from kvtune.core.pool import TieredPool
+    from kvtune.core.settings import parse
+    from kvtune.core.window import KeepingWindowManager
+
+from tests.core.pool_rig import BOTH, HYBRID
+from tests.core.steady_rig import build
+
+pytestmark = pytest.mark.vllm
+
+
+def in_force(asynchronous: bool, **said: str) -> dict[str, bool]:
+    """By switch: whether an engine that is built with these settings runs that idea's code."""
+    settings = parse(said)
+    try:
+        for part in (adopt, tokens, scheduler, freeze):
+            part.install(settings)  # type: ignore[attr-defined]
+        built: Any = build(replace(HYBRID, asynchronous=asynchronous))
+        manager = built.kv_cache_manager
+        windows = [
+            group
+            for group in manager.coordinator.single_type_managers
+            if isinstance(group, SlidingWindowManager)
+        ]
+        pool = manager.block_pool
+        tiers = pool.free_block_queue
+        found = {
+            "pool": isinstance(pool, TieredPool),
+            "pinning": all(isinstance(group, KeepingWindowManager) for group in windows),
+            "output_window": isinstance(manager, KeepingManager),
+            "reuse": bool(getattr(getattr(tiers, "policy", None), "reuse", False)),
+            "steady": hasattr(built, "steady_steps"),
+            "empty_blocks": isinstance(manager, empty.QuietSlots),
+            "rows": ModelRunnerOutput in copyreg.dispatch_table,
+            "freeze": state.state()["parts"]["freeze"],
+        }
+        assert type(pool) in (BlockPool, TieredPool) and isinstance(manager, KVCacheManager)
+    finally:
+        for part in (freeze, scheduler, tokens, adopt):
+            part.uninstall()
+    return found
+
+
+ALL = ("pool", "pinning", "output_window", "reuse", "steady", "empty_blocks", "rows", "freeze")
+TAKES_ALONG = {"pool": {"pinning", "output_window", "reuse"}, "pinning": {"output_window"}}
+
+
+@BOTH
+def test_every_idea_is_in_force_by_default(asynchronous: bool) -> None:
+    assert in_force(asynchronous) == dict.fromkeys(ALL, True)
+
+
+@BOTH
+@pytest.mark.parametrize("switch", ALL)
+def test_a_switch_turns_its_idea_off_and_no_other(switch: str, asynchronous: bool) -> None:
+    off = {switch} | TAKES_ALONG.get(switch, set())
+    assert in_force(asynchronous, **{f"core.{switch}": "false"}) == {name: name not in off for name in ALL}
+
+
+@BOTH
+def test_nothing_is_left_when_everything_is_off(asynchronous: bool) -> None:
+    assert not any(in_force(asynchronous, **dict.fromkeys(ALL, "false")).values())

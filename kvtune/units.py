@@ -19,6 +19,8 @@ def ms(value: float) -> str:
 
 def size(value: float) -> str:
     """Bytes as text: `512 B`, `1.4 MiB`, `3.20 GiB`."""
+    if math.isnan(value):
+        return "–"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1000 or unit == "TiB":
             break

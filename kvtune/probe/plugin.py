@@ -24,6 +24,7 @@ from kvtune.probe.steps import StepProbe
 LEVELS = ("off", "light", "types", "sites", "full")
 STATUS_EVERY_S = 1.0
 WRITING_SHARE = 200
+STATUS_AT_LEAST_S = 20.0  # so that what an engine that is killed leaves is not old
 WATCH_EVERY_S = 0.05
 
 _installed_pid = 0
@@ -221,9 +222,10 @@ def _status_keeper(scheduler: Any) -> Any:
             facts["cache"] = describe_cache(scheduler)
             if _steps is not None and _steps.pool is not None:
                 facts["cache"]["tiers"] = list(_steps.pool.tiers)
+        began = monotonic()  # describing the cache is done once: it says nothing of what a write takes
         _status.write(**facts)
         end = monotonic()
-        due = end + max(STATUS_EVERY_S, WRITING_SHARE * (end - now))
+        due = end + min(max(STATUS_EVERY_S, WRITING_SHARE * (end - began)), STATUS_AT_LEAST_S)
 
     return keep
 

@@ -22,6 +22,10 @@ from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
 
 RATE_HZ = 100
+LOOPS = (
+    "run_busy_loop",
+    "worker_busy_loop",
+)  # EngineCore's and a worker's: what their processes are there for
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -133,10 +137,19 @@ class Stacks:
                 continue
             kept = run_path.with_name(f"{run_path.stem}.{role}.speedscope.json")
             shutil.copyfile(path, kept)
-            found[role] = {"file": kept.name, "rate_hz": RATE_HZ, "top": top_functions(profile)}
-            found[role]["flame"] = flame(profile)
+            loop = of_loops(profile)
+            found[role] = {"file": kept.name, "rate_hz": RATE_HZ, "threads": "loop" if loop else "all"}
+            found[role] |= {"top": top_functions(loop or profile), "flame": flame(loop or profile)}
         header = msgspec.structs.replace(run.header, extra={**run.header.extra, "stacks": found})
         return Run(header, run.tables)
+
+
+def of_loops(profile: dict[str, Any]) -> dict[str, Any] | None:
+    """Of a speedscope profile the threads that run vLLM's busy loops: the others only wait. None where none does."""
+    frames = profile.get("shared", {}).get("frames", [])
+    loops = {i for i, frame in enumerate(frames) if str(frame.get("name", "")).endswith(LOOPS)}
+    threads = [t for t in profile.get("profiles", []) if any(loops & set(s) for s in t.get("samples", []))]
+    return {**profile, "profiles": threads} if threads else None
 
 
 def top_functions(profile: dict[str, Any], count: int = 15) -> list[dict[str, Any]]:

@@ -44,6 +44,21 @@ def command_text(run: Run) -> str:
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
 
 
+def source_line(file: str, line: int) -> str:
+    """A file from its package on: where one machine has installed it says nothing."""
+    if not file:
+        return "–"
+    for root in ("/site-packages/", "/dist-packages/", "/lib/python3"):
+        _, found, tail = file.rpartition(root)
+        if found:
+            file = tail.split("/", 1)[-1] if root == "/lib/python3" else tail
+            break
+    else:
+        _, found, tail = file.rpartition("/kvtune/")
+        file = f"kvtune/{tail}" if found else file
+    return f"{file}:{line}" if line else file
+
+
 def when(started_at: str) -> str:
     """`21 November 2026, 10:53 UTC`; what is no time stays as it is."""
     try:

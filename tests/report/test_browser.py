@@ -14,8 +14,10 @@ import pytest
 from kvtune.report.contrast import contrast
 from kvtune.report.page import compare_page, run_page
 from kvtune.report.sweep_page import sweep_page
+from kvtune.run.file import read_run
 from kvtune.run.types import CoreInfo
 from tests.golden import studies
+from tests.golden.make import FOLDER
 from tests.golden.synthetic import empty_run, partial_run, rounds_run
 from tests.report.conftest import run_of
 from tests.report.test_stacks import with_stacks
@@ -41,6 +43,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "tune": sweep_page(studies.found(studies.tuned_study())),
         "thousand": sweep_page(studies.found(studies.thousand())),
         "ablation": run_page(run_of("ablation")),
+        "real": run_page(read_run(FOLDER / "schema1-real.kvrun")),
     }
     for name, html in made.items():
         (folder / f"{name}.html").write_text(html, encoding="utf-8")
@@ -172,7 +175,19 @@ def inspected(opened: Open) -> Callable[[str], Inspected]:
     return look
 
 
-PAGES = ("run", "long", "partial", "hostile", "compare", "sweep", "tune", "thousand", "empty", "ablation")
+PAGES = (
+    "run",
+    "long",
+    "partial",
+    "hostile",
+    "compare",
+    "sweep",
+    "tune",
+    "thousand",
+    "empty",
+    "ablation",
+    "real",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name != "empty"])

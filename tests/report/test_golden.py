@@ -17,6 +17,7 @@ from kvtune.report.export_csv import write_csv
 from kvtune.report.export_speedscope import speedscope
 from kvtune.report.export_trace import chrome_trace
 from kvtune.report.page import compare_page, run_page
+from kvtune.report.sections import run_sections
 from kvtune.run.file import read_run
 from kvtune.run.types import SCHEMA
 from tests.golden.make import FOLDER, RUNS
@@ -77,3 +78,19 @@ def test_causes_of_misses_come_from_the_workload_made_again() -> None:
         == run.tables["requests"]["prompt_tokens"].sum()
     )
     assert "seen before, not in the cache" in run_page(run, workload_of(run))
+
+
+def test_a_real_engines_run_has_evictions_and_a_flame_graph_on_its_page() -> None:
+    """Recorded with `--stacks` on a pool of 700 blocks, which is too small for its load."""
+    run = read_run(FOLDER / "schema1-real.kvrun")
+    found = {s.id: s for s in run_sections(run, workload_of(run))}
+    timeline = found["timeline"].data
+    assert sum(timeline["evicted"]["blocks"]) == run.tables["pool"]["evicted"].sum() == 4070
+    assert set(timeline["evicted"]["tier"]) <= set(run.header.engine.settings["tiers"])
+    flames = [c for c in found["stacks"].charts if c.title.endswith("flame graph")]
+    assert [c.title for c in flames] == ["EngineCore: flame graph", "worker: flame graph"]
+    functions = found["stacks"].data[flames[0].id]["function"]
+    assert "EngineCoreProc.run_busy_loop" in functions and "EngineCore.step" in functions
+    for chart in flames:
+        data = found["stacks"].data[chart.id]
+        assert min(data["start"]) >= 0 and max(data["end"]) <= 100.01

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from kvtune.probe.stacks import flame
+from kvtune.probe.stacks import flame, of_loops, top_functions
 from kvtune.report.page import run_page
 from kvtune.report.sections.stacks import section
 from kvtune.run.types import Run
@@ -43,6 +43,19 @@ def test_boxes_are_bounded() -> None:
     assert len(flame(wide, least_share=0.0, most=100)) == 100
     assert len(flame(wide)) == 1, "all but the root are below the least share"
     assert flame({}) == []
+
+
+def test_threads_that_only_wait_are_left_out() -> None:
+    frames = [{"name": n} for n in ("EngineCoreProc.run_busy_loop", "step", "Condition.wait")]
+    threads = [{"samples": [[0, 1], [0]], "weights": [3, 1]}, {"samples": [[2]], "weights": [40]}]
+    found = of_loops({"shared": {"frames": frames}, "profiles": threads})
+    assert found is not None
+    assert [(f["function"], f["share"]) for f in top_functions(found)] == [
+        ("step", 0.75),
+        ("EngineCoreProc.run_busy_loop", 0.25),
+    ]
+    assert of_loops(PROFILE) is None, "no loop of vLLM's: all threads are drawn"
+    assert of_loops({}) is None
 
 
 def with_stacks() -> Run:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvtune.analysis.culprits import Culprit, culprits, grown
 from kvtune.analysis.ledger import ledgers
 from kvtune.report.charts import Cell, Grid, Section, grid
-from kvtune.report.names import process_title
+from kvtune.report.names import process_title, source_line
 from kvtune.run.types import Run
 from kvtune.units import count, percent, size
 
@@ -26,7 +26,7 @@ def section(run: Run) -> Section | None:
     begun = [
         grid(
             ("line", "collections"),
-            [(_where(*_split(line)), Cell(count(n), n)) for line, n in own.triggers],
+            [(source_line(*_split(line)), Cell(count(n), n)) for line, n in own.triggers],
             f"{process_title(key)}: the lines in which collections began",
         )
         for key, own in ledgers(run).items()
@@ -51,7 +51,7 @@ def _grid(title: str, rows: Sequence[Culprit]) -> Grid:
     cells = [
         (
             row.type,
-            _where(row.file, row.line),
+            source_line(row.file, row.line),
             "–" if row.per_step is None else Cell(f"{row.per_step:,.3g}", row.per_step),
             Cell(percent(row.share), row.share),
             Cell(count(row.count), row.count),
@@ -61,18 +61,3 @@ def _grid(title: str, rows: Sequence[Culprit]) -> Grid:
     ]
     heads = ("type", "made in", "objects per step", "share", "counted", "bytes")
     return grid(heads, cells, title)
-
-
-def _where(file: str, line: int) -> str:
-    """A file from its package on: where one machine has installed it says nothing."""
-    if not file:
-        return "–"
-    for root in ("/site-packages/", "/dist-packages/", "/lib/python3"):
-        _, found, tail = file.rpartition(root)
-        if found:
-            file = tail.split("/", 1)[-1] if root == "/lib/python3" else tail
-            break
-    else:
-        _, found, tail = file.rpartition("/kvtune/")
-        file = f"kvtune/{tail}" if found else file
-    return f"{file}:{line}" if line else file

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
-from kvtune.report.names import process_title
+from kvtune.report.names import process_title, source_line
 from kvtune.run.types import Run
 
 SHOWN = 12
@@ -19,6 +19,7 @@ def section(run: Run) -> Section | None:
     charts: list[Chart] = []
     data: dict[str, Columns] = {}
     notes: list[str] = []
+    loops = all(isinstance(found, Mapping) and found.get("threads") == "loop" for found in told.values())
     for role, found in told.items():
         title = process_title(str(role))
         if not isinstance(found, Mapping) or not found.get("top"):
@@ -37,7 +38,8 @@ def section(run: Run) -> Section | None:
     return Section(
         id="stacks",
         title="Stacks",
-        lead="Functions by self time, in percent of all samples; waiting counts as time, too.",
+        lead="Functions by self time, in percent of all samples; waiting counts as time, too."
+        + (" Only the threads that run the engine's loops: the others wait." if loops else ""),
         template="stacks.html",
         values={"notes": notes},
         charts=tuple(charts),
@@ -65,7 +67,7 @@ def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int)
         )
     )
     labels = drawing.mark_text(align="left", dx=4, color="var(--ink)").encode(text="function:N")
-    where = [f"{f.get('file', '')}:{f.get('line', 0)}" for f in shown]
+    where = [source_line(f.get("file", ""), f.get("line", 0)) for f in shown]
     shares = [100 * float(f.get("share", 0)) for f in shown]
     rows = [
         (Cell(str(i + 1), i + 1), names[i], where[i], Cell(f"{shares[i]:.1f} %", shares[i]))
@@ -90,7 +92,7 @@ def _flame(number: int, title: str, boxes: list[list[Any]]) -> tuple[Chart, Colu
 
     name = f"stacks-{number}"
     depth, start, share, function, file, line = zip(*boxes, strict=True)
-    where = [f"{f}:{n}" for f, n in zip(file, line, strict=True)]
+    where = [source_line(f, n) for f, n in zip(file, line, strict=True)]
     short = [text if part > 0.03 else "" for text, part in zip(function, share, strict=True)]
     data = columns(
         depth=depth,

@@ -1,4 +1,4 @@
-"""Stock's block pool, with the two loops over blocks written out: a replay spends half of its time in them.
+"""Stock's block pool, with its loops over blocks written out: a replay spends half of its time in them.
 
 Simulator's process only, for pools of exactly vLLM's class. The decisions and every field of every block are stock's;
 what is not the plain case (events, metrics, watchers, a block with several hashes) goes to stock's own methods.
@@ -6,6 +6,7 @@ what is not the plain case (events, metrics, watchers, a block with several hash
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
@@ -63,6 +64,22 @@ class QuickPool(BlockPool):  # type: ignore[misc]
             else:  # the same content twice, or a block that was hashed in part
                 at = tokens // block_size
                 super().cache_full_blocks(request, blocks, at - 1, at, block_size, kv_cache_group_id)
+
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
+        first: list[Any] = []
+        last: list[Any] = []
+        foreign: list[Any] = []
+        for block in ordered_blocks:
+            if block.pool is not self:
+                foreign.append(block)
+                continue
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0 and not block.is_null:
+                (first if block._block_hash is None or not self.enable_caching else last).append(block)
+        self.free_block_queue.prepend_n(first)
+        self.free_block_queue.append_n(last)
+        if foreign:
+            super().free_blocks(foreign)
 
     def _odd(self) -> bool:
         return bool(

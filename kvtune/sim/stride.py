@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvtune.core.steady import owes_more
 from kvtune.probe.digest import digest
 
 if TYPE_CHECKING:
@@ -56,13 +57,15 @@ class Strider:
 
     def run(self) -> bool:
         scheduler = self._scheduler
-        if scheduler.steady_off or scheduler.finished_req_ids or scheduler.reset_preempted_req_ids:
+        if scheduler.steady_off:
             return False
         cohort = scheduler._lockstep()
-        if cohort is None or cohort.rows.fresh or cohort.stop_table is not None:
+        if cohort is None or cohort.stop_table is not None:
             return False
         rows = cohort.rows
-        if (rows.eos >= 0).any():
+        if rows.fresh:
+            rows.fresh = any(map(owes_more, rows.requests))
+        if rows.fresh or (rows.eos >= 0).any():
             return False
         left = int(rows.stop_at.min()) - cohort.updated - 1
         if left < 1:
@@ -71,6 +74,8 @@ class Strider:
         if not taken:
             return False
         scheduler.current_step += taken
+        # The first of these steps would have told the workers.
+        scheduler.finished_req_ids, scheduler.reset_preempted_req_ids = set(), set()
         if rows is not scheduler._last_rows:
             scheduler.prev_step_scheduled_req_ids.clear()
             scheduler.prev_step_scheduled_req_ids.update(rows.ids)

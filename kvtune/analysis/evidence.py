@@ -31,9 +31,12 @@ class Ratio:
     runs: int
 
 
-def ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
-    """The ratio of geometric means. Runs without any spread (counts in a replay) give an exact one."""
+def ratio(a: Sequence[float], b: Sequence[float], *, count: bool = False) -> Ratio:
+    """The ratio of geometric means. Runs without any spread give an exact one; a `count` needs one run for that."""
     runs = min(len(a), len(b))
+    if count and runs == 1 and a[0] > 0:
+        exact = b[0] / a[0]
+        return Ratio(exact, exact, exact, runs)
     if not runs:
         return Ratio(None, None, None, 0)
     if min(*a, *b) <= 0:

@@ -55,7 +55,6 @@ CPU = _scale(
         3,
         _SEATS,
     ),
-    Case("decode-short", "tiny-opt", "decode:requests=512,prompt=48,output=60", (STOCK, ROWS), 3, _SEATS),
     Case("prefill-heavy", "tiny-opt", "prefill:requests=96,prompt=1900,output=48", (FRESH, SHARED), 3),
     Case(
         "many prefixes",
@@ -79,14 +78,14 @@ CPU = _scale(
         "rounds:prefixes=24,prefix=1900,suffix=32,output=16,rounds=3",
         (LINKED, LINEAR),
         2,
-        ("--num-gpu-blocks-override", "24000"),
+        ("--num-gpu-blocks-override", "24000", "--block-size", "32"),
     ),
     Case(
         "hybrid",
         "tiny-granite",
         "rounds:prefixes=6,prefix=1500,suffix=64,output=16,rounds=3",
         (WHOLE, PACKED),
-        2,
+        1,
         ("--enable-prefix-caching",),
     ),
 )

@@ -150,7 +150,7 @@ def _figure(asked: Asked, scale: Scale, seen: Summaries) -> dict[str, Any]:
         for side in (asked.a, asked.b)
     )
     return row(
-        ratio(a, b),
+        ratio(a, b, count=asked.count),
         title=f"{asked.title}: {asked.b} over {asked.a}",
         work=f"{case.model} {case.workload}",
         direction=asked.direction,

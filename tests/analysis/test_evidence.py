@@ -78,3 +78,9 @@ def test_the_reason_says_what_the_host_takes() -> None:
         "no more can be won there"
     )
     assert reason({**baseline, "gc": {}, "host_us": {"schedule": None, "update": None}}) == ""
+
+
+def test_a_count_is_exact_after_one_run() -> None:
+    assert ratio([1280.0], [160.0], count=True) == Ratio(0.125, 0.125, 0.125, 1)
+    assert ratio([1280.0], [160.0]).low is None
+    assert ratio([0.0], [640.0], count=True).ratio is None

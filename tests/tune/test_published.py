@@ -34,15 +34,23 @@ def test_claims_name_cases_and_sides_that_are_there(claim: Any, scale: Scale) ->
             assert asked.a != asked.b
 
 
-def test_a_cpu_fills_every_claim() -> None:
-    assert {asked.case for claim in CLAIMS for asked in claim.figures} == set(CPU.cases)
+def test_a_cpu_has_cases_for_every_claim() -> None:
+    for claim in CLAIMS:
+        assert {asked.case for asked in claim.figures} & set(CPU.cases), claim.name
+
+
+def test_what_runs_once_is_only_counted() -> None:
+    for claim in CLAIMS:
+        for asked in claim.figures:
+            for scale in SCALES.values():
+                if asked.case in scale.cases and scale.cases[asked.case].repeats < 2:
+                    assert asked.count
 
 
 @pytest.mark.parametrize(("scale", "case"), AT_SCALE, ids=lambda x: x.name)
 def test_cases_can_run(scale: Scale, case: Case) -> None:
     assert case.model in (TINY if scale is CPU else SHAPES)
     assert build(case.workload, seed=0).requests
-    assert case.repeats >= 2
     for side in case.sides:
         parse(side.settings)
 
@@ -54,8 +62,8 @@ def test_sides_take_turns_and_turn_round() -> None:
 
 
 def test_a_command_repeats_a_side() -> None:
-    case = CPU.cases["decode-short"]
-    assert evidence.command(case, STOCK).endswith("--core stock -- --max-num-seqs 512")
+    case = GPU.cases["decode-short"]
+    assert evidence.command(case, STOCK).endswith("--core stock")
     assert "--set core.rows=true" in evidence.command(case, case.sides[1])
 
 

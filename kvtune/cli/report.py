@@ -61,13 +61,13 @@ def _study(paths: list[Path], output: Path | None, objective: str, *, force: boo
     from kvtune.report.page import write_page
     from kvtune.report.sweep_page import sweep_page
     from kvtune.tune.objective import objective as objective_of
-    from kvtune.tune.study import read_study, saved_result, told
+    from kvtune.tune.study import read_study, recipe_of, saved_result, told
 
     if len(paths) > 1:
         raise UsageError("a study has a page of its own", "give one study, or run files only")
     by, study = objective_of(objective), read_study(paths[0])
-    recipe = paths[0].with_suffix(".toml")
-    found = told(study, by, recipe if recipe.is_file() else None, saved_result(paths[0], study))
+    saved = saved_result(paths[0], study)
+    found = told(study, by, recipe_of(paths[0], saved), saved)
     if console:
         from kvtune.cli.trials_view import print_results
 

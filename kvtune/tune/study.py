@@ -70,6 +70,13 @@ def saved_result(journal: Path, study: Study) -> dict[str, Any] | None:
     return found if known == {t.number for t in study.trials} else None
 
 
+def recipe_of(journal: Path, saved: dict[str, Any] | None) -> Path | None:
+    """The recipe that the study wrote: where it was written, or else beside the journal."""
+    written = str((saved or {}).get("recipe") or "")
+    places = (Path(written), journal.with_name(Path(written).name)) if written else ()
+    return next((p for p in (*places, journal.with_suffix(".toml")) if p.is_file()), None)
+
+
 def told(
     study: Study, by: Objective, recipe: Path | None = None, saved: dict[str, Any] | None = None
 ) -> dict[str, Any]:

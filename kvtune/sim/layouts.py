@@ -152,7 +152,10 @@ def layouts_of(
 
 
 def recommend(rows: Sequence[Layout], refusal: str = "") -> tuple[int, str]:
-    """The layout to take (an index) and why. Stock's is always allowed; it stays where nothing is gained."""
+    """The layout to take (an index) and why. Stock's is always allowed; it stays where nothing is gained.
+
+    Of layouts that hit about alike, the one with the fewest groups: each costs host time in every step.
+    """
     stock = rows[0]
     if refusal:
         return 0, f"packed blocks are not to be had: {refusal}"
@@ -164,20 +167,22 @@ def recommend(rows: Sequence[Layout], refusal: str = "") -> tuple[int, str]:
             "" if stock.hit_share is None else ", and none saves as much prompt work as it loses"
         )
     if stock.hit_share is None:
-        best = min(allowed, key=lambda n: (rows[n].plan.block_tokens, rows[n].plan.groups))
-        row = rows[best]
-        return best, (
-            f"the finest hits ({row.plan.block_tokens} tokens, stock {stock.plan.block_tokens}) at {row.capacity:.2f}x "
-            "of the requests; name a workload (-w) to weigh it by its prefixes"
+        return (
+            0,
+            "smaller blocks are worth their groups where prefixes are shared: name a workload (-w) to weigh them",
         )
-    best = max(allowed, key=lambda n: (rows[n].hit_share or 0.0, rows[n].capacity, -rows[n].plan.groups))
+    most = max(rows[n].hit_share or 0.0 for n in allowed)
+    if most - stock.hit_share < WORTH_SHARE:
+        return (
+            0,
+            f"this workload's prefixes gain {100 * max(most - stock.hit_share, 0.0):.1f} points of hits at most",
+        )
+    near = [n for n in allowed if (rows[n].hit_share or 0.0) > most - WORTH_SHARE]
+    best = min(near, key=lambda n: (rows[n].plan.groups, -rows[n].capacity))
     row = rows[best]
-    gain = (row.hit_share or 0.0) - stock.hit_share
-    if gain < WORTH_SHARE:
-        return 0, f"this workload's prefixes gain {100 * max(gain, 0.0):.1f} points of hits at most"
     return best, (
         f"up to {row.hit_share or 0.0:.1%} of the prompt tokens can hit (stock's blocks: {stock.hit_share:.1%}) "
-        f"at {row.capacity:.2f}x of the requests"
+        f"at {row.capacity:.2f}x of the requests, with {row.plan.groups} groups"
     )
 
 

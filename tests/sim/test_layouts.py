@@ -33,7 +33,9 @@ def test_a_short_shared_prefix_picks_the_blocks_that_hit_it() -> None:
     found = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
     stock, packed = found.rows[0], found.rows[found.recommended]
     assert (stock.plan.block_tokens, stock.hit_share, stock.plan.groups) == (1280, 0.0, 2)
-    assert (packed.states, packed.plan.block_tokens, packed.plan.groups) == (1, 160, 9)
+    # Blocks of 160 hit no more of 700 tokens than blocks of 320, and have nine groups instead of five.
+    assert (packed.states, packed.plan.block_tokens, packed.plan.groups) == (2, 320, 5)
+    assert found.rows[1].states == 1 and found.rows[1].hit_share == packed.hit_share
     assert packed.hit_share == pytest.approx(16 * 640 / (24 * 764))  # the first visit of each prefix is cold
     assert packed.resend_tokens == 32 and packed.on_front and packed.capacity > 1.0
 
@@ -43,9 +45,9 @@ def test_the_table_says_what_to_take_and_fits_a_terminal() -> None:
     found = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
     report = ModelReport(config_facts, floor_of(config_facts), found)
     text = [line for _, line in lines(Diagnosis((), (), report))]
-    assert any(line.startswith("  ->*packed 1") and "160" in line and "55.8%" in line for line in text)
+    assert any(line.startswith("  ->*packed 2") and "320" in line and "55.8%" in line for line in text)
     assert any(line.startswith("     stock") and "1,280" in line for line in text)
-    assert any("packed 1 (160 tokens): up to 55.8% of the prompt tokens can hit" in line for line in text)
+    assert any("packed 2 (320 tokens): up to 55.8% of the prompt tokens can hit" in line for line in text)
     assert max(map(len, text)) <= 110
     rows = report.to_json()["layouts"]["rows"]
     assert [row["layout"] for row in rows[:2]] == ["stock", "packed"] and rows[1]["pareto"]
@@ -62,7 +64,7 @@ def test_a_layout_that_holds_less_is_taken_only_where_reuse_pays() -> None:
     plain = layouts_of(shape, GPU, 16 << 30)
     finest = plain.rows[1]
     assert finest.plan.block_tokens == 144 and finest.capacity < LEAST_CAPACITY
-    assert plain.rows[plain.recommended].states == 3
+    assert plain.recommended == 0 and "-w" in plain.why
     # Shared prefixes of 450 tokens: blocks of 144 hit 432 of them, stock's 528 none.
     shared = layouts_of(shape, GPU, 16 << 30, load=Load((4096,) * 10, 5000, (0, *(450,) * 9), "made"))
     assert pays(shared.rows[1], shared.rows[0])

@@ -15,6 +15,7 @@ import numpy as np
 from kvtune.analysis.compare import Comparison, Figure, compare
 from kvtune.analysis.repeats import compare_repeats
 from kvtune.analysis.spread import Values
+from kvtune.core.settings import KNOBS
 from kvtune.report.measures import change_text, measure_title
 from kvtune.run.types import Run
 
@@ -96,6 +97,9 @@ def _groups(runs: Sequence[Run], names: Sequence[str]) -> list[list[tuple[str, R
     return [[pair] for pair in zip(names, runs, strict=True)]
 
 
+FOLLOWS_FROM_CORE = ("scheduler", "pool", "tiers")
+
+
 def _differing(runs: Sequence[Run]) -> Facts:
     """What may differ between compared runs, and does: the core and its settings, the engine's, the machine."""
     told = [_may_differ(run) for run in runs]
@@ -108,11 +112,14 @@ def _may_differ(run: Run) -> dict[str, str]:
     h = run.header
     active = "" if h.core.name == "stock" or h.core.active else " (not active)"
     facts: dict[str, Any] = {"core": f"{h.core.name}{active}"}
-    facts.update({f"core {name}": value for name, value in h.core.settings.items()})
+    facts.update(
+        {f"core {k}": v for k, v in h.core.settings.items() if k not in KNOBS or KNOBS[k].default != v}
+    )
     facts.update(
         {"blocks": h.engine.num_blocks, "block size": h.engine.block_size, "executor": h.engine.executor}
     )
-    facts.update({f"engine {name}": value for name, value in h.engine.settings.items()})
+    own = {k: v for k, v in h.engine.settings.items() if k not in FOLLOWS_FROM_CORE}
+    facts.update({f"engine {name}": value for name, value in own.items()})
     facts.update(
         {"probe": h.probe.level, "machine": f"{h.host.cpu}, {h.host.cores} cores", "kvtune": h.kvtune}
     )

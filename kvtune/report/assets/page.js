@@ -69,9 +69,19 @@
     else Object.assign(out, { width, autosize: { type: "fit-x", contains: "padding" } });
     out.config = { ...config, legend: { ...config.legend, labelLimit: width - 60 } };
     for (const chart of out.vconcat ?? [out]) legends(chart, width - (out.vconcat ? MARGIN : 60));
+    if (width < 480) narrow(out);
     out.datasets = { ...out.datasets };
     for (const name of named(out)) out.datasets[name] ??= rowsOf(name);
     return out;
+  };
+  // On a narrow screen: names of rows cut shorter, titles of the horizontal axis in lines.
+  const narrow = (node) => {
+    for (const part of [...(node.layer ?? []), ...(node.vconcat ?? [])]) narrow(part);
+    const { x, y } = node.encoding ?? {};
+    if (y?.axis?.labelLimit > 155) y.axis.labelLimit = 155;
+    for (const holder of [x, x?.axis]) {
+      if (typeof holder?.title === "string") holder.title = holder.title.match(/.{1,28}(?:\s|$)|\S+/g).map((t) => t.trim());
+    }
   };
   // As many columns as the longest name leaves room for.
   const legends = (node, width) => {

@@ -13,7 +13,7 @@ from kvtune.analysis.spread import Values
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
 from kvtune.report.contrast import Contrast, Side, sentence
 from kvtune.report.measures import SHARES, change_text, interval_text, measure_text, measure_title, reasons
-from kvtune.report.names import command_text
+from kvtune.report.names import command_text, when
 from kvtune.units import ms, percent
 
 QUANTILES = np.linspace(0, 1, 201)
@@ -281,4 +281,4 @@ def _differences(found: Contrast) -> Section:
 
 
 def _started(side: Side) -> str:
-    return ", ".join(run.header.started_at for run in side.runs)
+    return ", ".join(when(run.header.started_at) for run in side.runs)

@@ -104,6 +104,8 @@ def _outcome(found: Mapping[str, Any], by: str) -> Section:
     figures.append(
         Figure("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else "")
     )
+    ahead = "Ahead in simulation" if verdict["on"] == "sim" else "A winner"
+    heading = ahead if verdict["winner"] else "No winner"
     result, advice, command = _words(found, by)
     values = {
         "lines": (("What came out", result), ("What to do", advice)),
@@ -111,7 +113,7 @@ def _outcome(found: Mapping[str, Any], by: str) -> Section:
         "figures": figures,
         "winner": bool(verdict["winner"]),
     }
-    return Section("outcome", "A winner" if verdict["winner"] else "No winner", "", "sweep.html", values)
+    return Section("outcome", heading, "", "sweep.html", values)
 
 
 def _words(found: Mapping[str, Any], by: str) -> tuple[str, str, str]:

@@ -170,6 +170,18 @@ def test_report_draws_every_golden_study(
     assert "hit rate" in capsys.readouterr().out
 
 
+def test_a_real_sweep_of_the_simulator_is_drawn_whole() -> None:
+    """48 settings of tiny-gemma3 on a pool of 3000 blocks, as `kvtune sweep` left them."""
+    found = told(read_study(FOLDER / "study1-real.jsonl"), studies.HIT_RATE)
+    made = {s.id: s for s in sweep_sections(found)}
+    assert made["outcome"].title == "Ahead in simulation"
+    assert [c.title for c in made["maps"].charts] == ["block_size 32", "block_size 64"]
+    assert [len(made["maps"].data[c.id]["figure"]) for c in made["maps"].charts] == [12, 12]
+    assert {c.title for c in made["effects"].charts} == {"pin_window", "min_drop", "block_size", "policy"}
+    assert len(made["trials"].values["table"].rows) == 49, "and stock"
+    assert found["best"]["settings"]["policy"] == "tiered"
+
+
 def test_there_is_a_golden_study() -> None:
     assert GOLDEN
 

@@ -191,14 +191,14 @@ async def serve(plan: Plan, folder: Path, reporter: Reporter) -> None:
 
 async def _ledgers_written(level: str, folder: Path) -> None:
     """Give the processes' probes the time to write what they counted."""
-    if level in ("types", "sites"):
+    if level != "off":
         await asyncio.sleep(0.3)
-    elif level == "full":
+    if level == "full":
         processes = len(list(folder.glob("status-*.json")))
         for _ in range(300):
-            await asyncio.sleep(0.1)
             if len(list(folder.glob("growth-*.json"))) >= processes:
                 return
+            await asyncio.sleep(0.1)
 
 
 async def _watch(driver: Driver, ledger: Ledger, folder: Path, reporter: Reporter) -> None:

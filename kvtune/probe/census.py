@@ -10,14 +10,13 @@ import gc
 from collections import Counter
 from pathlib import Path
 from sys import getsizeof
-from time import monotonic, process_time_ns
+from time import process_time_ns
 from typing import Any
 
 from kvtune.probe.phase import MEASURING, Phase
 from kvtune.probe.tally import Tally, save, type_name
 
 EVERY = 16
-SAVE_EVERY_S = 1.0
 SIZED = 64
 """Objects of a type whose size is taken, at each census; the mean stands for the others."""
 
@@ -31,7 +30,6 @@ class Census:
         self._folder, self._phase, self._every = folder, phase, every
         self._tally = Tally()
         self._collections = self._samples = self._young = self._cost_ns = 0
-        self._saved = 0.0
 
     def before(self, generation: int) -> None:
         if self._phase.now != MEASURING:
@@ -57,11 +55,7 @@ class Census:
             self._tally.add((type_name(kind), "", 0), n, total * n // max(1, sized))
         self._cost_ns += process_time_ns() - start
 
-    def after(self, generation: int) -> None:
-        now = monotonic()
-        if now - self._saved > SAVE_EVERY_S and self._samples:
-            self._saved = now
-            self.save()
+    def after(self, generation: int) -> None: ...
 
     def save(self) -> None:
         save(self._folder, self.name, self.facts())

@@ -7,6 +7,7 @@ that cannot start is recorded as disabled in the status file.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -16,16 +17,16 @@ from typing import Any
 from kvtune.probe.gc import CollectorProbe, collector_kind
 from kvtune.probe.heap import Heap
 from kvtune.probe.lifetime import die_with_parent
-from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
+from kvtune.probe.phase import CULPRITS, MEASURING, OVER, STARTING, Phase
 from kvtune.probe.ring import Ring
 from kvtune.probe.status import Status, role
 from kvtune.probe.steps import StepProbe
 
 LEVELS = ("off", "light", "types", "sites", "full")
 STATUS_EVERY_S = 1.0
-WRITING_SHARE = 200
-STATUS_AT_LEAST_S = 20.0  # so that what an engine that is killed leaves is not old
+RENEW_POLL_S = 0.1
 WATCH_EVERY_S = 0.05
+SAVE_EVERY_S = 1.0
 
 _installed_pid = 0
 _collector: CollectorProbe | None = None
@@ -65,7 +66,7 @@ def _install(folder: Path, level: str) -> None:
         ring = Ring(folder / f"ring-{os.getpid()}.bin")
         _phase = Phase(folder)
         _collector = CollectorProbe(ring)
-        _heap = Heap(_phase, _tell)
+        _heap = Heap(_phase)
         _collector.listeners.append(_heap)
         _add_instruments(level, folder, _collector, _phase, disabled)
         _collector.install()
@@ -79,8 +80,8 @@ def _install(folder: Path, level: str) -> None:
     _early.clear()
     _early.update(disabled)
     _status.write(level=level, disabled=disabled)
-    if role() != "engine_core":  # whose step renews it
-        _thread.start_new_thread(_renew, (os.getpid(),))
+    if _phase is not None:
+        _thread.start_new_thread(_renew, (_phase, _status))
 
 
 _early: dict[str, str] = {}  # what could not be installed, and why
@@ -97,19 +98,20 @@ def _add_instruments(
         disabled[level] = f"this Python's collector is {kind}: its young list is not what was allocated last"
         return
     on_phase: dict[int, list[Any]] = {MEASURING: [], OVER: []}
+    savers: list[Any] = []
     try:
         if level in ("types", "full") and kind == "generational":
             from kvtune.probe.census import Census
 
             census = Census(folder, phase)
             collector.listeners.append(census)
-            on_phase[OVER].append(census.save)
+            savers.append(census.save)
         if level == "sites":
             from kvtune.probe.sites import Sites
 
             sites = Sites(folder, phase)
             collector.listeners.append(sites)
-            on_phase[OVER].append(sites.save)
+            savers.append(sites.save)
         if level == "full":
             from kvtune.probe.growth import Growth
 
@@ -119,7 +121,8 @@ def _add_instruments(
     except Exception as error:
         disabled[level] = f"{type(error).__name__}: {error}"
         return
-    _thread.start_new_thread(_watch, (level, phase, on_phase))
+    on_phase[OVER] += savers
+    _thread.start_new_thread(_watch, (level, phase, on_phase, savers))
 
 
 def _sample_steps(steps: StepProbe, collector: CollectorProbe, phase: Phase) -> None:
@@ -133,13 +136,18 @@ def _sample_steps(steps: StepProbe, collector: CollectorProbe, phase: Phase) -> 
         steps.sampler = sampler
 
 
-def _watch(level: str, phase: Phase, on_phase: dict[int, list[Any]]) -> None:
-    """A thread of the levels that distort times anyway: acts when the run's phase changes, until it is over."""
-    seen = phase.now
+def _watch(level: str, phase: Phase, on_phase: dict[int, list[Any]], savers: list[Any]) -> None:
+    """A thread of these levels: acts when the run's phase changes, until it is over, and saves now and then."""
+    seen, due = phase.now, 0.0
     while seen != OVER:
         sleep(WATCH_EVERY_S)
         now = phase.now
         if now == seen:
+            if now != STARTING and monotonic() > due:
+                for save in savers:
+                    with contextlib.suppress(RuntimeError):  # counted into while it was read: the next time
+                        save()
+                due = monotonic() + SAVE_EVERY_S
             continue
         seen = now
         for act in on_phase.get(now, ()):
@@ -147,22 +155,27 @@ def _watch(level: str, phase: Phase, on_phase: dict[int, list[Any]]) -> None:
                 act()
             except Exception as error:
                 _early[level] = f"{type(error).__name__}: {error}"
-    _tell()
+    if _status is not None:
+        _status.due = True
 
 
-def _renew(pid: int) -> None:
-    """A thread of processes without a step loop: what is frozen and disabled is known only later than at install."""
-    while os.getpid() == pid:
-        sleep(STATUS_EVERY_S)
-        _tell()
-
-
-def _tell() -> None:
-    """Renew the status with what the collector's probe knows."""
-    if _status is None or _collector is None or _heap is None:
-        return
-    facts = {"core": _core_state()} if role() == "worker" else {}  # EngineCore's step keeps its own
-    _status.write(disabled=_disabled(), triggers=_collector.triggers(), heap=_heap.objects, **facts)
+def _renew(phase: Phase, status: Status) -> None:
+    """A thread that keeps the status true: files are never written where the engine's loop or a collection waits."""
+    seen, written = phase.now, 0.0
+    while status is _status:
+        sleep(RENEW_POLL_S)
+        now = phase.now
+        if now == seen and not status.due and monotonic() - written < STATUS_EVERY_S:
+            continue
+        status.due = False
+        if seen < CULPRITS and status.facts["role"] == "engine_core":
+            with contextlib.suppress(RuntimeError):  # counters that are changing: the next time
+                status.facts["core"] = _core_state()  # of the timed pass alone
+        known: dict[str, Any] = {"disabled": _disabled()}
+        if _collector is not None and _heap is not None:
+            known |= {"triggers": _collector.triggers(), "heap": dict(_heap.objects)}
+        status.write(count_frozen=now != seen, **known)
+        seen, written = now, monotonic()
 
 
 def _wrap_engine() -> None:
@@ -190,7 +203,7 @@ def _wrap_engine() -> None:
         try:
             _steps.wrap_scheduler(scheduler)
             _loops[os.getpid()] = _steps.wrap_loop(step)
-            _steps.after_step = _status_keeper(scheduler)
+            _steps.after_step = _describe_once(_steps, _status, scheduler)
         except Exception as error:
             _steps.failed = f"{type(error).__name__}: {error}"
 
@@ -199,35 +212,19 @@ def _wrap_engine() -> None:
     _wrapped = True
 
 
-def _status_keeper(scheduler: Any) -> Any:
-    """A function for the end of each step: writes the status at the first step and about once a second after.
-
-    Less often where writing takes long, as on a starved machine or a slow disk: at most one part in WRITING_SHARE.
-    """
+def _describe_once(steps: StepProbe, status: Status, scheduler: Any) -> Any:
+    """A function for the end of the first step, when the pool is what it will be."""
     from kvtune.probe.describe import describe_cache
 
-    due = 0.0
-    described = False
+    def describe() -> None:
+        steps.after_step = None
+        facts = describe_cache(scheduler)
+        if steps.pool is not None:
+            facts["tiers"] = list(steps.pool.tiers)
+        status.facts["cache"] = facts
+        status.due = True
 
-    def keep() -> None:
-        nonlocal due, described
-        now = monotonic()
-        if now < due or _status is None:
-            return
-        facts: dict[str, Any] = {"disabled": _disabled()}
-        if _phase is None or _phase.now < CULPRITS:  # the core's counters are the timed pass's alone
-            facts["core"] = _core_state()
-        if not described:
-            described = True
-            facts["cache"] = describe_cache(scheduler)
-            if _steps is not None and _steps.pool is not None:
-                facts["cache"]["tiers"] = list(_steps.pool.tiers)
-        began = monotonic()  # describing the cache is done once: it says nothing of what a write takes
-        _status.write(**facts)
-        end = monotonic()
-        due = end + min(max(STATUS_EVERY_S, WRITING_SHARE * (end - began)), STATUS_AT_LEAST_S)
-
-    return keep
+    return describe
 
 
 def _core_state() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from sys import getsizeof
-from time import monotonic, process_time_ns
+from time import process_time_ns
 from typing import Any
 
 from kvtune.probe.phase import CULPRITS, Phase
@@ -24,7 +24,6 @@ BUDGET = 0.12
 """Share of the process's CPU time that may pass with tracemalloc on, its own cost and the census included."""
 FIRST = 4
 """Samples that are taken before the budget counts, so that short passes have some."""
-SAVE_EVERY_S = 0.5
 
 _MANAGED_DICT = 1 << 4
 _LIST_ITEMS = 24  # where a list keeps the address of its items
@@ -87,7 +86,6 @@ class Sites:
         self.of_steps: Callable[[], dict[str, Any]] | None = None
         self._collections = self._samples = self._skip = 0
         self._began_ns = self._spent_ns = self._traced_since_ns = 0
-        self._saved = 0.0
 
     def before(self, generation: int) -> None:
         tracing = self._traced_since_ns != 0
@@ -113,9 +111,6 @@ class Sites:
             self._skip -= 1
             return
         self._skip = self._dice.randrange(8)
-        if monotonic() - self._saved > SAVE_EVERY_S and self._samples:
-            self._saved = monotonic()
-            self.save()
         if not tracemalloc.is_tracing():
             self._traced_since_ns = now_ns
             tracemalloc.start(1)

@@ -1,7 +1,7 @@
 """Who this engine process is and what runs in it: a small JSON file, replaced whole, read by the launcher.
 
-Written at install, at EngineCore's first step and about once a second after (vLLM may kill EngineCore by SIGKILL at a
-normal exit, so nothing is left for the exit).
+Written at install, and by a thread of its own about once a second and where the run's phase changes (vLLM may kill
+EngineCore by SIGKILL at a normal exit, so nothing is left for the exit).
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Status:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.due = False
+        """Set by whoever added a fact that should not wait for the next second."""
         self.facts: dict[str, Any] = {
             "pid": os.getpid(),
             "role": role(),
@@ -38,15 +40,18 @@ class Status:
             "python": sys.version.split()[0],
         }
 
-    def write(self, **facts: Any) -> None:
-        """Add `facts` and replace the file. A failure to write is ignored: status is not worth an engine."""
+    def write(self, *, count_frozen: bool = True, **facts: Any) -> None:
+        """Add `facts` and replace the file. A failure to write is ignored: status is not worth an engine.
+
+        Counting what is frozen walks all of it: milliseconds in which no other thread runs.
+        """
         self.facts.update(facts)
-        before = self.facts.get("gc", {})
+        frozen = self.facts.get("gc", {}).get("frozen", 0)
         self.facts["gc"] = {
             "enabled": gc.isenabled(),
             "thresholds": list(gc.get_threshold()),
             # The most that were ever frozen: the core thaws a heap again when its process ends.
-            "frozen": max(before.get("frozen", 0), gc.get_freeze_count()),
+            "frozen": max(frozen, gc.get_freeze_count()) if count_frozen else frozen,
             "collections": [s["collections"] for s in gc.get_stats()],
         }
         path = self._folder / f"status-{os.getpid()}.json"

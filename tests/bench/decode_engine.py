@@ -59,10 +59,10 @@ class Decoding:
         settings = SimSettings(model=MODEL, engine_args=arguments, core=core, shortcuts=False)
         executor.SimExecutor = Answering  # type: ignore[misc]
         self.engine = building.build(settings, VirtualClock())
-        self._as_a_process()
+        self._as_a_process(core)
         self.scheduler = self.engine.scheduler
 
-    def _as_a_process(self) -> None:
+    def _as_a_process(self, core: str) -> None:
         """EngineCore in a process of its own has queues and a loop; the loop's step is what is measured."""
         import queue
 
@@ -70,6 +70,10 @@ class Decoding:
 
         self.engine.__class__ = EngineCoreProc
         self.engine.output_queue = queue.Queue()
+        if core == "kvtune":
+            from kvtune.core import tokens
+
+            tokens.outputs_are_encoded = True
 
     def fresh(self, step: Callable[[Any], bool]) -> None:
         """New requests, their prompts computed, rows fixed, the heap frozen as EngineCore freezes it."""

@@ -1,10 +1,11 @@
 """What instruments cost EngineCore's main loop, in CPU time of its thread, side by side and paired. No engine starts.
 
-    python tests/bench/overhead.py [--batches 1,128,1024] [--cores stock,kvtune] [--only light,types] [--rounds N]
+    python tests/bench/overhead.py [--batches 1,128,1024] [--cores stock,kvtune] [--only light,types] [--fills N]
 
 Each cell is a process of its own: vLLM's EngineCore decodes a batch (decode_engine.py), and stretches of steps without
-and with the instrument alternate (A B B A, B A A B). A round gives one ratio; its interval is over rounds (Student,
-95 %, of logarithms). kvtune's levels run as in an engine: its own plugin, all of it, at default sampling.
+and with the instrument alternate (A B B A, B A A B). Such a quad gives one ratio; the interval is of their mean
+(Student, 95 %, of logarithms). Stretches are short where an instrument may be switched often: what else runs on the
+machine hits both sides. kvtune's levels run as in an engine: its own plugin, all of it, at default sampling.
 """
 
 from __future__ import annotations
@@ -34,14 +35,17 @@ from tests.bench.decode_engine import Decoding, in_a_fork, machine
 
 Step = Callable[[Any], bool]
 
-STEPS = {1: 256, 128: 256}
-"""Steps of a stretch by batch, 64 for others: four stretches hold as many block boundaries on both sides."""
+SHORT, LONG = {1: 32, 128: 16}, {1: 256, 128: 256}
+"""Steps of a stretch by batch; 8 and 64 for others. Four long ones hold as many block boundaries on both sides."""
+STEPS_A_FILL = 1024
+"""Decode steps before the requests are made anew; half as many for large batches."""
 
 
 class Instrument:
     """On and off as often as wanted, in the process that runs the engine. ImportError: not installed."""
 
     asked = ""
+    short = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,6 +84,8 @@ class Level(Instrument):
 
         self.scheduler = decoding.scheduler
         names = ("schedule", "update_from_output")
+        self.queue = getattr(self.scheduler.kv_cache_manager.block_pool.free_block_queue, "__dict__", {})
+        self.watch = self.queue.get("popleft_n")  # how evictions of stock's queue are counted
         self.wraps = {name: vars(self.scheduler)[name] for name in names}
         assert self.plugin._phase is not None
         self.plugin._phase.enter(CULPRITS if self.level == "sites" else MEASURING)
@@ -99,6 +105,8 @@ class Level(Instrument):
         self._off_process += process_time_ns() - self._since[0]
         self._off_thread += thread_time_ns() - self._since[1]
         vars(self.scheduler).update(self.wraps)
+        if self.watch is not None:
+            self.queue["popleft_n"] = self.watch
         self.collector.install()
 
     def off(self) -> None:
@@ -108,6 +116,7 @@ class Level(Instrument):
                 listener._stop()
         for name in self.wraps:
             vars(self.scheduler).pop(name, None)
+        self.queue.pop("popleft_n", None)
         failed = {k: v for k, v in self.plugin._disabled().items() if v}
         assert not failed, failed
         self._since = (process_time_ns(), thread_time_ns())
@@ -122,10 +131,12 @@ class Types(Level):
 
 
 class Sites(Level):
+    short = False
     level, asked = "sites", "1.25"
 
 
 class Full(Level):
+    short = False
     level = "full"
 
     def on(self) -> None:
@@ -163,6 +174,8 @@ class GcDebugTop(GcDebug):
 
 
 class Memray(Instrument):
+    short = False
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         import memray
@@ -181,6 +194,8 @@ class Memray(Instrument):
 
 class PySpy(Instrument):
     """Samples from outside: its pauses are wall time, which CPU time does not show."""
+
+    short = False
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -218,18 +233,21 @@ INSTRUMENTS: dict[str, tuple[str, type[Instrument]]] = {
 }
 
 
-def measure(batch: int, core: str, kind: type[Instrument], rounds: int) -> list[tuple[float, float]]:
-    """CPU microseconds of a step without and with the instrument, by round. The first round warms up."""
+def measure(batch: int, core: str, kind: type[Instrument], fills: int) -> list[tuple[float, float]]:
+    """CPU microseconds of a step without and with the instrument, by quad. The first fill warms up."""
     with tempfile.TemporaryDirectory() as folder:
         from vllm.v1.engine.core import EngineCoreProc
 
         bare: Step = EngineCoreProc._process_engine_step  # before a plugin wraps it
         instrument = kind(Path(folder))
         decoding = Decoding(batch, core)
-        step, steps = instrument.attach(decoding), STEPS.get(batch, 64)
+        step = instrument.attach(decoding)
+        steps = SHORT.get(batch, 8) if kind.short else LONG.get(batch, 64)
+        quads = (STEPS_A_FILL if batch <= 128 else STEPS_A_FILL // 2) // (4 * steps)
         found = []
-        for number in range(rounds + 1):
-            decoding.fresh(bare)
+        for number in range(max(1, quads) * (fills + 1)):
+            if number % max(1, quads) == 0:
+                decoding.fresh(bare)
             sums = [0, 0]
             order = (0, 1, 1, 0) if number % 2 else (1, 0, 0, 1)
             for at, side in enumerate(order):
@@ -238,7 +256,7 @@ def measure(batch: int, core: str, kind: type[Instrument], rounds: int) -> list[
                 sums[side] += decoding.stretch(step if side else bare, steps)
                 if side and (at == 3 or not order[at + 1]):
                     instrument.off()
-            if number:
+            if number >= max(1, quads):
                 found.append((sums[0] / 2e3 / steps, sums[1] / 2e3 / steps))
         return found
 
@@ -252,7 +270,7 @@ def row(title: str, kind: type[Instrument], found: list[tuple[float, float]]) ->
     low, middle, high = (math.exp(float(logs.mean()) + d) for d in (-half, 0.0, half))
     return (
         f"| {title} | {np.median(without):,.0f} | {np.median(with_it - without):+,.1f} | {middle:.3f} "
-        f"| {low:.3f} to {high:.3f} | {kind.asked} |"
+        f"| {low:.3f} to {high:.3f} | {math.exp(float(np.median(logs))):.3f} | {len(logs)} | {kind.asked} |"
     )
 
 
@@ -261,7 +279,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,128,1024")
     parser.add_argument("--cores", default="stock")
     parser.add_argument("--only", default=",".join(INSTRUMENTS))
-    parser.add_argument("--rounds", type=int, default=0, help="0: 40 of one request, 12 of 128, else 6")
+    parser.add_argument("--fills", type=int, default=0, help="0: 12 of one request, 4 of 128, else 2")
     asked = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     from kvtune.sim.worker import prepare
@@ -271,14 +289,14 @@ def main() -> None:
     for core in asked.cores.split(","):
         for batch in map(int, asked.batches.split(",")):
             print(f"\n### {batch} requests decode, {core} core\n")
-            print("| instrument | step without (µs) | more (µs) | ratio | 95 % | asked |")
-            print("|---|---|---|---|---|---|", flush=True)
+            print("| instrument | step without (µs) | more (µs) | ratio | 95 % | median | quads | asked |")
+            print("|---|---|---|---|---|---|---|---|", flush=True)
             for name in asked.only.split(","):
                 title, kind = INSTRUMENTS[name]
-                rounds = asked.rounds or {1: 40, 128: 12}.get(batch, 6)
+                fills = asked.fills or {1: 12, 128: 4}.get(batch, 2)
 
                 def work(
-                    batch: int = batch, core: str = core, kind: type[Instrument] = kind, n: int = rounds
+                    batch: int = batch, core: str = core, kind: type[Instrument] = kind, n: int = fills
                 ) -> Any:
                     try:
                         return measure(batch, core, kind, n)
@@ -287,7 +305,7 @@ def main() -> None:
 
                 found = in_a_fork(work)
                 if isinstance(found, str):
-                    print(f"| {title} | | | not installed: {found} | | |", flush=True)
+                    print(f"| {title} | | | not installed: {found} | | | | |", flush=True)
                 else:
                     print(row(title, kind, found), flush=True)
     print(f"\nLoad {os.getloadavg()[0]:.1f} at the end.")

@@ -144,6 +144,33 @@ def test_status_says_what_could_not_be_installed(tmp_path: Path) -> None:
     assert "light" in status["disabled"]
 
 
+RENEWED = """
+import threading, time
+from pathlib import Path
+from kvtune.probe.phase import MEASURING, Phase
+wrote, write = [], Path.write_text
+def watched(path, text):
+    wrote.append(threading.get_ident())
+    return write(path, text)
+Path.write_text = watched
+phase = Phase(Path(os.environ["KVTUNE_RUN_DIR"]))
+end = time.monotonic() + 20
+while len(wrote) < 2 and time.monotonic() < end:
+    gc.collect()
+    phase.enter(MEASURING)
+    time.sleep(0.01)
+assert len(wrote) >= 2 and threading.get_ident() not in wrote, wrote
+os._exit(0)
+"""
+
+
+def test_the_status_is_renewed_and_never_by_a_thread_that_computes(tmp_path: Path) -> None:
+    """Files are slow on some machines: neither a step nor a collection may wait for one."""
+    run_plugin(tmp_path, RENEWED)
+    (status,) = (json.loads(p.read_text()) for p in tmp_path.glob("status-*.json"))
+    assert status["triggers"] and status["heap"]["start"] > 1000
+
+
 @pytest.mark.parametrize("level", ["types", "sites", "full"])
 def test_every_level_installs(tmp_path: Path, level: str) -> None:
     run_plugin(tmp_path, KVTUNE_PROBE=level)

@@ -130,11 +130,7 @@ def test_they_were_compared_under_hits_evictions_and_preemptions(ran: Ran) -> No
         9,
         5,
     )
-    assert (stock[ZIPF]["block"], packed[ZIPF]["block"], ran("tiny-granite", "two")[ZIPF]["block"]) == (
-        1280,
-        160,
-        320,
-    )
+    assert (packed[ZIPF]["block"], ran("tiny-granite", "two")[ZIPF]["block"]) == (160, 320)
     for layout in ("packed", "two"):
         hits = ran("tiny-granite", layout)[ZIPF]["hits"][0]
         assert 320 in hits and 0 in hits[4:]  # some of the later ones lost their prefix
@@ -159,18 +155,21 @@ def test_the_simulator_replays_every_step(ran: Ran, model: str, layout: str) -> 
         assert case["hits"][0] == case["hits"][1], name
 
 
-def test_bf16_differs_from_stock_as_stock_does_from_itself(ran: Ran) -> None:
-    """Where prompts are cut decides how bf16 rounds: the kernel works on 64 tokens at once, a block has 160.
+def test_bf16_differs_from_stock_no_more_than_stock_from_itself(ran: Ran) -> None:
+    """Where prompts are cut decides how bf16 rounds: the kernel works on 64 tokens at once, a packed block has 160.
 
-    Cut alike, packed blocks answer as stock does; cut otherwise, stock differs from itself as they do from it.
+    Requests one after another are cut as the chunk says: cut alike, packed blocks answer as stock does. Cut otherwise,
+    stock differs from itself by more than packed blocks ever do from it.
     """
     stock, packed, control, fine = (ran("tiny-qwen3next", name) for name in QWEN)
     assert packed["state"]["parts"]["packed"] and fine["state"]["parts"]["packed"]
     assert (stock[ZIPF]["block"], packed[ZIPF]["block"]) == (256, 160)
-    for work in ("first", ZIPF, DECODE, CHAT):
-        assert fine[work]["answers"] == control[work]["answers"], work
-        assert difference(packed[work], stock[work]) <= 4 * max(
-            difference(control[work], stock[work]), 2.0**-7
-        )
-    assert control[ZIPF]["answers"] != stock[ZIPF]["answers"]
-    assert sum(fine[ZIPF]["hits"][0]) > 0 == sum(control[ZIPF]["hits"][0])
+    for one, other in ((packed, stock), (fine, control)):
+        assert one["first"]["answers"] == other["first"]["answers"]
+        assert difference(one["first"], other["first"]) < 1e-3
+    works = ("first", ZIPF, DECODE, CHAT)
+    rounding = max(difference(control[work], stock[work]) for work in works)
+    assert rounding > 0.01
+    assert max(difference(packed[work], stock[work]) for work in works) <= rounding
+    assert max(difference(fine[work], control[work]) for work in works) <= rounding
+    assert sum(packed[ZIPF]["hits"][0]) > 0 and sum(control[ZIPF]["hits"][0]) == 0

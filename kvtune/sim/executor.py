@@ -7,7 +7,6 @@ batch queue of asynchronous scheduling overlaps as it does on a device that runs
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,18 +43,20 @@ class Machine:
     cost: StepCost
 
 
-class Done(Future):  # type: ignore[type-arg]
-    """A result that is ready at a virtual time."""
+class Done:
+    """What EngineCore waits for: a result that is there at a virtual time."""
+
+    __slots__ = ("_clock", "_end_s", "_value")
 
     def __init__(self, clock: VirtualClock, end_s: float, value: Any) -> None:
-        super().__init__()
-        self._clock = clock
-        self._end_s = end_s
-        self.set_result(value)
+        self._clock, self._end_s, self._value = clock, end_s, value
+
+    def done(self) -> bool:
+        return self._clock.now_s >= self._end_s
 
     def result(self, timeout: float | None = None) -> Any:
         self._clock.advance_to(self._end_s)
-        return super().result(timeout)
+        return self._value
 
 
 class SimExecutor(Executor):  # type: ignore[misc]

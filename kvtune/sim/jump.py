@@ -63,6 +63,10 @@ class Jumper:
         self._scheduler._pause_state = self._paused
         self._allow(len(ends) * len(self._scheduler.running))
 
+    def rest(self) -> None:
+        """The next step is a plain one, and nobody waits."""
+        self.ends, self._blocked = None, False
+
     def settle(self, outputs: Any) -> None:
         """After the step: what changed says whether the waiting ones are still blocked."""
         if self.ends is not None:

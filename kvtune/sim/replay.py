@@ -235,12 +235,17 @@ class Player:
             if strode:
                 idle = 0
                 continue
-            if self._jumper is not None:
-                self._jumper.prepare()
+            # What a stride does not take, a jump may: where requests wait in vain, or layers keep states.
+            jumper = self._jumper
+            if jumper is not None and self._strider is not None and not scheduler.waiting:
+                jumper.rest()
+                jumper = None
+            if jumper is not None:
+                jumper.prepare()
             outputs, executed = engine.step_fn()
             engine.post_step(executed)
-            if self._jumper is not None:
-                self._jumper.settle(outputs)
+            if jumper is not None:
+                jumper.settle(outputs)
             made = self._take(outputs)
             for observer in self._observers:
                 observer.stepped(engine, outputs)

@@ -1,8 +1,9 @@
 """Predicted against real: a step cost fitted to one engine run, and what it says of two others that it never saw.
 
 `python tests/bench/predict.py [--model tiny-gemma3] [--core stock]`, idle machine: three engine starts, two minutes.
+`python tests/bench/predict.py RUN..`: recorded runs instead, the first is the one that the cost is fitted to.
 A line a workload: mean time to first token of the engine and of the simulator, hits of both, whether the prediction is
-marked valid, and how many CPU seconds the replay took beside the engine's wall seconds for the same requests.
+marked valid, and the CPU seconds of the replay beside the engine's wall seconds (of both without the start).
 Exits with 1 when a prediction that is marked valid is more than 10 % off, or hits differ.
 """
 
@@ -14,12 +15,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from kvtune.engine.profile import Job, profile
+from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.sim.profile import cost_of, settings_for
+from kvtune.sim.settings import SimSettings
 from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
 
 FITTED = "mix:prefixes=3,prefix=1200,requests=40,cold=1600,concurrency=3,output=24"
 HELD_OUT = (
@@ -51,46 +56,70 @@ def first_token_ms(run: Run) -> float:
     return float(np.nanmean(requests["first_token_s"] - requests["sent_s"])) * 1e3
 
 
+def cpu_s(workload: Workload, settings: SimSettings) -> tuple[Run, float]:
+    from kvtune.sim.replay import replay
+
+    begin = time.process_time()
+    run = replay(workload, settings)
+    return run, time.process_time() - begin
+
+
+def compare(real: Run, fitted: Run) -> bool:
+    """Print one line; whether the prediction is worth its mark and the hits are the engine's."""
+    info, core = real.header.workload, real.header.core
+    wanted = Job(
+        model=real.header.model,
+        workload=build(info.spec, seed=info.seed),
+        core="stock" if core.name == "stock" else "kvtune",
+        core_settings=core.settings,
+    )
+    like = Run(msgspec.structs.replace(fitted.header, engine=real.header.engine), fitted.tables)
+    settings = settings_for(wanted, "exact", like)
+    nothing = build("decode:requests=1,prompt=8,output=1", seed=0)
+    start = min(cpu_s(nothing, settings)[1] for _ in range(3))
+    simulated, cpu = cpu_s(wanted.workload, settings)
+    cpu = max(cpu - start, 1e-3)
+    requests = real.table("requests")
+    wall = float(np.nanmax(requests["finished_s"]) - np.nanmin(requests["sent_s"]))
+    one, other = first_token_ms(real), first_token_ms(simulated)
+    same = np.array_equal(requests["hit_tokens"], simulated.table("requests")["hit_tokens"])
+    valid = simulated.header.valid.timings
+    print(
+        f"{info.spec:<84} engine {one:8.1f} ms  predicted {other:8.1f} ms  {other / one - 1:+6.1%}  "
+        f"{'valid' if valid else 'marked invalid'}  hits {'equal' if same else 'DIFFER'}  "
+        f"engine {wall:6.2f} s, replay {cpu:6.3f} CPU-s (start {start:.3f}): {wall / cpu:5.0f}x",
+        flush=True,
+    )
+    return same and not (valid and abs(other / one - 1) > 0.1)
+
+
+def measured(model: str, core: str, workload: str, folder: Path) -> Run:
+    found = profile(job(model, core, workload, folder))
+    if found.error is not None:
+        raise found.error
+    return found.run
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--model", default="tiny-gemma3")
     parser.add_argument("--core", default="stock")
     options = parser.parse_args()
-    bad = False
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        fitted = profile(job(options.model, options.core, FITTED, folder))
-        if fitted.error is not None:
-            raise fitted.error
-        cost = cost_of(fitted.run)
-        print(
-            f"step: {cost.step_us:.0f} us + {cost.prefill_token_us:.1f} a prompt token + {cost.decode_us:.1f} a decode "
-            f"+ {cost.kv_token_us:.4f} a KV token; {cost.steps} steps, {cost.clock} clock, {cost.machine}; "
-            f"held out {cost.held_out_share:.1%}, unexplained {cost.unexplained_share:.1%}"
-        )
-        from kvtune.sim.replay import replay
-
-        for workload in (FITTED, *HELD_OUT):
-            wanted = job(options.model, options.core, workload, folder)
-            real = fitted.run if workload == FITTED else profile(wanted).run
-            settings = settings_for(wanted, "exact", fitted.run)
-            replay(build("decode:requests=1,prompt=8,output=2", seed=0), settings)  # imports
-            cpu = time.process_time()
-            simulated = replay(wanted.workload, settings)
-            cpu = time.process_time() - cpu
-            requests = real.table("requests")
-            wall = float(np.nanmax(requests["finished_s"]) - np.nanmin(requests["sent_s"]))
-            one, other = first_token_ms(real), first_token_ms(simulated)
-            same = np.array_equal(requests["hit_tokens"], simulated.table("requests")["hit_tokens"])
-            valid = simulated.header.valid.timings
-            print(
-                f"{workload:<84} engine {one:8.1f} ms  predicted {other:8.1f} ms  {other / one - 1:+6.1%}  "
-                f"{'valid' if valid else 'marked invalid'}  hits {'equal' if same else 'DIFFER'}  "
-                f"engine {wall:6.2f} s, replay {cpu:6.3f} CPU-s: {wall / cpu:5.0f}x",
-                flush=True,
-            )
-            bad |= (valid and abs(other / one - 1) > 0.1) or not same
-    return int(bad)
+        if options.runs:
+            runs = [read_run(path) for path in options.runs]
+        else:
+            specs = (FITTED, *HELD_OUT)
+            runs = [measured(options.model, options.core, spec, Path(name)) for spec in specs]
+    cost = cost_of(runs[0])
+    print(
+        f"step: {cost.step_us:.0f} us + {cost.prefill_token_us:.1f} a prompt token + {cost.decode_us:.1f} a decode "
+        f"+ {cost.kv_token_us:.4f} a KV token; {cost.steps} steps, {cost.clock} clock, {cost.machine}; "
+        f"held out {cost.held_out_share:.1%}, unexplained {cost.unexplained_share:.1%}"
+    )
+    good = [compare(run, runs[0]) for run in runs]
+    return int(not all(good))
 
 
 if __name__ == "__main__":

@@ -99,6 +99,7 @@ def _add_instruments(
         return
     on_phase: dict[int, list[Any]] = {MEASURING: [], OVER: []}
     savers: list[Any] = []
+    limits: list[Any] = []
     try:
         if level in ("types", "full") and kind == "generational":
             from kvtune.probe.census import Census
@@ -112,6 +113,7 @@ def _add_instruments(
             sites = Sites(folder, phase)
             collector.listeners.append(sites)
             savers.append(sites.save)
+            limits.append(sites.expire)
         if level == "full":
             from kvtune.probe.growth import Growth
 
@@ -122,7 +124,7 @@ def _add_instruments(
         disabled[level] = f"{type(error).__name__}: {error}"
         return
     on_phase[OVER] += savers
-    _thread.start_new_thread(_watch, (level, phase, on_phase, savers))
+    _thread.start_new_thread(_watch, (level, phase, on_phase, savers, limits))
 
 
 def _sample_steps(steps: StepProbe, collector: CollectorProbe, phase: Phase) -> None:
@@ -136,12 +138,16 @@ def _sample_steps(steps: StepProbe, collector: CollectorProbe, phase: Phase) -> 
         steps.sampler = sampler
 
 
-def _watch(level: str, phase: Phase, on_phase: dict[int, list[Any]], savers: list[Any]) -> None:
+def _watch(
+    level: str, phase: Phase, on_phase: dict[int, list[Any]], savers: list[Any], limits: list[Any]
+) -> None:
     """A thread of these levels: acts when the run's phase changes, until it is over, and saves now and then."""
     seen, due = phase.now, 0.0
     while seen != OVER:
         sleep(WATCH_EVERY_S)
         now = phase.now
+        for limit in limits:
+            limit()
         if now == seen:
             if now != STARTING and monotonic() > due:
                 for save in savers:

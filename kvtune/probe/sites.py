@@ -22,6 +22,8 @@ from kvtune.probe.tally import Tally, save, type_name
 
 BUDGET = 0.12
 """Share of the process's CPU time that may pass with tracemalloc on, its own cost and the census included."""
+LONGEST_NS = 150_000_000
+"""CPU time after which a sample is given up."""
 FIRST = 4
 """Samples that are taken before the budget counts, so that short passes have some."""
 
@@ -128,10 +130,17 @@ class Sites:
             if not file.startswith(self._own):
                 self._tally.add((type_name(kind), file, line), n, size)
 
+    def expire(self) -> None:
+        """Give a sample up whose second collection does not come: small batches may decode for ever without one."""
+        since = self._traced_since_ns
+        if since and process_time_ns() - since > LONGEST_NS:
+            self._stop()
+
     def _stop(self) -> None:
-        tracemalloc.stop()
-        self._spent_ns += process_time_ns() - self._traced_since_ns
-        self._traced_since_ns = 0
+        since, self._traced_since_ns = self._traced_since_ns, 0
+        if since:
+            tracemalloc.stop()
+            self._spent_ns += process_time_ns() - since
 
     def save(self) -> None:
         save(self._folder, self.name, self.facts())

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvtune.probe import sites as sites_module
 from kvtune.probe.census import Census
 from kvtune.probe.gc import CollectorProbe, collector_kind
 from kvtune.probe.growth import Growth
@@ -82,6 +83,29 @@ def test_tracing_ends_with_the_pass(probe: CollectorProbe, tmp_path: Path) -> No
     phase.enter(OVER)
     gc.collect(0)
     assert not tracemalloc.is_tracing()
+
+
+def test_a_sample_whose_second_collection_does_not_come_is_given_up(
+    probe: CollectorProbe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding in small batches makes as many objects as it drops: tracing would go on for minutes."""
+    now = [0]
+    monkeypatch.setattr(sites_module, "process_time_ns", lambda: now[0])
+    phase = Phase(tmp_path)
+    sites = Sites(tmp_path, phase, budget=0.1)
+    probe.listeners.append(sites)
+    phase.enter(CULPRITS)
+    now[0] = 1
+    gc.collect(0)
+    assert tracemalloc.is_tracing()
+    now[0] += sites_module.LONGEST_NS
+    sites.expire()
+    assert tracemalloc.is_tracing()
+    now[0] += 1
+    sites.expire()
+    assert not tracemalloc.is_tracing()
+    assert sites.facts()["traced_share"] == pytest.approx(1.0)  # it counts against the budget
+    assert sites.facts()["samples"] == 0
 
 
 def test_the_tracing_of_somebody_else_is_left_alone(probe: CollectorProbe, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from kvtune.probe.phase import CULPRITS, Phase
 from kvtune.probe.tally import Tally, save, type_name
 
-BUDGET = 0.12
+BUDGET = 0.08
 """Share of the process's CPU time that may pass with tracemalloc on, its own cost and the census included."""
 LONGEST_NS = 150_000_000
 """CPU time after which a sample is given up."""

@@ -17,7 +17,7 @@ from kvtune.probe.phase import CULPRITS, Phase
 from kvtune.probe.sites import own_folder, site_reader
 from kvtune.probe.tally import Tally, type_name
 
-BUDGET = 0.10
+BUDGET = 0.08
 """Share of EngineCore's thread time that sampled steps may take, beyond what steps take anyway."""
 
 

@@ -146,6 +146,19 @@ def test_a_pause_and_a_reset_of_the_cache(asynchronous: bool) -> None:
 
 
 @BOTH
+def test_steps_whose_frees_are_deferred_are_stocks(asynchronous: bool) -> None:
+    """The flag may be set after the scheduler was built, as vLLM's own tests do."""
+    twins = decoding(Shape(asynchronous=asynchronous))
+    before = twins.ours.steady_steps
+    for one in (twins.stock, twins.ours):
+        one.defer_block_free = True
+    for _ in range(20):
+        twins.step()
+        twins.compare()
+    assert twins.ours.steady_steps == before
+
+
+@BOTH
 def test_steps_that_are_throttled_are_stocks(asynchronous: bool) -> None:
     twins = decoding(Shape(asynchronous=asynchronous))
     before = twins.ours.steady_steps

@@ -77,7 +77,7 @@ def main(model: str, cases: list[dict[str, Any]], out: Path) -> None:
                     self.answers.setdefault(int(output.request_id), []).extend(output.new_token_ids)
             return super()._take(outputs)
 
-    flags = ["--distributed-executor-backend", "uni", *cases[0].get("args", [])]
+    flags = ["--distributed-executor-backend", "uni", "--load-format", "dummy", *cases[0].get("args", [])]
     config = parse_engine_args(resolve(model, dummy=True, engine_args=flags).args).create_engine_config()
     Timed.machine = Machine({}, [], 0, VirtualClock(), NOMINAL)
     engine = EngineCore(config, Timed, log_stats=True)

@@ -73,8 +73,10 @@ class SteadyDecode(SteadyUpdate):
         count = len(running)
         if not 0 < count <= min(own.max_num_scheduled_tokens, own.scheduler_config.max_num_batched_tokens):
             return None
-        # Blocks that wait for a step in flight are counted off by stock's own steps.
-        if own._pause_state is not PauseState.UNPAUSED or self._placed or own.defer_block_free:
+        if own._pause_state is not PauseState.UNPAUSED or self._placed:
+            return None
+        # Also where it was bound after the scheduler was built; blocks that wait for a step are counted by stock's.
+        if own.defer_block_free or own.connector is not None:
             return None
         if (own.waiting or own.kv_holding_waiting) and (
             count + own.num_waiting_for_streaming_input < own.max_num_active_reqs

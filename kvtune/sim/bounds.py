@@ -144,7 +144,7 @@ def _node_tokens(workload: Workload, block_tokens: int) -> int:
 
 def _sizes(distinct_tokens: int, largest_tokens: int, block_tokens: int) -> list[int]:
     """Halving pools, from the one that holds everything down to the largest request."""
-    blocks = -(-max(distinct_tokens, largest_tokens) // block_tokens)
+    blocks = max(1, -(-max(distinct_tokens, largest_tokens) // block_tokens))
     least = max(1, -(-largest_tokens // block_tokens))
     found = [blocks]
     while len(found) < 6 and found[-1] // 2 >= least:

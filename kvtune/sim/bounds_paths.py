@@ -119,7 +119,7 @@ def _pieces(last: Ints, lengths: Ints) -> list[list[Piece]]:
         else np.empty(0, int)
     )
     found: list[list[Piece]] = [[] for _ in range(len(lengths))]
-    stops = np.append(cut[1:], len(last))
+    stops = np.append(cut, len(last))[1:]
     for at, stop, user, request in zip(
         cut.tolist(), stops.tolist(), last[cut].tolist(), owner[cut].tolist(), strict=True
     ):

@@ -265,3 +265,12 @@ def test_bad_input_is_two_lines(arguments: list[str], says: str, capsys: pytest.
     assert run(["bounds", *arguments]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 2 and "next:" in error
+
+
+def test_prompts_shorter_than_a_block_have_nothing_to_hit() -> None:
+    workload = build("decode:requests=4,prompt=16,output=8")
+    paths = paths_of(workload, 128)
+    assert paths.nodes == [0, 0, 0, 0] and paths.pieces == [[], [], [], []]
+    for pools in ([], [100]):
+        found = bounds(workload, pools, block_tokens=128)
+        assert found.infinite == 0.0

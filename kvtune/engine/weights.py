@@ -6,6 +6,7 @@ equal answers prove nothing. A parameter's values follow from its name alone: th
 
 from __future__ import annotations
 
+import os
 from math import sqrt
 from typing import Any
 from zlib import crc32
@@ -19,7 +20,9 @@ SHARP = 2.0
 
 
 def register() -> None:
-    """Make the format known to vLLM; called in each of its processes, idempotent."""
+    """Make the format known to vLLM, in each process of an engine of ours; idempotent."""
+    if not any(name.startswith("KVTUNE_") for name in os.environ):
+        return
     from vllm.model_executor import model_loader
 
     if LOAD_FORMAT in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:

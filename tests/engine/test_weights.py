@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
+from kvtune.engine import weights
 from kvtune.engine.weights import fill
 
 pytestmark = pytest.mark.vllm
@@ -35,3 +39,14 @@ def test_norms_states_and_whole_numbers() -> None:
     assert set(norm.tolist()) == {1.0} and set(sharp.tolist()) == {2.0} and set(plus.tolist()) == {0.0}
     assert bool((decay < 0).all()) and -3 <= float(log.min()) <= float(log.max()) <= 1
     assert not ids.any()
+
+
+def test_engines_that_are_not_ours_load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that is installed is called in every vLLM process of the machine."""
+    for name in [name for name in os.environ if name.startswith("KVTUNE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setitem(sys.modules, "vllm", None)  # an import would fail
+    weights.register()
+    monkeypatch.setenv("KVTUNE_CORE", "stock")
+    with pytest.raises(ImportError):
+        weights.register()

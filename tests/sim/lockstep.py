@@ -154,6 +154,8 @@ def _flush(engine: Any) -> None:
     """Let the worker forget the finished requests before the scheduler that knows of them goes."""
     while engine.scheduler.has_requests():
         engine.step_fn()
+    # A worker keeps where the states of the last ones stood until its next step; ids begin anew with each case.
+    getattr(engine.model_executor.driver_worker.worker.model_runner, "mamba_state_idx", {}).clear()
 
 
 def _fresh_scheduler(engine: Any, blocks: int) -> Any:

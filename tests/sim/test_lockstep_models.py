@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 
 FLAGS = ["--max-num-batched-tokens", "512", "--max-num-seqs", "16", "--max-model-len", "1000"]
 # A hybrid's block holds a whole state; what is kept of a prompt are the states at its chunks' ends.
-STATES = ["--max-num-batched-tokens", "1024", "--max-num-seqs", "16", "--max-model-len", "4096"]
+STATES = ["--max-num-batched-tokens", "1024", "--max-num-seqs", "16", "--max-model-len", "2400"]
 ROUNDS = "rounds:prefixes=3,prefix=700,suffix=40,output=8,rounds=3"
 ZIPF = "zipf:prefixes=6,prefix=500,suffix=40,requests=14,concurrency=4,output=12"
 CHAT = "chat:sessions=4,turns=3,system=64,first=200,user=40,output=40"

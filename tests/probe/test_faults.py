@@ -224,8 +224,9 @@ def test_a_py_spy_that_dies_while_it_samples_costs_the_stacks_and_nothing_else(t
 
 ENGINE = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "EngineCore"])
-print(1, flush=True)
+# The child says itself that it is there: its title may be empty for a moment after it was started.
+own = "import time; print(1, flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", own, "EngineCore"])
 time.sleep(60)
 """
 

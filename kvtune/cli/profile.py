@@ -17,7 +17,9 @@ def profile(
     ctx: typer.Context,
     model: Annotated[
         str,
-        typer.Argument(help="What `vllm serve` takes, or tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next."),
+        typer.Argument(
+            help="What `vllm serve` takes, or tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next, tiny-granite."
+        ),
     ],
     workload: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""What a model with real weights answers to questions on shared texts, with either core, in a pool that is too small.
+"""What a model with real weights answers to questions on shared texts, with either core.
 
 `answers` (the CLI's process) runs this module as `python -m kvtune.engine.answers PLAN OUT`: vLLM's LLM, greedy, in
 float32, one round of questions (one on each text) after the other.
@@ -84,7 +84,7 @@ def answers(folder: Path, core: Literal["kvtune", "stock"], asked: list[Question
             why = f"did not end in {LIMIT_S} s" if code is None else cause(log.read_text(errors="replace"))
             raise KvtuneError(
                 f"asking {folder.name} with core {core} failed: {why or f'exit {code}'}",
-                f"see whether it runs alone: kvtune profile {folder} -w single",
+                f"see whether it runs alone: kvtune profile {folder} -- --kv-cache-memory-bytes 1G",
             )
         return msgspec.json.decode(out.read_bytes(), type=Answered)
 

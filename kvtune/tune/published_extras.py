@@ -125,7 +125,7 @@ def planned_blocks() -> Rows:
 
 
 def real_answers() -> Rows:
-    """Questions on long shared texts, stock and kvtune's core, in a pool that cannot keep all of the texts."""
+    """Questions on long shared texts, stock and kvtune's core."""
     from kvtune.engine.answers import BLOCKS, answers, right, same
     from kvtune.workload.reading import questions
 

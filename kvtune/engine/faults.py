@@ -25,8 +25,8 @@ _HINTS = (
         re.compile(
             r"not a valid model identifier|is not a local folder|couldn't connect|offline|Repo id", re.I
         ),
-        "check the name; built-in models are tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next and tiny-granite; a local "
-        "model is a folder with config.json",
+        "check the name; built-in models are tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next and tiny-granite; "
+        "a local model is a folder with config.json",
     ),
     (
         re.compile(r"No available memory for the cache blocks|larger than the available KV cache", re.I),

@@ -1,4 +1,4 @@
-"""How long a step takes: a + b*prefill tokens + c*decodes + d*KV tokens attended to. Runs anywhere.
+"""How long a step takes, and how long a request is on its way to the engine and back. Runs anywhere.
 
 Fitted by non-negative least squares to a real run's step log; a simulated run that uses a fit has predicted times, one
 that does not has nominal ones, and says so.
@@ -6,20 +6,28 @@ that does not has nominal ones, and says so.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError
-from kvtune.run.types import Run
+from kvtune.run.types import Run, Table
+from kvtune.sim.way import Way, in_flight
 
 MIN_STEPS = 20
 FITTED_SHARE = 0.6
 """Of the steps, in time order, that the held-out check is fitted to."""
 
 TRUSTED_SHARE = 0.1
+
+FITS = 5
+"""Rounds of fitting: errors are relative to the round before, which also says what to leave out."""
+
+LEAST_SPREAD = 0.02
+"""Relative errors are never taken for narrower than this: a log without noise keeps all of its steps."""
+
 Clock = Literal["wall", "cpu"]
 
 
@@ -31,6 +39,11 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     prefill_token_us: float
     decode_us: float
     kv_token_us: float
+    prefill_step_us: float = 0.0  # a step that prefills takes so much more than one that only decodes
+    prefill_kv_us: float = 0.0  # of a prompt token, for each KV token that it attends to
+    between_us: float = 0.0  # from a step's end to the next one's begin, while requests run
+    enter_us: float = 0.0  # from the client's send until the scheduler can have the request
+    leave_us: float = 0.0  # from a step's end until the client has its tokens
     fitted: bool = False
     clock: str = ""  # which time of the steps was fitted: wall, or cpu (of EngineCore's thread)
     machine: str = ""
@@ -41,7 +54,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     p90_error_us: float = 0.0
     held_out_share: float = 0.0
     unexplained_share: float = (
-        0.0  # of the time in which requests were in flight, what the steps' costs leave over
+        0.0  # of the time in which requests were in flight, what all of this leaves over
     )
 
     @property
@@ -49,13 +62,16 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         """Fitted, right about steps that it was not fitted to, and about how long requests took in the run itself."""
         return self.fitted and max(self.held_out_share, self.unexplained_share) <= TRUSTED_SHARE
 
-    def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int) -> float:
-        return (
-            self.step_us
-            + self.prefill_token_us * prefill_tokens
-            + self.decode_us * decodes
-            + self.kv_token_us * kv_tokens
-        ) * 1e-6
+    def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int, prefills: int = 0) -> float:
+        """From a step's begin until the next one can begin. `prefills`: requests that prefill in it."""
+        time_us = self.step_us + self.between_us + self.decode_us * decodes + self.kv_token_us * kv_tokens
+        if prefill_tokens:
+            # What one prompt token attends to, from what a step log knows: the mean over requests.
+            attended = kv_tokens / max(decodes + prefills, 1) + prefill_tokens / (2 * max(prefills, 1))
+            time_us += self.prefill_step_us + prefill_tokens * (
+                self.prefill_token_us + self.prefill_kv_us * attended
+            )
+        return time_us * 1e-6
 
 
 NOMINAL = StepCost(step_us=8_000.0, prefill_token_us=12.0, decode_us=60.0, kv_token_us=0.0002)
@@ -65,8 +81,9 @@ NOMINAL = StepCost(step_us=8_000.0, prefill_token_us=12.0, decode_us=60.0, kv_to
 def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepCost:
     """The cost of a step on the machine of `run`, from its steps table.
 
-    `clock` None takes the CPU time where EngineCore's own thread computes (the `uni` executor on a CPU): on a busy
-    machine wall time says more about the neighbours. The first `skip_share` of steps is warm-up.
+    `clock` None takes the one that explains more of the time in flight: wall time, or, where EngineCore's own thread
+    computes (the `uni` executor on a CPU), its CPU time, which the neighbours on a busy machine do not lengthen.
+    The first `skip_share` of steps is warm-up.
     """
     steps = run.table("steps")
     busy = np.flatnonzero(steps["scheduled_tokens"] > 0)
@@ -76,52 +93,78 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
             f"the run has {len(busy)} usable steps, a step cost needs {MIN_STEPS}",
             "record a longer run with `--probe light`",
         )
-    if clock is None:
-        clock = "cpu" if run.header.engine.device == "cpu" and run.header.engine.executor == "uni" else "wall"
-    time_us = steps["cpu_us" if clock == "cpu" else "step_us"][busy].astype("f8")
-    features = _features({name: column[busy] for name, column in steps.items()})
+    used = {name: column[busy] for name, column in steps.items()}
+    if clock is not None:
+        return _fit(run, used, clock)
+    own_thread = run.header.engine.device == "cpu" and run.header.engine.executor == "uni"
+    costs = [_fit(run, used, kind) for kind in (("wall", "cpu") if own_thread else ("wall",))]
+    return min(costs, key=lambda cost: max(cost.held_out_share, cost.unexplained_share))
+
+
+def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
+    time_us = steps["cpu_us" if clock == "cpu" else "step_us"].astype("f8")
+    features = _features(steps)
     weights = _nnls(features, time_us)
-    error_us = np.abs(features @ weights - time_us)
+    predicted_us = features @ weights
+    error_us = np.abs(predicted_us - time_us)
+    way = Way.of(run, steps)
     return StepCost(
         step_us=float(weights[0]),
         prefill_token_us=float(weights[1]),
         decode_us=float(weights[2]),
         kv_token_us=float(weights[3]),
+        prefill_step_us=float(weights[4]),
+        prefill_kv_us=float(weights[5]),
+        between_us=way.between_us,
+        enter_us=way.enter_us,
+        leave_us=way.leave_us,
         fitted=True,
         clock=clock,
         machine=f"{run.header.engine.device_name or run.header.host.cpu} ({run.header.host.cores} cores)",
         source=run.header.started_at,
-        steps=len(busy),
+        steps=len(time_us),
         mean_error_us=float(error_us.mean()),
         error_share=float(error_us.mean() / time_us.mean()) if time_us.mean() > 0 else 0.0,
         p90_error_us=float(np.percentile(error_us, 90)),
         held_out_share=_held_out(features, time_us),
-        unexplained_share=_unexplained(run, float((features @ weights).sum()) * 1e-6, steps["t_s"][busy]),
+        unexplained_share=_unexplained(run, steps, predicted_us, way),
     )
 
 
-def _features(steps: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
+def _features(steps: Table) -> NDArray[np.float64]:
     prefill = steps["prefill_tokens"].astype("f8")
     decodes = np.maximum(steps["scheduled_tokens"] - steps["prefill_tokens"], 0).astype("f8")
-    return np.column_stack(
-        [np.ones(len(prefill)), prefill, decodes, np.maximum(steps["context_tokens"], 0).astype("f8")]
-    )
+    context = np.maximum(steps["context_tokens"], 0).astype("f8")
+    prefills = steps["requests"] - decodes
+    attended = context / np.maximum(decodes + prefills, 1) + prefill / (2 * np.maximum(prefills, 1))
+    ones = np.ones(len(prefill))
+    return np.column_stack([ones, prefill, decodes, context, prefill > 0, prefill * attended])
 
 
 def _nnls(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Fitted twice: steps that a pause of the machine fell into (far above the first fit) are left out."""
+    """Least squares of relative errors: long prefills and short decodes count alike.
+
+    Fitted again without the steps that a pause of the machine fell into: those far off the others of their kind.
+    """
     from scipy.optimize import nnls
 
     scale = np.maximum(features.max(axis=0), 1e-12)
-    weights = nnls(features / scale, time_us)[0] / scale
-    rest = time_us - features @ weights
-    spread = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
-    keep = rest <= np.median(rest) + 6 * max(spread, 1e-9)
-    if keep.sum() >= MIN_STEPS and not keep.all():
-        scale = np.maximum(features[keep].max(axis=0), 1e-12)
-        weights = nnls(features[keep] / scale, time_us[keep])[0] / scale
-    found: NDArray[np.float64] = weights
-    return found
+    prefills = features[:, 1] > 0
+    floor_us = max(0.05 * float(np.median(time_us)), 1e-9)
+    expected_us = np.maximum(time_us, floor_us)
+    keep = np.ones(len(time_us), bool)
+    weights = np.zeros(features.shape[1])
+    for _ in range(FITS):
+        rows = features[keep] / scale / expected_us[keep, None]
+        weights = nnls(rows, time_us[keep] / expected_us[keep])[0] / scale
+        expected_us = np.maximum(features @ weights, floor_us)
+        rest = time_us / expected_us - 1
+        for kind in (prefills, ~prefills):
+            if kind.any():
+                middle = np.median(rest[kind])
+                spread = 1.4826 * float(np.median(np.abs(rest[kind] - middle)))
+                keep[kind] = np.abs(rest[kind] - middle) <= 6 * max(spread, LEAST_SPREAD)
+    return weights
 
 
 def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> float:
@@ -133,21 +176,17 @@ def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> fl
     return abs(float((features[cut:] @ _nnls(features[:cut], time_us[:cut])).sum()) - rest_us) / rest_us
 
 
-def _unexplained(run: Run, explained_s: float, starts_s: NDArray[np.float64]) -> float:
-    """How far the steps' costs are from the time in which at least one request was in flight, as a share of it.
+def _unexplained(run: Run, steps: Table, predicted_us: NDArray[np.float64], way: Way) -> float:
+    """How far steps and ways are from the time in which at least one request was in flight, as a share of it.
 
-    A busy machine keeps front end and EngineCore waiting for each other between steps: no step shows it.
+    A busy machine keeps front end and EngineCore waiting for each other: no step and no median shows it.
     """
-    requests = run.table("requests")
-    done = np.isfinite(requests["sent_s"]) & np.isfinite(requests["finished_s"])
-    if not done.any():
+    seconds, pieces = in_flight(run.table("requests"), float(steps["t_s"][0]))
+    if seconds <= 0:
         return 0.0
-    order = np.argsort(requests["sent_s"][done])
-    sent = np.maximum(requests["sent_s"][done][order], starts_s[0])
-    finished = np.maximum.accumulate(requests["finished_s"][done][order])
-    before = np.concatenate(([starts_s[0]], finished[:-1]))
-    in_flight_s = float(np.maximum(finished - np.maximum(sent, before), 0.0).sum())
-    return abs(in_flight_s - explained_s) / in_flight_s if in_flight_s > 0 else 0.0
+    explained_us = predicted_us.sum() + len(predicted_us) * way.between_us
+    explained_us += pieces * (way.enter_us + way.leave_us - way.between_us)
+    return abs(seconds - float(explained_us) * 1e-6) / seconds
 
 
 def read_cost(text: str) -> StepCost:

@@ -27,9 +27,10 @@ class Step:
     start_s: float
     end_s: float
     prefill_tokens: int
+    requests: int
     decodes: int
     context_tokens: int
-    output: Any  # vLLM's SchedulerOutput
+    output: Any  # vLLM's SchedulerOutput, or what a digest reads of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,9 @@ class SimExecutor(Executor):  # type: ignore[misc]
         self.on_step: Callable[[Step], None] | None = None
         self.decode_tokens = 1  # tokens that a decoding request makes in this step: more in a jump
         self.cost_of_jump: Callable[[int, int, int], float] | None = None
+        # Requests that decode in this step without being in what is scheduled, and their KV tokens.
+        self.aside = (0, 0)
+        self.aside_digest: Any = None
         self._pending: Any = None
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
@@ -108,12 +112,14 @@ class SimExecutor(Executor):  # type: ignore[misc]
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """The step's output as a future; the synchronous step of EngineCore takes it as it is."""
         scheduled = scheduler_output.num_scheduled_tokens
-        if not scheduled:
+        aside, context = self.aside
+        if not scheduled and not aside:
             return Done(self.machine.clock, self.machine.clock.now_s, EMPTY_MODEL_RUNNER_OUTPUT)
         made = _TOKEN if self.decode_tokens == 1 else None
         rows: list[list[int]] = []
         requests = self.requests
-        prefill = decodes = context = 0
+        prefill = prefills = 0
+        decodes = aside
         for request_id, tokens in scheduled.items():
             request = requests[request_id]
             # The scheduler has already advanced the request by this step.
@@ -122,23 +128,27 @@ class SimExecutor(Executor):  # type: ignore[misc]
             if request.is_prefill_chunk:
                 rows.append([])
                 prefill += tokens
+                prefills += 1
                 continue
             rows.append(made if made is not None else [0] * self.decode_tokens)
             if computed - tokens >= request.num_prompt_tokens:
                 decodes += 1
             else:
                 prefill += tokens
+                prefills += 1
         clock = self.machine.clock
         start = max(clock.now_s, clock.device_free_s)
         jump = self.cost_of_jump
         cost = (
             jump(prefill, decodes, context)
             if jump is not None
-            else self.machine.cost.seconds(prefill, decodes, context)
+            else self.machine.cost.seconds(prefill, decodes, context, prefills)
         )
         end = clock.run(cost)
         if self.on_step is not None:
-            self.on_step(Step(start, end, prefill, decodes, context, scheduler_output))
+            whole = scheduler_output if self.aside_digest is None else self.aside_digest
+            self.on_step(Step(start, end, prefill, len(scheduled) + aside, decodes, context, whole))
+            self.aside_digest = None
         ids = list(scheduled)
         output = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=rows

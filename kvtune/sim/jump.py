@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtune.errors import UsageError
 from kvtune.sim.clock import VirtualClock
-from kvtune.workload.feed import Feed
+from kvtune.sim.front_end import FrontEnd
 
 LONGEST = 4096
 
@@ -20,7 +20,7 @@ LONGEST = 4096
 class Jumper:
     """`prepare` before EngineCore's step turns it into a jump where it can; `ends` are then the single steps' ends."""
 
-    def __init__(self, engine: Any, feed: Feed, clock: VirtualClock) -> None:
+    def __init__(self, engine: Any, front: FrontEnd, clock: VirtualClock) -> None:
         from vllm.v1.core.sched.interface import PauseState
 
         if engine.batch_queue is not None:
@@ -28,7 +28,7 @@ class Jumper:
                 "modes jump and coarse simulate the synchronous scheduler only",
                 "use mode exact, or async_scheduling off",
             )
-        self._engine, self._scheduler, self._feed, self._clock = engine, engine.scheduler, feed, clock
+        self._engine, self._scheduler, self._front, self._clock = engine, engine.scheduler, front, clock
         self._executor = engine.model_executor
         self._cost = self._executor.machine.cost
         self._events = _event_residues(self._scheduler)
@@ -141,7 +141,7 @@ class Jumper:
 
     def _ends(self, steps: int) -> list[float]:
         """The ends of the single steps, added up as the exact mode does; stops where a request arrives."""
-        due = self._feed.next_time()
+        due = self._front.next_time()
         running = self._scheduler.running
         context = sum(r.num_computed_tokens for r in running)
         decodes = len(running)

@@ -43,9 +43,10 @@ def record(
     command: Sequence[str],
 ) -> Run:
     """`why` is why the replay ended early, "" when it did not."""
-    requests = _requests(journal, workload)
+    leave_s = settings.cost.leave_us * 1e-6
+    requests = _requests(journal, workload, leave_s)
     tables = {"requests": requests, "steps": _steps(journal.steps), "pool": _pool(journal.pool)}
-    tables["tokens"] = _tokens(journal)
+    tables["tokens"] = _tokens(journal, leave_s)
     done = np.isfinite(requests["finished_s"])
     known = requests["hit_tokens"] >= 0
     extra: dict[str, Any] = {
@@ -99,7 +100,7 @@ def record(
     return Run(header, tables)
 
 
-def _requests(journal: Any, workload: Workload) -> Table:
+def _requests(journal: Any, workload: Workload, leave_s: float) -> Table:
     planned = workload.requests
     ended = np.isfinite(journal.finished_s)
     return {
@@ -111,21 +112,21 @@ def _requests(journal: Any, workload: Workload) -> Table:
         "hit_tokens": journal.hits,
         "planned_s": np.array([np.nan if r.arrival_s is None else r.arrival_s for r in planned], "f8"),
         "sent_s": journal.sent_s,
-        "first_token_s": journal.first_s,
-        "finished_s": journal.finished_s,
+        "first_token_s": journal.first_s + leave_s,
+        "finished_s": journal.finished_s + leave_s,
         "finish": np.where(ended, "length", ""),
         "answer_crc": np.zeros(len(planned), "i8"),
         "preemptions": journal.preemptions,
     }
 
 
-def _tokens(journal: Any) -> Table:
+def _tokens(journal: Any, leave_s: float) -> Table:
     if not len(journal.token_s):
         return empty_table("tokens")
     rows = np.frombuffer(journal.token_request, "i4").copy()
     return {
         "request": rows,
-        "t_s": np.frombuffer(journal.token_s, "f8").copy(),
+        "t_s": np.frombuffer(journal.token_s, "f8") + leave_s,
         "count": np.ones(len(rows), "i4"),
     }
 

@@ -23,12 +23,13 @@ from kvtune.run.types import Run
 from kvtune.sim.build import build
 from kvtune.sim.clock import VirtualClock, policies_see
 from kvtune.sim.explain_watch import Watch
+from kvtune.sim.front_end import FrontEnd
 from kvtune.sim.jump import Jumper
+from kvtune.sim.mix import Mixer
 from kvtune.sim.record import record
 from kvtune.sim.requests import Factory
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.stride import Strider
-from kvtune.workload.feed import Feed
 from kvtune.workload.types import Workload
 
 PROGRESS_S = 0.25
@@ -76,6 +77,7 @@ class Journal:
     preemptions: Any
     token_request: array[int] = field(default_factory=lambda: array("i"))
     token_s: array[float] = field(default_factory=lambda: array("d"))
+    written: set[int] = field(default_factory=set)  # requests whose token of this step is in `token_request`
     steps: list[array[Any]] = field(default_factory=list)
     tiers: tuple[str, ...] = ()
     pool: list[tuple[float, int, int, int, int]] = field(
@@ -152,11 +154,11 @@ class Player:
     ) -> None:
         self._workload, self._engine, self._clock = workload, engine, clock
         self._observers, self._progress, self._stop = observers, progress, stop
-        self._feed = Feed(workload)
+        self._front = FrontEnd(workload, settings.cost)
         scheduler = engine.scheduler
         caching = bool(scheduler.kv_cache_manager.enable_caching)
         self._factory = Factory(workload.requests, scheduler.hash_block_size, caching)
-        self._jumper = Jumper(engine, self._feed, clock) if settings.mode != "exact" else None
+        self._jumper = Jumper(engine, self._front, clock) if settings.mode != "exact" else None
         self._digests = settings.digests
         n = len(workload.requests)
         self._token_rows = workload.output_tokens <= settings.token_rows
@@ -177,7 +179,7 @@ class Player:
         self._strider = (
             Strider(
                 engine,
-                self._feed,
+                self._front,
                 clock,
                 self.journal,
                 self._pool,
@@ -185,6 +187,18 @@ class Player:
                 digests=settings.digests,
             )
             if settings.shortcuts and alone and Strider.can(engine)
+            else None
+        )
+        self._mixer = (
+            Mixer(
+                engine,
+                clock,
+                self.journal,
+                tokens=self._token_rows,
+                digests=settings.digests,
+                jumps=self._jumper is not None,
+            )
+            if self._strider is not None and Mixer.can(engine)
             else None
         )
         self._finished = 0
@@ -206,15 +220,15 @@ class Player:
                 gc.enable()
 
     def _loop(self) -> str:
-        feed, clock, engine, scheduler = self._feed, self._clock, self._engine, self._engine.scheduler
+        front, clock, engine, scheduler = self._front, self._clock, self._engine, self._engine.scheduler
         begin = report = time.monotonic()
         idle = turns = 0
         strode = False
-        while not feed.done:
-            for index in feed.ready(clock.now_s):
-                self._send(index)
+        while not front.done:
+            for index, sent_s in front.arrivals(clock.now_s):
+                self._send(index, sent_s)
             if not scheduler.has_requests() and not engine.batch_queue:
-                due = feed.next_time()
+                due = front.next_time()
                 if due is None:
                     raise KvtuneError(
                         "the replay has nothing to do and is not done", "report this with the workload"
@@ -231,6 +245,13 @@ class Player:
                     self._progress(
                         Progress(self._finished, len(self._workload.requests), clock.now_s, now - begin)
                     )
+            mixed = self._mixer.run() if self._mixer is not None else None
+            if mixed is not None:
+                if self._jumper is not None:
+                    self._jumper.rest()
+                self._take(mixed)
+                idle = 0
+                continue
             strode = self._strider is not None and self._strider.run()
             if strode:
                 idle = 0
@@ -254,9 +275,9 @@ class Player:
                 raise KvtuneError(self._stuck(), "give the engine more blocks, or a shorter workload")
         return ""
 
-    def _send(self, index: int) -> None:
-        request = self._factory.make(index, self._clock.now_s)
-        self.journal.sent_s[index] = self._clock.now_s
+    def _send(self, index: int, sent_s: float) -> None:
+        request = self._factory.make(index, sent_s)
+        self.journal.sent_s[index] = sent_s
         for observer in self._observers:
             observer.sent(index, request)
         self._engine.add_request(request)
@@ -279,7 +300,7 @@ class Player:
                     if journal.output[index] == 0:
                         journal.first_s[index] = ends[0] if ends else now
                     journal.output[index] += new
-                    if self._token_rows:
+                    if self._token_rows and index not in journal.written:
                         if new == 1:
                             journal.token_request.append(index)
                             journal.token_s.append(now)
@@ -293,9 +314,10 @@ class Player:
                 if output.finish_reason is not None:
                     journal.finished_s[index] = now
                     self._finished += 1
-                    self._feed.finished(index, now)
+                    self._front.finished(index, now)
                     for observer in self._observers:
                         observer.finished(index)
+        journal.written = set()
         return made
 
     def _on_step(self, step: Any) -> None:
@@ -303,7 +325,7 @@ class Player:
             self.journal.digests.append(digest(step.output))
         scheduler = self._engine.scheduler
         ends = self._jumper.ends if self._jumper is not None else None
-        requests = len(step.output.num_scheduled_tokens)
+        requests = step.requests
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         running, waiting = len(scheduler.running), len(scheduler.waiting)
         start, context = step.start_s, step.context_tokens
@@ -320,7 +342,7 @@ class Player:
 
     def _unstick(self) -> bool:
         """Nothing could be scheduled: only time can help (an arrival that is due later)."""
-        due = self._feed.next_time()
+        due = self._front.next_time()
         if due is None or due <= self._clock.now_s:
             return False
         self._clock.advance_to(due)

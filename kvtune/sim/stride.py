@@ -19,8 +19,8 @@ from kvtune.probe.digest import digest
 if TYPE_CHECKING:
     from kvtune.probe.pool import PoolWatch
     from kvtune.sim.clock import VirtualClock
+    from kvtune.sim.front_end import FrontEnd
     from kvtune.sim.replay import Journal
-    from kvtune.workload.feed import Feed
 
 LONGEST = 4096
 NEVER = 1 << 60
@@ -32,7 +32,7 @@ class Strider:
     def __init__(
         self,
         engine: Any,
-        feed: Feed,
+        front: FrontEnd,
         clock: VirtualClock,
         journal: Journal,
         watch: PoolWatch,
@@ -40,7 +40,7 @@ class Strider:
         tokens: bool,
         digests: bool,
     ) -> None:
-        self._scheduler, self._feed, self._clock, self._journal = engine.scheduler, feed, clock, journal
+        self._scheduler, self._front, self._clock, self._journal = engine.scheduler, front, clock, journal
         self._cost = engine.model_executor.machine.cost
         self._watch, self._tokens, self._digests = watch, tokens, digests
         self._known: tuple[Any, list[int]] = (None, [])
@@ -89,7 +89,7 @@ class Strider:
         begun = [request.num_computed_tokens for request in rows.requests]
         done = [0] * count
         context = sum(begun)
-        seconds, due = self._cost.seconds, self._feed.next_time()
+        seconds, due = self._cost.seconds, self._front.next_time()
         pool = scheduler.kv_cache_manager.block_pool
         free = pool.get_num_free_blocks()
         first = at = max(clock.now_s, clock.device_free_s)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError
 from kvtune.run.types import (
@@ -48,7 +50,7 @@ def made_steps(cost: StepCost, count: int = 400, noise: float = 0.0, seed: int =
     context = random.integers(100, 50_000, count)
     time_us = np.array(
         [
-            cost.seconds(int(p), int(d), int(k)) * 1e6
+            cost.seconds(int(p), int(d), int(k), int(p > 0)) * 1e6
             for p, d, k in zip(prefill, decodes, context, strict=True)
         ]
     ) * (1 + noise * random.standard_normal(count))
@@ -58,24 +60,56 @@ def made_steps(cost: StepCost, count: int = 400, noise: float = 0.0, seed: int =
         "step_us": time_us,
         "cpu_us": time_us,
         "scheduled_tokens": (prefill + decodes).astype("i4"),
+        "requests": (decodes + (prefill > 0)).astype("i4"),
         "prefill_tokens": prefill.astype("i4"),
         "context_tokens": context.astype("i8"),
     }
 
 
-TRUTH = StepCost(step_us=900.0, prefill_token_us=12.0, decode_us=35.0, kv_token_us=0.02)
+TRUTH = StepCost(
+    step_us=900.0,
+    prefill_token_us=12.0,
+    decode_us=35.0,
+    kv_token_us=0.02,
+    prefill_step_us=400.0,
+    prefill_kv_us=0.002,
+)
 
 
 def weights(cost: StepCost) -> list[float]:
-    return [cost.step_us, cost.prefill_token_us, cost.decode_us, cost.kv_token_us]
+    return [
+        cost.step_us,
+        cost.prefill_token_us,
+        cost.decode_us,
+        cost.kv_token_us,
+        cost.prefill_step_us,
+        cost.prefill_kv_us,
+    ]
 
 
-@given(st.tuples(*[st.floats(0.01, 1000)] * 3, st.floats(0.0, 1.0)))
+@given(st.tuples(*[st.floats(0.01, 1000)] * 4, *[st.floats(0.0, 1.0)] * 2))
 @settings(max_examples=30, deadline=None)
-def test_a_log_without_noise_gives_its_cost_back(parts: tuple[float, float, float, float]) -> None:
-    truth = StepCost(step_us=parts[0], prefill_token_us=parts[1], decode_us=parts[2], kv_token_us=parts[3])
-    found = fit(run_with(made_steps(truth)))
-    np.testing.assert_allclose(weights(found), weights(truth), rtol=1e-4, atol=1e-4)
+def test_a_log_without_noise_gives_its_cost_back(parts: tuple[float, ...]) -> None:
+    truth = StepCost(
+        step_us=parts[0],
+        prefill_token_us=parts[1],
+        decode_us=parts[2],
+        prefill_step_us=parts[3],
+        kv_token_us=parts[4],
+        prefill_kv_us=parts[5],
+    )
+    log = made_steps(truth)
+    found = fit(run_with(log))
+    other = made_steps(truth, seed=1)
+    for p, d, k, r, us in zip(
+        other["prefill_tokens"],
+        other["scheduled_tokens"] - other["prefill_tokens"],
+        other["context_tokens"],
+        other["requests"],
+        other["cpu_us"],
+        strict=True,
+    ):
+        assert found.seconds(int(p), int(d), int(k), int(r - d)) * 1e6 == pytest.approx(float(us), rel=1e-3)
     assert found.error_share < 1e-6 and found.trusted
 
 
@@ -83,7 +117,7 @@ def test_pauses_of_the_machine_are_left_out_of_the_fit_but_not_of_its_error() ->
     steps = made_steps(TRUTH, noise=0.01)
     steps["cpu_us"][::23] *= 30
     found = fit(run_with(steps))
-    np.testing.assert_allclose(weights(found), weights(TRUTH), rtol=0.1)
+    np.testing.assert_allclose(weights(found), weights(TRUTH), rtol=0.25)
     assert found.error_share > 0.3 and not found.trusted  # who reads the prediction must know
 
 
@@ -93,13 +127,36 @@ def test_weights_are_never_negative() -> None:
     assert min(weights(fit(run_with(steps)))) >= 0
 
 
-def test_the_clock_follows_who_computes() -> None:
+def test_long_prefills_are_no_pauses() -> None:
+    """One step in twenty prefills, and takes thirty times as long as the others: its cost is in the fit."""
+    steps = made_steps(
+        StepCost(step_us=900.0, prefill_token_us=40.0, decode_us=1.0, kv_token_us=0.0), noise=0.05
+    )
+    few = np.flatnonzero(steps["prefill_tokens"])[::8]
+    keep = np.sort(np.concatenate([np.flatnonzero(steps["prefill_tokens"] == 0), few]))
+    steps = {name: column[keep] for name, column in steps.items()}
+    assert fit(run_with(steps)).prefill_token_us == pytest.approx(40.0, rel=0.1)
+
+
+def test_the_clock_is_the_one_that_explains_more_where_the_engine_computes_itself() -> None:
     steps = made_steps(TRUTH)
-    steps["step_us"] = steps["step_us"] * 2
-    assert fit(run_with(steps)).clock == "cpu"
-    assert fit(run_with(steps, executor="mp")).clock == "wall"
-    assert fit(run_with(steps, device="cuda")).step_us == pytest.approx(1800, rel=1e-3)
-    assert "a made CPU" in fit(run_with(steps)).machine
+    lengths = steps["step_us"] * 1e-6
+    steps["t_s"] = np.cumsum(lengths) - lengths
+    requests = {name: np.zeros(1, column.dtype) for name, column in empty_table("requests").items()}
+    requests |= {"sent_s": np.array([0.0]), "finished_s": np.array([float(lengths.sum())])}
+
+    def found(steps: Table, executor: str = "uni", device: str = "cpu") -> StepCost:
+        run = run_with(steps, executor=executor, device=device)
+        return fit(Run(run.header, {**run.tables, "requests": requests}))
+
+    half = {**steps, "cpu_us": steps["step_us"] / 2}  # the engine's thread waits half of the time
+    assert found(half).clock == "wall"
+    random = np.random.default_rng(1)
+    busy = {**steps, "step_us": steps["step_us"] * random.lognormal(0, 1.5, len(lengths))}
+    assert found(busy).clock == "cpu"
+    assert found(busy, executor="mp").clock == "wall"
+    assert found(busy, device="cuda").clock == "wall"
+    assert "a made CPU" in found(half).machine
 
 
 def test_a_machine_that_changes_on_the_way_is_not_trusted() -> None:
@@ -110,16 +167,49 @@ def test_a_machine_that_changes_on_the_way_is_not_trusted() -> None:
     assert not fit(run_with(steps)).trusted
 
 
+def in_a_row(steps: Table, gaps_s: NDArray[Any], way_s: tuple[float, float]) -> dict[str, Table]:
+    """Tables of a client that sends a request each 10 steps, when it has the last one's answer."""
+    count, lengths = len(steps["step_us"]), steps["step_us"] * 1e-6
+    first = np.arange(count) % 10 == 0
+    gaps_s = np.where(first, sum(way_s) + 0.0005, gaps_s)  # the client thinks for half a millisecond
+    begins = np.cumsum(gaps_s) + np.cumsum(lengths) - lengths
+    ends = begins + lengths
+    steps = {**steps, "t_s": begins, "running": (np.arange(count) % 10 != 9).astype("i4")}
+    n = int(first.sum())
+    requests = {name: np.zeros(n, column.dtype) for name, column in empty_table("requests").items()}
+    requests |= {"sent_s": begins[first] - way_s[0], "finished_s": ends[9::10] + way_s[1]}
+    tokens = {
+        "request": np.arange(count, dtype="i4") // 10,
+        "t_s": ends + way_s[1],
+        "count": np.ones(count, "i4"),
+    }
+    return {"steps": steps, "requests": requests, "tokens": tokens}
+
+
+def test_the_way_to_the_engine_and_back_and_the_loop_between_steps_are_found_again() -> None:
+    gaps_s = np.full(400, 0.0003)
+    gaps_s[5::100] = 3.0  # pauses of the machine
+    made = in_a_row(made_steps(TRUTH), gaps_s, (0.0013, 0.0021))
+    run = run_with(made["steps"])
+    found = fit(Run(run.header, {**run.tables, **made}))
+    np.testing.assert_allclose(
+        [found.between_us, found.enter_us, found.leave_us], [300.0, 1300.0, 2100.0], rtol=1e-6
+    )
+    assert not found.trusted  # four pauses of three seconds
+    calm = in_a_row(made_steps(TRUTH), np.full(400, 0.0003), (0.0013, 0.0021))
+    found = fit(Run(run.header, {**run.tables, **calm}))
+    assert found.trusted and found.unexplained_share < 0.01
+    nothing = TRUTH.seconds(0, 1, 10) + 300e-6
+    assert msgspec.structs.replace(TRUTH, between_us=300.0).seconds(0, 1, 10) == pytest.approx(nothing)
+
+
 @pytest.mark.parametrize(("gap_s", "trusted"), [(0.0, True), (0.02, False)])
-def test_time_between_steps_counts_against_a_cost(gap_s: float, trusted: bool) -> None:
-    """Back-to-back steps explain a request's whole time; gaps that no step shows do not."""
-    steps = made_steps(TRUTH)
-    lengths = steps["step_us"] * 1e-6 + gap_s
-    steps["t_s"] = np.cumsum(lengths) - lengths
-    requests = {name: np.zeros(1, column.dtype) for name, column in empty_table("requests").items()}
-    requests |= {"sent_s": np.array([0.0]), "finished_s": np.array([float(lengths.sum())])}
-    run = run_with(steps)
-    found = fit(Run(run.header, {**run.tables, "requests": requests}))
+def test_time_between_steps_that_no_median_shows_counts_against_a_cost(gap_s: float, trusted: bool) -> None:
+    """Back-to-back steps explain a request's whole time; long gaps after two steps in five do not."""
+    gaps_s = np.where(np.arange(400) % 5 < 2, 3 * gap_s, 0.0)
+    made = in_a_row(made_steps(TRUTH), gaps_s, (0.0, 0.0))
+    run = run_with(made["steps"])
+    found = fit(Run(run.header, {**run.tables, **made}))
     assert found.trusted is trusted and (found.unexplained_share > 0.3) is not trusted
 
 

@@ -1,0 +1,61 @@
+"""What a request waits for outside of steps: its way to the engine and back, and the engine's loop. Runs anywhere.
+
+Medians of a recorded run: a pause of the machine between two steps is not the engine's way of working.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.run.types import Run, Table
+
+FEWEST = 3
+"""A median of fewer than these is not taken: the time is then counted as none, and shows as unexplained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Microseconds; what each is stands at `cost.StepCost`."""
+
+    between_us: float = 0.0
+    enter_us: float = 0.0
+    leave_us: float = 0.0
+
+    @classmethod
+    def of(cls, run: Run, steps: Table) -> Way:
+        """`steps`: rows of the run's steps table, in order of time."""
+        begins = steps["t_s"]
+        ends = begins + steps["step_us"] * 1e-6
+        pending = (steps["running"] + steps["waiting"])[:-1] > 0
+        sent = run.table("requests")["sent_s"]
+        sent = sent[(sent > begins[0]) & (sent <= begins[-1])]
+        following = np.searchsorted(begins, sent)
+        idle = (ends[following - 1] <= sent) & ~pending[following - 1] if len(sent) else np.zeros(0, bool)
+        tokens = run.table("tokens")["t_s"]
+        tokens = tokens[(tokens >= ends[0]) & (tokens <= ends[-1])]
+        return cls(
+            between_us=_median_us((begins[1:] - ends[:-1])[pending]),
+            enter_us=_median_us((begins[following] - sent)[idle]),
+            leave_us=_median_us(tokens - ends[np.searchsorted(ends, tokens, side="right") - 1]),
+        )
+
+
+def in_flight(requests: Table, since_s: float) -> tuple[float, int]:
+    """Seconds after `since_s` in which at least one request was in flight, and in how many pieces."""
+    done = np.isfinite(requests["sent_s"]) & np.isfinite(requests["finished_s"])
+    if not done.any():
+        return 0.0, 0
+    order = np.argsort(requests["sent_s"][done])
+    sent = np.maximum(requests["sent_s"][done][order], since_s)
+    finished = np.maximum.accumulate(requests["finished_s"][done][order])
+    before = np.concatenate(([since_s], finished[:-1]))
+    pieces = int((sent > before).sum()) + int(sent[0] <= since_s < finished[0])
+    return float(np.maximum(finished - np.maximum(sent, before), 0.0).sum()), pieces
+
+
+def _median_us(seconds: NDArray[Any]) -> float:
+    return max(0.0, float(np.median(seconds)) * 1e6) if len(seconds) >= FEWEST else 0.0

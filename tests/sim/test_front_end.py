@@ -1,0 +1,65 @@
+"""The client's side of a replay: what comes when, with and without ways."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtune.sim.cost import NOMINAL, StepCost
+from kvtune.sim.front_end import FrontEnd
+from kvtune.workload.feed import Feed
+from kvtune.workload.spec import build
+
+WAYS = StepCost(
+    step_us=1e4, prefill_token_us=0, decode_us=0, kv_token_us=0, enter_us=2_000.0, leave_us=3_000.0
+)
+SPECS = (
+    "decode:requests=20,prompt=8,output=1,concurrency=3",
+    "rounds:prefixes=3,prefix=64,suffix=8,output=1,rounds=3,concurrency=2",
+    "chat:sessions=3,turns=3,rate=2.0,think=0.5",
+    "mix:prefixes=2,prefix=32,requests=12,cold=40,rate=30",
+)
+
+
+def test_a_request_enters_after_its_way_and_the_next_one_after_the_answers_way() -> None:
+    front = FrontEnd(build("decode:requests=2,prompt=8,output=1,concurrency=1", seed=0), WAYS)
+    assert front.arrivals(0.0) == [] and front.next_time() == pytest.approx(0.002)
+    assert front.arrivals(0.002) == [(0, 0.0)] and front.next_time() is None
+    front.finished(0, 0.010)
+    assert front.next_time() == pytest.approx(0.013) and not front.done
+    assert front.arrivals(0.0149) == []
+    # The engine looks when its step is over: the request was sent when the answer was there.
+    assert front.arrivals(0.020) == [(1, pytest.approx(0.013))]
+    front.finished(1, 0.030)
+    assert not front.done and front.arrivals(0.033) == [] and front.done
+
+
+@given(st.sampled_from(SPECS), st.lists(st.floats(0.001, 0.4), min_size=40, max_size=40), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_without_ways_it_is_the_feed(spec: str, lengths: list[float], at_once: int) -> None:
+    """An engine that ends up to `at_once` requests a step gets the same requests in the same order."""
+    work = build(spec, seed=0)
+    feed, front = Feed(work), FrontEnd(work, NOMINAL)
+    now, running, step = 0.0, [], 0
+    while not front.done:
+        sent = front.arrivals(now)
+        assert [index for index, _ in sent] == feed.ready(now)
+        assert all(sent_s <= now for _, sent_s in sent)
+        running += [index for index, _ in sent]
+        if not running:
+            due = front.next_time()
+            if due is None:
+                assert front.done or feed.done
+                break
+            now = max(now, due)
+            continue
+        now += lengths[step % len(lengths)]
+        step += 1
+        for index in running[:at_once]:
+            feed.finished(index, now)
+            front.finished(index, now)
+        running = running[at_once:]
+        due, known = feed.next_time(), front.next_time()
+        assert known is not None and known <= (now if due is None else max(due, now))
+    assert feed.done

@@ -74,9 +74,8 @@ class Rows:
         requests = self.requests.copy()
         for index in sorted(gone, reverse=True):
             del requests[index]
-        eos, stop_at, phase = (
-            np.delete(column, gone) for column in (self.eos, self.stop_at, self.hash_phase)
-        )
+        keep = _all_but(gone, len(self.ids))
+        eos, stop_at, phase = self.eos[keep], self.stop_at[keep], self.hash_phase[keep]
         return Rows(requests, eos, stop_at, phase, fresh=self.fresh)
 
 
@@ -99,8 +98,8 @@ class Cohort:
 
     def leave(self, gone: Sequence[int]) -> None:
         """Rows that are scheduled no more."""
+        self.due = self.due[_all_but(gone, len(self.due))]
         self.rows = self.rows.without(gone)
-        self.due = np.delete(self.due, gone)
 
     def follow(self, running: list[Request]) -> bool:
         """Whether `running` is what it was, apart from requests that have finished: those leave the rows."""
@@ -126,6 +125,12 @@ class Cohort:
         phase = rows.hash_phase
         ends = (phase >= 0) & ((phase + self.updated + 1) % self.hash_size == 0)
         return np.flatnonzero(ends | (phase == ALWAYS))
+
+
+def _all_but(gone: Sequence[int], count: int) -> NDArray[np.bool_]:
+    keep = np.ones(count, bool)
+    keep[list(gone)] = False
+    return keep
 
 
 def unfit(request: Request, ahead: int) -> bool:

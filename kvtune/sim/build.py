@@ -56,8 +56,11 @@ def _shorten(scheduler: Any, settings: SimSettings) -> None:
     except KvtuneError:
         return  # another vLLM than the path was written for
     quick_pool.adopt(scheduler.kv_cache_manager.block_pool)
+    # A statistic for clients, found by a walk over the prompt's blocks.
+    scheduler.kv_cache_manager.estimate_cached_tokens = lambda request: 0
     if settings.core == "stock":
         steady.adopt(scheduler, CoreSettings())
+        quick_pool.adopt_events(scheduler)
 
 
 def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:

@@ -64,6 +64,10 @@ class SimExecutor(Executor):  # type: ignore[misc]
     machine: Machine  # set on the class before EngineCore is built
 
     def _init_executor(self) -> None:
+        self.no_steps()
+
+    def no_steps(self) -> None:
+        """As before the first step. Tests give a real executor these, too."""
         self.requests: dict[str, Any] = {}  # the scheduler's, set once it exists
         self.on_step: Callable[[Step], None] | None = None
         self.decode_tokens = 1  # tokens that a decoding request makes in this step: more in a jump

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from typing import Any
 
 from kvtune.errors import KvtuneError
@@ -54,10 +52,11 @@ def _one_process_groups() -> None:
 
 
 def _world(parallel_state: Any) -> None:
-    with tempfile.NamedTemporaryFile(prefix="kvtune-sim-", delete=False) as file:
-        path = file.name
-    os.unlink(path)  # noqa: PTH108 - the store creates it
-    parallel_state.init_distributed_environment(1, 0, f"file://{path}", 0, "gloo")
+    """In memory: a store in a file would stay behind, since simulators end without cleaning up."""
+    import torch
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    parallel_state.init_distributed_environment(1, 0, "env://", 0, "gloo")
 
 
 def _line(error: BaseException) -> str:

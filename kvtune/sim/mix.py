@@ -1,25 +1,28 @@
-"""Steps in which somebody prefills, or waits in vain: those who only decode are set aside. Simulator's process only.
+"""Steps in which somebody prefills, stops or waits in vain: who only decodes is set aside. Simulator's process only.
 
-The running requests that head the list and only decode take their token, and the block they may need, as the core's
-steady-decode path gives it; then the engine's own scheduler decides about all others with what is left of the budgets.
-That is the order in which it looks at them, so blocks, hits and who is admitted or preempted are those of one pass over
-everybody. Whoever stops is updated by the engine itself.
+Plain decode steps are strides. In the others, the running requests that head the list and only decode take their token,
+and the block they may need, as the core's steady-decode path gives it; then the engine's own scheduler decides about
+all others with what is left of the budgets. That is the order in which it looks at them, so blocks, hits and who is
+admitted or preempted are those of one pass over everybody; it does not look where nobody else is. Whoever stops is
+updated by the engine itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import takewhile
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
-from kvtune.core.schedule import SteadyDecode
 from kvtune.core.steady import PREEMPTED, Cohort, Rows, gather, owes_more, unfit
-from kvtune.core.update import SteadyUpdate
 from kvtune.sim.stride import Strider
 
 if TYPE_CHECKING:
@@ -31,17 +34,25 @@ FEWEST = 2
 
 
 class Mixer:
-    """`run` makes one such step and gives the engine's outputs of it; None where the step is another's business."""
+    """`run` makes one such step, or a stride, and gives the engine's outputs; None where neither can be made."""
 
     def __init__(
-        self, engine: Any, clock: VirtualClock, journal: Journal, *, tokens: bool, digests: bool, jumps: bool
+        self,
+        engine: Any,
+        strider: Strider,
+        clock: VirtualClock,
+        journal: Journal,
+        *,
+        tokens: bool,
+        digests: bool,
+        jumps: bool,
     ) -> None:
-        self._engine, self._scheduler, self._clock, self._journal = engine, engine.scheduler, clock, journal
+        self._scheduler, self._strider, self._clock, self._journal = engine.scheduler, strider, clock, journal
         self._executor = engine.model_executor
         self._tokens, self._digests, self._jumps = tokens, digests, jumps
         scheduler = self._scheduler
-        self._schedule = super(SteadyDecode, scheduler).schedule
-        self._update = super(SteadyUpdate, scheduler).update_from_output
+        self._schedule = partial(Scheduler.schedule, scheduler)
+        self._update = partial(Scheduler.update_from_output, scheduler)
         self._known: tuple[Any, list[int]] = (None, [])
 
     @staticmethod
@@ -68,9 +79,11 @@ class Mixer:
         if cohort is None or len(cohort.rows) < FEWEST:
             return None
         waits = scheduler.waiting or scheduler.kv_holding_waiting
-        if len(cohort.rows) == len(scheduler.running) and (self._jumps or not waits):
+        if len(cohort.rows) < len(scheduler.running) or (waits and not self._jumps):
+            return self._step(cohort, self._schedule_others)
+        if waits:
             return None
-        return self._step(cohort)
+        return {} if self._strider.run() else self._step(cohort, self._nobody_else)
 
     def _decoding(self) -> Cohort | None:
         """The running requests, from the first on, that are plain decodes; kept by the scheduler from step to step."""
@@ -88,12 +101,12 @@ class Mixer:
             if not isinstance(found, Cohort):
                 return None
             cohort = found if cohort is None else _join(cohort, found)
-        if cohort is not None and (cohort.stop_table is not None or (cohort.rows.eos >= 0).any()):
+        if cohort is not None and (cohort.stop_table is not None or cohort.rows.eos.max() >= 0):
             cohort = None
         scheduler._cohort = cohort
         return cohort
 
-    def _step(self, cohort: Cohort) -> Any:
+    def _step(self, cohort: Cohort, others: Callable[[int], Any]) -> Any:
         scheduler, rows = self._scheduler, cohort.rows
         count = len(rows)
         begun = [request.num_computed_tokens for request in rows.requests]
@@ -101,7 +114,7 @@ class Mixer:
         if blocks is None:
             scheduler._cohort = None
             return None
-        output = self._schedule_others(count)
+        output = others(count)
         cohort.scheduled += 1
         for request in rows.requests:
             request.num_computed_tokens += 1
@@ -110,7 +123,7 @@ class Mixer:
         self._executor.aside = (count, sum(begun))
         result = self._executor.execute_model(output).result()
         self._executor.aside = (0, 0)
-        stopping = np.flatnonzero(rows.stop_at <= cohort.updated + 1).tolist()
+        stopping = (rows.stop_at <= cohort.updated + 1).nonzero()[0].tolist()
         self._append(cohort, set(stopping))
         if stopping:
             result = _with_rows(rows, stopping, output, result)
@@ -139,6 +152,13 @@ class Mixer:
             scheduler.max_num_scheduled_tokens = tokens
             config.max_num_batched_tokens = inputs
             scheduler.max_num_active_reqs = active
+
+    def _nobody_else(self, count: int) -> Any:
+        scheduler = self._scheduler
+        scheduler.current_step += 1
+        scheduler.finished_req_ids, scheduler.reset_preempted_req_ids = set(), set()
+        scheduler.prev_step_scheduled_req_ids.clear()
+        return SchedulerOutput.make_empty()
 
     def _append(self, cohort: Cohort, stopping: set[int]) -> None:
         """Give each row its token, but for those that the engine updates because they stop."""

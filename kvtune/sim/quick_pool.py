@@ -11,6 +11,7 @@ from itertools import repeat
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 
 class QuickPool(BlockPool):  # type: ignore[misc]
@@ -96,3 +97,40 @@ def adopt(pool: Any) -> None:
     """Give a pool of exactly vLLM's class the loops above; others stay as they are."""
     if type(pool) is BlockPool:
         pool.__class__ = QuickPool
+
+
+def lone_group(scheduler: Any) -> Any:
+    """The one group of an engine for which the above holds, else None."""
+    manager = scheduler.kv_cache_manager
+    groups = manager.coordinator.single_type_managers
+    if (
+        len(groups) != 1
+        or type(groups[0]) is not FullAttentionManager
+        or type(manager.block_pool) is not QuickPool
+    ):
+        return None
+    group = groups[0]
+    plain = not group._record_new_block_ids and group.block_size == scheduler.hash_block_size
+    return group if plain and hasattr(manager, "_quiet") else None
+
+
+def adopt_events(scheduler: Any) -> None:
+    """Give the steady path the same for its events, where one full-attention group lives in such a pool."""
+    group = lone_group(scheduler)
+    if group is None:
+        return
+    manager, size = scheduler.kv_cache_manager, group.block_size
+    pool, blocks_of, cached_of = manager.block_pool, group.req_to_blocks, group.num_cached_block
+
+    def allocate(request: Any) -> Any:
+        name = request.request_id
+        manager._quiet.pop(name, None)
+        blocks, upto = blocks_of[name], request.num_computed_tokens + 1
+        new = pool.get_new_blocks(1) if upto > len(blocks) * size else []
+        blocks.extend(new)
+        upto = min(upto, request.num_tokens)
+        if upto // size > cached_of.get(name, 0):
+            manager.cache_blocks(request, upto)
+        return manager.create_kv_cache_blocks((new,))
+
+    scheduler._allocate = allocate

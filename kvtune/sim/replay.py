@@ -185,6 +185,7 @@ class Player:
                 self._pool,
                 tokens=self._token_rows,
                 digests=settings.digests,
+                leaps=settings.mode != "exact" and not settings.digests,
             )
             if settings.shortcuts and alone and Strider.can(engine)
             else None
@@ -192,6 +193,7 @@ class Player:
         self._mixer = (
             Mixer(
                 engine,
+                self._strider,
                 clock,
                 self.journal,
                 tokens=self._token_rows,
@@ -228,6 +230,8 @@ class Player:
             for index, sent_s in front.arrivals(clock.now_s):
                 self._send(index, sent_s)
             if not scheduler.has_requests() and not engine.batch_queue:
+                if front.done:
+                    break
                 due = front.next_time()
                 if due is None:
                     raise KvtuneError(
@@ -249,7 +253,7 @@ class Player:
             if mixed is not None:
                 if self._jumper is not None:
                     self._jumper.rest()
-                self._take(mixed)
+                strode = not self._take(mixed)
                 idle = 0
                 continue
             strode = self._strider is not None and self._strider.run()

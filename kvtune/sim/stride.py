@@ -15,6 +15,8 @@ import numpy as np
 
 from kvtune.core.steady import owes_more
 from kvtune.probe.digest import digest
+from kvtune.sim.leap import Leaper
+from kvtune.sim.quick_pool import lone_group
 
 if TYPE_CHECKING:
     from kvtune.probe.pool import PoolWatch
@@ -39,11 +41,14 @@ class Strider:
         *,
         tokens: bool,
         digests: bool,
+        leaps: bool,
     ) -> None:
         self._scheduler, self._front, self._clock, self._journal = engine.scheduler, front, clock, journal
         self._cost = engine.model_executor.machine.cost
         self._watch, self._tokens, self._digests = watch, tokens, digests
         self._known: tuple[Any, list[int]] = (None, [])
+        group = lone_group(self._scheduler) if leaps else None
+        self._leaper = None if group is None else Leaper(self._scheduler, group, self._cost)
 
     @staticmethod
     def can(engine: Any) -> bool:
@@ -70,7 +75,7 @@ class Strider:
         left = int(rows.stop_at.min()) - cohort.updated - 1
         if left < 1:
             return False
-        taken = self._go(cohort, min(left, LONGEST))
+        taken = self._leap(cohort, min(left, LONGEST)) or self._go(cohort, min(left, LONGEST))
         if not taken:
             return False
         scheduler.current_step += taken
@@ -81,6 +86,21 @@ class Strider:
             scheduler.prev_step_scheduled_req_ids.update(rows.ids)
             scheduler._last_rows = rows
         return True
+
+    def _leap(self, cohort: Any, most: int) -> int:
+        if self._leaper is None:
+            return 0
+        clock, rows = self._clock, cohort.rows
+        context = sum(request.num_computed_tokens for request in rows.requests)
+        first = max(clock.now_s, clock.device_free_s)
+        found = self._leaper.run(cohort, most, first, self._front.next_time())
+        if found is None:
+            return 0
+        ends, frees = found
+        self._journal.pool_news(self._watch, first, frees[0])
+        clock.now_s = clock.device_free_s = ends[-1]
+        self._write(rows, first, ends, frees, context)
+        return len(ends)
 
     def _go(self, cohort: Any, most: int) -> int:
         """Steps taken, at most `most`; requests, blocks, the clock and the journal are as after them."""
@@ -101,7 +121,7 @@ class Strider:
             blocks = None
             if next_event <= cohort.scheduled + 1:
                 clock.now_s = at
-                for i in np.flatnonzero(cohort.due <= cohort.scheduled + 1).tolist():
+                for i in (cohort.due <= cohort.scheduled + 1).nonzero()[0].tolist():
                     _catch_up(rows, i, step - done[i])
                     done[i] = step
                 blocks = scheduler._at_events(cohort)

@@ -1,6 +1,7 @@
 """Predicted against real: a step cost fitted to one engine run, and what it says of two others that it never saw.
 
-`python tests/bench/predict.py [--model tiny-gemma3] [--core stock]`, idle machine: three engine starts, two minutes.
+`python tests/bench/predict.py [--model tiny-gemma3] [--core stock] [--keep FOLDER]`, idle machine: three engine
+starts, two minutes; their run files stay in FOLDER.
 `python tests/bench/predict.py RUN..`: recorded runs instead, the first is the one that the cost is fitted to.
 A line a workload: mean time to first token of the engine and of the simulator, hits of both, whether the prediction is
 marked valid, and the CPU seconds of the replay beside the engine's wall seconds (of both without the start).
@@ -105,17 +106,20 @@ def main() -> int:
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--model", default="tiny-gemma3")
     parser.add_argument("--core", default="stock")
+    parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.runs:
             runs = [read_run(path) for path in options.runs]
         else:
             specs = (FITTED, *HELD_OUT)
-            runs = [measured(options.model, options.core, spec, Path(name)) for spec in specs]
+            runs = [measured(options.model, options.core, spec, options.keep or Path(name)) for spec in specs]
     cost = cost_of(runs[0])
     print(
         f"step: {cost.step_us:.0f} us + {cost.prefill_token_us:.1f} a prompt token + {cost.decode_us:.1f} a decode "
-        f"+ {cost.kv_token_us:.4f} a KV token; {cost.steps} steps, {cost.clock} clock, {cost.machine}; "
+        f"+ {cost.kv_token_us:.4f} a KV token; a prefill: {cost.prefill_step_us:.0f} us + {cost.prefill_kv_us:.4f} a "
+        f"prompt token and KV token; between steps {cost.between_us:.0f} us, to the engine {cost.enter_us:.0f} us, "
+        f"back {cost.leave_us:.0f} us; {cost.steps} steps, {cost.clock} clock, {cost.machine}; "
         f"held out {cost.held_out_share:.1%}, unexplained {cost.unexplained_share:.1%}"
     )
     good = [compare(run, runs[0]) for run in runs]

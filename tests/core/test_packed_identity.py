@@ -1,7 +1,7 @@
 """Packed blocks on the real engine: the answers are stock's, hits and block ids are the simulator's.
 
-Each layout is one engine in a process of its own (packed_engine.py), on seeded weights under which an answer depends on
-all of its prompt. Stock without prefix caching is what every other one is compared with.
+Each layout is one engine in a process of its own (tests/sim/lockstep.py), on seeded weights under which an answer
+depends on all of its prompt. Stock without prefix caching is what every other one is compared with.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def cases(*pairs: tuple[str, int]) -> list[dict[str, Any]]:
     return [{"workload": work, "blocks": blocks} for work, blocks in pairs]
 
 
-PACKED = {"core": "kvtune", "core_settings": {"packed": True}}
-TWO = {"core": "kvtune", "core_settings": {"packed": True, "states_per_block": 2}}
+PACKED = {"cores": ["kvtune"], "core_settings": {"packed": True}}
+TWO = {"cores": ["kvtune"], "core_settings": {"packed": True, "states_per_block": 2}}
 GRANITE: dict[str, dict[str, Any]] = {
     "stock": {
-        "core": "stock",
+        "cores": ["stock"],
         "args": OFF,
         "cases": [FIRST, *cases((ZIPF, 0), (DECODE, 0), (ROUNDS, 0), (CHAT, 0))],
     },
@@ -56,10 +56,10 @@ GRANITE: dict[str, dict[str, Any]] = {
 QWEN_CASES = [FIRST, *cases((ZIPF, 0), (DECODE, 0), (CHAT, 0))]
 FINE = [*FLAGS, "--max-num-batched-tokens", "160"]
 QWEN: dict[str, dict[str, Any]] = {
-    "stock": {"core": "stock", "args": [*FLAGS, *CHUNK], "cases": QWEN_CASES},
+    "stock": {"cores": ["stock"], "args": [*FLAGS, *CHUNK], "cases": QWEN_CASES},
     "packed": {**PACKED, "args": [*FLAGS, *CHUNK], "cases": QWEN_CASES},
     # Prompts cut every 160 tokens, as packed blocks cut them: by stock (which caches nothing), and by packed blocks.
-    "control": {"core": "stock", "args": [*FINE, "--no-enable-prefix-caching"], "cases": QWEN_CASES},
+    "control": {"cores": ["stock"], "args": [*FINE, "--no-enable-prefix-caching"], "cases": QWEN_CASES},
     "fine": {**PACKED, "args": FINE, "cases": QWEN_CASES},
 }
 
@@ -74,10 +74,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
     def run(model: str, layout: str) -> dict[str, Any]:
         if (model, layout) not in found:
-            job = {"model": model, **(GRANITE if model == "tiny-granite" else QWEN)[layout]}
+            job = {"model": model, "logprobs": True, **(GRANITE if model == "tiny-granite" else QWEN)[layout]}
             folder = tmp_path_factory.mktemp(layout)
             (folder / "job.json").write_text(json.dumps(job))
-            script = str(Path(__file__).with_name("packed_engine.py"))
+            script = str(Path(__file__).parents[1] / "sim" / "lockstep.py")
             ended = subprocess.run(
                 [sys.executable, script, str(folder / "job.json"), str(folder / "out.json")],
                 capture_output=True, text=True, timeout=850,

@@ -1,8 +1,10 @@
 """Runs workloads on the real engine (random weights, CPU) and on the simulated one, step by step in one process.
 
-A script: `python lockstep.py MODEL CASES.json OUT.json`. Both engines are EngineCore with a fresh scheduler for each
-case; the real one computes real tokens and hashes them with vLLM's own hasher. Prints nothing; OUT holds, for each case
-and core, the hits of each request and one digest a step from both sides.
+A script: `python lockstep.py JOB.json OUT.json`. JOB: model, cores (one: the engine starts with it, which layouts of
+blocks need; two: it starts as stock, and each case gets a fresh scheduler of either), core_settings, args (vLLM's
+flags), logprobs, cases: {workload, blocks}, or {workload (a name), spans (of each prompt), output} for prompts made by
+hand. The real engine computes real tokens and hashes them with vLLM's own hasher. Prints nothing; OUT holds, for each
+core and case, hits of each request and one digest a step from both sides, and the real engine's answers.
 """
 
 from __future__ import annotations
@@ -15,15 +17,23 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# One thread, not bound: threads that wait for each other in every small kernel crawl on a machine that does other work.
+os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
-def main(model: str, cases: list[dict[str, Any]], out: Path) -> None:
+def main(job: dict[str, Any], out: Path) -> None:
+    cores = job["cores"]
+    if len(cores) == 1:
+        os.environ |= {"KVTUNE_CORE": cores[0], "KVTUNE_SET": json.dumps(job.get("core_settings", {}))}
+        os.environ["KVTUNE_STRICT"] = "1"
+    from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
-    from vllm.v1.request import Request
+    from vllm.v1.request import Request, SamplingParams
 
+    from kvtune.core import plugin, state
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import resolve
     from kvtune.probe.kv_specs import capture
@@ -43,10 +53,7 @@ def main(model: str, cases: list[dict[str, Any]], out: Path) -> None:
 
         def _init_executor(self) -> None:
             super()._init_executor()
-            self.requests: dict[str, Any] = {}
-            self.on_step = None
-            self.decode_tokens = 1
-            self.cost_of_jump = None
+            SimExecutor.no_steps(self)
 
         def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
             virtual = SimExecutor.execute_model(self, scheduler_output)
@@ -55,18 +62,26 @@ def main(model: str, cases: list[dict[str, Any]], out: Path) -> None:
 
     class RealPlayer(Player):
         answers: dict[int, list[int]]
+        logprobs: dict[int, list[float]]
 
-        def _send(self, index: int) -> None:
+        def _send(self, index: int, sent_s: float) -> None:
             planned = self._workload.requests[index]
             tokens = prompt_ids(planned.prompt, self._workload.seed, vocab, self.answers)
-            self.journal.sent_s[index] = self._clock.now_s
+            self.journal.sent_s[index] = sent_s
+            sampling = SamplingParams(
+                temperature=0.0,
+                max_tokens=planned.output_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                logprobs=0 if job.get("logprobs") else None,
+            )
             self._engine.add_request(
                 Request(
                     request_id=str(index),
                     prompt_token_ids=tokens,
-                    sampling_params=self._factory._sampling(planned.output_tokens),
+                    sampling_params=sampling,
                     pooling_params=None,
-                    arrival_time=self._clock.now_s,
+                    arrival_time=sent_s,
                     block_hasher=hasher,
                 )
             )
@@ -74,83 +89,91 @@ def main(model: str, cases: list[dict[str, Any]], out: Path) -> None:
         def _take(self, outputs: Any) -> bool:
             for batch in (outputs or {}).values():
                 for output in batch.outputs:
-                    self.answers.setdefault(int(output.request_id), []).extend(output.new_token_ids)
+                    index = int(output.request_id)
+                    self.answers.setdefault(index, []).extend(output.new_token_ids)
+                    if output.new_logprobs is not None:
+                        found = output.new_logprobs.logprobs[:, 0].tolist()
+                        self.logprobs.setdefault(index, []).extend(found)
             return super()._take(outputs)
 
-    flags = ["--distributed-executor-backend", "uni", "--load-format", "dummy", *cases[0].get("args", [])]
-    config = parse_engine_args(resolve(model, dummy=True, engine_args=flags).args).create_engine_config()
+    flags = ["--distributed-executor-backend", "uni", *job.get("args", [])]
+    resolved = resolve(job["model"], dummy=True, engine_args=flags)
+    config = parse_engine_args(resolved.args).create_engine_config()
     Timed.machine = Machine({}, [], 0, VirtualClock(), NOMINAL)
     engine = EngineCore(config, Timed, log_stats=True)
     vocab = config.model_config.get_vocab_size()
-    hasher = get_request_block_hasher(engine.scheduler.hash_block_size, _hash_function(config))
+    hasher = None
+    if config.cache_config.enable_prefix_caching:
+        hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        hasher = get_request_block_hasher(engine.scheduler.hash_block_size, hash_function)
     captured = capture(config, engine.scheduler.kv_cache_config)
     results = []
-    for core in ("stock", "kvtune"):
-        build._core_in_this_process = None
-        build.choose_core(SimSettings(model=model, core=core))  # type: ignore[arg-type]
-        if core == "kvtune":
-            from kvtune.core import plugin
-
+    for core in cores:
+        if len(cores) > 1:
+            build._core_in_this_process = None
+            build.choose_core(SimSettings(model=job["model"], core=core))
             plugin._registered = False
             plugin.register()
-        for case in cases:
-            workload = workload_of(case["workload"], seed=0)
-            blocks = case["blocks"]
+        for case in job["cases"]:
+            workload = made(case) if "spans" in case else workload_of(case["workload"], seed=0)
+            blocks = case.get("blocks") or captured["num_blocks"]
             settings = SimSettings(
-                model=model,
+                model=job["model"],
+                engine_args=job.get("args", []),
                 specs={**captured, "num_blocks": blocks},
                 core=core,
-                digests=True,  # type: ignore[arg-type]
+                core_settings=job.get("core_settings", {}),
+                digests=True,
             )
             clock = VirtualClock()
-            machine = Machine({}, [], 0, clock, NOMINAL)
-            Timed.machine = machine
-            _flush(engine)
-            engine.scheduler = _fresh_scheduler(engine, blocks)
+            Timed.machine = Machine({}, [], 0, clock, NOMINAL)
+            flush(engine)
+            engine.scheduler = fresh_scheduler(engine, blocks)
             engine.model_executor.requests = engine.scheduler.requests
             with policies_see(clock):
                 real = RealPlayer(workload, settings, engine, clock)
-                real.answers = {}
+                real.answers, real.logprobs = {}, {}
                 real.play()
-            simulated = Player(workload, settings, *_sim(settings))
-            with policies_see(simulated._clock):
+            clock = VirtualClock()
+            simulated = Player(workload, settings, build.build(settings, clock), clock)
+            with policies_see(clock):
                 simulated.play()
             results.append(
                 {
-                    "case": case["workload"],
+                    "workload": case["workload"],
                     "core": core,
-                    "scheduler": type(engine.scheduler).__name__,
-                    "pool": type(engine.scheduler.kv_cache_manager.block_pool).__name__,
-                    "sim_pool": _pool_of(simulated._engine),
+                    "pool": pool_of(engine),
+                    "sim_pool": pool_of(simulated._engine),
+                    "answers": [real.answers[i] for i in range(len(workload.requests))],
+                    "logprobs": [real.logprobs.get(i, []) for i in range(len(workload.requests))],
                     "hits": [real.journal.hits.tolist(), simulated.journal.hits.tolist()],
                     "digests": [list(real.journal.digests), list(simulated.journal.digests)],
                     "preemptions": int(real.journal.preemptions.sum()),
+                    "groups": len(captured["groups"]),
+                    "block": int(engine.scheduler.block_size),
                 }
             )
-    out.write_text(json.dumps({"captured": captured, "results": results}))
+    out.write_text(json.dumps({"state": state.state(), "blocks": captured["num_blocks"], "cases": results}))
 
 
-def _sim(settings: Any) -> tuple[Any, Any]:
-    from kvtune.sim.build import build
-    from kvtune.sim.clock import VirtualClock
+def made(case: dict[str, Any]) -> Any:
+    """A workload of prompts made by hand, one after another."""
+    from kvtune.workload.types import Request, Span, Workload
 
-    clock = VirtualClock()
-    return build(settings, clock), clock
+    requests = tuple(
+        Request(f"{n}", tuple(Span(*span) for span in spans), case["output"])
+        for n, spans in enumerate(case["spans"])
+    )
+    return Workload(case["workload"], case["workload"], {}, 0, requests, "", concurrency=1)
 
 
-def _pool_of(engine: Any) -> str:
+def pool_of(engine: Any) -> str:
     """The pool's class, without the simulator's own loops."""
     mro = type(engine.scheduler.kv_cache_manager.block_pool).__mro__
     return next(c.__name__ for c in mro if not c.__module__.startswith("kvtune.sim"))
 
 
-def _hash_function(config: Any) -> Any:
-    from vllm.utils.hashing import get_hash_fn_by_name
-
-    return get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
-
-
-def _flush(engine: Any) -> None:
+def flush(engine: Any) -> None:
     """Let the worker forget the finished requests before the scheduler that knows of them goes."""
     while engine.scheduler.has_requests():
         engine.step_fn()
@@ -158,7 +181,7 @@ def _flush(engine: Any) -> None:
     getattr(engine.model_executor.driver_worker.worker.model_runner, "mamba_state_idx", {}).clear()
 
 
-def _fresh_scheduler(engine: Any, blocks: int) -> Any:
+def fresh_scheduler(engine: Any, blocks: int) -> Any:
     """A new scheduler (and pool) with fewer blocks than the engine allocated."""
     from dataclasses import replace
 
@@ -175,5 +198,5 @@ def _fresh_scheduler(engine: Any, blocks: int) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3]))
+    main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
     os._exit(0)  # torch and triton have nothing to put away, and say so at length

@@ -40,17 +40,18 @@ CASES: list[tuple[str, int, bool, bool]] = [
 def compared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("vllm", reason="needs vLLM")
     folder = tmp_path_factory.mktemp("lockstep")
-    cases = [{"workload": work, "blocks": blocks, "args": FLAGS} for work, blocks, _, _ in CASES]
-    (folder / "cases.json").write_text(json.dumps(cases))
+    cases = [{"workload": work, "blocks": blocks} for work, blocks, _, _ in CASES]
+    job = {"model": "tiny-gemma3", "cores": ["stock", "kvtune"], "args": FLAGS, "cases": cases}
+    (folder / "job.json").write_text(json.dumps(job))
     script = Path(__file__).with_name("lockstep.py")
     ended = subprocess.run(
-        [sys.executable, str(script), "tiny-gemma3", str(folder / "cases.json"), str(folder / "out.json")],
+        [sys.executable, str(script), str(folder / "job.json"), str(folder / "out.json")],
         capture_output=True,
         text=True,
         timeout=850,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    found: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())["results"]
+    found: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())["cases"]
     return found
 
 
@@ -60,7 +61,7 @@ def test_every_step_and_every_hit_is_the_engines(
     compared: list[dict[str, Any]], number: int, core: str
 ) -> None:
     work, _, hits_expected, preemptions_expected = CASES[number]
-    case = next(c for c in compared if c["case"] == work and c["core"] == core)
+    case = next(c for c in compared if c["workload"] == work and c["core"] == core)
     real, simulated = case["hits"]
     assert simulated == real
     steps, simulated_steps = case["digests"]

@@ -31,6 +31,7 @@ MODELS = {
     "tiny-opt": (["--block-size", "32", *FLAGS], ATTENTION),
     "tiny-llama": (["--block-size", "32", *FLAGS], ATTENTION),
     "tiny-qwen3next": (STATES, STATE),
+    "tiny-granite": ([*STATES, "--enable-prefix-caching"], STATE),
 }
 
 
@@ -55,27 +56,28 @@ def test_every_step_and_every_hit_is_the_engines(model: str, tmp_path: Path) -> 
     pytest.importorskip("vllm", reason="needs vLLM")
     flags, loads = MODELS[model]
     trace = trace_file(tmp_path)
-    cases = [{"workload": w.format(trace=trace), "blocks": blocks, "args": flags} for w, blocks in loads]
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    cases = [{"workload": w.format(trace=trace), "blocks": blocks} for w, blocks in loads]
+    job = {"model": model, "cores": ["stock", "kvtune"], "args": flags, "cases": cases}
+    (tmp_path / "job.json").write_text(json.dumps(job))
     script = Path(__file__).with_name("lockstep.py")
     ended = subprocess.run(
-        [sys.executable, str(script), model, str(tmp_path / "cases.json"), str(tmp_path / "out.json")],
+        [sys.executable, str(script), str(tmp_path / "job.json"), str(tmp_path / "out.json")],
         capture_output=True,
         text=True,
         timeout=850,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    results = json.loads((tmp_path / "out.json").read_text())["cases"]
     assert len(results) == 2 * len(cases)
     for case in results:
-        what = f"{case['core']} {case['case']}"
+        what = f"{case['core']} {case['workload']}"
         real, simulated = case["hits"]
         assert simulated == real and min(real) >= 0, what
         steps, simulated_steps = case["digests"]
         assert simulated_steps == steps and steps, what
         assert case["pool"] == case["sim_pool"], what
-    hit = {case["case"].partition(":")[0] for case in results if sum(case["hits"][0])}
+    hit = {case["workload"].partition(":")[0] for case in results if sum(case["hits"][0])}
     assert {"rounds", "chat"} <= hit
-    if model != "tiny-qwen3next":
+    if loads is ATTENTION:
         assert {"zipf", "mix", "trace"} <= hit
         assert any(case["preemptions"] for case in results)

@@ -45,7 +45,8 @@ def test_engines_that_are_not_ours_load_nothing(monkeypatch: pytest.MonkeyPatch)
     """A plugin that is installed is called in every vLLM process of the machine."""
     for name in [name for name in os.environ if name.startswith("KVTUNE_")]:
         monkeypatch.delenv(name)
-    for name in ("vllm", "vllm.model_executor"):  # an import would fail, also where another test has vLLM loaded
+    # An import would fail, also where another test has vLLM loaded.
+    for name in ("vllm", "vllm.model_executor"):
         monkeypatch.setitem(sys.modules, name, None)
     weights.register()
     monkeypatch.setenv("KVTUNE_CORE", "stock")

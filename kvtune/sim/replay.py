@@ -226,12 +226,12 @@ class Player:
         begin = report = time.monotonic()
         idle = turns = 0
         strode = False
-        while not front.done:
+        while True:
             for index, sent_s in front.arrivals(clock.now_s):
                 self._send(index, sent_s)
+            if front.done:
+                break
             if not scheduler.has_requests() and not engine.batch_queue:
-                if front.done:
-                    break
                 due = front.next_time()
                 if due is None:
                     raise KvtuneError(

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
@@ -118,7 +117,7 @@ class SteadyDecode(SteadyUpdate):
         """New block ids (or None) of every row, by position; None when stock has to decide."""
         own: Any = self
         tick = cohort.scheduled + 1
-        due = np.flatnonzero(cohort.due <= tick)
+        due = (cohort.due <= tick).nonzero()[0]
         if not due.size:
             return [None] * len(cohort.rows)
         rows, ahead = cohort.rows, cohort.ahead

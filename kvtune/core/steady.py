@@ -37,6 +37,7 @@ class Rows:
         "eos",
         "fresh",
         "hash_phase",
+        "hashed_by_block",
         "ids",
         "one_each",
         "outputs",
@@ -63,6 +64,7 @@ class Rows:
         self.eos = eos
         self.stop_at = stop_at
         self.hash_phase = hash_phase
+        self.hashed_by_block = bool(len(hash_phase)) and int(hash_phase.min()) >= 0
         # Whether a row may still owe what only its first output carries (prefill statistics, events).
         self.fresh = fresh
 
@@ -123,6 +125,8 @@ class Cohort:
     def to_hash(self, rows: Rows) -> NDArray[np.int64]:
         """Rows whose request completes a block of tokens to hash at the next tick of `updated`."""
         phase = rows.hash_phase
+        if rows.hashed_by_block:
+            return ((phase + self.updated + 1) % self.hash_size == 0).nonzero()[0]
         ends = (phase >= 0) & ((phase + self.updated + 1) % self.hash_size == 0)
         return np.flatnonzero(ends | (phase == ALWAYS))
 

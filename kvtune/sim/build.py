@@ -13,7 +13,7 @@ from typing import Any
 
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
-from kvtune.sim.settings import COARSE_BLOCK, SimSettings
+from kvtune.sim.settings import COARSE_BLOCK, COARSE_CHUNKS, SimSettings
 
 _core_in_this_process: str | None = None
 
@@ -140,7 +140,7 @@ def _pool_bytes(config: Any) -> int:
 
 def _resize(settings: SimSettings, config: Any, specs: dict[str, Any]) -> None:
     """Other block sizes than the backend's: asked for, or coarse mode's. State-space blocks are never changed."""
-    from vllm.v1.kv_cache_interface import AttentionSpec
+    from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 
     cache = config.cache_config
     attention = all(isinstance(spec, AttentionSpec) for spec in specs.values())
@@ -151,6 +151,11 @@ def _resize(settings: SimSettings, config: Any, specs: dict[str, Any]) -> None:
         )
     now = int(cache.block_size)
     wanted = settings.block_tokens or now
+    if settings.mode == "coarse" and all(isinstance(spec, FullAttentionSpec) for spec in specs.values()):
+        scheduler = config.scheduler_config
+        scheduler.max_num_batched_tokens *= COARSE_CHUNKS
+        if scheduler.max_num_scheduled_tokens:
+            scheduler.max_num_scheduled_tokens *= COARSE_CHUNKS
     if settings.mode == "coarse" and attention and wanted < COARSE_BLOCK:
         factor = COARSE_BLOCK // wanted
         wanted *= factor

@@ -37,7 +37,7 @@ class Leaper:
         if steps < SHORTEST:
             return None
         free = self._pool.get_num_free_blocks()
-        for i in np.flatnonzero(-(-(computed + steps) // self._size) > held).tolist():
+        for i in (-(-(computed + steps) // self._size) > held).nonzero()[0].tolist():
             self._take(rows.ids[i], int(-(-(computed[i] + steps) // self._size) - held[i]))
         self._advance(cohort, steps)
         return ends[:steps], array("i", (free - self._taken(computed, held, steps)).astype("i4").tobytes())
@@ -68,8 +68,8 @@ class Leaper:
         taken = np.zeros(steps, np.int64)
         at = held * self._size - computed
         while (now := at[at < steps]).size:
-            np.add.at(taken, now, 1)
-            at = at + self._size
+            taken += np.bincount(now, minlength=steps)
+            at = now + self._size
         return taken.cumsum()
 
     def _take(self, name: str, blocks: int) -> None:
@@ -78,7 +78,7 @@ class Leaper:
     def _advance(self, cohort: Any, steps: int) -> None:
         """Counters, tokens, hashes and next events as after the steps."""
         scheduler, manager, rows = self._scheduler, self._manager, cohort.rows
-        passed = np.flatnonzero(cohort.due <= cohort.scheduled + steps).tolist()
+        passed = (cohort.due <= cohort.scheduled + steps).nonzero()[0].tolist()
         tokens = [0] * steps
         for request, output, everything in zip(rows.requests, rows.outputs, rows.all_tokens, strict=True):
             request.num_computed_tokens += steps

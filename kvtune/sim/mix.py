@@ -54,6 +54,7 @@ class Mixer:
         self._schedule = partial(Scheduler.schedule, scheduler)
         self._update = partial(Scheduler.update_from_output, scheduler)
         self._known: tuple[Any, list[int]] = (None, [])
+        self._looked_at: Rows | None = None
 
     @staticmethod
     def can(engine: Any) -> bool:
@@ -101,8 +102,11 @@ class Mixer:
             if not isinstance(found, Cohort):
                 return None
             cohort = found if cohort is None else _join(cohort, found)
-        if cohort is not None and (cohort.stop_table is not None or cohort.rows.eos.max() >= 0):
-            cohort = None
+        if cohort is not None and cohort.rows is not self._looked_at:
+            if cohort.stop_table is not None or cohort.rows.eos.max() >= 0:
+                cohort = None
+            else:
+                self._looked_at = cohort.rows
         scheduler._cohort = cohort
         return cohort
 

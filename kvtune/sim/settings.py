@@ -15,6 +15,9 @@ MODES: tuple[Mode, ...] = ("exact", "jump", "coarse")
 COARSE_BLOCK = 128
 """Tokens of a block in coarse mode, where the engine's own blocks are smaller."""
 
+COARSE_CHUNKS = 4
+"""Chunks of a prompt that coarse mode takes at once, where no layer has a window or a state that they decide about."""
+
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated engine.

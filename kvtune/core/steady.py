@@ -125,10 +125,11 @@ class Cohort:
     def to_hash(self, rows: Rows) -> NDArray[np.int64]:
         """Rows whose request completes a block of tokens to hash at the next tick of `updated`."""
         phase = rows.hash_phase
-        if rows.hashed_by_block:
-            return ((phase + self.updated + 1) % self.hash_size == 0).nonzero()[0]
-        ends = (phase >= 0) & ((phase + self.updated + 1) % self.hash_size == 0)
-        return np.flatnonzero(ends | (phase == ALWAYS))
+        ends: NDArray[np.bool_] = (phase + self.updated + 1) % self.hash_size == 0
+        if not rows.hashed_by_block:
+            ends = (ends & (phase >= 0)) | (phase == ALWAYS)
+        found: NDArray[np.int64] = ends.nonzero()[0]
+        return found
 
 
 def _all_but(gone: Sequence[int], count: int) -> NDArray[np.bool_]:

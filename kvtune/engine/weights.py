@@ -55,6 +55,8 @@ def fill(name: str, tensor: Any, one_plus: bool = False) -> None:
     elif leaf == "weight":  # a norm's; attention that is spread evenly over a long prompt sees none of it
         wanted = SHARP if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
         values = torch.full(tensor.shape, wanted - one_plus)
+    elif leaf == "bias":  # small beside the embeddings, or all prompts are answered alike (OPT has many)
+        values = torch.randn(tensor.shape, generator=generator) / 64
     else:
         values = torch.randn(tensor.shape, generator=generator) / 4
     tensor.data.copy_(values.to(tensor.dtype))

@@ -28,7 +28,8 @@ def test_values_follow_from_the_name() -> None:
 
 def test_norms_states_and_whole_numbers() -> None:
     torch = pytest.importorskip("torch")
-    norm, sharp, plus, decay, log, ids = (torch.empty(8) for _ in range(6))
+    norm, sharp, plus, decay, log, ids, bias = (torch.empty(8) for _ in range(7))
+    fill("fc1.bias", bias)
     fill("norm.weight", norm)
     fill("attn.q_norm.weight", sharp)
     fill("input_norm.weight", plus, one_plus=True)
@@ -39,6 +40,7 @@ def test_norms_states_and_whole_numbers() -> None:
     assert set(norm.tolist()) == {1.0} and set(sharp.tolist()) == {2.0} and set(plus.tolist()) == {0.0}
     assert bool((decay < 0).all()) and -3 <= float(log.min()) <= float(log.max()) <= 1
     assert not ids.any()
+    assert 0 < float(bias.abs().max()) < 0.1  # beside embeddings of 0.09: OPT answers nothing alike
 
 
 def test_engines_that_are_not_ours_load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "SingleTypeKVCacheManager.remove_skipped_blocks",
         "FullAttentionManager.cache_blocks",
         "SlidingWindowManager",
+        "MambaManager",
     ),
     "vllm.v1.core.kv_cache_coordinator": (
         "replay_boundaries",
@@ -60,6 +61,7 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "KVCacheManager.free",
         "KVCacheManager.pop_blocks_for_free",
         "KVCacheManager.create_kv_cache_blocks",
+        "KVCacheManager.take_boundary_state_offloads",
     ),
     "vllm.v1.core.sched.scheduler": (
         "Scheduler.__init__",
@@ -68,6 +70,7 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "Scheduler._update_after_schedule",
         "Scheduler.update_from_output",
         "Scheduler._update_request_with_output",
+        "Scheduler._mamba_block_aligned_split",
         "Scheduler._preempt_request",
         "Scheduler._free_request",
         "Scheduler._get_new_block_ids_to_zero",

@@ -7,6 +7,7 @@ The limits only ever err on the early side: then stock's code runs, does nothing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,18 +19,22 @@ NEVER = 1 << 60
 
 
 class Quiet(NamedTuple):
-    """Nothing happens while all three hold for a request's next step of one token.
+    """Nothing happens while all of it holds for a request's next step of one token.
 
     | limit | holds while | else |
     |---|---|---|
     | slots | computed tokens < slots | a group needs a block |
     | cached | tokens to hash < cached | a full block gets its hash |
-    | window | computed - in flight < window | blocks leave a sliding window |
+    | window | computed - in flight < window | blocks leave a sliding window, or hold a state that was followed up |
+    | echo | tokens to hash >= echo | stock says again that the prompt's last state is from this very step |
+
+    The last one matters only in a step that may admit somebody: who would hit that state waits for the next step.
     """
 
     slots: int
     cached: int
     window: int
+    echo: int
 
 
 def quiet_until(manager: KVCacheManager, request: Request) -> Quiet:
@@ -37,6 +42,7 @@ def quiet_until(manager: KVCacheManager, request: Request) -> Quiet:
     request_id = request.request_id
     processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
     slots = cached = window = NEVER
+    echo = 0
     for group in manager.coordinator.single_type_managers:
         blocks = group.req_to_blocks.get(request_id, ())
         size = group.block_size
@@ -49,20 +55,47 @@ def quiet_until(manager: KVCacheManager, request: Request) -> Quiet:
             gone = max(0, processed - span) // size
             dropped = gone == 0 or blocks[min(gone, len(blocks)) - 1].is_null
             window = min(window, (gone + 1) * size + span if dropped else 0)
-    return Quiet(slots, cached, window)
+        elif getattr(group, "mamba_cache_mode", "") == "align":
+            if request_id in group._partial_hit_reqs or request_id in group._checkpoints:
+                slots = 0
+            window = min(window, _state_kept_until(group, request_id, blocks))
+            whole = (request.num_prompt_tokens - 1) // size
+            if group.enable_caching and 0 < whole <= len(blocks) and not blocks[whole - 1].is_null:
+                echo = max(echo, (whole + 1) * size)
+    return Quiet(slots, cached, window, echo)
+
+
+def _state_kept_until(group: Any, request_id: str, blocks: Sequence[Any]) -> int:
+    """Processed tokens at which a state is given back: of the blocks behind, or the one that a new block took over."""
+    kept = group._num_retired_blocks.get(request_id, 0)
+    last = group.last_state_block_idx.get(request_id)
+    if last is not None and last < len(blocks) and not blocks[last].is_null:
+        kept = min(kept, last)
+    until: int = (kept + 1) * group.block_size + 1
+    return until
 
 
 def understands(manager: KVCacheManager) -> str:
     """Why the closed form does not hold for this engine's managers; empty when it does."""
-    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
+    from vllm.v1.core.single_type_kv_cache_manager import (
+        FullAttentionManager,
+        MambaManager,
+        SlidingWindowManager,
+    )
 
     for group in manager.coordinator.single_type_managers:
         # A subclass that acts at other moments than its base says so; ours do not.
         base = type(group)
         while base.__module__.startswith("kvtune.") and base.__base__ is not None:
             base = base.__base__
-        if base not in (FullAttentionManager, SlidingWindowManager):
+        if base not in (FullAttentionManager, SlidingWindowManager, MambaManager):
             return f"{base.__name__} has its own rules"
+        if base is MambaManager and (
+            group.mamba_cache_mode == "all"
+            or group.num_speculative_blocks
+            or group.has_prefill_checkpoint_blocks
+        ):
+            return "states are kept inside a chunk, or for every block"
         if group.enable_caching and group.block_size != manager.block_pool.hash_block_size:
             return "blocks are hashed in finer units than they are allocated"
         if group._record_new_block_ids and group.dcp_world_size > 1:
@@ -86,7 +119,7 @@ class QuietSlots:
         if (
             computed < limits.slots
             and computed - request.num_in_flight_tokens < limits.window
-            and min(computed + 1, request.num_tokens) < limits.cached
+            and limits.echo <= min(computed + 1, request.num_tokens) < limits.cached
         ):
             return manager.empty_kv_cache_blocks
         return self.allocate_at_event(request)

@@ -156,6 +156,8 @@ class SteadyDecode(SteadyUpdate):
             for i in reversed(done):
                 del new_blocks[i]
         self._placed.clear()
+        # As stock does in every step: hand-offs to a connector, of which there is none here, do not pile up.
+        own.kv_cache_manager.take_boundary_state_offloads()
         return new_blocks
 
     def _decode_all(self, cohort: Cohort, new_blocks: list[Any]) -> SchedulerOutput:

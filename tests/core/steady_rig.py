@@ -34,6 +34,7 @@ with warnings.catch_warnings():
         FullAttentionSpec,
         KVCacheConfig,
         KVCacheGroupSpec,
+        MambaSpec,
         SlidingWindowSpec,
     )
     from vllm.v1.outputs import ModelRunnerOutput
@@ -56,6 +57,8 @@ class Shape:
     asynchronous: bool = False
     windows: tuple[int, ...] = ()
     """Sliding windows of the groups next to the full-attention one."""
+    states: int = 0
+    """Groups of recurrent states, one state a block, in vLLM's align mode."""
     blocks: int = 400
     block: int = 4
     seqs: int = 16
@@ -84,7 +87,11 @@ def build(shape: Shape) -> Scheduler:
             policy=shape.policy,
             max_num_active_seqs=shape.active,
         ),
-        cache_config=CacheConfig(block_size=shape.block, enable_prefix_caching=shape.caching),
+        cache_config=CacheConfig(
+            block_size=shape.block,
+            enable_prefix_caching=shape.caching,
+            mamba_cache_mode="align" if shape.states and shape.caching else "none",
+        ),
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig("cpu"),
     )
@@ -96,6 +103,14 @@ def build(shape: Shape) -> Scheduler:
         KVCacheGroupSpec([f"window{i}"], SlidingWindowSpec(**spec, sliding_window=window))
         for i, window in enumerate(shape.windows)
     ]
+    state_spec = MambaSpec(
+        block_size=shape.block if shape.caching else shape.max_len,
+        shapes=((2,),),
+        dtypes=(torch.float32,),
+        mamba_type="mamba2",
+        mamba_cache_mode="align" if shape.caching else "none",
+    )
+    groups += [KVCacheGroupSpec([f"state{i}"], state_spec) for i in range(shape.states)]
     built = (AsyncScheduler if shape.asynchronous else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
@@ -105,7 +120,7 @@ def build(shape: Shape) -> Scheduler:
             prefix_cache_retention_interval=shape.retention if shape.windows else None,
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=shape.block,
+        block_size=shape.max_len if shape.states and not shape.caching else shape.block,
         hash_block_size=shape.block,
         include_finished_set=shape.finished_sets,
         log_stats=shape.log_stats,

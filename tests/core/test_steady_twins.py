@@ -27,6 +27,11 @@ SHAPES = {
     "active_limit": Shape(active=6),
     "no_stats": Shape(log_stats=False, finished_sets=True),
     "v2_runner": Shape(v2_runner=True, finished_sets=True),
+    "states": Shape(states=2, blocks=900),
+    "states_small_pool": Shape(states=3, blocks=160),
+    "states_dense": Shape(states=1, retention=None, blocks=600),
+    "states_small_chunks": Shape(states=2, batched=20, blocks=600),
+    "states_no_caching": Shape(states=2, caching=False, blocks=150),
     "short_context": Shape(max_len=48, windows=(12,)),
 }
 

@@ -28,6 +28,12 @@ from tests.core import steady_rig as rig
 WARM_STEPS = 24
 STEPS_A_BLOCK = 16  # one block of tokens at --block 16: every request has had each of its events once
 
+LAYERS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "windows": {"windows": (128, 128)},
+    "states": {"states": 8},  # as many groups as packed blocks have
+}
+
 
 class Side:
     """One scheduler that decodes `batch` requests for ever."""
@@ -104,11 +110,11 @@ def main() -> None:
     print("microseconds a request and step        stock              kvtune")
     print("scheduler  layers  batch    schedule  update   schedule  update   ratio  95 %")
     for asynchronous in (False, True):
-        for windows in ((), (128, 128)):
+        for layers, groups in LAYERS.items():
             for batch in map(int, asked.batches.split(",")):
                 shape = rig.Shape(
                     asynchronous=asynchronous,
-                    windows=windows,
+                    **groups,
                     blocks=200_000,
                     block=asked.block,
                     seqs=batch,
@@ -117,7 +123,7 @@ def main() -> None:
                 )
                 row = measure(shape, batch, asked.steps)
                 kind = "async" if asynchronous else "sync"
-                print(f"{kind:10} {'hybrid' if windows else 'full':7} {batch:5}    {row}", flush=True)
+                print(f"{kind:10} {layers:7} {batch:5}    {row}", flush=True)
 
 
 if __name__ == "__main__":

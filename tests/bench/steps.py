@@ -54,16 +54,18 @@ class Side:
         start = perf_counter()
         scheduled = self.scheduler.schedule()
         scheduling = perf_counter() - start
-        self.queue.append(scheduled)
-        if len(self.queue) < self.depth:
-            return scheduling, 0.0
-        scheduled = self.queue.popleft()
         names = list(scheduled.num_scheduled_tokens)
+        # With states a prompt may take several steps; only its last one samples.
+        asked = [self.scheduler.requests[name] for name in names]
         output = rig.ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
-            sampled_token_ids=[[7] for _ in names],
+            sampled_token_ids=[[7] if r.num_computed_tokens >= r.num_prompt_tokens else [] for r in asked],
         )
+        self.queue.append((scheduled, output))
+        if len(self.queue) < self.depth:
+            return scheduling, 0.0
+        scheduled, output = self.queue.popleft()
         start = perf_counter()
         self.scheduler.update_from_output(scheduled, output)
         return scheduling, perf_counter() - start

@@ -1,8 +1,12 @@
-"""Step times of packed blocks against stock's layout: real engines side by side, in turns, ratios of pairs.
+"""CPU time of real engines' steps side by side: in turns, ratios of pairs to the first engine's.
 
-`python tests/bench/packed_steps.py [--model tiny-granite] [--turns 20] [--states 1,4]`. One process a layout, all
-alive at once; in a turn each serves the same fresh requests while the others wait. CPU time of the whole process (all
-threads), so that what else runs on the machine matters little. Prints Markdown: ratios to stock's, 95 % intervals.
+    python tests/bench/engine_steps.py packed [--model tiny-granite] [--turns 20] [--states 1,4]
+    python tests/bench/engine_steps.py fits [--model tiny-gemma3]
+
+`packed`: blocks of aggregate size against stock's layout, new prompts in each turn. `fits`: the core, and the core
+without pinning, against stock on shared prefixes that all stay in the cache. One process a side, all alive at once; in
+a turn each serves the same requests while the others wait. CPU time of the whole process (all threads), so that what
+else runs on the machine matters little. Prints Markdown: ratios, 95 % intervals.
 """
 
 from __future__ import annotations
@@ -17,7 +21,10 @@ from typing import Any
 
 import numpy as np
 
-REQUESTS, PROMPT, OUTPUT = 8, 300, 24
+REQUESTS, OUTPUT = 8, 24
+WARM_TURNS = 3  # stock keeps a window at a prefix when it has seen the prefix twice
+PREFIX = {"packed": 0, "fits": 1200}
+NEW = {"packed": 300, "fits": 64}
 FLAGS = [
     "--max-num-seqs",
     "8",
@@ -29,12 +36,12 @@ FLAGS = [
 ]
 
 
-def serve(model: str, settings: dict[str, Any]) -> None:
+def serve(model: str, what: str, core: str, settings: dict[str, Any]) -> None:
     """A child: builds one engine, then answers each line (a seed) with CPU milliseconds of its steps."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # the engine's log
     os.environ |= {
-        "KVTUNE_CORE": "kvtune", "KVTUNE_SET": json.dumps(settings), "KVTUNE_STRICT": "1",
+        "KVTUNE_CORE": core, "KVTUNE_SET": json.dumps(settings), "KVTUNE_STRICT": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }  # fmt: skip
@@ -54,15 +61,17 @@ def serve(model: str, settings: dict[str, Any]) -> None:
     hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     hasher = get_request_block_hasher(engine.scheduler.hash_block_size, hash_function)
     groups = len(engine.scheduler.kv_cache_config.kv_cache_groups)
-    packed = bool(state.state()["parts"].get("packed"))
-    print(json.dumps({"groups": groups, "block": engine.scheduler.block_size, "packed": packed}), file=out)
+    if settings.get("packed") and not state.state()["parts"].get("packed"):
+        raise SystemExit("blocks were not packed")
+    print(json.dumps({"groups": groups, "block": engine.scheduler.block_size}), file=out)
+    always = np.random.default_rng(0).integers(3, 4000, (REQUESTS, PREFIX[what])).tolist()
     for line in sys.stdin:
-        draw = np.random.default_rng(int(line))
+        draw = np.random.default_rng(1 + int(line))
         for number in range(REQUESTS):
             engine.add_request(
                 Request(
                     request_id=f"{line.strip()}-{number}",
-                    prompt_token_ids=draw.integers(3, 4000, PROMPT).tolist(),
+                    prompt_token_ids=[*always[number], *draw.integers(3, 4000, NEW[what]).tolist()],
                     sampling_params=SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True),
                     pooling_params=None,
                     arrival_time=time.time(),
@@ -82,29 +91,43 @@ def serve(model: str, settings: dict[str, Any]) -> None:
         print(json.dumps({"decode_ms": float(np.median(decode)), "prefill_ms": prefill}), file=out)
 
 
+def sides_of(what: str, states: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name: core and its settings; the first one is what the others are compared with."""
+    if what == "fits":
+        return {
+            "stock": ("stock", {}),
+            "kvtune": ("kvtune", {}),
+            "no pinning": ("kvtune", {"pinning": False}),
+        }
+    sides: dict[str, tuple[str, dict[str, Any]]] = {"stock's blocks": ("kvtune", {"whole_states": True})}
+    for k in map(int, states.split(",")):
+        sides[f"packed, {k}"] = ("kvtune", {"packed": True, "states_per_block": k})
+    return sides
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="tiny-granite")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("what", choices=list(NEW))
+    parser.add_argument("--model", default="")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--states", default="1,4")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    model = given.model or {"packed": "tiny-granite", "fits": "tiny-gemma3"}[given.what]
     if given.serve:
-        serve(given.model, json.loads(given.serve))
+        serve(model, given.what, *json.loads(given.serve))
         return
-    layouts: dict[str, dict[str, Any]] = {"stock": {"whole_states": True}}
-    for states in map(int, given.states.split(",")):
-        layouts[f"packed, {states}"] = {"packed": True, "states_per_block": states}
+    layouts = sides_of(given.what, given.states)
     children = {
         name: subprocess.Popen(
-            [sys.executable, __file__, "--model", given.model, "--serve", json.dumps(settings)],
+            [sys.executable, __file__, given.what, "--model", model, "--serve", json.dumps(side)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )
-        for name, settings in layouts.items()
+        for name, side in layouts.items()
     }  # fmt: skip
     facts = {name: answer(child) for name, child in children.items()}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in layouts}
-    for turn in range(given.turns + 1):
+    for turn in range(given.turns + WARM_TURNS):
         order = list(layouts)
         for name in order if turn % 2 else reversed(order):
             stdin = children[name].stdin
@@ -112,23 +135,23 @@ def main() -> None:
             stdin.write(f"{turn}\n")
             stdin.flush()
             told = answer(children[name])
-            if turn:  # the first one warms up
+            if turn >= WARM_TURNS:
                 found[name].append(told)
     for child in children.values():
         child.kill()
+    base = next(iter(layouts))
+    prompt = f"{PREFIX[given.what]} shared + {NEW[given.what]}"
+    print(f"{model}, {given.turns} turns of {REQUESTS} requests of {prompt} + {OUTPUT} tokens, CPU time\n")
     print(
-        f"{given.model}, {given.turns} turns of {REQUESTS} requests of {PROMPT} + {OUTPUT} tokens, CPU time\n"
-    )
-    print(
-        "| layout | block | groups | decode step, ms | over stock | prompts, ms | over stock |\n"
+        f"| side | block | groups | decode step, ms | over {base} | prompts, ms | over {base} |\n"
         + "|---" * 7
         + "|"
     )
     for name, rows in found.items():
         cells = []
         for figure in ("decode_ms", "prefill_ms"):
-            own, base = (np.array([row[figure] for row in r]) for r in (rows, found["stock"]))
-            cells += [f"{np.median(own):.2f}", "1" if name == "stock" else interval(own / base)]
+            own, first = (np.array([row[figure] for row in r]) for r in (rows, found[base]))
+            cells += [f"{np.median(own):.2f}", "1" if name == base else interval(own / first)]
         print(f"| {name} | {facts[name]['block']} | {facts[name]['groups']} | {' | '.join(cells)} |")
 
 

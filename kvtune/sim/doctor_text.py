@@ -140,7 +140,7 @@ HEAD = (
     "block",
     "groups",
     "fit",
-    "capacity",
+    "ratio",
     "shared",
     "resend",
     "hits",

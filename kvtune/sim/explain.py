@@ -19,6 +19,7 @@ from kvtune.run.types import Run
 from kvtune.sim.explain_causes import CAUSES, split
 from kvtune.sim.explain_listener import Verdict
 from kvtune.sim.explain_watch import verdicts_of
+from kvtune.sim.profile import cost_of
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
@@ -149,11 +150,9 @@ def workload_of(run: Run) -> Workload:
 
 
 def settings_of(run: Run) -> SimSettings:
-    """The simulated engine that stands for the one that a run ran on."""
+    """The simulated engine that stands for the one that a run ran on, as fast as its steps say that it was."""
     header = run.header
     core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
-    cost = header.extra.get("step_cost")
-    known = {"cost": cost} if cost else {}
     mode = header.extra.get("sim", {}).get("mode", "exact")
     return msgspec.convert(
         {
@@ -164,7 +163,7 @@ def settings_of(run: Run) -> SimSettings:
             "mode": mode,
             "specs": header.engine.kv_specs,
             "async_scheduling": header.engine.async_scheduling,
-            **known,
+            "cost": msgspec.to_builtins(cost_of(run)),
         },
         SimSettings,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,6 @@ HERE = Path(__file__).parents[1]
 GOLDEN = HERE / "golden"
 GALLERY = HERE.parent / "reports" / "gallery"
 FLAGS = ["--num-gpu-blocks-override", "300", "--block-size", "32", "--max-model-len", "4096"]
-
-
-@pytest.fixture(scope="module")
-def simulators() -> Iterator[Simulators]:
-    pytest.importorskip("vllm", reason="needs vLLM")
-    with Simulators() as found:
-        yield found
 
 
 def replayed(simulators: Simulators, workload: Workload, *wanted: Any) -> list[Run]:

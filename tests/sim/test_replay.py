@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +44,6 @@ TIMES = ("sent_s", "first_token_s", "finished_s")
 def settings(model: str, blocks: int, **more: Any) -> SimSettings:
     flags = SMALL if model != "tiny-qwen3next" else ["--max-model-len", "4096"]
     return SimSettings(model=model, engine_args=[*flags, "--num-gpu-blocks-override", str(blocks)], **more)
-
-
-@pytest.fixture(scope="module")
-def simulators() -> Iterator[Simulators]:
-    pytest.importorskip("vllm", reason="needs vLLM")
-    with Simulators() as found:
-        yield found
 
 
 def replays(simulators: Simulators, workload: str, wanted: list[SimSettings]) -> list[Run]:

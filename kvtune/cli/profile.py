@@ -33,7 +33,10 @@ def profile(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A core setting, core.NAME=VALUE; may be repeated.")
     ] = None,
-    recipe: Annotated[Path | None, typer.Option(help="A recipe file: its engine and core settings.")] = None,
+    recipe: Annotated[str, typer.Option(help="A recipe (file or name): its engine and core settings.")] = "",
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Use a recipe of another model, version or device.")
+    ] = False,
     probe: Annotated[str, typer.Option(help="Instruments: off, light, types, sites, full.")] = "light",
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Sample stacks with py-spy while measuring.")
@@ -83,7 +86,7 @@ def profile(
     from kvtune.run.slo import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
-    settings, flags = with_recipe(recipe, set_ or [], engine_args(ctx))
+    settings, flags = with_recipe(recipe, set_ or [], engine_args(ctx), model=model, anyway=anyway)
     job = Job(
         model=model,
         workload=build(workload or DEFAULT_SPEC, seed=seed),

@@ -80,7 +80,7 @@ def export(
     name: Name,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two files.")] = Path(),
 ) -> int:
-    """Write config.yaml and env.sh: with them plain `vllm serve MODEL --config config.yaml` runs the recipe."""
+    """Write config.yaml and env.sh: with them plain `vllm serve --config config.yaml` runs the recipe."""
     from kvtune.tune.shelf import export as write
     from kvtune.tune.shelf import find, load
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from kvtune.core.settings import KNOBS
 from kvtune.errors import UsageError
-from kvtune.recipe import engine_flags, read_recipe
+from kvtune.recipe import engine_flags
 
 PROBES = ("off", "light", "types", "sites", "full")
 
@@ -42,12 +41,17 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def with_recipe(
-    recipe: Path | None, assignments: Sequence[str], flags: Sequence[str]
+    recipe: str, assignments: Sequence[str], flags: Sequence[str], *, model: str, anyway: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Core settings and engine flags; what stands on the command line wins over the recipe."""
+    """Core settings and engine flags; what stands on the command line wins over the recipe (a file or a name)."""
     own = core_settings(assignments)
-    if recipe is None:
+    if not recipe:
         return own, list(flags)
-    read = read_recipe(recipe)
+    from kvtune.tune.shelf import find, load
+    from kvtune.tune.verify import refuse_foreign
+
+    path = find(recipe)
+    read = load(path)
+    refuse_foreign(read, str(path), anyway, model=model)
     given = core_settings([f"core.{name}={value}" for name, value in read.core.items()])
     return {**given, **own}, [*engine_flags(read), *flags]

@@ -1,5 +1,5 @@
 """The built-in models: configs of ours that vLLM runs with random weights, no download. Tiny ones for any machine, and
-the published shapes that `kvtune evidence` measures on a GPU.
+published shapes: some are measured by `kvtune evidence` on a GPU, all can be simulated.
 
 Runs anywhere (plain files, no vLLM). `builtin` answers where a model's folder is, `engine_defaults` which of vLLM's
 flags it needs to start (a person's own flags go over them).
@@ -42,7 +42,7 @@ NAMES = tuple(OWN)
 # Real shapes, for a GPU or the simulator: a CPU engine would need minutes for a prompt.
 SHAPES: dict[str, dict[str, str]] = {
     name: {"load-format": "dummy", "skip-tokenizer-init": ""}
-    for name in ("opt-125m", "llama-3-8b", "gemma-3-4b", "gemma-3-27b")
+    for name in ("opt-125m", "llama-3-8b", "gemma-3-4b", "gemma-3-27b", "gpt-oss-20b", "qwen3-next-80b")
 }
 
 

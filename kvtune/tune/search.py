@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from msgspec import structs
+
 from kvtune.sim.cost import StepCost
 from kvtune.tune.journal import Journal
 from kvtune.tune.knobs import LAYOUT, ModelFacts, candidates
@@ -26,6 +28,7 @@ def tuned_space(facts: ModelFacts, engine_args_given: Mapping[str, str | None]) 
     names = ["block_size"]
     if facts.window:
         names += [
+            "pin_window",
             "slack",
             "windows",
             "policy",
@@ -68,7 +71,6 @@ def search(
     cost = study.share_cost(cost, mine=not join)
     known = {t.key: t for t in (*study.told(), *journal.trials) if t.on == "sim"}
     number = 1 + max((t.number for t in journal.trials), default=-1)
-    found: dict[str, Trial] = {}
     with SimPool(bench, cost) as pool:
 
         def batch(asked: list[Wanted]) -> list[Trial]:
@@ -87,9 +89,7 @@ def search(
                 journal.add(trial)
                 say(trial)
                 known[trial.key] = trial
-            made = [known[w.key("sim", bench)] for w in asked]
-            found.update({t.key: t for t in made})
-            return made
+            return [known[w.key("sim", bench)] for w in asked]
 
         batch([Wanted({}, "baseline", stock=True), Wanted({})])
         while (done := study.finished()) < trials:
@@ -97,7 +97,13 @@ def search(
             made = batch([Wanted(settings) for _, settings in asked])
             for (handle, _), trial in zip(asked, made, strict=True):
                 study.tell(handle, _scores(by, trial), trial)
-    return list({**{t.key: t for t in study.told()}, **found}.values())
+    found = {t.key: t for t in journal.trials if t.on == "sim"}
+    for other in study.told():  # what other machines simulated belongs to this study's record and page, too
+        if other.key not in found:
+            found[other.key] = structs.replace(other, number=number)
+            journal.add(found[other.key])
+            number += 1
+    return list(found.values())
 
 
 def _scores(by: Objective, trial: Trial) -> list[float] | None:

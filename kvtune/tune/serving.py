@@ -16,7 +16,7 @@ from kvtune.errors import UsageError
 from kvtune.recipe import Recipe, engine_flags
 from kvtune.tune.shelf import load
 from kvtune.tune.trial import flag_value
-from kvtune.tune.verify import refuse_expired
+from kvtune.tune.verify import refuse_foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,7 @@ def serving(
     """Flags after `--` win over the recipe's."""
     recipe = load(recipe_path) if recipe_path is not None else None
     if recipe is not None:
-        refuse_expired(recipe, str(recipe_path), anyway)
-        if recipe.recipe.model != model and not anyway:
-            raise UsageError(
-                f"{recipe_path} is for the model {recipe.recipe.model}, not {model}",
-                "tune this model, or add --anyway to use it so",
-            )
-        _check_device(recipe, str(recipe_path), anyway)
+        refuse_foreign(recipe, str(recipe_path), anyway, model=model)
     own = [*_recipe_flags(recipe, flags), *flags]
     resolved = resolve(model, dummy=dummy, engine_args=own)
     arguments = list(resolved.args)
@@ -75,17 +69,6 @@ def _recipe_flags(recipe: Recipe | None, given: Sequence[str]) -> list[str]:
         return []
     kept = {n: v for n, v in recipe.engine.items() if flag_value(given, n.replace("_", "-")) is None}
     return engine_flags(msgspec.structs.replace(recipe, engine=kept))
-
-
-def _check_device(recipe: Recipe, where: str, anyway: bool) -> None:
-    from kvtune.tune.knobs import installed_device
-
-    here = installed_device()
-    if recipe.recipe.device and here != recipe.recipe.device and not anyway:
-        raise UsageError(
-            f"{where} is for the device {recipe.recipe.device}, this vLLM runs on {here}",
-            "tune on this device, or add --anyway to use it so",
-        )
 
 
 def _new_file(path: Path) -> Path:

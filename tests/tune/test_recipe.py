@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -140,6 +143,42 @@ def test_export_is_quoted_data(tmp_path: Path) -> None:
     assert "block-size: 32" in config.read_text()
     with pytest.raises(UsageError, match="exists"):
         export(evil, tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [("tiny-granite", True), ("gemma-3-4b", False), ("some/hub-model", True), ("./a folder", True)],
+)
+def test_an_exported_recipe_says_what_plain_vllm_must_know(tmp_path: Path, model: str, named: bool) -> None:
+    yaml = pytest.importorskip("yaml", reason="vLLM brings it")
+    about = msgspec.structs.replace(ABOUT, model=model)
+    own = {"block_size": 64, "enable_prefix_caching": True}
+    config, _ = export(msgspec.structs.replace(RECIPE, recipe=about, engine=own), tmp_path / "x")
+    told = yaml.safe_load(config.read_text())
+    assert ("model" in told) == named, (
+        "a published shape has no weights here: MODEL is named by whoever serves"
+    )
+    assert told["block-size"] == 64
+    if model == "tiny-granite":
+        assert Path(told["model"], "config.json").is_file()
+        assert told["served-model-name"] == model
+        assert told["enforce-eager"] is told["skip-tokenizer-init"] is True
+        assert told["enable-prefix-caching"] is True, "the recipe's own settings go over what the model needs"
+    else:
+        assert told.get("model", model) == model
+        assert "load-format" not in told
+
+
+def test_an_exported_environment_gives_each_start_counters_of_its_own(tmp_path: Path) -> None:
+    _, env = export(RECIPE, tmp_path / "it's here")
+    script = f"for i in 1 2; do . {shlex.quote(str(env))}; env | grep ^KVTUNE_; done"
+    shell = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    done = subprocess.run(["sh", "-ec", script], env=shell, capture_output=True, text=True, check=True)
+    told = [line.partition("=")[::2] for line in done.stdout.splitlines()]
+    assert [json.loads(v) for n, v in told if n == "KVTUNE_SET"] == [RECIPE.core] * 2
+    assert [v for n, v in told if n == "KVTUNE_CORE"] == ["kvtune"] * 2
+    folders = {v for n, v in told if n == "KVTUNE_METRICS_DIR"}
+    assert len(folders) == 2 and all(Path(folder).is_dir() for folder in folders)
 
 
 def test_the_bench_of_a_recipe() -> None:

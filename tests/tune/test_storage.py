@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-import shutil
-import socket
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 import pytest
@@ -25,55 +19,15 @@ from kvtune.tune.search import search
 from kvtune.tune.sim_pool import Answer
 from kvtune.tune.space import shown
 from kvtune.tune.trial import Bench, Settings, Trial
+from tests.tune.postgres import Cluster, require_postgres
 
 SPACE = {"slack": tuple(range(40)), "windows": tuple(range(20))}
 BY = OBJECTIVES["hit-rate"]
 
 
-class Cluster:
-    """A PostgreSQL of its own in a new folder, without root (PostgreSQL refuses root)."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="kvtune-pg-"))
-        self._user = "nobody" if os.geteuid() == 0 else None
-        if self._user:
-            account = pwd.getpwnam(self._user)
-            os.chown(self.folder, account.pw_uid, account.pw_gid)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self._run("initdb", "-D", "data", "-A", "trust", "-U", "tester", "--no-sync", "--locale=C")
-
-    @property
-    def url(self) -> str:
-        return f"postgresql://tester:hush@127.0.0.1:{self.port}/postgres"
-
-    def start(self) -> None:
-        options = f"-F -h 127.0.0.1 -p {self.port} -k {self.folder}"
-        self._run("pg_ctl", "-D", "data", "-w", "-l", "log", "-o", options, "start")
-
-    def stop(self) -> None:
-        self._run("pg_ctl", "-D", "data", "-m", "immediate", "-w", "stop")
-
-    def remove(self) -> None:
-        subprocess.run(["pg_ctl", "-D", "data", "-m", "immediate", "stop"], **self._options(), check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _run(self, *command: str) -> None:
-        done = subprocess.run(command, **self._options(), check=False)
-        assert done.returncode == 0, command
-
-    def _options(self) -> dict[str, Any]:
-        own = {"user": self._user, "group": pwd.getpwnam(self._user).pw_gid} if self._user else {}
-        return {**own, "cwd": self.folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    pytest.importorskip("psycopg", reason="the test extra brings PostgreSQL's driver")
-    for tool in ("initdb", "pg_ctl", "postgres"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"PostgreSQL is not installed here: no {tool}")
+    require_postgres()
     made = Cluster()
     try:
         made.start()
@@ -86,9 +40,12 @@ class Simulator:
     """Answers at once, by arithmetic: the storage is under test, not vLLM."""
 
     on_submit: Any = None
+    made: ClassVar[list[Simulator]] = []
 
     def __init__(self, bench: Bench, cost: Any) -> None:
         self.waiting: list[tuple[int, Settings]] = []
+        self.submitted = 0
+        Simulator.made.append(self)
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +54,7 @@ class Simulator:
         pass
 
     def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
+        self.submitted += 1
         if Simulator.on_submit is not None:
             Simulator.on_submit(number)
         self.waiting.append((number, settings))
@@ -112,6 +70,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "SimPool", Simulator)
     yield
     Simulator.on_submit = None
+    Simulator.made.clear()
 
 
 def bench(name: str) -> Bench:
@@ -134,11 +93,14 @@ def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
             for name in ("b", "c")
         )
         both = [began.result(), joined.result()]
-    sizes = []
-    for name in "bc":
-        with Journal(tmp_path / f"{name}.jsonl", "tune", own) as journal:
-            sizes.append(sum(t.role == "trial" for t in journal.trials))
+    sizes = [simulator.submitted for simulator in Simulator.made[1:]]
     assert min(sizes) > 3, f"both worked: {sizes}"
+    for name, told in zip("bc", both, strict=True):
+        with Journal(tmp_path / f"{name}.jsonl", "tune", own) as journal:
+            assert {t.key for t in journal.trials} == {t.key for t in told}, (
+                "the page shows what others found, too"
+            )
+            assert len({t.number for t in journal.trials}) == len(journal.trials)
     for told in both:  # what each knows at its end: its own and the other's
         assert len({(t.role, shown(t.settings)) for t in told}) == len(told)
         assert len(told) >= 25

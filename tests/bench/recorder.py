@@ -1,0 +1,143 @@
+"""What `kvtune serve --record` costs EngineCore: CPU time of requests with and without the recorder, paired.
+
+    python tests/bench/recorder.py [--outputs 16,128] [--prompt 1500] [--pairs 40]
+
+Two of vLLM's schedulers in this process get the same batches in turn (A B, B A, ..): one with the recorder as a served
+engine has it (trace and counters), one without. Counted is what EngineCore's process does for a batch besides waiting
+for the model: decoding the requests, hashing their blocks, scheduling, the messages to the worker and to the front end.
+The front end's own work (HTTP, text) is host cost, too, and is left out: shares of the whole are smaller. The interval
+is of the mean of the pairs' logarithms (Student, 95 %).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import pickle
+import random
+import sys
+import tempfile
+from pathlib import Path
+from time import thread_time_ns
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+from scipy import stats
+
+from kvtune.core import scheduler as steady
+from kvtune.core.settings import CoreSettings
+from kvtune.probe.recorder import Recorder
+from tests.core import steady_rig as rig
+
+BATCH = 16
+HASHED = 16  # tokens of a block, a GPU's usual one
+
+
+class Side:
+    """One EngineCore, as far as requests pass through it."""
+
+    def __init__(self, prompt: int, core: str, folder: Path | None) -> None:
+        from vllm.v1.engine import EngineCoreRequest
+        from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+        blocks = BATCH * (prompt // HASHED + 200)
+        shape = rig.Shape(blocks=blocks, block=HASHED, seqs=BATCH, batched=8192, max_len=32_768)
+        self.scheduler = rig.build(shape)
+        if core == "kvtune":
+            steady.adopt(self.scheduler, CoreSettings())
+        if folder is not None:
+            Recorder(folder / "trace.jsonl", folder).attach(self.scheduler)
+        self.hasher = rig.get_request_block_hasher(HASHED, rig.sha256)
+        self.coming, self.leaving = MsgpackDecoder(EngineCoreRequest), MsgpackEncoder()
+
+    def serve(self, wire: list[Any]) -> int:
+        """CPU nanoseconds from the requests' bytes to the last answer's."""
+        scheduler = self.scheduler
+        start = thread_time_ns()
+        for message in wire:
+            scheduler.add_request(
+                rig.Request.from_engine_core_request(self.coming.decode(message), self.hasher)
+            )
+        while scheduler.has_requests():
+            scheduled = scheduler.schedule()
+            pickle.dumps(scheduled, pickle.HIGHEST_PROTOCOL)
+            names = list(scheduled.num_scheduled_tokens)
+            output = rig.ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: i for i, name in enumerate(names)},
+                sampled_token_ids=[[7] if self._answers(name) else [] for name in names],
+            )
+            for outputs in scheduler.update_from_output(scheduled, output).values():
+                self.leaving.encode(outputs)
+        return thread_time_ns() - start
+
+    def _answers(self, name: str) -> bool:
+        one = self.scheduler.requests[name]
+        return bool(one.num_computed_tokens >= one.num_tokens)
+
+
+def batch(number: int, prompt: int, output: int, chance: random.Random) -> list[Any]:
+    """New prompts, as the front end sends them."""
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackEncoder
+
+    encoder = MsgpackEncoder()
+    params = rig.SamplingParams(max_tokens=output, ignore_eos=True, output_kind=rig.RequestOutputKind.DELTA)
+    found = []
+    for i in range(BATCH):
+        tokens = [chance.randrange(rig.VOCAB) for _ in range(prompt)]
+        made = EngineCoreRequest(
+            request_id=f"r{number}-{i}",
+            prompt_token_ids=tokens,
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        found.append([bytes(part) for part in encoder.encode(made)])
+    return found
+
+
+def measure(prompt: int, output: int, pairs: int, core: str) -> str:
+    with tempfile.TemporaryDirectory(prefix="kvtune-recorder-") as folder:
+        bare, recorded = Side(prompt, core, None), Side(prompt, core, Path(folder))
+        chance = random.Random(0)
+        spent = []
+        for number in range(-4, pairs):
+            wire = batch(number, prompt, output, chance)
+            gc.collect()
+            sides = (bare, recorded) if number % 2 else (recorded, bare)
+            cost = {side: side.serve(wire) for side in sides}
+            if number >= 0:
+                spent.append((cost[bare], cost[recorded]))
+        written = len((Path(folder) / "trace.jsonl").read_text().splitlines())
+        assert written == BATCH * (pairs + 4), "the recorder switched itself off"
+    times = np.array(spent, dtype=float)
+    logs = np.log(times[:, 1] / times[:, 0])
+    half = stats.t.ppf(0.975, pairs - 1) * logs.std(ddof=1) / np.sqrt(pairs)
+    own = (times[:, 1] - times[:, 0]) / BATCH / 1000
+    return (
+        f"{core:<7} {prompt:>7} {output:>7}  {times[:, 0].mean() / BATCH / 1000:9.0f} us  {np.median(own):7.1f} us  "
+        f"{np.exp(logs.mean()):.4f} ({np.exp(logs.mean() - half):.4f} to {np.exp(logs.mean() + half):.4f})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--outputs", default="16,128")
+    parser.add_argument("--prompt", type=int, default=1500)
+    parser.add_argument("--pairs", type=int, default=40)
+    options = parser.parse_args()
+    print("core     prompt  output  a request     recorder  ratio with / without")
+    for core in ("stock", "kvtune"):
+        for output in map(int, options.outputs.split(",")):
+            print(measure(options.prompt, output, options.pairs, core), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Recipes, traces, journals and run files are data: nothing that reads them can execute what they hold."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from pathlib import Path
+
+import pytest
+
+from kvtune.errors import KvtuneError
+from kvtune.recipe import read_recipe
+from kvtune.tune.study import read_study
+from kvtune.workload.spec import build
+
+PACKAGE = Path(__file__).parents[2] / "kvtune"
+READERS = [
+    PACKAGE / "recipe.py",
+    *(p for name in ("tune", "workload", "run") for p in (PACKAGE / name).glob("*.py")),
+]
+LOADERS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy", "imp", "yaml"}
+CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
+
+
+@pytest.mark.parametrize("path", READERS, ids=lambda p: p.name)
+def test_nothing_that_reads_data_can_execute_it(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not LOADERS & {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").partition(".")[0] not in LOADERS
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in CALLS
+        elif isinstance(node, ast.keyword):
+            assert node.arg != "allow_pickle" or (
+                isinstance(node.value, ast.Constant) and not node.value.value
+            )
+
+
+class Trap:
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return (Path.touch, (Path("sprung"),))  # type: ignore[return-value]
+
+
+def test_a_pickle_in_place_of_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trap = tmp_path / "trap.jsonl"
+    trap.write_bytes(pickle.dumps(Trap()))
+    for read in (read_recipe, read_study, lambda path: build(f"trace:path={path}")):
+        with pytest.raises(KvtuneError):
+            read(trap)
+    assert not Path("sprung").exists()

@@ -36,7 +36,7 @@ class Jumper:
             self._scheduler.max_num_scheduled_tokens,
             self._scheduler.scheduler_config.max_num_batched_tokens,
         )
-        self._blocked = self._decoding = False
+        self.blocked = self._decoding = False
         self._before = (0, 0)
         self.ends: list[float] | None = None
         self._update = self._scheduler._update_request_with_output
@@ -63,9 +63,9 @@ class Jumper:
         self._scheduler._pause_state = self._paused
         self._allow(len(ends) * len(self._scheduler.running))
 
-    def rest(self) -> None:
-        """The next step is a plain one, and nobody waits."""
-        self.ends, self._blocked = None, False
+    def rest(self, blocked: bool = False) -> None:
+        """The last step was another's. `blocked`: everybody decoded, and those who waited still do."""
+        self.ends, self.blocked = None, blocked
 
     def settle(self, outputs: Any) -> None:
         """After the step: what changed says whether the waiting ones are still blocked."""
@@ -85,7 +85,7 @@ class Jumper:
                     manager.cache_blocks(request, request.num_computed_tokens)
         after = (len(self._scheduler.running), len(self._scheduler.waiting))
         # A pure decode step has room for a waiting request: if none came in, the first of them does not fit.
-        self._blocked = self._decoding and self._before[1] > 0 and after == self._before
+        self.blocked = self._decoding and self._before[1] > 0 and after == self._before
 
     def _allow(self, tokens: int) -> None:
         self._scheduler.max_num_scheduled_tokens = max(tokens, self._limits[0])
@@ -104,7 +104,7 @@ class Jumper:
         if any(r.num_tokens - r.num_computed_tokens != 1 or r.spec_token_ids for r in running):
             return 1
         self._decoding = True
-        if (scheduler.waiting or scheduler.kv_holding_waiting) and not self._blocked:
+        if (scheduler.waiting or scheduler.kv_holding_waiting) and not self.blocked:
             return 1
         steps = LONGEST
         for request in running:

@@ -27,6 +27,7 @@ from kvtune.sim.stride import Strider
 
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock
+    from kvtune.sim.jump import Jumper
     from kvtune.sim.replay import Journal
 
 FEWEST = 2
@@ -45,11 +46,11 @@ class Mixer:
         *,
         tokens: bool,
         digests: bool,
-        jumps: bool,
+        jumper: Jumper | None,
     ) -> None:
         self._scheduler, self._strider, self._clock, self._journal = engine.scheduler, strider, clock, journal
         self._executor = engine.model_executor
-        self._tokens, self._digests, self._jumps = tokens, digests, jumps
+        self._tokens, self._digests, self._jumper = tokens, digests, jumper
         scheduler = self._scheduler
         self._schedule = partial(Scheduler.schedule, scheduler)
         self._update = partial(Scheduler.update_from_output, scheduler)
@@ -79,12 +80,22 @@ class Mixer:
         cohort = self._decoding()
         if cohort is None or len(cohort.rows) < FEWEST:
             return None
-        waits = scheduler.waiting or scheduler.kv_holding_waiting
-        if len(cohort.rows) < len(scheduler.running) or (waits and not self._jumps):
-            return self._step(cohort, self._schedule_others)
-        if waits:
+        jumper, plain = self._jumper, len(cohort.rows) == len(scheduler.running)
+        waits = len(scheduler.waiting)
+        if plain and not waits and not scheduler.kv_holding_waiting:
+            found = {} if self._strider.run() else self._step(cohort, self._nobody_else)
+        elif plain and jumper is not None and jumper.blocked:
             return None
-        return {} if self._strider.run() else self._step(cohort, self._nobody_else)
+        else:
+            before = (len(scheduler.running), waits)
+            found = self._step(cohort, self._schedule_others)
+            if plain and found is not None and (len(scheduler.running), len(scheduler.waiting)) == before:
+                if jumper is not None:
+                    jumper.rest(blocked=True)
+                return found
+        if jumper is not None:
+            jumper.rest()
+        return found
 
     def _decoding(self) -> Cohort | None:
         """The running requests, from the first on, that are plain decodes; kept by the scheduler from step to step."""

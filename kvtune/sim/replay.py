@@ -198,7 +198,7 @@ class Player:
                 self.journal,
                 tokens=self._token_rows,
                 digests=settings.digests,
-                jumps=self._jumper is not None,
+                jumper=self._jumper,
             )
             if self._strider is not None and Mixer.can(engine)
             else None
@@ -251,8 +251,6 @@ class Player:
                     )
             mixed = self._mixer.run() if self._mixer is not None else None
             if mixed is not None:
-                if self._jumper is not None:
-                    self._jumper.rest()
                 strode = not self._take(mixed)
                 idle = 0
                 continue

@@ -37,10 +37,13 @@ class Way:
         idle = (ends[following - 1] <= sent) & ~pending[following - 1] if len(sent) else np.zeros(0, bool)
         tokens = run.table("tokens")["t_s"]
         tokens = tokens[(tokens >= ends[0]) & (tokens <= ends[-1])]
+        leave_us = _median_us(tokens - ends[np.searchsorted(ends, tokens, side="right") - 1])
+        # In an engine that is never idle no way there can be seen: it leads through the same processes as the way back.
+        seen = idle.sum() >= FEWEST
         return cls(
             between_us=_median_us((begins[1:] - ends[:-1])[pending]),
-            enter_us=_median_us((begins[following] - sent)[idle]),
-            leave_us=_median_us(tokens - ends[np.searchsorted(ends, tokens, side="right") - 1]),
+            enter_us=_median_us((begins[following] - sent)[idle]) if seen else leave_us,
+            leave_us=leave_us,
         )
 
 

@@ -64,7 +64,9 @@ def read_rings(folder: Path, index: dict[int, int], outcome: Outcome) -> Rings:
                 low, high = v[6] & 0xFFFFFFFF, v[6] >> 32
                 running, waiting = v[7] & 0xFFFFFFFF, v[7] >> 32
                 us = [x / 1e3 for x in v[1:6]]
-                steps.append((process, at, *us, low, high, number, running, waiting, *v[8:14]))
+                free, prefill_context = v[8] & 0xFFFFFFFF, v[8] >> 32
+                row = (process, at, *us, low, high, number, running, waiting, free, *v[9:14])
+                steps.append((*row, prefill_context))
     found.steps = table("steps", sorted(steps, key=_by_time))
     found.pool = table("pool", sorted(pool, key=_by_time))
     found.gc = table("gc", sorted(collections, key=_by_time))

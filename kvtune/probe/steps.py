@@ -3,17 +3,19 @@
 Runs in EngineCore's main loop. Fields: small = 1 with a batch queue (schedule and update then belong to different
 batches), number = requests scheduled; v0 start ns, v1 step ns, v2 schedule ns, v3 execute ns (from the end of
 schedule to the start of update), v4 update ns, v5 thread CPU ns, v6 scheduled tokens | prefill tokens << 32,
-v7 running | waiting << 32, v8 free blocks, v9 context tokens, v10..v13 objects that the collector watches made less
-freed, by all threads, in schedule, execute, update and the rest. A step that evicted or demoted KV blocks has a POOL
-record after it: number = free blocks, v0 the step's start ns, v1..v6 evicted and v7..v12 demoted, by tier. With
-`digests`, a DIGEST record for each schedule() too: v0 ns, v1 one number for what was scheduled into which blocks
-(tests compare it with the simulator's).
+v7 running | waiting << 32, v8 free blocks | context tokens of prefilling requests << 32, v9 context tokens, v10..v13
+objects that the collector watches made less freed, by all threads, in schedule, execute, update and the rest. A step
+that evicted or demoted KV blocks has a POOL record after it: number = free blocks, v0 the step's start ns, v1..v6
+evicted and v7..v12 demoted, by tier. With `digests`, a DIGEST record for each schedule() too: v0 ns, v1 one number for
+what was scheduled into which blocks (tests compare it with the simulator's).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from gc import get_count
+from itertools import compress
+from operator import not_
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Protocol
 
@@ -23,6 +25,7 @@ from kvtune.probe.pool import MOST_TIERS, PoolWatch
 from kvtune.probe.ring import DIGEST, POOL, STEP, VALUES, Ring
 
 NO_MORE = (0,) * (VALUES - 2)
+MOST_CONTEXT = (1 << 31) - 1
 
 
 class StepSampler(Protocol):
@@ -48,7 +51,7 @@ class StepProbe:
         self._schedule = self._update = (0, 0, 0, 0)  # ns and objects made, at the begin and at the end
         self._output: Any = None
         self._steady: tuple[int, Any, Any] = (0, None, None)
-        self._context = 0
+        self._context = self._prefill_context = 0
 
     def wrap_scheduler(self, scheduler: Any) -> None:
         """Instance attributes: no class is changed, so a second engine in this process is not measured twice."""
@@ -153,7 +156,7 @@ class StepProbe:
                 cpu,
                 total | prefill << 32,
                 len(scheduler.running) | len(scheduler.waiting) << 32,
-                free,
+                free | min(self._prefill_context, MOST_CONTEXT) << 32,
                 self._context,
                 schedule_made,
                 execute_made,
@@ -179,12 +182,17 @@ class StepProbe:
         ):
             self._context += total
             return 0
-        context = sum(cached.num_computed_tokens)
+        computed, produced = cached.num_computed_tokens, cached.num_output_tokens
+        context, prefill_context = sum(computed), 0
         # A running request that has produced output decodes; everything else in the step is prefill.
-        decodes = len(ids) - cached.num_output_tokens.count(0)
+        prefills = produced.count(0)
+        decodes = len(ids) - prefills
+        if prefills:
+            prefill_context = sum(compress(computed, map(not_, produced)))
         for new in output.scheduled_new_reqs:
+            prefill_context += new.num_computed_tokens
             context += new.num_computed_tokens
-        self._context = context
+        self._context, self._prefill_context = context, prefill_context
         steady = total == decodes == requests
         self._steady = (total, ids[0], ids[-1]) if steady and ids else (0, None, None)
         return int(max(0, total - decodes))

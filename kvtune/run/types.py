@@ -59,6 +59,7 @@ TABLES: dict[str, dict[str, str]] = {
         "execute_objects": "i4",
         "update_objects": "i4",
         "other_objects": "i4",
+        "prefill_context_tokens": "i8",  # of context_tokens, those that prefilling requests attend to
     },
     # One row a step and tier in which hashed KV blocks were given out (evicted) or put into a lower tier.
     # `tier` indexes Header.engine.settings["tiers"]; `t_s` is the step's start. No table: not recorded.

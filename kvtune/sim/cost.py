@@ -62,15 +62,15 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         """Fitted, right about steps that it was not fitted to, and about how long requests took in the run itself."""
         return self.fitted and max(self.held_out_share, self.unexplained_share) <= TRUSTED_SHARE
 
-    def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int, prefills: int = 0) -> float:
-        """From a step's begin until the next one can begin. `prefills`: requests that prefill in it."""
+    def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int, prefill_kv: float = 0.0) -> float:
+        """From a step's begin until the next one can begin.
+
+        `kv_tokens`: of requests that decode. `prefill_kv`: the KV tokens that each prompt token attends to, added up.
+        """
         time_us = self.step_us + self.between_us + self.decode_us * decodes + self.kv_token_us * kv_tokens
         if prefill_tokens:
-            # What one prompt token attends to, from what a step log knows: the mean over requests.
-            attended = kv_tokens / max(decodes + prefills, 1) + prefill_tokens / (2 * max(prefills, 1))
-            time_us += self.prefill_step_us + prefill_tokens * (
-                self.prefill_token_us + self.prefill_kv_us * attended
-            )
+            time_us += self.prefill_step_us + self.prefill_token_us * prefill_tokens
+            time_us += self.prefill_kv_us * prefill_kv
         return time_us * 1e-6
 
 
@@ -135,10 +135,14 @@ def _features(steps: Table) -> NDArray[np.float64]:
     prefill = steps["prefill_tokens"].astype("f8")
     decodes = np.maximum(steps["scheduled_tokens"] - steps["prefill_tokens"], 0).astype("f8")
     context = np.maximum(steps["context_tokens"], 0).astype("f8")
-    prefills = steps["requests"] - decodes
-    attended = context / np.maximum(decodes + prefills, 1) + prefill / (2 * np.maximum(prefills, 1))
-    ones = np.ones(len(prefill))
-    return np.column_stack([ones, prefill, decodes, context, prefill > 0, prefill * attended])
+    prefills = np.maximum(steps["requests"] - decodes, 1)
+    own = steps["prefill_context_tokens"].astype("f8")
+    if not own.any():  # an older run file: shared alike
+        own = np.where(prefill > 0, context * prefills / np.maximum(decodes + prefills, 1), 0.0)
+    kv = np.maximum(context - own, 0.0)
+    return np.column_stack(
+        [np.ones(len(prefill)), prefill, decodes, kv, prefill > 0, prefill * (own + prefill / 2) / prefills]
+    )
 
 
 def _nnls(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> NDArray[np.float64]:

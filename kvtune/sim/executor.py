@@ -30,6 +30,7 @@ class Step:
     requests: int
     decodes: int
     context_tokens: int
+    prefill_context_tokens: int
     output: Any  # vLLM's SchedulerOutput, or what a digest reads of it
 
 
@@ -71,7 +72,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
         self.requests: dict[str, Any] = {}  # the scheduler's, set once it exists
         self.on_step: Callable[[Step], None] | None = None
         self.decode_tokens = 1  # tokens that a decoding request makes in this step: more in a jump
-        self.cost_of_jump: Callable[[int, int, int], float] | None = None
+        self.cost_of_jump: Callable[[], float] | None = None
         # Requests that decode in this step without being in what is scheduled, and their KV tokens.
         self.aside = (0, 0)
         self.aside_digest: Any = None
@@ -122,36 +123,39 @@ class SimExecutor(Executor):  # type: ignore[misc]
         made = _TOKEN if self.decode_tokens == 1 else None
         rows: list[list[int]] = []
         requests = self.requests
-        prefill = prefills = 0
+        prefill = prefill_context = 0
+        prefill_kv = 0.0
         decodes = aside
         for request_id, tokens in scheduled.items():
             request = requests[request_id]
             # The scheduler has already advanced the request by this step.
             computed = request.num_computed_tokens
-            context += computed - tokens
+            before = computed - tokens
+            context += before
             if request.is_prefill_chunk:
                 rows.append([])
-                prefill += tokens
-                prefills += 1
-                continue
-            rows.append(made if made is not None else [0] * self.decode_tokens)
-            if computed - tokens >= request.num_prompt_tokens:
-                decodes += 1
             else:
-                prefill += tokens
-                prefills += 1
+                rows.append(made if made is not None else [0] * self.decode_tokens)
+                if before >= request.num_prompt_tokens:
+                    decodes += 1
+                    continue
+            prefill += tokens
+            prefill_context += before
+            prefill_kv += tokens * (before + tokens / 2)
         clock = self.machine.clock
         start = max(clock.now_s, clock.device_free_s)
         jump = self.cost_of_jump
         cost = (
-            jump(prefill, decodes, context)
+            jump()
             if jump is not None
-            else self.machine.cost.seconds(prefill, decodes, context, prefills)
+            else self.machine.cost.seconds(prefill, decodes, context - prefill_context, prefill_kv)
         )
         end = clock.run(cost)
         if self.on_step is not None:
             whole = scheduler_output if self.aside_digest is None else self.aside_digest
-            self.on_step(Step(start, end, prefill, len(scheduled) + aside, decodes, context, whole))
+            self.on_step(
+                Step(start, end, prefill, len(scheduled) + aside, decodes, context, prefill_context, whole)
+            )
             self.aside_digest = None
         ids = list(scheduled)
         output = ModelRunnerOutput(

@@ -59,7 +59,7 @@ class Jumper:
         # No request ends inside a jump: vLLM need not look at each of its tokens.
         self._scheduler._update_request_with_output = _append_all
         self._executor.decode_tokens = len(ends)
-        self._executor.cost_of_jump = lambda prefill, decodes, context: ends[-1] - self._start()
+        self._executor.cost_of_jump = lambda: ends[-1] - self._start()
         self._scheduler._pause_state = self._paused
         self._allow(len(ends) * len(self._scheduler.running))
 

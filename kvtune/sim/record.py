@@ -132,10 +132,11 @@ def _tokens(journal: Any, leave_s: float) -> Table:
 
 
 def _steps(columns: Sequence[Any]) -> Table:
-    """`columns`: start, end, tokens, prefill, requests, running, waiting, free, context. A sim has no host parts."""
+    """`columns`: as replay.Player._on_step writes them. A sim has no host parts."""
     if not len(columns[0]):
         return empty_table("steps")
-    start, end, tokens, prefill, requests, running, waiting, free, context = (np.array(c) for c in columns)
+    arrays = (np.array(column) for column in columns)
+    start, end, tokens, prefill, requests, running, waiting, free, context, prefill_context = arrays
     nothing = np.zeros(len(start))
     duration_us = (end - start) * 1e6
     table: Table = {
@@ -153,6 +154,7 @@ def _steps(columns: Sequence[Any]) -> Table:
         "waiting": waiting,
         "free_blocks": free,
         "context_tokens": context,
+        "prefill_context_tokens": prefill_context,
     }
     return {name: table.get(name, nothing).astype(kind) for name, kind in TABLES["steps"].items()}
 

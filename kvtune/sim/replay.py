@@ -170,7 +170,7 @@ class Player:
             output=np.zeros(n, "i8"),
             preemptions=np.zeros(n, "i4"),
         )
-        self._columns = [array(kind) for kind in "ddiiiiiiq"]
+        self._columns = [array(kind) for kind in "ddiiiiiiqq"]
         self.journal.steps = self._columns
         self._pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
         self.journal.tiers = self._pool.tiers
@@ -330,11 +330,12 @@ class Player:
         requests = step.requests
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         running, waiting = len(scheduler.running), len(scheduler.waiting)
-        start, context = step.start_s, step.context_tokens
+        start, context, prefill_context = step.start_s, step.context_tokens, step.prefill_context_tokens
         self.journal.pool_news(self._pool, start, free)
         for end in ends or (step.end_s,):
             tokens = step.prefill_tokens + (step.decodes if ends is None else requests)
             values = (start, end, tokens, step.prefill_tokens, requests, running, waiting, free, context)
+            values = (*values, prefill_context)
             for column, value in zip(self._columns, values, strict=True):
                 column.append(value)
             start, context = end, context + requests

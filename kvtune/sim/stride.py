@@ -165,7 +165,9 @@ class Strider:
         if self._tokens:
             journal.token_request.extend(indexes * taken)
             journal.token_s.frombytes(np.repeat(np.frombuffer(ends), count).tobytes())
-        start, end, tokens, prefill, requests, running, waiting, free, contexts = journal.steps
+        start, end, tokens, prefill, requests, running, waiting, free, contexts, prefill_contexts = (
+            journal.steps
+        )
         start.append(first)
         start.extend(ends[:-1])
         end.extend(ends)
@@ -177,6 +179,7 @@ class Strider:
         waiting.extend(array("i", [len(scheduler.waiting)]) * taken)
         free.extend(frees)
         contexts.extend(array("q", range(context, context + taken * count, count)))
+        prefill_contexts.extend(array("q", [0]) * taken)
         journal.jumps += 1
         journal.jumped_steps += taken
 

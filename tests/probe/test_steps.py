@@ -75,7 +75,7 @@ def test_a_step_is_one_record(probe: StepProbe, tmp_path: Path) -> None:
     assert v[1] >= v[2] + v[3] + v[4] > 0  # the step holds its parts
     assert (v[6] & 0xFFFFFFFF, v[6] >> 32) == (130, 128)  # two decodes, the rest is prefill
     assert (v[7] & 0xFFFFFFFF, v[7] >> 32) == (3, 1)
-    assert (v[8], v[9]) == (77, 500 + 700 + 64)
+    assert (v[8] & 0xFFFFFFFF, v[8] >> 32, v[9]) == (77, 64, 500 + 700 + 64)
 
 
 def test_a_step_that_evicts_has_a_record_of_it(probe: StepProbe, tmp_path: Path) -> None:

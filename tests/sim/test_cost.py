@@ -48,10 +48,11 @@ def made_steps(cost: StepCost, count: int = 400, noise: float = 0.0, seed: int =
     decodes = random.integers(0, 64, count)
     decodes[prefill == 0] += 1
     context = random.integers(100, 50_000, count)
+    own = random.integers(0, 4_000, count) * (prefill > 0)
     time_us = np.array(
         [
-            cost.seconds(int(p), int(d), int(k), int(p > 0)) * 1e6
-            for p, d, k in zip(prefill, decodes, context, strict=True)
+            cost.seconds(int(p), int(d), int(k), p * (o + p / 2)) * 1e6
+            for p, d, k, o in zip(prefill, decodes, context, own, strict=True)
         ]
     ) * (1 + noise * random.standard_normal(count))
     steps = {name: np.zeros(count, column.dtype) for name, column in empty_table("steps").items()}
@@ -62,7 +63,8 @@ def made_steps(cost: StepCost, count: int = 400, noise: float = 0.0, seed: int =
         "scheduled_tokens": (prefill + decodes).astype("i4"),
         "requests": (decodes + (prefill > 0)).astype("i4"),
         "prefill_tokens": prefill.astype("i4"),
-        "context_tokens": context.astype("i8"),
+        "context_tokens": (context + own).astype("i8"),
+        "prefill_context_tokens": own.astype("i8"),
     }
 
 
@@ -101,15 +103,15 @@ def test_a_log_without_noise_gives_its_cost_back(parts: tuple[float, ...]) -> No
     log = made_steps(truth)
     found = fit(run_with(log))
     other = made_steps(truth, seed=1)
-    for p, d, k, r, us in zip(
-        other["prefill_tokens"],
-        other["scheduled_tokens"] - other["prefill_tokens"],
-        other["context_tokens"],
-        other["requests"],
-        other["cpu_us"],
+    for p, d, k, own, us in zip(
+        other["prefill_tokens"].tolist(),
+        (other["scheduled_tokens"] - other["prefill_tokens"]).tolist(),
+        other["context_tokens"].tolist(),
+        other["prefill_context_tokens"].tolist(),
+        other["cpu_us"].tolist(),
         strict=True,
     ):
-        assert found.seconds(int(p), int(d), int(k), int(r - d)) * 1e6 == pytest.approx(float(us), rel=1e-3)
+        assert found.seconds(p, d, k - own, p * (own + p / 2)) * 1e6 == pytest.approx(us, rel=1e-3)
     assert found.error_share < 1e-6 and found.trusted
 
 
@@ -199,6 +201,9 @@ def test_the_way_to_the_engine_and_back_and_the_loop_between_steps_are_found_aga
     calm = in_a_row(made_steps(TRUTH), np.full(400, 0.0003), (0.0013, 0.0021))
     found = fit(Run(run.header, {**run.tables, **calm}))
     assert found.trusted and found.unexplained_share < 0.01
+    calm["steps"]["running"][:] = 1  # never idle: nobody can see when a request came in
+    found = fit(Run(run.header, {**run.tables, **calm}))
+    assert found.enter_us == found.leave_us == pytest.approx(2100.0)
     nothing = TRUTH.seconds(0, 1, 10) + 300e-6
     assert msgspec.structs.replace(TRUTH, between_us=300.0).seconds(0, 1, 10) == pytest.approx(nothing)
 

@@ -334,9 +334,8 @@ class Player:
         self.journal.pool_news(self._pool, start, free)
         for end in ends or (step.end_s,):
             tokens = step.prefill_tokens + (step.decodes if ends is None else requests)
-            values = (start, end, tokens, step.prefill_tokens, requests, running, waiting, free, context)
-            values = (*values, prefill_context)
-            for column, value in zip(self._columns, values, strict=True):
+            times = (start, end, tokens, step.prefill_tokens, requests, running, waiting, free)
+            for column, value in zip(self._columns, (*times, context, prefill_context), strict=True):
                 column.append(value)
             start, context = end, context + requests
         if ends is not None:

@@ -50,6 +50,7 @@ class Listener:
         self.seen = PrefixTree()
         self._fates: dict[Any, Fate | None] = {}  # every key ever cached; None while it is cached
         self._busy: tuple[str, str] = ("", "")
+        self._last: Fate | None = None
         self._caching = False
 
     def attach(self, scheduler: Any) -> None:
@@ -142,7 +143,10 @@ class Listener:
             block = pop(key, block_id)
             if block is not None and cached.get_one_block(key) is None:
                 by, phase = self._busy
-                fates[key] = Fate(self.now_s(), by, OVERWRITTEN if self._caching else phase)
+                fate = Fate(self.now_s(), by, OVERWRITTEN if self._caching else phase)
+                if fate != self._last:  # blocks that go together share one: an hour's trace loses millions
+                    self._last = fate
+                fates[key] = self._last
             return block
 
         cached.insert, cached.pop = listening_insert, listening_pop

@@ -78,7 +78,7 @@ def compare(real: Run, fitted: Run) -> bool:
     settings = settings_for(wanted, "exact", like)
     nothing = build("decode:requests=1,prompt=8,output=1", seed=0)
     start = min(cpu_s(nothing, settings)[1] for _ in range(3))
-    simulated, cpu = cpu_s(wanted.workload, settings)
+    simulated, cpu = min((cpu_s(wanted.workload, settings) for _ in range(3)), key=lambda found: found[1])
     cpu = max(cpu - start, 1e-3)
     requests = real.table("requests")
     wall = float(np.nanmax(requests["finished_s"]) - np.nanmin(requests["sent_s"]))

@@ -11,7 +11,7 @@ import pytest
 
 from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
-from kvtune.sim.cost import NOMINAL, StepCost
+from kvtune.sim.cost import NOMINAL, StepCost, fit
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
@@ -227,6 +227,32 @@ def test_a_request_is_on_its_way_to_the_engine_and_back(simulators: Simulators) 
     for column in ("hit_tokens", "preemptions", *TIMES):
         np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])
         np.testing.assert_array_equal(plain.table("requests")[column], jumped.table("requests")[column])
+
+
+def test_a_cost_fitted_to_one_load_predicts_another(simulators: Simulators) -> None:
+    """Chunks beside decodes: what a prompt token attends to is its own request's, not the step's."""
+    truth = StepCost(
+        step_us=7000,
+        prefill_token_us=55,
+        decode_us=700,
+        kv_token_us=0.05,
+        prefill_step_us=5000,
+        prefill_kv_us=0.04,
+        enter_us=1500,
+        leave_us=1500,
+    )
+    seen = replays(
+        simulators,
+        "mix:prefixes=3,prefix=1200,requests=40,cold=1600,concurrency=3,output=24",
+        [settings("tiny-gemma3", 4000, cost=truth)],
+    )[0]
+    cost = fit(seen)
+    assert cost.trusted and cost.held_out_share < 0.01
+    wanted = [settings("tiny-gemma3", 4000, cost=c) for c in (truth, cost)]
+    work = "zipf:prefixes=6,prefix=900,suffix=80,requests=30,concurrency=4,output=20"
+    times = [run.table("requests") for run in replays(simulators, work, wanted)]
+    real, predicted = (float(np.mean(t["first_token_s"] - t["sent_s"])) for t in times)
+    assert predicted == pytest.approx(real, rel=0.01)
 
 
 def test_arrivals_move_the_clock(simulators: Simulators) -> None:

@@ -1,4 +1,4 @@
-"""The core answers as stock does on the real engine: every built-in model, hits and preemptions in both runs.
+"""The core answers as stock does on the real engine: every built-in model, under hits and preemptions.
 
 Greedy, eight requests at a time, a pool that does not hold what they grow to. Each model is two engine starts.
 """
@@ -55,7 +55,9 @@ def test_every_model_answers_alike_with_hits_and_preemptions(model: str, tmp_pat
     assert ran["kvtune"].run.header.core.active, ran["kvtune"].run.header.core.why
     for core, one in ran.items():
         assert one.facts["prefix_cache"]["hit_tokens"] > 0, f"{core}: no hits"
-        assert one.run.table("requests")["preemptions"].sum() > 0, f"{core}: no preemptions"
+    # Stock's Mamba-2 sets blocks aside for states inside a chunk when it admits: it admits fewer, and preempts none.
+    for core in ("kvtune",) if model == "tiny-granite" else ran:
+        assert ran[core].run.table("requests")["preemptions"].sum() > 0, f"{core}: no preemptions"
     assert all(answers(ran["stock"])) and len(set(answers(ran["stock"]))) > 4
     assert answers(ran["kvtune"]) == answers(ran["stock"])
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 BLOCK = 512
 MOST_BYTES = 256 << 20
@@ -35,7 +35,7 @@ class PrefixHasher:
         """
         if hashed_tokens and len(block_hashes) >= len(tokens) // hashed_tokens:
             return self._of_hashes(tokens, block_hashes, hashed_tokens)
-        data = np.asarray(tokens, dtype="<i8").tobytes()
+        data = _bytes(tokens)
         step = BLOCK * 8
         digest = hashlib.blake2b(key=self._salt, digest_size=8)
         found = []
@@ -58,11 +58,15 @@ class PrefixHasher:
             full = min(end, len(tokens)) // hashed_tokens
             told = block_hashes[full - 1] if full else b""
             if full * hashed_tokens < min(end, len(tokens)):
-                told += np.asarray(tokens[full * hashed_tokens : end], dtype="<i8").tobytes()
+                told += _bytes(tokens[full * hashed_tokens : end])
             if end > len(tokens):
                 told = b"unfinished" + told
             found.append(_number(hashlib.blake2b(told, key=self._salt, digest_size=8).digest()))
         return found
+
+
+def _bytes(tokens: Sequence[int]) -> bytes:
+    return array("q", tokens).tobytes()
 
 
 def _number(digest: bytes) -> int:

@@ -51,7 +51,6 @@ GRID: dict[str, tuple[Any, ...]] = {
     "min_drop": (1, 16, 64),
     "block_size": (32, 64, 128, 256),
     "prefix_cache_retention_interval": (0, "none", 512, 1024, 2048),
-    "slack": (0, 512),
 }
 TRIALS = 40
 FIRST = 8

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.engine.models import builtin
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import (
     About,
@@ -28,6 +29,8 @@ from kvtune.recipe import (
 from kvtune.tune.evidence import bench_of
 from kvtune.tune.serving import serving
 from kvtune.tune.shelf import export, find, load
+from kvtune.tune.trial import flags_of
+from kvtune.workload.spec import build
 
 ABOUT = About(model="tiny-gemma3", device="cpu", vllm="0.32.0", kvtune="0.1.0", status="confirmed")
 EVIDENCE = {
@@ -224,3 +227,37 @@ def test_foreign_recipes_are_refused(tmp_path: Path, field: str, value: str, say
     with pytest.raises(UsageError, match=says):
         serving("tiny-gemma3", path, None, [], {})
     assert serving("tiny-gemma3", path, None, [], {}, anyway=True).command
+
+
+SHIPPED = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+def test_a_shipped_recipe_is_whole_can_be_verified_and_stands_in_the_list(path: Path, tmp_path: Path) -> None:
+    found = load(path)
+    assert found.recipe.checksum and found.recipe.status in ("confirmed", "simulated")
+    bench, settings = bench_of(found, path.name)
+    assert build(bench.spec, seed=bench.seed).hash == bench.workload_hash
+    assert bench.model == found.recipe.model and builtin(bench.model) is not None
+    flags_of(bench, settings)
+    about = f"| `{path.stem}` | {found.recipe.status} |"
+    text = path.with_name("README.md").read_text()
+    assert about in text and bench.spec in text
+    if found.recipe.status == "confirmed":
+        hits = found.evidence["figures"]["prefix_cache_hit_rate"]
+        stock, mine = hits["baseline"], hits["recipe"]
+        assert hits["verdict"] == "better" and len(found.evidence["runs"]) >= 2
+    else:
+        stock, mine = found.evidence["simulated_baseline"], found.evidence["simulated"]
+    assert f"| {100 * stock:.1f} % | {100 * mine:.1f} % |" in text
+    assert mine > stock
+    export(found, tmp_path)
+
+
+def test_recipes_are_shipped() -> None:
+    assert {p.stem for p in SHIPPED} >= {
+        "tiny-gemma3-cpu",
+        "gemma-3-4b-cpu",
+        "gpt-oss-20b-cpu",
+        "qwen3-next-80b-cpu",
+    }

@@ -83,25 +83,36 @@ class TraceWriter:
         self.dropped = 0
         self.why = ""
 
-    def add(self, arrival_ms: float, prompt_tokens: int, output_tokens: int, hash_ids: list[int]) -> None:
-        """One finished request: written to the file when this returns, so that a killed server keeps it."""
-        line = msgspec.json.encode(
-            {
-                "timestamp": round(arrival_ms, 3),
-                "input_length": prompt_tokens,
-                "output_length": output_tokens,
-                "hash_ids": hash_ids,
-            }
-        )
-        if self.why or len(line) >= self._left:
-            self.why = self.why or "the trace has its full size"
-            self.dropped += 1
-            return
+    def add(self, rows: Sequence[tuple[float, int, int, list[int]]]) -> None:
+        """Finished requests (arrival in ms, prompt and output tokens, ids): in the file when this returns, so that a
+        killed server keeps them.
+        """
+        lines = [
+            msgspec.json.encode(
+                {
+                    "timestamp": round(arrival_ms, 3),
+                    "input_length": prompt_tokens,
+                    "output_length": output_tokens,
+                    "hash_ids": hash_ids,
+                }
+            )
+            + b"\n"
+            for arrival_ms, prompt_tokens, output_tokens, hash_ids in rows
+        ]
+        kept = 0
+        for line in () if self.why else lines:
+            if len(line) > self._left:
+                self.why = "the trace has its full size"
+                break
+            self._left -= len(line)
+            kept += 1
+        whole = b"".join(lines[:kept])
         try:
-            os.write(self._descriptor, line + b"\n")
+            if whole and (done := os.write(self._descriptor, whole)) < len(whole):
+                torn = whole[:done].rpartition(b"\n")[2]
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - len(torn))
+                kept, self.why = whole[:done].count(b"\n"), "the disk is full"
         except OSError as error:
-            self.why = f"the trace cannot be written: {error.strerror or error}"
-            self.dropped += 1
-            return
-        self._left -= len(line) + 1
-        self.written += 1
+            kept, self.why = 0, f"the trace cannot be written: {error.strerror or error}"
+        self.written += kept
+        self.dropped += len(lines) - kept

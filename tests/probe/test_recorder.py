@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.probe import recorder as recorder_module
 from kvtune.probe.recorder import PAGE, CounterPage, CounterReader, Recorder
 from kvtune.workload.recording import BLOCK, PrefixHasher, TraceWriter
 from kvtune.workload.spec import build
@@ -97,7 +99,7 @@ def test_ids_are_equal_where_prefixes_are(block: int, tokens: list[int], at: int
 def test_the_trace_is_bounded(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "t", most_bytes=500)
     for i in range(50):
-        writer.add(float(i), 10, 1, [i])
+        writer.add([(float(i), 10, 1, [i])])
     assert (tmp_path / "t").stat().st_size <= 500
     assert writer.written + writer.dropped == 50
     assert writer.dropped
@@ -105,7 +107,7 @@ def test_the_trace_is_bounded(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_the_recording_only() -> None:
     writer = TraceWriter(Path("/dev/full"))
-    writer.add(0.0, 1, 1, [1])
+    writer.add([(0.0, 1, 1, [1])])
     assert "No space" in writer.why
     assert writer.dropped == 1
 
@@ -114,7 +116,44 @@ def test_a_request_that_cannot_be_read_does_not_reach_the_engine(tmp_path: Path)
     scheduler: Any = Scheduler()
     Recorder(tmp_path / "t", None).attach(scheduler)
     scheduler.add_request(SimpleNamespace(request_id="broken", prompt_token_ids=["x"]))
-    assert scheduler.seen == ["+broken"]
+    strange = request("strange", [1])
+    strange.prompt_token_ids = ["x"]
+    scheduler.add_request(strange)
+    assert scheduler._free_request(strange) == "freed"
+    assert scheduler.seen == ["+broken", "+strange", "-strange"]
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_line_leaves_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, write = TraceWriter(tmp_path / "t"), os.write
+    monkeypatch.setattr("os.write", lambda descriptor, data: write(descriptor, data[:150]))
+    writer.add([(float(i), 10, 1, [i]) for i in range(5)])
+    monkeypatch.undo()
+    whole = (tmp_path / "t").read_text()
+    assert whole.endswith("}\n") and [json.loads(line) for line in whole.splitlines()]
+    assert writer.written == len(whole.splitlines()) and writer.written + writer.dropped == 5
+    assert "full" in writer.why
+
+
+def test_a_busy_engines_requests_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(recorder_module, "monotonic", lambda: now[0])
+    scheduler: Any = Scheduler()
+    recorder = Recorder(tmp_path / "t", None)
+    recorder.attach(scheduler)
+    requests = [request(str(i), [i] * 3) for i in range(6)]
+    for r in requests:
+        scheduler.add_request(r)
+    lines = []
+    for r in requests:
+        now[0] += 0.03
+        scheduler._free_request(r)
+        lines.append(len((tmp_path / "t").read_text().splitlines()))
+    assert lines == [0, 0, 0, 4, 4, 6], "after a tenth of a second, and when nothing runs any more"
+    assert recorder.totals["requests"] == 6
 
 
 def test_counters_are_served(tmp_path: Path) -> None:

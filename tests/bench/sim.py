@@ -39,9 +39,9 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=100_000)
     options = parser.parse_args()
     modes: list[Mode] = [mode for mode in MODES if mode in options.modes.split(",")]
+    measure("first (imports)", build(ROUNDS, seed=0), SimSettings(model="tiny-gemma3"))
     if not options.trace:
         work = build(ROUNDS, seed=0)
-        measure("first (imports)", work, SimSettings(model="tiny-gemma3"))
         for mode in modes:
             measure(f"tiny-gemma3 {mode}", work, SimSettings(model="tiny-gemma3", mode=mode))
         return

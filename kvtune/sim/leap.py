@@ -84,7 +84,8 @@ class Leaper:
             request.num_computed_tokens += steps
             output.extend(tokens)
             everything.extend(tokens)
-            request.update_block_hashes()
+            if len(everything) // self._size > len(request.block_hashes):
+                request.update_block_hashes()
         cohort.scheduled += steps
         cohort.updated += steps
         for i in passed:

@@ -54,7 +54,7 @@ class Mixer:
         scheduler = self._scheduler
         self._schedule = partial(Scheduler.schedule, scheduler)
         self._update = partial(Scheduler.update_from_output, scheduler)
-        self._known: tuple[Any, list[int]] = (None, [])
+        self._known: tuple[Any, list[int], Any] = (None, [], None)
         self._looked_at: Rows | None = None
 
     @staticmethod
@@ -188,15 +188,18 @@ class Mixer:
         for i in stopping:
             rows.requests[i].num_in_flight_tokens += 1
         cohort.updated += 1
-        known, indexes = self._known
+        known, indexes, places = self._known
         if known is not rows:
             indexes = [int(name) for name in rows.ids]
-            self._known = (rows, indexes)
+            places = np.array(indexes)
+            self._known = (rows, indexes, places)
         if self._tokens:
             journal.token_request.extend(indexes)
             journal.token_s.extend([self._clock.now_s] * len(indexes))
-        journal.written = {indexes[i] for i in stopping}
-        journal.output[[index for i, index in enumerate(indexes) if i not in stopping]] += 1
+        journal.output[places] += 1
+        for i in stopping:
+            journal.output[indexes[i]] -= 1  # the engine gives it
+            journal.written.add(indexes[i])
 
 
 def _plain(request: Any) -> bool:

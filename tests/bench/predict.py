@@ -27,12 +27,11 @@ from kvtune.sim.settings import SimSettings
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 
-FITTED = "mix:prefixes=3,prefix=1200,requests=80,cold=1600,concurrency=3,output=24"
+FITTED = "mix:prefixes=3,prefix=1200,requests=40,cold=1600,concurrency=3,output=24"
 HELD_OUT = (
-    "rounds:prefixes=10,prefix=2000,suffix=64,output=16,rounds=3",
-    "zipf:prefixes=12,prefix=900,suffix=80,requests=90,concurrency=4,output=20",
+    "rounds:prefixes=5,prefix=2000,suffix=64,output=16,rounds=3",
+    "zipf:prefixes=6,prefix=900,suffix=80,requests=30,concurrency=4,output=20",
 )
-# Runs of some ten seconds: the first two or three of an engine are slower than the rest.
 FLAGS = ["--distributed-executor-backend", "uni", "--block-size", "32", "--max-num-batched-tokens", "1024"]
 # The engine's core computes in its own thread, whose CPU clock the cost is fitted to.
 ONE_THREAD = {

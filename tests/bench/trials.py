@@ -30,7 +30,7 @@ def main() -> None:
         command += ["--pin", "--min-drop", "--retention", "--trials", str(options.trials), "--json"]
         command += ["--study", str(study), "-o", folder]
         command += ["-w", options.workload] if options.workload else []
-        command += ["--", "--num-gpu-blocks-override", "300"]
+        command += ["--", "--num-gpu-blocks-override", "800"]
         begun = time.monotonic()
         with (Path(folder) / "out").open("wb") as out:
             process = psutil.Popen(command, stdout=out)

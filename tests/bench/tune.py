@@ -128,8 +128,8 @@ def on_engine(kept: Kept, name: str, budget_s: float, part: int, parts: int, sha
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
     own = bench(name)
     simulated = kept.rows("simulate", name)
-    order = [s for s in grid() if key_of(s) in simulated]
-    order.sort(key=lambda s: -(simulated[key_of(s)]["hits"] or 0))
+    order = [s for s in grid() if simulated.get(key_of(s), {}).get("hits") is not None]
+    order.sort(key=lambda s: -simulated[key_of(s)]["hits"])
     rest = order[FIRST:]
     random.Random(0).shuffle(rest)
     order = [*order[:FIRST], *rest][:share]
@@ -229,7 +229,7 @@ def shown(kept: Kept) -> None:
         both = [(simulated[k]["hits"], row["hits"]) for k, row in real.items() if k in simulated]
         wrong = [pair for pair in both if pair[0] != pair[1]]
         print(f"{name}: {WORKLOADS[name][0]}, {WORKLOADS[name][1]} blocks of {BLOCK}")
-        if real:
+        if any(r["core"] == "kvtune" for r in real.values()):
             best = max((r for r in real.values() if r["core"] == "kvtune"), key=lambda r: r["hits"])
             took = sum(r["wall_s"] for r in real.values())
             print(

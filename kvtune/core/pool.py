@@ -162,6 +162,14 @@ class Tiers:
                 self._mark(run, tiers[start])
                 start = end
 
+    def blank_all(self) -> None:
+        """No block has a hash any more: those that are free are blank, in the order in which they would have gone."""
+        for queue in self.queues[BLANK + 1 :]:
+            blocks = queue.popleft_n(queue.num_free_blocks)
+            self.queues[BLANK].append_n(blocks)
+            for block in blocks:
+                self.tier_of[block.block_id] = BLANK
+
     @property
     def fake_free_list_head(self) -> KVCacheBlock:
         """The sentinel before the next block to be given out, as long as only one tier is walked from it."""
@@ -257,6 +265,7 @@ class TieredPool(BlockPool):  # type: ignore[misc]
             return False
         tiers = self.free_block_queue
         tiers.grade_of = bytearray(tiers.num_blocks)
+        tiers.blank_all()
         try:
             tiers.policy.reset()
         except Exception as error:

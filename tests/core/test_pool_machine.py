@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from vllm.v1.core.block_pool import BlockPool
 
     from kvtune.core import audit, state
-    from kvtune.core.pool import TieredPool
+    from kvtune.core.pool import BLANK, TieredPool
     from kvtune.core.settings import POLICIES, CoreSettings
 
 pytestmark = pytest.mark.vllm
@@ -149,7 +149,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        assert self.ours.reset_prefix_cache() == self.stock.reset_prefix_cache()
+        done = self.ours.reset_prefix_cache()
+        assert done == self.stock.reset_prefix_cache()
+        if done:
+            tiers = self.ours.free_block_queue
+            assert tiers.queues[BLANK].num_free_blocks == tiers.num_free_blocks
 
     @rule(data=st.data())
     def retire(self, data: st.DataObject) -> None:

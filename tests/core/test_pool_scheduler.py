@@ -78,6 +78,20 @@ def test_reset_gives_everything_up() -> None:
     assert audit.check(engine.scheduler) == []
 
 
+@pytest.mark.parametrize("policy", ["tiered", "pin"])
+def test_a_pool_is_as_good_after_a_reset_as_before(policy: str) -> None:
+    """Blocks that lost their hash must not wait in a late tier while hashed ones are given out."""
+    engine = Engine(replace(HYBRID, blocks=600), parse({"policy": policy, "min_drop": 2}))
+    found = []
+    for _ in range(4):
+        assert engine.scheduler.reset_prefix_cache()
+        visits = [
+            [engine.serve(tokens(i, 160) + tokens(100 * v + i, 6)) for i in range(8)] for v in (1, 2, 3)
+        ]
+        found.append([sum(visit) for visit in visits])
+    assert found[0][2] > 0 and found == [found[0]] * 4
+
+
 def test_plain_compares_schedules() -> None:
     """The rig's `plain` sees a difference (the decision tests stand on it)."""
     one, two = Engine(SHAPES["full"], None), Engine(SHAPES["full"], None)

@@ -59,11 +59,16 @@ class Mixer:
 
     @staticmethod
     def can(engine: Any) -> bool:
-        """Whether this engine's scheduler looks at running requests in their order, each for itself."""
+        """Whether this engine's scheduler looks at running requests in their order, each for itself.
+
+        With states in align mode it does not: a chunk is cut by the whole step's budget, and who would hit a state that
+        is from this very step waits.
+        """
         scheduler = engine.scheduler
         return bool(
             Strider.can(engine)
             and scheduler.policy is SchedulingPolicy.FCFS
+            and not scheduler.need_mamba_block_aligned_split
             and not scheduler.scheduler_config.long_prefill_token_threshold
             and not scheduler.kv_cache_manager.watermark_blocks
         )

@@ -2,9 +2,9 @@
 
     python tests/bench/trace_policies.py TRACE [--blocks 50000,100000] [--mode jump]
 
-Blocks of 16 of a full-attention model. `reuse_bonus_s` is tuned on the first 40 % of the requests (by kvtune's model of
-the policy, without the scheduler), then stock and the core replay the whole trace. The optimum is `kvtune bounds`'.
-Sizes may be measured one call at a time: the table keeps those of the same mode that are there.
+Blocks of 16 of a full-attention model. `reuse_bonus_s` is tuned on the first 40 % of the requests, replayed with each
+of BONUSES_S, then stock and the core replay the whole trace. The optimum is `kvtune bounds`' (one request
+after another). Sizes may be measured one call at a time: the table keeps those of the same mode that are there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 import time
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from kvtune.core.compat import installed_version
 from kvtune.errors import KvtuneError
 from kvtune.run.host import this_host
 from kvtune.run.types import Run
-from kvtune.sim.bounds import HEAD_STARTS_S
-from kvtune.sim.bounds_paths import Paths, paths_of
-from kvtune.sim.bounds_policies import hit_share, lru, optimum, two_class
-from kvtune.sim.settings import MODES, SimSettings
+from kvtune.sim.bounds_paths import paths_of
+from kvtune.sim.bounds_policies import hit_share, optimum
+from kvtune.sim.settings import MODES, Mode, SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
 
 TABLES = Path(__file__).parents[2] / "reports" / "tables"
 KEPT = TABLES / "trace_policies.json"
@@ -34,15 +33,32 @@ MODEL = "tiny-llama"
 BLOCK = 16
 NODE = 512
 TUNED_ON = 0.4
+BONUSES_S = (100.0, 300.0, 1000.0, 1e9)
+"""Of the engine's time, which is longer than the trace's where requests queue."""
 
 
-def tuned_bonus_s(paths: Paths, nodes: int) -> float:
-    """What is best on the first part of the trace."""
-    early = paths.first(int(len(paths) * TUNED_ON))
-    tried = {s: hit_share(two_class(early, nodes, head_start_s=s), early) for s in HEAD_STARTS_S}
-    tried[0.0] = hit_share(lru(early, nodes), early)
-    best = max(tried, key=lambda s: tried[s])
-    return 1e9 if best == inf else best
+def settings(mode: Mode, blocks: int, bonus_s: float, name: str = "two_class") -> SimSettings:
+    core: dict[str, Any] = {}
+    if name != "stock":
+        core = {"core": "kvtune", "core_settings": {"policy": name, "reuse_bonus_s": bonus_s}}
+    flags = ["--max-model-len", "131072", "--max-num-batched-tokens", "8192"]
+    return SimSettings(
+        model=MODEL,
+        mode=mode,
+        block_tokens=BLOCK,
+        token_rows=0,
+        engine_args=[*flags, "--num-gpu-blocks-override", str(blocks)],
+        **core,
+    )
+
+
+def replayed(simulators: Simulators, work: Workload, wanted: list[SimSettings]) -> list[Run]:
+    runs: dict[int, Run] = {}
+    for number, outcome in simulators.map(work, wanted):
+        if isinstance(outcome, KvtuneError):
+            raise outcome
+        runs[number] = outcome
+    return [runs[number] for number in range(len(wanted))]
 
 
 def share(run: Run, since: int) -> float:
@@ -62,34 +78,19 @@ def main() -> int:
     paths = paths_of(work, NODE)
     cut = int(len(paths) * TUNED_ON)
     sizes = [int(size) for size in options.blocks.split(",")]
-    jobs: list[tuple[int, str, float, SimSettings]] = []
-    for size in sizes:
-        flags = ["--max-model-len", "131072", "--max-num-batched-tokens", "8192"]
-        flags += ["--num-gpu-blocks-override", str(size)]
-        bonus_s = tuned_bonus_s(paths, size * BLOCK // NODE)
-        common: dict[str, Any] = {
-            "model": MODEL,
-            "mode": options.mode,
-            "block_tokens": BLOCK,
-            "token_rows": 0,
-            "engine_args": flags,
-        }
-        jobs.append((size, "stock", 0.0, SimSettings(**common)))
-        settings = {"policy": "two_class", "reuse_bonus_s": bonus_s}
-        jobs.append(
-            (size, "two_class", bonus_s, SimSettings(**common, core="kvtune", core_settings=settings))
-        )
+    early = build(f"trace:path={options.trace},limit={cut}", seed=0)
     found: dict[tuple[int, str], dict[str, float]] = {}
     with Simulators() as simulators:
-        for number, outcome in simulators.map(work, [job[3] for job in jobs]):
-            if isinstance(outcome, KvtuneError):
-                raise outcome
-            size, name, bonus_s, _ = jobs[number]
-            found[size, name] = {
-                "reuse_bonus_s": bonus_s,
-                "whole": share(outcome, 0),
-                "later": share(outcome, cut),
-            }
+        tried = [(size, bonus_s) for size in sizes for bonus_s in BONUSES_S]
+        tuned = replayed(simulators, early, [settings(options.mode, *one) for one in tried])
+        jobs: list[tuple[int, str, float]] = []
+        for size in sizes:
+            shares = {s: share(run, 0) for (of, s), run in zip(tried, tuned, strict=True) if of == size}
+            print(size, "tried on the first part:", shares, flush=True)
+            jobs += [(size, "stock", 0.0), (size, "two_class", max(shares, key=lambda s: shares[s]))]
+        wanted = [settings(options.mode, size, bonus_s, name) for size, name, bonus_s in jobs]
+        for (size, name, bonus_s), run in zip(jobs, replayed(simulators, work, wanted), strict=True):
+            found[size, name] = {"reuse_bonus_s": bonus_s, "whole": share(run, 0), "later": share(run, cut)}
             print(size, name, found[size, name], flush=True)
     rows = []
     for size in sizes:

@@ -23,6 +23,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 def main(job: dict[str, Any], out: Path) -> None:
     cores = job["cores"]
+    os.environ["KVTUNE_CORE"] = "stock"  # seeded weights load only in engines that are ours
     if len(cores) == 1:
         os.environ |= {"KVTUNE_CORE": cores[0], "KVTUNE_SET": json.dumps(job.get("core_settings", {}))}
         os.environ["KVTUNE_STRICT"] = "1"

@@ -96,6 +96,25 @@ def test_shortcuts_change_nothing(
             np.testing.assert_array_equal(plain.table(table)[column], short.table(table)[column])
 
 
+def test_shortcuts_change_nothing_where_chunks_are_cut_by_the_whole_budget(simulators: Simulators) -> None:
+    """States in align mode, a budget of one block: who prefills gets nothing in a step that decodes others."""
+    flags = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "160"]
+    wanted = [
+        SimSettings(
+            model="tiny-qwen3next",
+            engine_args=flags,
+            core="kvtune",
+            core_settings={"packed": True},
+            shortcuts=shortcuts,
+            digests=True,
+        )
+        for shortcuts in (False, True)
+    ]
+    work = "zipf:prefixes=4,prefix=330,suffix=30,requests=10,concurrency=4,output=8"
+    plain, short = replays(simulators, work, wanted)
+    assert short.header.extra["digests"] == plain.header.extra["digests"]
+
+
 def test_cases_meet_eviction_and_preemption(simulators: Simulators) -> None:
     """The cases above are worth something: blocks run out in them."""
     run = replays(simulators, CASES[1][2], [settings(*CASES[1][:2])])[0]

@@ -25,9 +25,8 @@ with warnings.catch_warnings():
     from kvtune.core.pool import BLANK, TieredPool
     from kvtune.core.settings import POLICIES, CoreSettings
 
-pytestmark = pytest.mark.vllm
-
 STRESS = os.environ.get("KVTUNE_STRESS") == "1"
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3000 if STRESS else 300)]
 EXAMPLES, STEPS = (400, 80) if STRESS else (15, 40)
 LEAST_A_POLICY = 25_000
 """Operations in the long run: 100,000 with the four policies."""

@@ -23,7 +23,7 @@ from kvtune.workload.reading import Question
 
 LIMIT_S = 1200
 OUTPUT_TOKENS = 8
-BLOCKS = 480
+BLOCKS = 290
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,

@@ -22,7 +22,6 @@ def evidence(
     """Measure each published claim beside stock vLLM; a call that was cut off goes on where it was."""
     import json as encoder
     import sys
-    from time import monotonic
 
     from kvtune.cli.progress import ProgressView
     from kvtune.engine.claims import Case, Side
@@ -37,18 +36,22 @@ def evidence(
     at = chosen_scale(scale)
     folder = output / "evidence-runs"
     if fresh:
-        (folder / JOURNAL).unlink(missing_ok=True)
-    total = sum(case.repeats * len(case.sides) for case in cases_of(names, at))
-    began, started = monotonic(), 0
+        for kept in (folder / JOURNAL, *folder.glob("turns-*.json")):
+            kept.unlink(missing_ok=True)
+    cases = cases_of(names, at)
+
+    def tell(case: Case, what: str) -> None:
+        number = f"case {cases.index(case) + 1} of {len(cases)}"
+        print(f"{number}: {case.name}, {what}", file=sys.stderr, flush=True)
 
     def start(case: Case, side: Side, repeat: int) -> ProgressView:
-        nonlocal started
-        eta = f", {(monotonic() - began) / started * (total - started) / 60:.0f} min left" if started else ""
-        started += 1
-        print(f"{started}/{total} {case.name}, {side.name}, {repeat + 1}{eta}", file=sys.stderr, flush=True)
+        tell(case, f"{side.name}, run {repeat + 1} of {case.repeats}")
         return ProgressView(0, side.name, quiet=True)
 
-    found = measure(names, at, folder, start)
+    def turn(case: Case, number: int) -> None:
+        tell(case, f"{len(case.sides)} engines, turn {number} of {case.turns}")
+
+    found = measure(names, at, folder, start, turn)
     write_new(encoder.dumps(found, indent=1) + "\n", output / "evidence.json", force=True)
     write_new(evidence_page(found), output / "evidence.html", force=True)
     if json:

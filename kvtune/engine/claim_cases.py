@@ -41,7 +41,7 @@ def _scale(name: str, note: str, *cases: Case) -> Scale:
 
 
 _SEATS = ("--max-num-seqs", "512")
-_POOL = ("--num-gpu-blocks-override", "2600", "--block-size", "32", "--max-num-batched-tokens", "1024")
+_POOL = ("--num-gpu-blocks-override", "3800", "--block-size", "32", "--max-num-batched-tokens", "1024")
 
 CPU = _scale(
     "cpu",
@@ -50,35 +50,41 @@ CPU = _scale(
     Case(
         "decode-heavy",
         "tiny-opt",
-        "decode:requests=512,prompt=48,output=250",
+        "decode:requests=512,prompt=48,output=100",
         (STOCK, FRESH, SHARED, ROWS),
-        3,
+        1,
         _SEATS,
+        turns=7,
     ),
-    Case("prefill-heavy", "tiny-opt", "prefill:requests=96,prompt=1900,output=48", (FRESH, SHARED), 3),
+    Case(
+        "prefill-heavy", "tiny-opt", "prefill:requests=32,prompt=1900,output=48", (FRESH, SHARED), 1, turns=7
+    ),
     Case(
         "many prefixes",
         "tiny-gemma3",
         "rounds:prefixes=24,prefix=1500,suffix=64,output=16,rounds=2",
         (STOCK, PIN, PIN_ALL, TIERED),
-        2,
+        1,
         _POOL,
+        turns=4,
     ),
     Case(
         "half the prefixes",
         "tiny-gemma3",
         "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3",
         (STOCK, TIERED),
-        2,
+        1,
         _POOL,
+        turns=5,
     ),
     Case(
         "large pool",
         "tiny-opt",
         "rounds:prefixes=24,prefix=1900,suffix=32,output=16,rounds=3",
         (LINKED, LINEAR),
-        2,
+        1,
         ("--num-gpu-blocks-override", "24000", "--block-size", "32"),
+        turns=5,
     ),
     Case(
         "hybrid",

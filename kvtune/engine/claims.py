@@ -24,7 +24,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Work that all sides do in turn, `repeats` times."""
+    """Work that all sides do in turn, `repeats` times, an engine started for each; with `turns`, engines that are alive
+    together do it so many times (a CPU holds several; turns.py)."""
 
     name: str
     model: str
@@ -32,6 +33,7 @@ class Case:
     sides: tuple[Side, ...]
     repeats: int
     args: tuple[str, ...] = ()
+    turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from kvtune.engine.claims import Case, Side
 from kvtune.engine.plan import Event
 from kvtune.engine.profile import Job, profile
+from kvtune.engine.turns import in_turns
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.rows import add_row, read_rows
 from kvtune.workload.spec import build
@@ -64,6 +68,21 @@ def run_case(
             found.append(Done(case.name, side.name, repeat, row["path"]))
             continue
         found.append(_run(case, side, repeat, folder, on_start(case, side, repeat)))
+    return found
+
+
+def run_turns(case: Case, folder: Path, on_turn: Callable[[int], None]) -> dict[str, list[dict[str, Any]]]:
+    """What the sides measured in turns, by side: kept where the same commands measured it, else now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    same = "".join(key(case, side) for side in case.sides) + str(case.turns)
+    path = folder / f"turns-{sha256(same.encode()).hexdigest()[:12]}.json"
+    if path.is_file():
+        kept: dict[str, list[dict[str, Any]]] = msgspec.json.decode(path.read_bytes())
+        return kept
+    found = in_turns(case, on_turn)
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(found))
+    part.replace(path)
     return found
 
 

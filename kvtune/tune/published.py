@@ -18,10 +18,10 @@ from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.summary import summary
 from kvtune.engine.claim_cases import SCALES, Scale
 from kvtune.engine.claims import CLAIMS, Asked, Case, Claim, Side
-from kvtune.engine.evidence import Done, command, run_case
+from kvtune.engine.evidence import Done, command, run_case, run_turns
 from kvtune.engine.plan import Event
 from kvtune.engine.resolve import check_engine
-from kvtune.errors import UsageError
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.file import read_run
 from kvtune.run.host import this_host
 from kvtune.tune.published_extras import free_list, planned_blocks, real_answers, row
@@ -63,12 +63,24 @@ def cases_of(names: Sequence[str], scale: Scale) -> list[Case]:
     return [scale.cases[name] for name in needed if name in scale.cases]
 
 
-def evidence(names: Sequence[str], scale: Scale, folder: Path, on_start: Start) -> dict[str, Any]:
+def evidence(
+    names: Sequence[str], scale: Scale, folder: Path, on_start: Start, on_turn: Callable[[Case, int], None]
+) -> dict[str, Any]:
     """Run what is missing, judge all. A run that failed is named under its claim; the others stand."""
     version = check_engine()
     began = monotonic()
-    done = [d for case in cases_of(names, scale) for d in run_case(case, folder, on_start)]
+    done: list[Done] = []
     seen: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for case in cases_of(names, scale):
+        if not case.turns:
+            done += run_case(case, folder, on_start)
+            continue
+        try:
+            found = run_turns(case, folder, lambda turn, case=case: on_turn(case, turn))  # type: ignore[misc]
+        except KvtuneError as error:
+            done.append(Done(case.name, "all sides", 0, "", error.message))
+            continue
+        seen |= {(case.name, side): told for side, told in found.items()}
     for one in done:
         if one.path:
             run = read_run(folder / one.path)
@@ -108,7 +120,7 @@ def evidence(names: Sequence[str], scale: Scale, folder: Path, on_start: Start) 
         },
         "scale": scale.note,
         "gpu": "Measured on a GPU." if scale.name == "gpu" else NO_GPU,
-        "runs": len(done),
+        "runs": len(done) + sum(len(case.sides) for case in cases_of(names, scale) if case.turns),
         "wall_s": round(monotonic() - began, 1),
         "command": f"kvtune evidence --scale {scale.name}"
         + ("" if set(names) == set(NAMES) else f" --only {','.join(names)}"),
@@ -150,7 +162,7 @@ def _figure(asked: Asked, scale: Scale, seen: Summaries) -> dict[str, Any]:
         for side in (asked.a, asked.b)
     )
     return row(
-        ratio(a, b, count=asked.count),
+        ratio(a, b, count=asked.count, paired=case.turns > 0),
         title=f"{asked.title}: {asked.b} over {asked.a}",
         work=f"{case.model} {case.workload}",
         direction=asked.direction,

@@ -31,6 +31,23 @@ def test_turning_the_sides_round_turns_the_ratio_round(a: list[float], b: list[f
         assert one.low <= one.ratio * (1 + 1e-9) and one.ratio <= one.high * (1 + 1e-9)
 
 
+def test_pairs_of_a_machine_that_drifts() -> None:
+    drift = [100.0, 40.0, 250.0, 90.0]
+    apart = ratio(drift, [1.1 * x for x in drift])
+    paired = ratio(drift, [1.1 * x for x in drift], paired=True)
+    assert apart.low is not None and apart.low < 1
+    assert paired.low == pytest.approx(1.1) and paired.high == pytest.approx(1.1)
+
+
+def test_pairs_with_nothing_on_one_side() -> None:
+    found = ratio([4.0, 5.0, 6.0, 5.0], [0.0, 1.0, 0.0, 0.0], paired=True)
+    assert found.ratio == pytest.approx(0.05) and found.low == 0.0
+    assert found.high is not None and 0.05 < found.high < 0.3
+    assert judge(found, "lower", None) == "holds"
+    assert judge(ratio([3.0] * 3, [0.0] * 3, paired=True), "lower", None) == "holds"
+    assert judge(ratio([0.0] * 3, [1.0] * 3, paired=True), "lower", None) == "not measured"
+
+
 def test_counts_without_spread_are_exact() -> None:
     assert ratio([4.0, 4.0], [1.0, 1.0]) == Ratio(0.25, 0.25, 0.25, 2)
 

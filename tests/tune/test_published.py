@@ -13,7 +13,8 @@ from kvtune.engine.claim_cases import CPU, GPU, SCALES, STOCK, Scale
 from kvtune.engine.claims import CLAIMS, Case, Side
 from kvtune.engine.models import NAMES as TINY
 from kvtune.engine.models import SHAPES
-from kvtune.errors import UsageError
+from kvtune.engine.turns import in_turns
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.evidence_page import evidence_page
 from kvtune.tune import published, published_extras
 from kvtune.tune.published import NAMES, _claim, cases_of, chosen, chosen_scale, in_short
@@ -44,7 +45,7 @@ def test_what_runs_once_is_only_counted() -> None:
         for asked in claim.figures:
             for scale in SCALES.values():
                 if asked.case in scale.cases and scale.cases[asked.case].repeats < 2:
-                    assert asked.count
+                    assert asked.count or scale.cases[asked.case].turns >= 4
 
 
 @pytest.mark.parametrize(("scale", "case"), AT_SCALE, ids=lambda x: x.name)
@@ -158,9 +159,67 @@ def test_real_answers_are_counted(
 def test_only_what_was_asked_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(published, "check_engine", lambda: "0.32.0")
-    found = published.evidence(["real-weights"], CPU, tmp_path, lambda *_: lambda event: None)
+    found = published.evidence(
+        ["real-weights"], CPU, tmp_path, lambda *_: lambda event: None, lambda *_: None
+    )
     assert [claim["name"] for claim in found["claims"]] == ["real-weights"]
     assert found["command"] == "kvtune evidence --scale cpu --only real-weights" and found["runs"] == 0
+
+
+def turned(case: Case, on_turn: Any) -> dict[str, list[dict[str, Any]]]:
+    """Engines that make tokens at speeds that drift, arrays always 1.3 times as many as stock."""
+    told = {}
+    for number, side in enumerate(case.sides):
+        told[side.name] = [
+            {
+                "engine": {"device": "cpu", "device_name": ""},
+                "throughput_tok_s": drift * (1 + 0.1 * number),
+                "gc": {
+                    "engine_core": {"collections": [5 - number, 0, 0], "pause_ms": {"total": 4.0 - number}}
+                },
+                "host_us": {"schedule": 10.0, "update": 5.0},
+                "step_ms": {"mean": 1.0},
+            }
+            for drift in (100.0, 50.0, 200.0, 70.0)
+        ]
+    return told
+
+
+def test_turns_are_compared_in_pairs_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "check_engine", lambda: "0.32.0")
+    monkeypatch.setattr(evidence, "in_turns", turned)
+    asked = (["token-rows"], CPU, tmp_path, lambda *_: lambda event: None, lambda *_: None)
+    found = published.evidence(*asked)
+    speed = found["claims"][0]["figures"][0]
+    assert speed["ratio"] == pytest.approx(1.3) and speed["low"] == pytest.approx(1.3) and speed["runs"] == 4
+    assert speed["verdict"] == "holds" and found["runs"] == 4
+
+    def again(case: Case, on_turn: Any) -> Any:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(evidence, "in_turns", again)
+    assert published.evidence(*asked)["claims"] == found["claims"]
+
+
+def test_engines_that_fail_are_named_under_their_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(case: Case, on_turn: Any) -> Any:
+        raise KvtuneError("decode-heavy, arrays: ValueError: no memory", "see whether it runs alone")
+
+    monkeypatch.setattr(published, "check_engine", lambda: "0.32.0")
+    monkeypatch.setattr(evidence, "in_turns", failing)
+    asked = (["token-rows"], CPU, tmp_path, lambda *_: lambda event: None, lambda *_: None)
+    claim = published.evidence(*asked)["claims"][0]
+    assert {figure["verdict"] for figure in claim["figures"]} == {"not measured"}
+    assert claim["why"] == ["failed: decode-heavy, all sides: decode-heavy, arrays: ValueError: no memory"]
+
+
+def test_an_engine_that_does_not_start_says_why() -> None:
+    """A real child: its model is refused before any engine is built."""
+    case = Case("c", "no-such-folder/", "decode:requests=2", (STOCK,), 1, turns=3)
+    with pytest.raises(KvtuneError, match=r"c, stock: .*no-such-folder"):
+        in_turns(case, lambda turn: None)
 
 
 def test_a_claim_without_runs_says_so_and_is_drawn() -> None:

@@ -115,7 +115,7 @@ GPU = _scale(
         "rounds:prefixes=30,prefix=14000,suffix=64,output=16,rounds=2",
         (STOCK, PIN, TIERED),
         2,
-        ("--num-gpu-blocks-override", "64000", "--max-model-len", "16384"),
+        ("--num-gpu-blocks-override", "64000", "--block-size", "16", "--max-model-len", "16384"),
     ),
     Case(
         "half the prefixes",
@@ -123,7 +123,7 @@ GPU = _scale(
         "rounds:prefixes=15,prefix=14000,suffix=64,output=16,rounds=3",
         (STOCK, TIERED),
         2,
-        ("--num-gpu-blocks-override", "64000", "--max-model-len", "16384"),
+        ("--num-gpu-blocks-override", "64000", "--block-size", "16", "--max-model-len", "16384"),
     ),
 )
 

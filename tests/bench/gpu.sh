@@ -11,7 +11,7 @@ step() { # seconds, name, arguments
   failed=$((failed + 1)); echo "   FAILED after $((SECONDS - from)) s:"; tail -5 "$out/$name.txt"
 }
 rounds=rounds:prefixes=30,prefix=14000,suffix=64,output=16,rounds=3
-pool=(--num-gpu-blocks-override 64000 --max-model-len 16384)
+pool=(--num-gpu-blocks-override 64000 --block-size 16 --max-model-len 16384)
 step 120 doctor doctor gemma-3-4b
 step 180 profile-tiny profile tiny-gemma3 --stacks -o "$out"
 step 300 profile profile gemma-3-4b -w $rounds -o "$out" -- "${pool[@]}"

@@ -54,10 +54,10 @@ CPU = _scale(
         (STOCK, FRESH, SHARED, ROWS),
         1,
         _SEATS,
-        turns=7,
+        turns=6,
     ),
     Case(
-        "prefill-heavy", "tiny-opt", "prefill:requests=32,prompt=1900,output=48", (FRESH, SHARED), 1, turns=7
+        "prefill-heavy", "tiny-opt", "prefill:requests=32,prompt=1900,output=48", (FRESH, SHARED), 1, turns=6
     ),
     Case(
         "many prefixes",
@@ -75,7 +75,7 @@ CPU = _scale(
         (STOCK, TIERED),
         1,
         _POOL,
-        turns=5,
+        turns=4,
     ),
     Case(
         "large pool",
@@ -84,7 +84,7 @@ CPU = _scale(
         (LINKED, LINEAR),
         1,
         ("--num-gpu-blocks-override", "24000", "--block-size", "32"),
-        turns=5,
+        turns=4,
     ),
     Case(
         "hybrid",

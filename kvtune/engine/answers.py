@@ -24,7 +24,7 @@ from kvtune.workload.reading import Question
 LIMIT_S = 1200
 OUTPUT_TOKENS = 8
 BLOCKS = 430
-"""Hardly more than four texts and the request that runs take up: fewer, and round after round nothing is left to hit."""
+"""Hardly more than four texts and the request that runs take up: with fewer nothing is left to hit, on either side."""
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,

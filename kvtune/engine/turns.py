@@ -110,6 +110,10 @@ class _Engine:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # its last words come after the end of its answers
+                self._process.wait(10)
             why = cause(self._log.read_text(errors="replace"))
             raise KvtuneError(
                 f"{self._case.name}, {self._side.name}: {why or 'its engine ended'}",

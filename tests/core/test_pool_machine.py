@@ -101,6 +101,11 @@ class PoolMachine(RuleBasedStateMachine):
             assert (found[0] is None) == (found[1] is None)
         if found[0] is None or found[1] is None:
             return
+        # Of two blocks with one hash, which is found depends on which was evicted; one may be in use, the other free.
+        in_use = [blocks[0].ref_cnt > 0 for blocks in found]
+        assert self.policy != "lru" or in_use[0] == in_use[1]
+        if in_use[0] != in_use[1]:
+            return
         self.stock.touch(found[0])
         self.ours.touch(found[1])
         self.held.append((found[0], found[1]))

@@ -129,7 +129,9 @@ def evidence(
 
 
 def _claim(claim: Claim, scale: Scale, seen: Summaries, done: Sequence[Done]) -> dict[str, Any]:
-    figures = [_figure(asked, scale, seen) for asked in claim.figures if asked.case in scale.cases]
+    figures = [
+        _figure(claim.name, asked, scale, seen) for asked in claim.figures if asked.case in scale.cases
+    ]
     cases = {asked.case for asked in claim.figures}
     why = [f"failed: {d.case}, {d.side}: {d.why}" for d in done if d.why and d.case in cases]
     first = claim.figures[0]
@@ -155,7 +157,7 @@ def in_short(figures: Sequence[Mapping[str, Any]]) -> str:
     return "Here: " + ", ".join(f"{n} of {len(figures)} {verdict}" for verdict, n in counts.items()) + "."
 
 
-def _figure(asked: Asked, scale: Scale, seen: Summaries) -> dict[str, Any]:
+def _figure(claim: str, asked: Asked, scale: Scale, seen: Summaries) -> dict[str, Any]:
     case = scale.cases[asked.case]
     sides = {side.name: side for side in case.sides if side.name in (asked.a, asked.b)}
     a, b = (
@@ -168,5 +170,7 @@ def _figure(asked: Asked, scale: Scale, seen: Summaries) -> dict[str, Any]:
         work=f"{case.model} {case.workload}",
         direction=asked.direction,
         published=asked.published,
-        commands=[command(case, side) for side in sides.values()],
+        # A side alone is for a closer look; turns are what gives the figure.
+        commands=([f"kvtune evidence --scale {scale.name} --only {claim}"] if case.turns else [])
+        + [command(case, side) for side in sides.values()],
     )

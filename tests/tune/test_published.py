@@ -193,6 +193,7 @@ def test_turns_are_compared_in_pairs_and_kept(tmp_path: Path, monkeypatch: pytes
     speed = found["claims"][0]["figures"][0]
     assert speed["ratio"] == pytest.approx(1.3) and speed["low"] == pytest.approx(1.3) and speed["runs"] == 4
     assert speed["verdict"] == "holds" and found["runs"] == 4
+    assert speed["commands"][0] == "kvtune evidence --scale cpu --only token-rows"
 
     def again(case: Case, on_turn: Any) -> Any:
         raise AssertionError("measured again")

@@ -20,7 +20,7 @@ from kvtune.errors import KvtuneError
 from kvtune.sim.doctor import Finding
 from kvtune.units import size
 
-ENTRY_POINTS = ("kvtune_core", "kvtune_probe")
+ENTRY_POINTS = ("kvtune_core", "kvtune_probe", "kvtune_recorder", "kvtune_weights")
 VARIABLES = {
     "KVTUNE_CORE",
     "KVTUNE_SET",

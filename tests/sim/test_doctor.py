@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim import doctor_environment, doctor_model
 from kvtune.sim.doctor import Diagnosis, Finding
 from kvtune.sim.doctor_environment import (
+    ENTRY_POINTS,
     disk_findings,
     plugin_findings,
     ptrace_findings,
@@ -215,13 +217,18 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels(torch_findings()) == ["ok"]
 
 
+def test_the_entry_points_are_those_of_the_package() -> None:
+    own = [p.name for p in importlib.metadata.distribution("kvtune").entry_points if p.value.startswith("kvtune.")]
+    assert set(ENTRY_POINTS) == set(own) - {"kvtune"}  # the command
+
+
 def test_plugins_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [SimpleNamespace(name="kvtune_core", value="x"), SimpleNamespace(name="other", value="y")]
+    points = [SimpleNamespace(name=name, value="x") for name in (*ENTRY_POINTS[1:], "other")]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
     missing, other = plugin_findings({})
     assert (missing.level, other.level) == ("error", "note")
-    assert "kvtune_probe" in missing.text
-    points.append(SimpleNamespace(name="kvtune_probe", value="z"))
+    assert ENTRY_POINTS[0] in missing.text and other.text.endswith(": other")
+    points.append(SimpleNamespace(name=ENTRY_POINTS[0], value="z"))
     found = list(plugin_findings({"VLLM_PLUGINS": "other,kvtune_core"}))
     assert [f.level for f in found] == ["ok", "warning", "note"]
     assert "kvtune_probe" in found[1].text

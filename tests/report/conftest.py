@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,31 +11,8 @@ from typing import Any
 import pytest
 
 from kvtune.run.types import Run
-from tests.golden import synthetic
-
-KINDS: dict[str, Callable[[], Run]] = {
-    "rounds": synthetic.rounds_run,
-    "open": synthetic.open_run,
-    "partial": synthetic.partial_run,
-    "empty": synthetic.empty_run,
-    "hostile": synthetic.hostile_run,
-    "sim": synthetic.sim_run,
-    "bare": synthetic.bare_run,
-    "evictions": synthetic.evicting_run,
-    "ablation": synthetic.ablated_run,
-}
-made: dict[str, Run] = {}
-
-
-def run_of(kind: str) -> Run:
-    if kind not in made:
-        made[kind] = KINDS[kind]()
-    return made[kind]
-
-
-def words(html: str) -> str:
-    """A page's text: each argument of a command is an element of its own."""
-    return html.replace('<span class="w">', "").replace("</span>", "").replace("<wbr>", "")
+from tests.report.browsing import MAKERS, Open, scheme, size, wait
+from tests.report.drawn import KINDS, run_of
 
 
 @pytest.fixture(params=list(KINDS))
@@ -85,3 +63,43 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     started.set_script_timeout(60)
     yield started
     started.quit()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A page's file, drawn when first asked for."""
+    folder = tmp_path_factory.mktemp("pages")
+
+    def page(name: str) -> Path:
+        path = folder / f"{name}.html"
+        if not path.exists():
+            path.write_text(MAKERS[name](), encoding="utf-8")
+        return path
+
+    return page
+
+
+@pytest.fixture
+def opened(browser: Any, pages: Callable[[str], Path]) -> Iterator[Open]:
+    """Opens a page and waits until its charts are drawn. At the end: no error on the console, no request at all."""
+
+    def go(name: str, preference: str = "light") -> Any:
+        size(browser, 1200)
+        scheme(browser, preference)
+        browser.get(pages(name).as_uri())
+        wait(lambda: browser.execute_script("return document.documentElement.dataset.ready"))
+        return browser
+
+    browser.get("about:blank")
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    yield go
+    problems = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert problems == []
+    sent = [
+        message["params"]["request"]["url"]
+        for entry in browser.get_log("performance")
+        if (message := json.loads(entry["message"])["message"])["method"] == "Network.requestWillBeSent"
+    ]
+    assert [url for url in sent if not url.startswith(("file:", "data:", "about:"))] == []
+    assert [url for url in sent if url.startswith("file:") and not url.endswith(".html")] == []

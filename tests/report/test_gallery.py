@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli.app import run
-from tests.report.conftest import words
+from tests.report.drawn import words
 
 GALLERY = Path(__file__).parents[2] / "reports" / "gallery"
 README = GALLERY / "README.md"

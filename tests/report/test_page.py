@@ -19,7 +19,7 @@ from kvtune.report.contrast import contrast
 from kvtune.report.page import compare_page, run_page, write_page
 from kvtune.run.types import CoreInfo, Run, empty_table
 from tests.golden.synthetic import HOSTILE, empty_run, rounds_run
-from tests.report.conftest import KINDS, run_of, words
+from tests.report.drawn import KINDS, run_of, words
 
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink", "http://www.w3.org/2000/xmlns/"}
 LOADING = {

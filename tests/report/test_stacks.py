@@ -11,7 +11,7 @@ from kvtune.report.page import run_page
 from kvtune.report.sections.stacks import section
 from kvtune.run.types import Run
 from tests.golden.synthetic import HOSTILE
-from tests.report.conftest import run_of
+from tests.report.drawn import run_of
 
 FRAMES = [
     {"name": name, "file": "f.py", "line": i} for i, name in enumerate(("loop", "step", "poll", HOSTILE))

@@ -17,7 +17,7 @@ from kvtune.tune.trial import Trial
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.golden.synthetic import HOSTILE
-from tests.report.conftest import words
+from tests.report.drawn import words
 
 GOLDEN = sorted(FOLDER.glob("study*.jsonl"))
 

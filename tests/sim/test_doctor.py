@@ -218,7 +218,11 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_entry_points_are_those_of_the_package() -> None:
-    own = [p.name for p in importlib.metadata.distribution("kvtune").entry_points if p.value.startswith("kvtune.")]
+    own = [
+        p.name
+        for p in importlib.metadata.distribution("kvtune").entry_points
+        if p.value.startswith("kvtune.")
+    ]
     assert set(ENTRY_POINTS) == set(own) - {"kvtune"}  # the command
 
 

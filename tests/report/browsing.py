@@ -1,0 +1,59 @@
+"""The pages that the browser tests open, and what they do with a window."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvtune.report.contrast import contrast
+from kvtune.report.page import compare_page, run_page
+from kvtune.report.sweep_page import sweep_page
+from kvtune.run.file import read_run
+from kvtune.run.types import CoreInfo
+from tests.golden import studies
+from tests.golden.make import FOLDER
+from tests.golden.synthetic import empty_run, partial_run, rounds_run
+from tests.report.drawn import run_of
+from tests.report.test_stacks import with_stacks
+
+Open = Callable[..., Any]
+
+MAKERS: dict[str, Callable[[], str]] = {
+    "run": lambda: run_page(with_stacks()),
+    "long": lambda: run_page(run_of("open")),
+    "evictions": lambda: run_page(run_of("evictions")),
+    "partial": lambda: run_page(partial_run()),
+    "empty": lambda: run_page(empty_run()),
+    "hostile": lambda: run_page(run_of("hostile")),
+    "compare": lambda: _compared(),
+    "sweep": lambda: sweep_page(studies.found(studies.grid_study())),
+    "tune": lambda: sweep_page(studies.found(studies.tuned_study())),
+    "thousand": lambda: sweep_page(studies.found(studies.thousand())),
+    "ablation": lambda: run_page(run_of("ablation")),
+    "real": lambda: run_page(read_run(FOLDER / "schema1-real.kvrun")),
+}
+
+
+def _compared() -> str:
+    kvtune = rounds_run(hit_share=(0.0, 0.98, 0.98), core=CoreInfo(name="kvtune", active=True))
+    return compare_page(contrast([run_of("rounds"), kvtune], ["a", "b"]))
+
+
+def size(page: Any, width: int) -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def scheme(page: Any, preference: str, media: str = "") -> None:
+    features = [{"name": "prefers-color-scheme", "value": preference}]
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+
+
+def wait(done: Callable[[], Any], seconds: float = 40) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := done():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s")

@@ -1,0 +1,32 @@
+"""The made-up runs that pages are drawn of, each made once a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtune.run.types import Run
+from tests.golden import synthetic
+
+KINDS: dict[str, Callable[[], Run]] = {
+    "rounds": synthetic.rounds_run,
+    "open": synthetic.open_run,
+    "partial": synthetic.partial_run,
+    "empty": synthetic.empty_run,
+    "hostile": synthetic.hostile_run,
+    "sim": synthetic.sim_run,
+    "bare": synthetic.bare_run,
+    "evictions": synthetic.evicting_run,
+    "ablation": synthetic.ablated_run,
+}
+made: dict[str, Run] = {}
+
+
+def run_of(kind: str) -> Run:
+    if kind not in made:
+        made[kind] = KINDS[kind]()
+    return made[kind]
+
+
+def words(html: str) -> str:
+    """A page's text: each argument of a command is an element of its own."""
+    return html.replace('<span class="w">', "").replace("</span>", "").replace("<wbr>", "")

@@ -1,8 +1,9 @@
 """Two classes and a ghost list: blocks used once against blocks that came back, by age with a bonus. O(1) a block.
 
 A block is "reused" when its hash was resident or remembered in the ghost when it was stored, or when it is hit. The
-ghost remembers hashes of evicted blocks for `ghost_factor` pool sizes of evictions, in arrays: a hash is written
-over the oldest of the four slots that it maps to, with the number of the eviction.
+ghost remembers the hashes of the last `ghost_factor` pool sizes of evictions, every one: a single hash forgotten early
+would leave a block used once in the middle of a prefix that came back, to be evicted first, and what follows it in the
+prefix could not be found any more.
 The next block is the older head, a reused one only if it is older by more than `reuse_bonus_s` seconds:
 0 is LRU, infinity (1e9) evicts single-use blocks as long as there are any. With a bonus, heads are compared once for up
 to RUN blocks.
@@ -19,7 +20,6 @@ from kvtune.core.policies.lru import InOrder
 from kvtune.core.settings import CoreSettings
 
 SINGLE, REUSED = 2, 3
-WAYS = 4
 RUN = 16
 _MASK = (1 << 62) - 1
 
@@ -29,6 +29,50 @@ def _mark(key: bytes) -> int:
     return (int.from_bytes(key[-12:], "little") * 0x9E3779B97F4A7C15F39CC0605CEDC835 >> 66) & _MASK
 
 
+class Ghost:
+    """The last `size` hashes that were added. Arrays only: a hash table whose chains are the slots of a ring."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.added = 0
+        self.marks = array("q", bytes(8 * size))
+        self.first = array("i", bytes(4 * size))  # of each bucket: the slot of its newest mark, plus one
+        self.older = array("i", bytes(4 * size))  # of each slot: the next one of its bucket, plus one
+
+    def __contains__(self, mark: int) -> bool:
+        marks, older = self.marks, self.older
+        slot = self.first[mark % self.size] if self.size else 0
+        while slot:
+            if marks[slot - 1] == mark:
+                return True
+            slot = older[slot - 1]
+        return False
+
+    def add(self, mark: int) -> None:
+        if not self.size:
+            return
+        at = self.added % self.size
+        if self.added >= self.size:
+            self._forget(at + 1)
+        self.added += 1
+        bucket = mark % self.size
+        self.marks[at] = mark
+        self.older[at] = self.first[bucket]
+        self.first[bucket] = at + 1
+
+    def _forget(self, oldest: int) -> None:
+        """The oldest of all is the last of its chain."""
+        first, older = self.first, self.older
+        bucket = self.marks[oldest - 1] % self.size
+        slot = first[bucket]
+        if slot == oldest:
+            first[bucket] = 0
+            return
+        while older[slot - 1] != oldest:
+            slot = older[slot - 1]
+        older[slot - 1] = 0
+
+
 class TwoClass(InOrder):
     name = "two_class"
     tiers = ("speculative", "single", "reused")
@@ -36,17 +80,12 @@ class TwoClass(InOrder):
     def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
         super().__init__(shelves, settings)
         self.bonus_s = settings.reuse_bonus_s if settings.reuse else 0.0
-        self.horizon = int(settings.ghost_factor * shelves.num_blocks)
         self.reused = bytearray(shelves.num_blocks)
         self.last_used_s = array("d", bytes(8 * shelves.num_blocks))
         self.order = array("q", bytes(8 * shelves.num_blocks))
         self.placed = 0
         self.mark_of = array("q", bytes(8 * shelves.num_blocks))
-        self.sets = max(1, -(-2 * self.horizon // WAYS))
-        self.ghost = array("q", bytes(8 * WAYS * self.sets))
-        self.written = array("q", bytes(8 * WAYS * self.sets))
-        self.oldest = bytearray(self.sets)
-        self.evictions = 0
+        self.ghost = Ghost(int(settings.ghost_factor * shelves.num_blocks))
         self.ghost_hits = 0
 
     def place(self, block_id: int, grade: int) -> int:
@@ -86,24 +125,14 @@ class TwoClass(InOrder):
         mark = self.mark_of[block_id] = _mark(key)
         if resident:
             self.reused[block_id] = 1
-        elif self.horizon:
-            first = mark % self.sets * WAYS
-            ways = self.ghost[first : first + WAYS]
-            if mark in ways and self.evictions - self.written[first + ways.index(mark)] <= self.horizon:
-                self.reused[block_id] = 1
-                self.ghost_hits += 1
+        elif mark in self.ghost:
+            self.reused[block_id] = 1
+            self.ghost_hits += 1
 
     def evicted(self, block_id: int, key: bytes) -> None:
         self.reused[block_id] = 0
-        self.evictions += 1
-        if self.horizon:
-            mark = self.mark_of[block_id] or _mark(key)
-            place = mark % self.sets
-            way = self.oldest[place]
-            self.oldest[place] = (way + 1) % WAYS
-            self.ghost[place * WAYS + way] = mark
-            self.written[place * WAYS + way] = self.evictions
+        self.ghost.add(self.mark_of[block_id] or _mark(key))
 
     def reset(self) -> None:
         self.reused = bytearray(len(self.reused))
-        self.ghost = array("q", bytes(8 * WAYS * self.sets))
+        self.ghost = Ghost(self.ghost.size)

@@ -1,10 +1,11 @@
 """What the reuse-aware policy is worth on a recorded trace, with vLLM's scheduler in the loop. Writes a table.
 
-    python tests/bench/trace_policies.py TRACE [--blocks 50000,100000] [--mode jump]
+    python tests/bench/trace_policies.py TRACE [--blocks 50000,100000] [--faster 4] [--mode jump]
 
 Blocks of 16 of a full-attention model. `reuse_bonus_s` is tuned on the first 40 % of the requests, replayed with each
 of BONUSES_S, then stock and the core replay the whole trace. The optimum is `kvtune bounds`' (one request
-after another). Sizes may be measured one call at a time: the table keeps those of the same mode that are there.
+after another). Steps take the simulator's nominal times, divided by `--faster`: the slower the engine, the more of the
+pool is held by requests that run. Sizes may be measured one call at a time: the table keeps the others of its mode.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from kvtune.core.compat import installed_version
 from kvtune.errors import KvtuneError
 from kvtune.run.host import this_host
 from kvtune.run.types import Run
 from kvtune.sim.bounds_paths import paths_of
 from kvtune.sim.bounds_policies import hit_share, optimum
+from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.sim.settings import MODES, Mode, SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
@@ -37,7 +42,19 @@ BONUSES_S = (100.0, 300.0, 1000.0, 1e9)
 """Of the engine's time, which is longer than the trace's where requests queue."""
 
 
-def settings(mode: Mode, blocks: int, bonus_s: float, name: str = "two_class") -> SimSettings:
+def nominal(faster: float) -> StepCost:
+    """The nominal engine, so many times as fast."""
+    times = {
+        name: value / faster
+        for name, value in msgspec.structs.asdict(NOMINAL).items()
+        if type(value) is float
+    }
+    return msgspec.structs.replace(NOMINAL, **times)
+
+
+def settings(
+    mode: Mode, blocks: int, bonus_s: float, name: str = "two_class", faster: float = 1.0
+) -> SimSettings:
     core: dict[str, Any] = {}
     if name != "stock":
         core = {"core": "kvtune", "core_settings": {"policy": name, "reuse_bonus_s": bonus_s}}
@@ -47,6 +64,7 @@ def settings(mode: Mode, blocks: int, bonus_s: float, name: str = "two_class") -
         mode=mode,
         block_tokens=BLOCK,
         token_rows=0,
+        cost=nominal(faster),
         engine_args=[*flags, "--num-gpu-blocks-override", str(blocks)],
         **core,
     )
@@ -66,10 +84,19 @@ def share(run: Run, since: int) -> float:
     return float(requests["hit_tokens"][since:].sum() / requests["prompt_tokens"][since:].sum())
 
 
+def held(run: Run, blocks: int) -> float:
+    """Mean share of the pool that running requests hold."""
+    requests = run.table("requests")
+    own = (requests["prompt_tokens"] + requests["output_tokens"]) / BLOCK
+    stays_s = requests["finished_s"] - requests["sent_s"]
+    return float(np.sum(own * stays_s) / requests["finished_s"].max() / blocks)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("trace", type=Path, help="Mooncake JSONL")
     parser.add_argument("--blocks", default="50000,100000")
+    parser.add_argument("--faster", type=float, default=1.0)
     parser.add_argument("--mode", default="jump", choices=MODES)
     parser.add_argument("--limit", type=int, default=0)
     options = parser.parse_args()
@@ -82,15 +109,22 @@ def main() -> int:
     found: dict[tuple[int, str], dict[str, float]] = {}
     with Simulators() as simulators:
         tried = [(size, bonus_s) for size in sizes for bonus_s in BONUSES_S]
-        tuned = replayed(simulators, early, [settings(options.mode, *one) for one in tried])
+        tuned = replayed(
+            simulators, early, [settings(options.mode, *one, faster=options.faster) for one in tried]
+        )
         jobs: list[tuple[int, str, float]] = []
         for size in sizes:
             shares = {s: share(run, 0) for (of, s), run in zip(tried, tuned, strict=True) if of == size}
             print(size, "tried on the first part:", shares, flush=True)
             jobs += [(size, "stock", 0.0), (size, "two_class", max(shares, key=lambda s: shares[s]))]
-        wanted = [settings(options.mode, size, bonus_s, name) for size, name, bonus_s in jobs]
+        wanted = [settings(options.mode, size, bonus_s, name, options.faster) for size, name, bonus_s in jobs]
         for (size, name, bonus_s), run in zip(jobs, replayed(simulators, work, wanted), strict=True):
-            found[size, name] = {"reuse_bonus_s": bonus_s, "whole": share(run, 0), "later": share(run, cut)}
+            found[size, name] = {
+                "reuse_bonus_s": bonus_s,
+                "whole": share(run, 0),
+                "later": share(run, cut),
+                "held": held(run, size),
+            }
             print(size, name, found[size, name], flush=True)
     rows = []
     for size in sizes:
@@ -106,6 +140,8 @@ def main() -> int:
                     "two_class": ours,
                     "reuse_bonus_s": found[size, "two_class"]["reuse_bonus_s"],
                     "optimum": most,
+                    "held": found[size, "two_class"]["held"],
+                    "faster": options.faster,
                     "closed": (ours - stock) / (most - stock),
                     "mode": options.mode,
                     "requests": len(work.requests),
@@ -114,8 +150,11 @@ def main() -> int:
                 }
             )
     kept = json.loads(KEPT.read_text()) if KEPT.exists() and not options.limit else []
-    rows += [row for row in kept if row["blocks"] not in sizes and row["mode"] == options.mode]
-    rows.sort(key=lambda row: (row["blocks"], row["part"] == "later"))
+    here = {(size, options.faster) for size in sizes}
+    rows += [
+        row for row in kept if (row["blocks"], row["faster"]) not in here and row["mode"] == options.mode
+    ]
+    rows.sort(key=lambda row: (row["faster"], row["blocks"], row["part"] == "later"))
     text = markdown(rows, options.trace.name)
     print(text)
     if not options.limit:
@@ -134,13 +173,17 @@ def markdown(rows: list[dict[str, Any]], trace: str) -> str:
         f"{installed_version()}, Python {sys.version.split()[0]}, {this_host().cpu}",
         "",
         f"{first['requests']} requests through vLLM's own scheduler, {MODEL}, blocks of {BLOCK}. Percent of prompt "
-        f"tokens hit; tuned on the first {100 * TUNED_ON:.0f} % of the requests. `later`: the others alone.",
+        f"tokens hit; tuned on the first {100 * TUNED_ON:.0f} % of the requests. `later`: the others alone. `engine`: "
+        "how many times as fast as nominal; `held`: mean share of the pool that requests hold which run or wait. The "
+        "optimum knows what comes, and serves one request after another.",
         "",
-        "| blocks | part | stock (LRU) | two_class | reuse_bonus_s | optimum (bounds) | of the gap closed |",
-        "|---|---|---|---|---|---|---|",
+        "| engine | blocks | held | part | stock (LRU) | two_class | reuse_bonus_s | optimum (bounds) | "
+        "of the gap closed |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row['blocks']} | {row['part']} | {100 * row['stock']:.2f} | {100 * row['two_class']:.2f} | "
+        f"| {row['faster']:g} | {row['blocks']} | {100 * row['held']:.0f} % | {row['part']} | "
+        f"{100 * row['stock']:.2f} | {100 * row['two_class']:.2f} | "
         f"{row['reuse_bonus_s']:g} | {100 * row['optimum']:.2f} | {100 * row['closed']:.1f} % |"
         for row in rows
     ]

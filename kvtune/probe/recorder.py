@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from kvtune.probe.status import role
-from kvtune.workload.recording import PrefixHasher, TraceWriter
+from kvtune.workload.recording import Line, PrefixHasher, TraceWriter
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -126,15 +126,19 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        totals, rows = self.totals, []
+        queried = hit = 0
+        rows, hash_ids, begun = [], self._hasher.hash_ids, self._begun
         for at_s, prefill, request in self._ended:
-            totals["requests"] += 1
-            totals["prefix_query_tokens"] += request.num_prompt_tokens
-            totals["prefix_hit_tokens"] += prefill.num_local_cached_tokens
+            queried += request.num_prompt_tokens
+            hit += prefill.num_local_cached_tokens
             if self._writer is not None and (tokens := request.prompt_token_ids):
-                ids = self._hasher.hash_ids(tokens, request.block_hashes, self._hashed_tokens)
-                at_ms = (at_s - self._begun) * 1000.0
-                rows.append((at_ms, len(tokens), request.num_output_tokens, ids))
+                ids = hash_ids(tokens, request.block_hashes, self._hashed_tokens)
+                at_ms = round((at_s - begun) * 1000.0, 3)
+                rows.append(Line(at_ms, len(tokens), request.num_output_tokens, ids))
+        totals = self.totals
+        totals["requests"] += len(self._ended)
+        totals["prefix_query_tokens"] += queried
+        totals["prefix_hit_tokens"] += hit
         self._ended.clear()
         if self._writer is not None:
             self._writer.add(rows)

@@ -53,16 +53,23 @@ class PrefixHasher:
         self, tokens: Sequence[int], block_hashes: Sequence[bytes], hashed_tokens: int
     ) -> list[int]:
         """The last hash before each end, and the tokens between the two: none where blocks end at 512, too."""
-        found = []
-        for end in range(BLOCK, len(tokens) + BLOCK, BLOCK):
-            full = min(end, len(tokens)) // hashed_tokens
-            told = block_hashes[full - 1] if full else b""
-            if full * hashed_tokens < min(end, len(tokens)):
-                told += _bytes(tokens[full * hashed_tokens : end])
-            if end > len(tokens):
-                told = b"unfinished" + told
-            found.append(_number(hashlib.blake2b(told, key=self._salt, digest_size=8).digest()))
-        return found
+        whole = len(tokens) // BLOCK
+        if BLOCK % hashed_tokens:
+            told = [_last_hash(tokens, block_hashes, hashed_tokens, n * BLOCK) for n in range(1, whole + 1)]
+        else:
+            step = BLOCK // hashed_tokens
+            told = list(block_hashes[step - 1 : whole * step : step])
+        if whole * BLOCK < len(tokens):
+            told.append(b"unfinished" + _last_hash(tokens, block_hashes, hashed_tokens, len(tokens)))
+        key, hashed, number = self._salt, hashlib.blake2b, int.from_bytes
+        return [number(hashed(one, key=key, digest_size=8).digest(), "little") >> 3 for one in told]
+
+
+def _last_hash(tokens: Sequence[int], block_hashes: Sequence[bytes], hashed_tokens: int, end: int) -> bytes:
+    """What stands for the prompt up to `end`."""
+    full = end // hashed_tokens
+    told = block_hashes[full - 1] if full else b""
+    return told + _bytes(tokens[full * hashed_tokens : end]) if full * hashed_tokens < end else told
 
 
 def _bytes(tokens: Sequence[int]) -> bytes:
@@ -73,40 +80,36 @@ def _number(digest: bytes) -> int:
     return int.from_bytes(digest, "little") >> 3
 
 
+class Line(msgspec.Struct):
+    """A finished request: its arrival in ms, its tokens, and an id for each started block of its prompt."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
 class TraceWriter:
     """Appends whole lines to a new file, up to `most_bytes`; a full disk ends the recording, never the server."""
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._left = most_bytes - os.fstat(self._descriptor).st_size
+        self._lines = msgspec.json.Encoder()
         self.written = 0
         self.dropped = 0
         self.why = ""
 
-    def add(self, rows: Sequence[tuple[float, int, int, list[int]]]) -> None:
-        """Finished requests (arrival in ms, prompt and output tokens, ids): in the file when this returns, so that a
-        killed server keeps them.
-        """
-        lines = [
-            msgspec.json.encode(
-                {
-                    "timestamp": round(arrival_ms, 3),
-                    "input_length": prompt_tokens,
-                    "output_length": output_tokens,
-                    "hash_ids": hash_ids,
-                }
-            )
-            + b"\n"
-            for arrival_ms, prompt_tokens, output_tokens, hash_ids in rows
-        ]
-        kept = 0
-        for line in () if self.why else lines:
-            if len(line) > self._left:
-                self.why = "the trace has its full size"
-                break
-            self._left -= len(line)
-            kept += 1
-        whole = b"".join(lines[:kept])
+    def add(self, rows: Sequence[Line]) -> None:
+        """Finished requests: in the file when this returns, so that a killed server keeps them."""
+        whole, kept = self._lines.encode_lines(rows), len(rows)
+        if self.why:
+            whole, kept = b"", 0
+        elif len(whole) > self._left:
+            whole = whole[: max(0, self._left)].rpartition(b"\n")[0]
+            whole += b"\n" if whole else b""
+            kept, self.why = whole.count(b"\n"), "the trace has its full size"
+        self._left -= len(whole)
         try:
             if whole and (done := os.write(self._descriptor, whole)) < len(whole):
                 torn = whole[:done].rpartition(b"\n")[2]
@@ -115,4 +118,4 @@ class TraceWriter:
         except OSError as error:
             kept, self.why = 0, f"the trace cannot be written: {error.strerror or error}"
         self.written += kept
-        self.dropped += len(lines) - kept
+        self.dropped += len(rows) - kept

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 MODEL = "tiny-gemma3"
 BLOCK = 32
 WORKLOADS = {
-    "rounds": ("rounds:prefixes=10,prefix=1500,suffix=64,output=4,rounds=3", 1000),
+    "rounds": ("rounds:prefixes=10,prefix=1500,suffix=64,output=4,rounds=3", 1200),
     "zipf": ("zipf:prefixes=16,prefix=1200,suffix=64,output=4,requests=48,s=0.9", 800),
     "mix": ("mix:prefixes=6,prefix=1200,suffix=64,output=4,requests=48,cold=1264,share=0.5", 800),
     "chat": (

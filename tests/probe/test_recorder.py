@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvtune.probe import recorder as recorder_module
 from kvtune.probe.recorder import PAGE, CounterPage, CounterReader, Recorder
-from kvtune.workload.recording import BLOCK, PrefixHasher, TraceWriter
+from kvtune.workload.recording import BLOCK, Line, PrefixHasher, TraceWriter
 from kvtune.workload.spec import build
 
 
@@ -99,7 +99,7 @@ def test_ids_are_equal_where_prefixes_are(block: int, tokens: list[int], at: int
 def test_the_trace_is_bounded(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "t", most_bytes=500)
     for i in range(50):
-        writer.add([(float(i), 10, 1, [i])])
+        writer.add([Line(float(i), 10, 1, [i])])
     assert (tmp_path / "t").stat().st_size <= 500
     assert writer.written + writer.dropped == 50
     assert writer.dropped
@@ -107,7 +107,7 @@ def test_the_trace_is_bounded(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_the_recording_only() -> None:
     writer = TraceWriter(Path("/dev/full"))
-    writer.add([(0.0, 1, 1, [1])])
+    writer.add([Line(0.0, 1, 1, [1])])
     assert "No space" in writer.why
     assert writer.dropped == 1
 
@@ -128,7 +128,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_line_leaves_whole_lines(
 ) -> None:
     writer, write = TraceWriter(tmp_path / "t"), os.write
     monkeypatch.setattr("os.write", lambda descriptor, data: write(descriptor, data[:150]))
-    writer.add([(float(i), 10, 1, [i]) for i in range(5)])
+    writer.add([Line(float(i), 10, 1, [i]) for i in range(5)])
     monkeypatch.undo()
     whole = (tmp_path / "t").read_text()
     assert whole.endswith("}\n") and [json.loads(line) for line in whole.splitlines()]

@@ -72,8 +72,12 @@ def wait_until_up(process: subprocess.Popen[bytes], base: str, log: Path) -> Non
 
 
 def complete(base: str, tokens: list[int]) -> dict[str, Any]:
+    return ask(base, tokens, MODEL, 4)
+
+
+def ask(base: str, tokens: list[int], model: str, output: int) -> dict[str, Any]:
     body = json.dumps(
-        {"model": MODEL, "prompt": tokens, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        {"model": model, "prompt": tokens, "max_tokens": output, "temperature": 0, "ignore_eos": True}
     )
     asked = urllib.request.Request(
         f"{base}/v1/completions", body.encode(), {"Content-Type": "application/json"}, method="POST"

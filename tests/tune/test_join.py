@@ -7,30 +7,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.tune.postgres import Cluster, require_postgres
+from tests.tune.postgres import Cluster
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(600)]
 
 LOAD = "rounds:prefixes=8,prefix=1000,suffix=32,output=2,rounds=2"
 FLAGS = ["--", "--block-size", "32", "--num-gpu-blocks-override", "700", "--max-model-len", "4096"]
 TRIALS = 60
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    require_postgres()
-    made = Cluster()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.remove()
 
 
 class Worker:

@@ -19,21 +19,10 @@ from kvtune.tune.search import search
 from kvtune.tune.sim_pool import Answer
 from kvtune.tune.space import shown
 from kvtune.tune.trial import Bench, Settings, Trial
-from tests.tune.postgres import Cluster, require_postgres
+from tests.tune.postgres import Cluster
 
 SPACE = {"slack": tuple(range(40)), "windows": tuple(range(20))}
 BY = OBJECTIVES["hit-rate"]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    require_postgres()
-    made = Cluster()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.remove()
 
 
 class Simulator:

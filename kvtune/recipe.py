@@ -153,10 +153,10 @@ def _value(value: Any) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def engine_flags(recipe: Recipe) -> list[str]:
-    """[engine] as flags of vLLM's command line: `block_size = 32` -> `--block-size 32`, booleans as on/off flags."""
+def engine_flags(engine: Mapping[str, Any]) -> list[str]:
+    """Engine settings on vLLM's command line: `block_size = 32` -> `--block-size 32`, booleans as on/off flags."""
     flags: list[str] = []
-    for name, value in recipe.engine.items():
+    for name, value in engine.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")

@@ -54,4 +54,4 @@ def with_recipe(
     read = load(path)
     refuse_foreign(read, str(path), anyway, model=model)
     given = core_settings([f"core.{name}={value}" for name, value in read.core.items()])
-    return {**given, **own}, [*engine_flags(read), *flags]
+    return {**given, **own}, [*engine_flags(read.engine), *flags]

@@ -68,7 +68,7 @@ def _recipe_flags(recipe: Recipe | None, given: Sequence[str]) -> list[str]:
     if recipe is None:
         return []
     kept = {n: v for n, v in recipe.engine.items() if flag_value(given, n.replace("_", "-")) is None}
-    return engine_flags(msgspec.structs.replace(recipe, engine=kept))
+    return engine_flags(kept)
 
 
 def _new_file(path: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvtune.errors import UsageError
+from kvtune.recipe import engine_flags
 
 Value = bool | int | float | str
 Settings = dict[str, Value]
@@ -111,13 +112,7 @@ def flags_of(bench: Bench, settings: Mapping[str, Value]) -> list[str]:
         own["num_gpu_blocks_override"] = packed_pool(
             bench.model, int(given), bench.block_tokens, int(settings.get("states_per_block", 1))
         )
-    for name, value in own.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            flags += [f"--{flag}", "None" if value == "none" else str(value)]
-    return flags
+    return [*flags, *engine_flags(own)]
 
 
 def flag_value(flags: Sequence[str], name: str) -> str | None:

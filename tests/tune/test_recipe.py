@@ -128,7 +128,7 @@ def test_illegal_core_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_flags() -> None:
-    assert engine_flags(RECIPE) == [
+    assert engine_flags(RECIPE.engine) == [
         *("--block-size", "32", "--prefix-cache-retention-interval", "None", "--enable-prefix-caching")
     ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -34,30 +35,32 @@ def main() -> None:
         begun = time.monotonic()
         with (Path(folder) / "out").open("wb") as out:
             process = psutil.Popen(command, stdout=out)
-        peak, first_s, cpu_s, at_first = 0, 0.0, {}, 0.0
+        peak, first_s, at_first = 0, 0.0, 0.0
         while process.poll() is None:
             time.sleep(SAMPLE_S)
-            memory = 0
+            memory, cpu_s = 0, 0.0  # of who lives, and of whom they have reaped
             for one in [process, *process.children(recursive=True)]:
                 try:
                     memory += one.memory_full_info().pss
-                    times = one.cpu_times()
-                    cpu_s[one.pid] = times.user + times.system
+                    cpu_s += sum(one.cpu_times()[:4])
                 except (psutil.NoSuchProcess, psutil.ZombieProcess):
                     continue
             peak = max(peak, memory)
             if not first_s and study.is_file() and study.read_bytes().count(b"\n") > 1:
-                first_s, at_first = time.monotonic() - begun, sum(cpu_s.values())
+                first_s, at_first = time.monotonic() - begun, cpu_s
         whole_s = time.monotonic() - begun
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
         told = json.loads((Path(folder) / "out").read_text())
         times = sorted(t["elapsed_s"] for t in told["trials"])
-        busy = (sum(cpu_s.values()) - at_first) / (whole_s - first_s)
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        after_s = spent.ru_utime + spent.ru_stime - at_first
+        busy = after_s / (whole_s - first_s)
         print(
             f"{len(times)} trials: {times[len(times) // 2]:.2f} s each (median; slowest {times[-1]:.2f}), first after "
-            f"{first_s:.1f} s, all after {whole_s:.1f} s; {(whole_s - first_s) / len(times):.2f} s of wall time each\n"
-            f"cores busy after the first: at least {busy:.2f} of {len(os.sched_getaffinity(0))}; "
+            f"{first_s:.1f} s, all after {whole_s:.1f} s; {(whole_s - first_s) / len(times):.2f} s of wall and "
+            f"{after_s / len(times):.2f} s of CPU time each\n"
+            f"cores busy after the first: {busy:.2f} of {len(os.sched_getaffinity(0))}; "
             f"memory at its highest (PSS of all processes): {peak / 2**20:.0f} MiB"
         )
 

@@ -3,6 +3,7 @@
     python tests/bench/tune.py simulate [--only rounds]         # the whole grid in the simulator (exact hits)
     python tests/bench/tune.py grid [--only rounds] [--budget 10] [--part 1/2]   # the grid on the real engine, resumed
     python tests/bench/tune.py tune [--only rounds]             # `kvtune tune`, engine confirmation included
+    python tests/bench/tune.py search [--only rounds]           # `kvtune tune --on sim`: where there is no time for it
     python tests/bench/tune.py elsewhere                        # tuned settings on the workloads they were not tuned on
     python tests/bench/tune.py                                  # what is known so far
 
@@ -27,6 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from kvtune.tune.trial import Bench, Settings, core_part, flags_of
@@ -35,6 +38,7 @@ from kvtune.workload.spec import build
 ROOT = Path(__file__).parents[2]
 MODEL = "tiny-gemma3"
 BLOCK = 32
+DEFAULT_BLOCK = 128  # vLLM's on a CPU
 WORKLOADS = {
     "rounds": ("rounds:prefixes=10,prefix=1500,suffix=64,output=4,rounds=3", 1200),
     "zipf": ("zipf:prefixes=16,prefix=1200,suffix=64,output=4,requests=48,s=0.9", 800),
@@ -109,7 +113,10 @@ def simulate(kept: Kept, name: str, asked: list[tuple[str, Settings]], what: str
     todo = [(core, s) for core, s in asked if key_of(s, core) not in known]
     if not todo:
         return
-    with SimPool(bench(name)) as pool:
+    own = bench(name)
+    if what == "elsewhere":
+        own = msgspec.structs.replace(own, engine_args=any_block(own), block_tokens=DEFAULT_BLOCK)
+    with SimPool(own) as pool:
         waiting = list(enumerate(todo))
         while waiting or pool.running:
             while waiting and pool.free:
@@ -177,15 +184,24 @@ def real_hits(own: Bench, core: Any, settings: Settings) -> tuple[int, int]:
     return int(player.journal.hits.sum()), work.prompt_tokens
 
 
-def tune(kept: Kept, name: str, folder: Path) -> None:
-    """`kvtune tune` as a person calls it, with its time."""
-    if kept.rows("tune", name):
+def any_block(own: Bench) -> list[str]:
+    """The same pool in tokens with vLLM's own block size: a size that is given is not searched."""
+    at, blocks = own.engine_args.index("--block-size"), own.engine_args.index("--num-gpu-blocks-override")
+    flags = list(own.engine_args)
+    flags[blocks + 1] = str(int(flags[blocks + 1]) * BLOCK // DEFAULT_BLOCK)
+    return flags[:at] + flags[at + 2 :]
+
+
+def tune(kept: Kept, name: str, folder: Path, what: str) -> None:
+    """`kvtune tune` as a person calls it, with its time; `search`: in simulation only."""
+    if kept.rows(what, name):
         return
     own = bench(name)
-    out = folder / f"bench-tune-{name}"
+    out = folder / f"bench-{what}-{name}"
     command = [sys.executable, "-c", "from kvtune.cli.app import main; main()", "tune", MODEL]
     command += ["-w", WORKLOADS[name][0], "--trials", str(TRIALS), "--rounds", "2", "--finalists", "1"]
-    command += ["-o", str(out), "--study", str(out / "study.jsonl"), "--json", "--", *own.engine_args]
+    command += ["--on", "sim" if what == "search" else "both"]
+    command += ["-o", str(out), "--study", str(out / "study.jsonl"), "--json", "--", *any_block(own)]
     start = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     wall_s = time.monotonic() - start
@@ -195,7 +211,7 @@ def tune(kept: Kept, name: str, folder: Path) -> None:
     runs = [t for t in told["trials"] if t["on"] == "engine"]
     best = told["best"]
     kept.add(
-        "tune",
+        what,
         name,
         "",
         settings=best["settings"] if told["verdict"]["winner"] else None,
@@ -205,17 +221,23 @@ def tune(kept: Kept, name: str, folder: Path) -> None:
         verdict=told["verdict"]["text"],
         simulated=sum(t["on"] == "sim" for t in told["trials"]),
         engine_runs=len(runs),
-        engine_trial_s=round(sum(t["elapsed_s"] for t in runs) / len(runs), 1),
+        engine_trial_s=round(sum(t["elapsed_s"] for t in runs) / len(runs), 1) if runs else None,
         wall_s=round(wall_s, 1),
     )
 
 
+def tuned(kept: Kept, name: str) -> Row | None:
+    """What tuning came to: confirmed on the engine, or in simulation where that is all there is."""
+    rows = [*kept.rows("tune", name).values(), *kept.rows("search", name).values()]
+    return rows[0] if rows else None
+
+
 def elsewhere(kept: Kept) -> None:
-    """Every tuned setting, and stock, on every workload, in the simulator."""
-    settings = {name: found["settings"] for name in WORKLOADS for found in kept.rows("tune", name).values()}
+    """Every tuned setting, and stock's defaults, on every workload, in the simulator."""
+    found = [row for name in WORKLOADS if (row := tuned(kept, name)) is not None]
     for name in WORKLOADS:
         asked = [("stock", Settings()), ("kvtune", Settings())]
-        asked += [("kvtune", s) for s in settings.values() if s is not None]
+        asked += [("kvtune", row["settings"]) for row in found if row["settings"]]
         simulate(kept, name, asked, "elsewhere")
 
 
@@ -225,7 +247,7 @@ def shown(kept: Kept) -> None:
     for name in WORKLOADS:
         prompt = build(WORKLOADS[name][0], seed=0).prompt_tokens
         simulated, real = kept.rows("simulate", name), kept.rows("grid", name)
-        tuned = next(iter(kept.rows("tune", name).values()), None)
+        found = tuned(kept, name)
         both = [(simulated[k]["hits"], row["hits"]) for k, row in real.items() if k in simulated]
         wrong = [pair for pair in both if pair[0] != pair[1]]
         print(f"{name}: {WORKLOADS[name][0]}, {WORKLOADS[name][1]} blocks of {BLOCK}")
@@ -237,26 +259,43 @@ def shown(kept: Kept) -> None:
             )
             print(f"  simulated otherwise than on the engine: {len(wrong)} of {len(both)} {wrong[:3]}")
         if simulated:
-            rows = [r for r in simulated.values() if r["hits"] is not None]
+            rows = [r for r in simulated.values() if r["hits"] is not None and r["core"] == "kvtune"]
+            stock = simulated[key_of({}, "stock")]["hits"]
             best = max(rows, key=lambda r: r["hits"])
             took = sum(r["wall_s"] for r in simulated.values()) / len(simulated)
             print(
-                f"  simulated: {len(simulated)} settings, {took:.2f} s each, {len(simulated) - len(rows)} refused, "
-                f"best {rate(best['hits'], prompt)}, worst {rate(min(r['hits'] for r in rows), prompt)}"
+                f"  simulated: {len(rows)} settings, {took:.2f} s each, {len(simulated) - 1 - len(rows)} refused, best "
+                f"{rate(best['hits'], prompt)}, worst {rate(min(r['hits'] for r in rows), prompt)}; stock with blocks "
+                f"of {BLOCK} {rate(stock, prompt)}"
             )
-            if tuned is not None:
-                gap = 100 * (best["hits"] - tuned["hits"]) / prompt
-                whole = size * tuned["engine_trial_s"]
+            if found is not None:
+                gap = 100 * (best["hits"] - found["hits"]) / prompt
                 print(
-                    f"  tune: {rate(tuned['hits'], prompt)} (stock {rate(tuned['stock'], prompt)}), {gap:+.2f} "
-                    f"points to the grid's best; {tuned['wall_s']:.0f} s against {whole:.0f} s for the grid, "
-                    f"1/{whole / tuned['wall_s']:.1f}; {tuned['settings']}; {tuned['verdict']}"
+                    f"  tune: {rate(found['hits'], prompt)} (stock {rate(found['stock'], prompt)}), {gap:+.2f} points "
+                    f"to the grid's best; {found['settings']}; {found['verdict']}"
                 )
+                if found["engine_trial_s"] is not None:
+                    whole = size * found["engine_trial_s"]
+                    ratio = f"1/{whole / found['wall_s']:.1f}"
+                    print(
+                        f"        {found['wall_s']:.0f} s, {ratio} of {size} engine trials of {found['engine_trial_s']} s "
+                        f"= {whole:.0f} s"
+                    )
         moved = kept.rows("elsewhere", name)
         if moved:
             stock = moved[key_of({}, "stock")]["hits"]
-            told = [f"{rate(r['hits'], prompt)}" for r in moved.values() if r["core"] == "kvtune"]
-            print(f"  settings tuned on all four: {', '.join(told)} against stock's {rate(stock, prompt)}")
+            print(
+                f"  elsewhere: stock's defaults {rate(stock, prompt)}, the core's {told(moved, {}, prompt)}"
+            )
+            for other in WORKLOADS:
+                row = tuned(kept, other)
+                if row is not None and row["settings"]:
+                    print(f"    tuned on {other}: {told(moved, row['settings'], prompt)}")
+
+
+def told(rows: dict[str, Row], settings: Settings, prompt: int) -> str:
+    row = rows.get(key_of(settings))
+    return rate(row["hits"], prompt) if row else "not run"
 
 
 def rate(hits: int, prompt: int) -> str:
@@ -268,7 +307,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "what", nargs="?", default="show", choices=("simulate", "grid", "tune", "elsewhere", "show")
+        "what", nargs="?", default="show", choices=("simulate", "grid", "tune", "search", "elsewhere", "show")
     )
     parser.add_argument("--only", default=",".join(WORKLOADS))
     parser.add_argument("--budget", type=float, default=1e6, help="minutes: no new engine run after them")
@@ -284,8 +323,8 @@ def main() -> None:
         elif options.what == "grid":
             budget_s = 60 * options.budget / len(options.only.split(","))
             on_engine(kept, name, budget_s, part - 1, parts, options.most)
-        elif options.what == "tune":
-            tune(kept, name, options.output)
+        elif options.what in ("tune", "search"):
+            tune(kept, name, options.output, options.what)
     if options.what == "elsewhere":
         elsewhere(kept)
     shown(kept)

@@ -278,8 +278,8 @@ def shown(kept: Kept) -> None:
                     whole = size * found["engine_trial_s"]
                     ratio = f"1/{whole / found['wall_s']:.1f}"
                     print(
-                        f"        {found['wall_s']:.0f} s, {ratio} of {size} engine trials of {found['engine_trial_s']} s "
-                        f"= {whole:.0f} s"
+                        f"        {found['wall_s']:.0f} s, {ratio} of {size} engine trials of "
+                        f"{found['engine_trial_s']} s = {whole:.0f} s"
                     )
         moved = kept.rows("elsewhere", name)
         if moved:

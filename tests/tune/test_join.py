@@ -64,6 +64,10 @@ class Worker:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+        self._reader.join(60)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 def wait_for_study(url: str) -> None:

@@ -46,7 +46,7 @@ def test_a_sweep_on_both_keeps_what_failed(tmp_path: Path) -> None:
     load = "rounds:prefixes=3,prefix=600,suffix=32,output=4,rounds=2"
     told = kvtune(
         *("sweep", "tiny-gemma3", "-w", load, "--set", "max_num_batched_tokens=512,16", "--on", "both"),
-        *("-o", str(tmp_path), "--json", *FLAGS),
+        *("-o", str(tmp_path), "--json", *FLAGS, "--max-num-seqs", "64"),
     )
     by_place = {on: [t for t in told["trials"] if t["on"] == on] for on in ("sim", "engine")}
     for own in by_place.values():

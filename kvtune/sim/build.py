@@ -186,5 +186,9 @@ def _quiet() -> None:
 
 
 def _line(error: BaseException) -> str:
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):  # its first line only counts what the others say
+        return error.errors()[0]["msg"].removeprefix("Value error, ")
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

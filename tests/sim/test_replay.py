@@ -289,6 +289,12 @@ def test_a_pool_of_one_block(simulators: Simulators) -> None:
     assert "vLLM refuses" in failure(simulators, "rounds", settings("tiny-llama", 1)).message
 
 
+def test_what_vllm_refuses_is_told_in_its_words(simulators: Simulators) -> None:
+    small = ["--num-gpu-blocks-override", "100", "--max-num-batched-tokens", "16", "--max-num-seqs", "64"]
+    told = failure(simulators, "rounds", SimSettings(model="tiny-llama", engine_args=[*SMALL, *small]))
+    assert "must be greater than or equal to max_num_seqs" in told.message
+
+
 def test_a_prompt_that_never_fits(simulators: Simulators) -> None:
     error = failure(simulators, "prefill:requests=2,prompt=1690,output=20", settings("tiny-llama", 400))
     assert "max-model-len" in error.message and error.exit_code == 2

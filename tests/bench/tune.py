@@ -237,7 +237,7 @@ def elsewhere(kept: Kept) -> None:
     found = [row for name in WORKLOADS if (row := tuned(kept, name)) is not None]
     for name in WORKLOADS:
         asked = [("stock", Settings()), ("kvtune", Settings())]
-        asked += [("kvtune", row["settings"]) for row in found if row["settings"]]
+        asked += [("kvtune", row["settings"]) for row in found if row["settings"]]  # {}: the core's own
         simulate(kept, name, asked, "elsewhere")
 
 
@@ -289,7 +289,7 @@ def shown(kept: Kept) -> None:
             )
             for other in WORKLOADS:
                 row = tuned(kept, other)
-                if row is not None and row["settings"]:
+                if row is not None and row["settings"] is not None:
                     print(f"    tuned on {other}: {told(moved, row['settings'], prompt)}")
 
 

@@ -27,6 +27,10 @@ def tune(
     ] = "",
     study: Annotated[str, typer.Option(help="Journal file to go on with, or a database URL.")] = "",
     join: Annotated[bool, typer.Option("--join", help="Join the study at --study URL.")] = False,
+    guard: Annotated[
+        list[str] | None,
+        typer.Option(help="A workload on which the settings must not hit less than stock; may be repeated."),
+    ] = None,
     gc: Annotated[
         bool, typer.Option("--gc", help="Also try the collector's settings on the engine.")
     ] = False,
@@ -48,6 +52,7 @@ def tune(
     from kvtune.tune.journal import Journal
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.sweep import encoded, keep_result
+    from kvtune.workload.spec import build
 
     if on not in ("both", "sim"):
         raise UsageError(f"--on {on} is no place", "--on takes both or sim")
@@ -66,7 +71,9 @@ def tune(
         path = benches.stored_study_path(url, output, bench)
     else:
         path = benches.study_path("" if url else study, output, "tune", bench)
-    limits = tuning.Limits(trials, finalists, rounds, budget, on == "both", gc)
+    for each in guard or ():
+        build(each, seed=seed)  # refused before anything is started
+    limits = tuning.Limits(trials, finalists, rounds, budget, on == "both", tuple(guard or ()), gc)
     with Journal(path, "tune", bench) as journal:
         try:
             with TrialsView(trials + 2 + (on == "both") * (finalists + 1) * 2, by) as view:

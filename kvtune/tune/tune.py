@@ -11,6 +11,7 @@ from typing import Any
 from kvtune.errors import KvtuneError
 from kvtune.recipe import Recipe, write_recipe
 from kvtune.sim.cost import NOMINAL, StepCost, fit
+from kvtune.tune import guard
 from kvtune.tune.confirm import Bout, Confirmed, Side, confirm
 from kvtune.tune.evidence import finalists, recipe_of, simulated_recipe
 from kvtune.tune.journal import Journal
@@ -35,6 +36,7 @@ class Limits:
     rounds: int = 4
     budget_s: float = 600.0
     on_engine: bool = True
+    guards: tuple[str, ...] = ()  # workloads on which no finalist may hit less than stock
     collector: bool = False  # also try settings of the garbage collector, which only an engine can judge
 
 
@@ -91,10 +93,19 @@ def tune(
     )
     stock = next((t for t in simulated if t.role == "baseline"), None)
     best = finalists(simulated, by, limits.finalists)
+    if limits.guards and not join:
+        phase("guards in simulation")
+        asked = guard.candidates(finalists(simulated, by, guard.TRIED), simulated)
+        best = guard.holding(bench, limits.guards, asked, cost, phase)[: limits.finalists]
     if join:
         return _done(journal, stock, best[0] if best else None, by, None, None, JOINED)
     if not best:
-        return _done(journal, stock, None, by, None, None, "no simulated trial was completed")
+        why = (
+            "no setting of the best held on the guards"
+            if limits.guards
+            else "no simulated trial was completed"
+        )
+        return _done(journal, stock, None, by, None, None, f"no winner: {why}" if limits.guards else why)
     if not limits.on_engine:
         return _simulated(bench, by, journal, stock, best[0], recipe, len(simulated))
     phase("finalists on the engine")

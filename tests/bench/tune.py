@@ -4,6 +4,7 @@
     python tests/bench/tune.py grid [--only rounds] [--budget 10] [--part 1/2]   # the grid on the real engine, resumed
     python tests/bench/tune.py tune [--only rounds]             # `kvtune tune`, engine confirmation included
     python tests/bench/tune.py search [--only rounds]           # `kvtune tune --on sim`: where there is no time for it
+    python tests/bench/tune.py guarded [--only rounds]          # the same with the other workloads as guards, simulated
     python tests/bench/tune.py elsewhere                        # tuned settings on the workloads they were not tuned on
     python tests/bench/tune.py                                  # what is known so far
 
@@ -193,14 +194,17 @@ def any_block(own: Bench) -> list[str]:
 
 
 def tune(kept: Kept, name: str, folder: Path, what: str) -> None:
-    """`kvtune tune` as a person calls it, with its time; `search`: in simulation only."""
+    """`kvtune tune` as a person calls it, with its time; `search` and `guarded`: in simulation only."""
     if kept.rows(what, name):
         return
     own = bench(name)
     out = folder / f"bench-{what}-{name}"
     command = [sys.executable, "-c", "from kvtune.cli.app import main; main()", "tune", MODEL]
     command += ["-w", WORKLOADS[name][0], "--trials", str(TRIALS), "--rounds", "2", "--finalists", "1"]
-    command += ["--on", "sim" if what == "search" else "both"]
+    command += ["--on", "both" if what == "tune" else "sim"]
+    if what == "guarded":
+        for other in WORKLOADS:
+            command += ["--guard", WORKLOADS[other][0]] if other != name else []
     command += ["-o", str(out), "--study", str(out / "study.jsonl"), "--json", "--", *any_block(own)]
     start = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -235,6 +239,7 @@ def tuned(kept: Kept, name: str) -> Row | None:
 def elsewhere(kept: Kept) -> None:
     """Every tuned setting, and stock's defaults, on every workload, in the simulator."""
     found = [row for name in WORKLOADS if (row := tuned(kept, name)) is not None]
+    found += [row for name in WORKLOADS for row in kept.rows("guarded", name).values()]
     for name in WORKLOADS:
         asked = [("stock", Settings()), ("kvtune", Settings())]
         asked += [("kvtune", row["settings"]) for row in found if row["settings"]]  # {}: the core's own
@@ -291,6 +296,11 @@ def shown(kept: Kept) -> None:
                 row = tuned(kept, other)
                 if row is not None and row["settings"] is not None:
                     print(f"    tuned on {other}: {told(moved, row['settings'], prompt)}")
+                for row in kept.rows("guarded", other).values():
+                    if row["settings"] is not None:
+                        print(
+                            f"    tuned on {other}, the others as guards: {told(moved, row['settings'], prompt)}"
+                        )
 
 
 def told(rows: dict[str, Row], settings: Settings, prompt: int) -> str:
@@ -307,7 +317,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "what", nargs="?", default="show", choices=("simulate", "grid", "tune", "search", "elsewhere", "show")
+        "what",
+        nargs="?",
+        default="show",
+        choices=("simulate", "grid", "tune", "search", "guarded", "elsewhere", "show"),
     )
     parser.add_argument("--only", default=",".join(WORKLOADS))
     parser.add_argument("--budget", type=float, default=1e6, help="minutes: no new engine run after them")
@@ -323,7 +336,7 @@ def main() -> None:
         elif options.what == "grid":
             budget_s = 60 * options.budget / len(options.only.split(","))
             on_engine(kept, name, budget_s, part - 1, parts, options.most)
-        elif options.what in ("tune", "search"):
+        elif options.what in ("tune", "search", "guarded"):
             tune(kept, name, options.output, options.what)
     if options.what == "elsewhere":
         elsewhere(kept)

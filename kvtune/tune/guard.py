@@ -1,0 +1,69 @@
+"""What is tuned for one load must not spoil others: candidates are replayed on guard workloads, beside stock.
+
+In the simulator, on the bench's model, flags and pool. A candidate holds where it hits at most MARGIN of the prompt
+tokens fewer than stock. Cheap (seconds a replay), so not journalled: a study that goes on replays its guards again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import structs
+
+from kvtune.errors import UsageError
+from kvtune.sim.cost import StepCost
+from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.sim_pool import Answer, SimPool
+from kvtune.tune.trial import Bench, Settings, Trial
+from kvtune.workload.spec import build
+
+MARGIN = 0.01
+TRIED = 16
+"""Candidates at most, the best first."""
+
+
+def candidates(ranked: Sequence[Trial], simulated: Sequence[Trial]) -> list[Trial]:
+    """The best ones, and the core's defaults: they are what is left where everything tuned spoils something."""
+    chosen = list(ranked[:TRIED])
+    defaults = [t for t in simulated if t.role == "trial" and not t.settings and t.state == "complete"]
+    return chosen + [t for t in defaults if t not in chosen]
+
+
+def holding(
+    bench: Bench, guards: Sequence[str], asked: Sequence[Trial], cost: StepCost, say: Callable[[str], None]
+) -> list[Trial]:
+    """Those of `asked` that hold on every guard, in the same order."""
+    alive = list(asked)
+    for spec in guards:
+        if not alive:
+            break
+        stock, *found = hit_rates(bench, spec, [t.settings for t in alive], cost)
+        if stock is None:
+            raise UsageError(
+                f"stock cannot run the guard {spec} with this pool", "give one that fits it, or leave it out"
+            )
+        held = [
+            t for t, rate in zip(alive, found, strict=True) if rate is not None and rate >= stock - MARGIN
+        ]
+        say(
+            f"guard {spec}: {len(held)} of {len(alive)} hit no more than a point below stock's {100 * stock:.1f} %"
+        )
+        alive = held
+    return alive
+
+
+def hit_rates(bench: Bench, spec: str, settings: Sequence[Settings], cost: StepCost) -> list[float | None]:
+    """Stock's hit rate on a workload, then that of each of the settings; None where it cannot run."""
+    work = build(spec, seed=bench.seed)
+    asked: list[tuple[Settings, bool]] = [({}, True), *((s, False) for s in settings)]
+    answers: dict[int, Answer] = {}
+    with SimPool(structs.replace(bench, spec=work.spec, workload_hash=work.hash), cost) as pool:
+        for number, (own, stock) in enumerate(asked):
+            pool.submit(number, own, stock=stock)
+        for _ in asked:
+            number, answer = pool.next_done()
+            answers[number] = answer
+    return [
+        None if answers[n].failed else OBJECTIVES["hit-rate"].of(answers[n].summary)
+        for n in range(len(asked))
+    ]

@@ -1,0 +1,102 @@
+"""Guards: a setting that is best for one load is no finalist where it spoils another."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import pytest
+
+from kvtune.cli.app import run as cli
+from kvtune.errors import UsageError
+from kvtune.sim.cost import NOMINAL
+from kvtune.tune import guard
+from kvtune.tune.sim_pool import Answer
+from kvtune.tune.trial import Bench, Settings, Trial
+
+BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="h", vllm="0.32.0")
+CHAT, ZIPF = "chat:sessions=2", "zipf:requests=4"
+RATES: dict[str, dict[int, float]] = {
+    # by slack; 0 is the core's defaults, -1 stock
+    "chat": {-1: 0.50, 0: 0.495, 64: 0.20, 128: 0.60, 256: 0.4899},
+    "zipf": {-1: 0.30, 0: 0.30, 64: 0.90, 128: 0.29, 256: 0.10},
+}
+
+
+class Replayed:
+    """Stands in for the simulator's processes; the last trial that was handed in ends first."""
+
+    def __init__(self, bench: Bench, cost: object) -> None:
+        self.rates = RATES[bench.spec.partition(":")[0]]
+        self.waiting: list[tuple[int, int]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *told: object) -> None:
+        assert not self.waiting
+
+    def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
+        self.waiting.append((number, -1 if stock else int(settings.get("slack", 0))))
+
+    def next_done(self) -> tuple[int, Answer]:
+        number, slack = self.waiting.pop()
+        if slack not in self.rates:
+            return number, Answer(failed="no room")
+        return number, Answer(summary={"prefix_cache": {"hit_rate": self.rates[slack]}})
+
+
+@pytest.fixture(autouse=True)
+def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "SimPool", Replayed)
+
+
+def trial(number: int, **settings: Any) -> Trial:
+    return Trial(number=number, settings=settings, on="sim", summary={})
+
+
+DEFAULTS = trial(1)
+TUNED = [trial(2, slack=64), trial(3, slack=128), trial(4, slack=256)]
+
+
+def kept(*guards: str, of: list[Trial] | None = None) -> list[int]:
+    said: list[str] = []
+    found = guard.holding(BENCH, guards, of or [*TUNED, DEFAULTS], NOMINAL, said.append)
+    assert len(said) <= len(guards)
+    return [t.number for t in found]
+
+
+def test_only_what_holds_on_every_guard_is_left_in_its_order() -> None:
+    assert kept() == [2, 3, 4, 1]
+    assert kept(CHAT) == [3, 1]  # the last one is more than a point below
+    assert kept(ZIPF) == [2, 3, 1]
+    assert kept(CHAT, ZIPF) == kept(ZIPF, CHAT) == [3, 1]
+
+
+def test_where_none_holds_no_more_is_replayed() -> None:
+    assert kept(CHAT, ZIPF, of=TUNED[:1]) == []
+
+
+def test_what_cannot_run_on_a_guard_does_not_hold() -> None:
+    assert kept(CHAT, of=[trial(9, slack=32), DEFAULTS]) == [1]
+
+
+def test_a_guard_that_stock_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RATES, "chat", {})
+    with pytest.raises(UsageError, match="stock cannot run the guard chat"):
+        kept(CHAT)
+
+
+def test_the_cores_defaults_are_always_asked() -> None:
+    baseline = Trial(number=0, settings={}, on="sim", role="baseline", core="stock")
+    assert guard.candidates(TUNED, [baseline, DEFAULTS, *TUNED]) == [*TUNED, DEFAULTS]
+    assert guard.candidates([DEFAULTS], [DEFAULTS]) == [DEFAULTS]
+    many = [trial(n, slack=n) for n in range(2, 40)]
+    assert guard.candidates(many, [DEFAULTS, *many]) == [*many[: guard.TRIED], DEFAULTS]
+
+
+def test_a_guard_that_is_no_workload_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("vllm")
+    assert cli(["tune", "tiny-llama", "-w", "rounds", "--guard", "no-such-load"]) == 2
+    assert "no-such-load" in capsys.readouterr().err

@@ -286,6 +286,11 @@ def shown(kept: Kept) -> None:
                         f"        {found['wall_s']:.0f} s, {ratio} of {size} engine trials of "
                         f"{found['engine_trial_s']} s = {whole:.0f} s"
                     )
+        for row in kept.rows("guarded", name).values():
+            print(
+                f"  with the others as guards, in this pool: {rate(row['hits'], prompt)} (stock "
+                f"{rate(row['stock'], prompt)}); {row['settings']}; {row['verdict']}"
+            )
         moved = kept.rows("elsewhere", name)
         if moved:
             stock = moved[key_of({}, "stock")]["hits"]

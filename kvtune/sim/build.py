@@ -15,6 +15,9 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.settings import COARSE_BLOCK, COARSE_CHUNKS, SimSettings
 
+LONGEST = 300
+"""Characters of vLLM's own words in an error."""
+
 _core_in_this_process: str | None = None
 
 
@@ -188,7 +191,8 @@ def _quiet() -> None:
 def _line(error: BaseException) -> str:
     from pydantic import ValidationError
 
-    if isinstance(error, ValidationError):  # its first line only counts what the others say
-        return error.errors()[0]["msg"].removeprefix("Value error, ")
     text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    if isinstance(error, ValidationError):  # its first line only counts what the others say
+        text = error.errors()[0]["msg"].removeprefix("Value error, ")
+    line = text.splitlines()[0] if text else type(error).__name__
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}.."  # some name every model that vLLM knows

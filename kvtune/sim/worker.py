@@ -78,7 +78,7 @@ class Reports:
         line = msgspec.json.encode(report)
         if len(line) >= select.PIPE_BUF:
             line = msgspec.json.encode(
-                msgspec.structs.replace(report, message=report.message[:1000], hint="")
+                msgspec.structs.replace(report, message=report.message[:1000], hint=report.hint[:500])
             )
         os.write(self._descriptor, line + b"\n")
 

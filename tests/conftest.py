@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,10 @@ from hypothesis import settings
 # A busy machine is no defect: no test asserts a time.
 settings.register_profile("kvtune", deadline=None)
 settings.load_profile("kvtune")
+
+# Started in the background of a script, SIGINT is ignored here and in every child; some tests press Ctrl-C in one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -26,14 +25,6 @@ from time import monotonic_ns
 def send(**event):
     os.write(int(sys.argv[2]), json.dumps(event).encode() + b"\\n")
 """
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c_works() -> Iterator[None]:
-    """A test run that a shell started in the background has SIGINT ignored, and would never see a Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

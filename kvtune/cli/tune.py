@@ -29,7 +29,9 @@ def tune(
     join: Annotated[bool, typer.Option("--join", help="Join the study at --study URL.")] = False,
     guard: Annotated[
         list[str] | None,
-        typer.Option(help="A workload on which the settings must not hit less than stock; may be repeated."),
+        typer.Option(
+            help="Another load: settings that hit over a point less than stock there are dropped (repeatable)."
+        ),
     ] = None,
     gc: Annotated[
         bool, typer.Option("--gc", help="Also try the collector's settings on the engine.")

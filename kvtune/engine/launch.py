@@ -25,7 +25,13 @@ import msgspec
 from kvtune.engine.faults import cause, hint_for
 from kvtune.engine.plan import LOG_FILE, PLAN_FILE, Event, Plan
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
-from kvtune.probe.process import ProcessSampler, born, kill_tree
+from kvtune.probe.process import (
+    ProcessSampler,
+    born,
+    kill_tree,
+    shared_memory_files,
+    shared_memory_in_use,
+)
 
 GRACE_S = 15.0
 """How long a host may take to save and shut its engine down before it is killed."""
@@ -181,14 +187,7 @@ def _explain(error: KvtuneError, folder: Path) -> KvtuneError:
 
 def _sweep(sampler: ProcessSampler) -> None:
     """Unlink shared memory that this run's processes mapped and, killed, could not unlink themselves."""
-    for name in sampler.shared_memory:
-        if Path(name).exists() and not _mapped(name):
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-
-
-def _mapped(name: str) -> bool:
-    """Whether any living process still maps `name`: then it is not ours to remove."""
-    from kvtune.probe.process import shared_memory_of
-
-    return any(name in shared_memory_of(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit())
+    files = shared_memory_files()
+    for inode in sampler.shared_memory & files.keys() - shared_memory_in_use():
+        with contextlib.suppress(OSError):
+            files[inode].unlink()

@@ -17,7 +17,9 @@ import psutil
 
 INTERVAL_S = 0.2
 USS_EVERY = 10
-_SHARED = re.compile(r"\s(/dev/shm/[^\s]+)")
+SHARED_MEMORY = Path("/dev/shm")
+# A line of /proc/PID/maps: its inode, and that it lies in shared memory.
+_SHARED = re.compile(r"\s(\d+)\s+/dev/shm/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class ProcessSampler:
     interval_s: float = INTERVAL_S
     samples: list[Sample] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
-    shared_memory: set[str] = field(default_factory=set)
+    shared_memory: set[int] = field(default_factory=set)  # inodes
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -84,13 +86,32 @@ class ProcessSampler:
         )
 
 
-def shared_memory_of(pid: int) -> set[str]:
-    """Names under /dev/shm that a process has mapped now."""
+def shared_memory_of(pid: int) -> set[int]:
+    """Inodes under /dev/shm that a process has mapped now.
+
+    Not names: glibc makes a semaphore under a passing name and links it to its own, and whoever made it shows the
+    passing one for good.
+    """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return set()
-    return {found.group(1) for found in _SHARED.finditer(maps)}
+    return {int(found.group(1)) for found in _SHARED.finditer(maps)}
+
+
+def shared_memory_in_use() -> set[int]:
+    """Inodes under /dev/shm that any living process has mapped now."""
+    return {inode for pid in psutil.pids() for inode in shared_memory_of(pid)}
+
+
+def shared_memory_files() -> dict[int, Path]:
+    """What has a name under /dev/shm, by inode."""
+    found: dict[int, Path] = {}
+    with contextlib.suppress(OSError):
+        for path in SHARED_MEMORY.iterdir():
+            with contextlib.suppress(OSError):
+                found[path.stat().st_ino] = path
+    return found
 
 
 def born(pid: int) -> float:

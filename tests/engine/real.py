@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,11 +14,10 @@ from typing import Any
 
 import psutil
 
-from kvtune.probe.process import shared_memory_of
+from kvtune.probe.process import shared_memory_files, shared_memory_in_use
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
-
-SHARED_MEMORY = Path("/dev/shm")
+from tests.living import living
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,34 @@ def engine_of(output: Path) -> list[psutil.Process]:
     return found
 
 
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+def alive(processes: list[psutil.Process]) -> list[int]:
+    return living(p.pid for p in processes if p.is_running())
 
 
-def in_shared_memory() -> set[Path]:
-    return set(SHARED_MEMORY.iterdir())
+def in_shared_memory() -> set[int]:
+    return set(shared_memory_files())
 
 
-def left_in_shared_memory(before: set[Path]) -> set[Path]:
+def left_in_shared_memory(before: set[int]) -> set[Path]:
     """What is new there and mapped by no living process: leaked.
 
     Engines of other tests start and end meanwhile, and theirs may not be mapped for a moment: a leak stays.
     """
-    found = in_shared_memory() - before
-    deadline = time.monotonic() + 5.0
-    while found and time.monotonic() < deadline:
-        mapped = {name for pid in psutil.pids() for name in shared_memory_of(pid)}
-        found = {p for p in found & in_shared_memory() if str(p) not in mapped}
+    left = shared_memory_files()
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline:
+        gone = before | shared_memory_in_use()
+        left = {i: path for i, path in shared_memory_files().items() if i in left and i not in gone}
+        if not left:
+            break
         time.sleep(0.2)
+    return set(left.values())
+
+
+def commands(processes: list[psutil.Process]) -> dict[int, str]:
+    """The command line of each that still lives."""
+    found: dict[int, str] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found[process.pid] = " ".join(process.cmdline())
     return found

@@ -10,12 +10,12 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from kvtune.engine import launch as launch_module
 from kvtune.engine.launch import Outcome, launch
 from kvtune.engine.plan import LOG_FILE, Event, Plan
+from tests.living import living
 
 PLAN = Plan(model="m", vllm_args=[], workload="decode:requests=1", seed=0)
 
@@ -107,21 +107,27 @@ os.kill(os.getpid(), signal.SIGKILL)
     )
     child = int((tmp_path / "child").read_text())
     assert outcome.error is not None
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert not living([child])
 
 
 def test_shared_memory_of_a_killed_process_is_unlinked(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     run_script(
         """
+import multiprocessing
 from multiprocessing import shared_memory, resource_tracker
 block = shared_memory.SharedMemory(create=True, size=4096)
-resource_tracker.unregister(block._name, "shared_memory")  # so that nobody but the launcher can clean it up
-open(sys.argv[1] + "/shm", "w").write(block.name)
+lock = multiprocessing.get_context("spawn").Lock()  # a semaphore: mapped under another name than it has
+# So that nobody but the launcher can clean them up:
+resource_tracker.unregister(block._name, "shared_memory")
+resource_tracker.unregister(lock._semlock.name, "semaphore")
+open(sys.argv[1] + "/shm", "w").write(block.name + " sem." + lock._semlock.name[1:])
 time.sleep(1.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     )
-    assert not Path("/dev/shm", (tmp_path / "shm").read_text()).exists()
+    names = (tmp_path / "shm").read_text().split()
+    assert len(names) == 2
+    assert not [name for name in names if Path("/dev/shm", name).exists()]
 
 
 def test_ctrl_c_asks_the_host_to_end_and_keeps_what_was_measured(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -179,7 +185,7 @@ time.sleep(60)
 """,
         on_event,
     )
-    assert not psutil.pid_exists(pids[0]) or psutil.Process(pids[0]).status() == psutil.STATUS_ZOMBIE
+    assert not living(pids[:1])
 
 
 LAUNCHER = """
@@ -218,10 +224,6 @@ def test_nothing_outlives_a_launcher_that_is_ended_or_killed(tmp_path: Path, num
     launcher.send_signal(number)
     launcher.wait(timeout=60)
     end = time.monotonic() + 10
-    while time.monotonic() < end and any(
-        psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids
-    ):
+    while time.monotonic() < end and living(pids):
         time.sleep(0.05)
-    assert not [
-        p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE
-    ]
+    assert not living(pids)

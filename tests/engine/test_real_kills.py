@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from kvtune.engine.plan import Event
 from kvtune.engine.profile import Job, Profiled, profile
 from kvtune.run.file import read_run
 from kvtune.workload.spec import build
-from tests.engine.real import engine_of, in_shared_memory, left_in_shared_memory
+from tests.engine.real import commands, engine_of, in_shared_memory, left_in_shared_memory
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -29,10 +31,10 @@ def profile_and_kill(output: Path, role: str) -> Profiled:
     def on_event(event: Event) -> None:
         if event.kind != "progress" or event.finished < 64 or killed:
             return
-        for process in engine_of(output):
-            if role in " ".join(process.cmdline()):
-                killed.append(process.pid)
-                process.kill()
+        for pid, command in commands(engine_of(output)).items():
+            if role in command:
+                killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
 
     result = profile(job, on_event)
     assert killed, f"no process {role} was found"

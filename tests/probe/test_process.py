@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -11,7 +13,8 @@ from multiprocessing import shared_memory
 import psutil
 import pytest
 
-from kvtune.probe.process import ProcessSampler, born, kill_tree, shared_memory_of
+from kvtune.probe.process import ProcessSampler, born, kill_tree, shared_memory_files, shared_memory_of
+from tests.living import living
 
 TREE = """
 import subprocess, sys, time
@@ -61,7 +64,7 @@ def test_kill_tree_leaves_nothing(tree: subprocess.Popen[bytes]) -> None:
     family = [tree.pid, *(c.pid for c in psutil.Process(tree.pid).children())]
     kill_tree(tree.pid, 0.1)
     tree.wait()
-    assert not [p for p in family if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]
+    assert not living(family)
 
 
 def test_kill_tree_of_a_process_that_is_gone() -> None:
@@ -98,8 +101,19 @@ def test_a_pid_that_was_given_to_another_process_is_sampled_no_more(
 def test_mapped_shared_memory_is_found() -> None:
     block = shared_memory.SharedMemory(create=True, size=4096)
     try:
-        assert f"/dev/shm/{block.name}" in shared_memory_of(psutil.Process().pid)
+        files = shared_memory_files()
+        mine = {files[inode].name for inode in shared_memory_of(os.getpid()) & files.keys()}
+        assert block.name in mine
     finally:
         block.close()
         block.unlink()
     assert shared_memory_of(2**22 + 1) == set()
+
+
+def test_a_semaphore_is_found_in_the_process_that_made_it() -> None:
+    """glibc makes it under a passing name, which /proc/PID/maps shows for good."""
+    before = shared_memory_files().keys()
+    semaphore = multiprocessing.get_context("spawn").Lock()
+    mine = shared_memory_of(os.getpid()) & shared_memory_files().keys() - before
+    assert len(mine) == 1
+    del semaphore

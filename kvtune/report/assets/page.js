@@ -248,8 +248,14 @@
     document.head.append(script);
     drawAll();
   };
-  new PerformanceObserver(() => setTimeout(begin)).observe({ type: "paint", buffered: true });
-  setTimeout(begin, 1000); // a page in the background is not painted, and may be printed
+  // Not at the first paint of any kind: that may be the background alone, and the charts' script would delay the text.
+  const tells = PerformanceObserver.supportedEntryTypes?.includes("paint");
+  if (tells) {
+    new PerformanceObserver((list) => {
+      if (list.getEntriesByName("first-contentful-paint").length) setTimeout(begin);
+    }).observe({ type: "paint", buffered: true });
+  }
+  setTimeout(begin, tells && !document.hidden ? 10000 : 1000); // a page in the background is not painted, and may be printed
 
   let waiting;
   addEventListener("resize", () => {

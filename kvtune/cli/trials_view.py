@@ -96,6 +96,8 @@ def print_results(found: dict[str, Any], trials: Sequence[Trial], by: Objective)
     if len(order) > RESULT_ROWS:
         console.print(f"{len(order) - RESULT_ROWS} more trials: --json lists all")
     console.print(found["verdict"]["text"])
+    for note in found["notes"]:
+        console.print(note, markup=False)
 
 
 def write_study_page(journal: Path, by: Objective, recipe: Path | None = None) -> Path:

@@ -69,6 +69,8 @@ def tune(
     url = study if "://" in study else ""
     if join and not url:
         raise UsageError("--join needs the database of a study", "add --study URL")
+    if join and guard:
+        raise UsageError("--guard belongs to whoever began the study", "leave it out with --join")
     if url and not join:
         path = benches.stored_study_path(url, output, bench)
     else:

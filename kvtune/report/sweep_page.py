@@ -108,7 +108,11 @@ def _outcome(found: Mapping[str, Any], by: str) -> Section:
     heading = ahead if verdict["winner"] else "No winner"
     result, advice, command = _words(found, by)
     values = {
-        "lines": (("What came out", result), ("What to do", advice)),
+        "lines": (
+            ("What came out", result),
+            ("What to do", advice),
+            *(("Noticed", f"{note[:1].upper()}{note[1:]}.") for note in found["notes"]),
+        ),
         "command": command,
         "figures": figures,
         "winner": bool(verdict["winner"]),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtune.tune.objective import Objective
+from kvtune.tune.objective import OBJECTIVES, Objective
+from kvtune.tune.space import shown
 from kvtune.tune.trial import Trial, Value
 
 
@@ -34,3 +35,18 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
         if len(values) > 1:
             found.append(Effect(knob, tuple((v, sum(own) / len(own), len(own)) for v, own in values.items())))
     return sorted(found, key=lambda e: -e.spread)
+
+
+def notes(trials: Sequence[Trial]) -> list[str]:
+    """Values of a knob with which nothing hit at all where other values hit: a column of zeros wants its reason."""
+    told = []
+    by = OBJECTIVES["hit-rate"]
+    for effect in effects([t for t in trials if t.role == "trial"], by):
+        none = [value for value, mean, _ in effect.means if mean == 0]
+        if none and len(none) < len(effect.means):
+            values = shown({effect.knob: none[0]}) + "".join(f", {value}" for value in none[1:])
+            told.append(
+                f"nothing hit with {values}: run one of them with `kvtune profile --on sim`, "
+                "and `kvtune explain` says of its run what was missed and why"
+            )
+    return told

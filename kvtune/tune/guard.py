@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 
 from kvtune.errors import UsageError
-from kvtune.sim.cost import StepCost
+from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.sim_pool import Answer, SimPool
 from kvtune.tune.trial import Bench, Settings, Trial
@@ -29,6 +29,12 @@ def candidates(ranked: Sequence[Trial], simulated: Sequence[Trial]) -> list[Tria
     return chosen + [t for t in defaults if t not in chosen]
 
 
+def check(bench: Bench, guards: Sequence[str]) -> None:
+    """Refuse a guard that stock cannot run, before anything long begins."""
+    for spec in guards:
+        _ran(spec, hit_rates(bench, spec, [], NOMINAL)[0])
+
+
 def holding(
     bench: Bench, guards: Sequence[str], asked: Sequence[Trial], cost: StepCost, say: Callable[[str], None]
 ) -> list[Trial]:
@@ -37,11 +43,8 @@ def holding(
     for spec in guards:
         if not alive:
             break
-        stock, *found = hit_rates(bench, spec, [t.settings for t in alive], cost)
-        if stock is None:
-            raise UsageError(
-                f"stock cannot run the guard {spec} with this pool", "give one that fits it, or leave it out"
-            )
+        first, *found = hit_rates(bench, spec, [t.settings for t in alive], cost)
+        stock = _ran(spec, first)
         held = [
             t for t, rate in zip(alive, found, strict=True) if rate is not None and rate >= stock - MARGIN
         ]
@@ -67,3 +70,11 @@ def hit_rates(bench: Bench, spec: str, settings: Sequence[Settings], cost: StepC
         None if answers[n].failed else OBJECTIVES["hit-rate"].of(answers[n].summary)
         for n in range(len(asked))
     ]
+
+
+def _ran(spec: str, rate: float | None) -> float:
+    if rate is None:
+        raise UsageError(
+            f"stock cannot run the guard {spec} with this pool", "give one that fits it, or leave it out"
+        )
+    return rate

@@ -11,6 +11,7 @@ import msgspec
 
 from kvtune.errors import KvtuneError
 from kvtune.sim.cost import NOMINAL, StepCost
+from kvtune.tune.effects import notes
 from kvtune.tune.engine_trial import engine_trial
 from kvtune.tune.journal import Journal
 from kvtune.tune.objective import Objective, axes, best, front
@@ -139,6 +140,7 @@ def result(trials: Sequence[Trial], by: Objective) -> dict[str, Any]:
         "pareto": [t.number for t in front(at_place, axes(by))],
         "verdict": verdict(found, baseline, by, place),
         "recipe": None,
+        "notes": notes(trials),
     }
 
 

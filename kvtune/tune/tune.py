@@ -13,6 +13,7 @@ from kvtune.recipe import Recipe, write_recipe
 from kvtune.sim.cost import NOMINAL, StepCost, fit
 from kvtune.tune import guard
 from kvtune.tune.confirm import Bout, Confirmed, Side, confirm
+from kvtune.tune.effects import notes
 from kvtune.tune.evidence import finalists, recipe_of, simulated_recipe
 from kvtune.tune.journal import Journal
 from kvtune.tune.knobs import ModelFacts
@@ -72,6 +73,9 @@ def tune(
     bout = Bout(bench, workload, journal, output, say, on_event)
     baseline = Side({}, "baseline")
     cost = NOMINAL
+    if limits.guards:
+        phase("stock on the guards")
+        guard.check(bench, limits.guards)
     if limits.on_engine and not join:
         phase("stock on the engine")
         if bout.run(baseline) is None:
@@ -93,7 +97,7 @@ def tune(
     )
     stock = next((t for t in simulated if t.role == "baseline"), None)
     best = finalists(simulated, by, limits.finalists)
-    if limits.guards and not join:
+    if limits.guards:
         phase("guards in simulation")
         asked = guard.candidates(finalists(simulated, by, guard.TRIED), simulated)
         best = guard.holding(bench, limits.guards, asked, cost, phase)[: limits.finalists]
@@ -225,4 +229,5 @@ def plain(tuned: Tuned) -> dict[str, Any]:
         "pareto": [t.number for t in front([t for t in tuned.trials if t.on == place], axes(by))],
         "verdict": tuned.verdict,
         "recipe": str(tuned.recipe) if tuned.recipe else None,
+        "notes": notes(tuned.trials),
     }

@@ -23,6 +23,7 @@ CASES = [
     (["sweep", "no/such/model/at/all"], "no model folder"),
     (["sweep", "tiny-gemma3", "--trace", "none.jsonl"], "none.jsonl"),
     (["tune", "tiny-gemma3", "--join"], "--study URL"),
+    (["tune", "tiny-gemma3", "--join", "--study", "sqlite:///x", "--guard", "chat"], "whoever began"),
     (["tune", "tiny-gemma3", "--on", "engine"], "--on takes"),
     (["tune", "tiny-gemma3", "-w", "zipf", "--trace", "x"], "exclude"),
     (["recipe", "verify", "nowhere"], "no recipe nowhere"),

@@ -45,6 +45,13 @@ def test_a_winner_in_simulation_is_told_as_one_and_sent_to_the_engine() -> None:
     assert "No recipe was written" in html
 
 
+def test_values_with_which_nothing_hits_are_noticed() -> None:
+    found = studies.found(studies.grid_study())
+    assert "Noticed" not in sweep_page(found)
+    html = sweep_page({**found, "notes": ["nothing hit with pin_window=4096: look"]})
+    assert "Noticed" in html and "Nothing hit with pin_window=4096: look." in html
+
+
 def test_no_winner_says_so() -> None:
     html = sweep_page(studies.found(studies.grid_study(stock=0.9)))
     assert "No winner" in html

@@ -83,7 +83,13 @@ def test_what_cannot_run_on_a_guard_does_not_hold() -> None:
 def test_a_guard_that_stock_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RATES, "chat", {})
     with pytest.raises(UsageError, match="stock cannot run the guard chat"):
+        guard.check(BENCH, (ZIPF, CHAT))
+    with pytest.raises(UsageError, match="stock cannot run the guard chat"):
         kept(CHAT)
+
+
+def test_guards_that_stock_runs_pass_the_check() -> None:
+    guard.check(BENCH, (ZIPF, CHAT))
 
 
 def test_the_cores_defaults_are_always_asked() -> None:

@@ -25,6 +25,7 @@ FIELDS = {
     "pareto",
     "verdict",
     "recipe",
+    "notes",
 }
 
 
@@ -60,6 +61,15 @@ def test_sweep_and_tune_have_the_same_fields() -> None:
     )
     assert set(swept) == set(tuned) == FIELDS
     assert swept["pareto"] == tuned["pareto"] == [0]
+
+
+def test_values_with_which_nothing_hits_are_told() -> None:
+    """A column of zeros wants its reason; where everything is zero the column is not what makes it."""
+    trials = [trial(0, 0.5, 10), trial(1, 0.0, 10), trial(2, 0.0, 12), trial(3, 0.2, 9)]
+    (note,) = result(trials, OBJECTIVES["ttft"])["notes"]
+    assert note.startswith("nothing hit with slack=1, 2: ") and "kvtune explain" in note
+    assert result(trials[1:3], OBJECTIVES["ttft"])["notes"] == []
+    assert result([trials[0], trials[3]], OBJECTIVES["ttft"])["notes"] == []
 
 
 def test_it_is_written_whole_beside_the_journal(tmp_path: Path) -> None:

@@ -38,9 +38,15 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
 
 
 def notes(trials: Sequence[Trial]) -> list[str]:
-    """Values of a knob with which nothing hit at all where other values hit: a column of zeros wants its reason."""
+    """Zeros want a reason: nothing hit at all, or nothing with some values of a knob where others hit."""
     told = []
     by = OBJECTIVES["hit-rate"]
+    rates = [rate for t in trials if t.state == "complete" and (rate := by.of(t.summary)) is not None]
+    if rates and not any(rates):
+        return [
+            "nothing hit with any of these settings: `kvtune bounds` shows what a larger pool would buy, "
+            "`kvtune doctor` the shortest prefix that can hit"
+        ]
     for effect in effects([t for t in trials if t.role == "trial"], by):
         none = [value for value, mean, _ in effect.means if mean == 0]
         if none and len(none) < len(effect.means):

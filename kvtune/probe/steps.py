@@ -52,6 +52,7 @@ class StepProbe:
         self._output: Any = None
         self._steady: tuple[int, Any, Any] = (0, None, None)
         self._context = self._prefill_context = 0
+        self._preempted: set[str] = set()  # they have output, and prefill again
 
     def wrap_scheduler(self, scheduler: Any) -> None:
         """Instance attributes: no class is changed, so a second engine in this process is not measured twice."""
@@ -189,6 +190,12 @@ class StepProbe:
         decodes = len(ids) - prefills
         if prefills:
             prefill_context = sum(compress(computed, map(not_, produced)))
+        if output.preempted_req_ids:
+            self._preempted |= output.preempted_req_ids
+        if self._preempted:
+            again = self._prefilling_again(output)
+            decodes -= len(again)
+            prefill_context += sum(again)
         for new in output.scheduled_new_reqs:
             prefill_context += new.num_computed_tokens
             context += new.num_computed_tokens
@@ -196,3 +203,21 @@ class StepProbe:
         steady = total == decodes == requests
         self._steady = (total, ids[0], ids[-1]) if steady and ids else (0, None, None)
         return int(max(0, total - decodes))
+
+    def _prefilling_again(self, output: Any) -> list[int]:
+        """Computed tokens of each request of this step that was preempted and does not decode yet."""
+        cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        self._preempted -= output.finished_req_ids
+        found: list[int] = []
+        for name, computed, produced in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+        ):
+            if (
+                name not in self._preempted or not produced
+            ):  # one without output is told from a decode already
+                continue
+            if scheduled[name] == 1 or name in output.scheduled_spec_decode_tokens:
+                self._preempted.discard(name)
+            else:
+                found.append(computed)
+        return found

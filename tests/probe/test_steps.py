@@ -145,6 +145,50 @@ def test_context_is_followed_through_steady_steps_and_changes(probe: StepProbe, 
     assert all(row[9] >> 32 == 0 for row in rows)
 
 
+def test_a_preempted_request_prefills_again(probe: StepProbe, tmp_path: Path) -> None:
+    """It has output, as a decode has: what it computes anew is prefill until it decodes."""
+    steps = iter(
+        [
+            # ids, tokens, computed, preempted
+            ("ab", (1, 1), (500, 700), {"c"}),
+            ("abc", (1, 1, 128), (501, 701, 0), None),
+            ("abc", (1, 1, 72), (502, 702, 128), None),
+            ("abc", (1, 1, 1), (503, 703, 200), None),
+            ("abc", (1, 1, 1), (504, 704, 201), None),
+        ]
+    )
+
+    class Preempting(Scheduler):
+        def schedule(self, throttle: bool = False) -> Any:
+            ids, tokens, computed, preempted = next(steps)
+            self.running = list(ids)
+            return SimpleNamespace(
+                total_num_scheduled_tokens=sum(tokens),
+                num_scheduled_tokens=dict(zip(ids, tokens, strict=True)),
+                scheduled_cached_reqs=SimpleNamespace(
+                    req_ids=list(ids),
+                    num_computed_tokens=list(computed),
+                    num_output_tokens=[5] * len(ids),
+                    resumed_req_ids=set(),
+                ),
+                scheduled_new_reqs=[],
+                scheduled_spec_decode_tokens={},
+                finished_req_ids=set(),
+                preempted_req_ids=preempted,
+            )
+
+    scheduler = Preempting()
+    probe.wrap_scheduler(scheduler)
+    loop = probe.wrap_loop(Engine.step)
+    for _ in range(5):
+        loop(Engine(scheduler))
+    assert probe.failed == ""
+    rows = read_ring(tmp_path / "ring").rows
+    assert [row[9] >> 32 for row in rows] == [0, 128, 72, 0, 0]
+    assert [row[11] >> 32 for row in rows[:3]] == [0, 0, 128]
+    assert [row[12] for row in rows] == [1200, 1202, 1332, 1406, 1409]
+
+
 def test_net_allocations_are_counted_by_phase_also_across_a_collection(tmp_path: Path) -> None:
     import gc
 

@@ -9,6 +9,9 @@ from kvtune.tune.objective import OBJECTIVES, Objective
 from kvtune.tune.space import shown
 from kvtune.tune.trial import Trial, Value
 
+FEWEST = 3
+"""Trials of a value before it is blamed for what several knobs may have done."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effect:
@@ -47,8 +50,11 @@ def notes(trials: Sequence[Trial]) -> list[str]:
             "nothing hit with any of these settings: `kvtune bounds` shows what a larger pool would buy, "
             "`kvtune doctor` the shortest prefix that can hit"
         ]
-    for effect in effects([t for t in trials if t.role == "trial"], by):
-        none = [value for value, mean, _ in effect.means if mean == 0]
+    found = effects([t for t in trials if t.role == "trial"], by)
+    # In a search one or two trials of a value differ in all else, too.
+    enough = 1 if len(found) == 1 else FEWEST
+    for effect in found:
+        none = [value for value, mean, count in effect.means if mean == 0 and count >= enough]
         if none and len(none) < len(effect.means):
             values = shown({effect.knob: none[0]}) + "".join(f", {value}" for value in none[1:])
             told.append(

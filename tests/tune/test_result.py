@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from kvtune.errors import KvtuneError
 from kvtune.tune.objective import OBJECTIVES, front
@@ -71,6 +72,20 @@ def test_values_with_which_nothing_hits_are_told() -> None:
     (note,) = result(trials[1:3], OBJECTIVES["ttft"])["notes"]
     assert note.startswith("nothing hit with any") and "kvtune bounds" in note
     assert result([trials[0], trials[3]], OBJECTIVES["ttft"])["notes"] == []
+
+
+def test_a_value_that_was_tried_once_is_not_blamed() -> None:
+    """In a search its trial differs in all else, too."""
+
+    def tried(number: int, slack: int, pin: int, hits: float) -> Trial:
+        own = trial(number, hits, 10)
+        return structs.replace(own, settings={"slack": slack, "pin_window": pin})
+
+    trials = [tried(0, 0, 0, 0.5), tried(1, 64, 8, 0.0), tried(2, 0, 1, 0.4), tried(3, 0, 2, 0.4)]
+    assert result(trials, OBJECTIVES["ttft"])["notes"] == []
+    trials += [tried(4, 64, 4, 0.0), tried(5, 64, 5, 0.0)]
+    (note,) = result(trials, OBJECTIVES["ttft"])["notes"]
+    assert note.startswith("nothing hit with slack=64: ")
 
 
 def test_it_is_written_whole_beside_the_journal(tmp_path: Path) -> None:

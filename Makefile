@@ -21,7 +21,7 @@ test: setup-test lint  ## everything CI checks: style, types, layers, all tests 
 	@echo "test: what needs no engine and no browser of its own, two at a time"
 	$(BIN)/python -m pytest -q -m "not engine and not browser and not long" -n 2 --dist loadfile
 	@echo "test: the real engine and the real browser (an engine's start is three imports, one after another)"
-	$(BIN)/python -m pytest -m "(engine or browser) and not long" -n 3 --dist loadfile
+	$(BIN)/python -m pytest tests/engine tests/report -m "(engine or browser) and not long" -n 3 --dist loadfile
 
 check: test  ## the same as test
 

@@ -10,6 +10,8 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,6 +26,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+FOLDERS = [Path(__file__).with_name(name) for name in ("engine", "report")]
+"""Where `make test` looks for tests that start an engine or a browser: collecting all others imports vLLM."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if marks & {"engine", "vllm"} and find_spec("vllm") is None:
+            item.add_marker(pytest.mark.skip(reason="needs vLLM"))
+        if marks & {"engine", "browser"} and "long" not in marks and item.path.parent not in FOLDERS:
+            raise pytest.UsageError(
+                f"{item.nodeid} starts an engine or a browser: move it to one of {FOLDERS}"
+            )
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """vLLM's EngineCore with the real model and worker, in this process, stepped by the simulator's player on virtual time.
 
 Real tokens, real hashes, real kernels; a step takes the time that a simulated one does, so that whoever plays the same
-workload decides alike (tests/sim/lockstep.py compares them). Imports vLLM; for benchmarks.
+workload decides alike (tests/engine/lockstep.py compares them). Imports vLLM; for benchmarks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Packed blocks on the real engine: the answers are stock's, hits and block ids are the simulator's.
 
-Each layout is one engine in a process of its own (tests/sim/lockstep.py), on seeded weights under which an answer
+Each layout is one engine in a process of its own (tests/engine/lockstep.py), on seeded weights under which an answer
 depends on all of its prompt. Stock without prefix caching is what every other one is compared with.
 """
 
@@ -69,7 +69,6 @@ Ran = Callable[[str, str], dict[str, Any]]
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """By model and layout: cases by workload, and `state`, the core's. Each engine is started once."""
-    pytest.importorskip("vllm", reason="needs vLLM")
     found: dict[tuple[str, str], dict[str, Any]] = {}
 
     def run(model: str, layout: str) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
             job = {"model": model, "logprobs": True, **(GRANITE if model == "tiny-granite" else QWEN)[layout]}
             folder = tmp_path_factory.mktemp(layout)
             (folder / "job.json").write_text(json.dumps(job))
-            script = str(Path(__file__).parents[1] / "sim" / "lockstep.py")
+            script = str(Path(__file__).parents[1] / "engine" / "lockstep.py")
             ended = subprocess.run(
                 [sys.executable, script, str(folder / "job.json"), str(folder / "out.json")],
                 capture_output=True, text=True, timeout=850,

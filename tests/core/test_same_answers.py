@@ -12,7 +12,6 @@ import pytest
 from kvtune.engine import models
 from tests.engine.real import Ran, profiled
 
-pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 
 LOAD = "zipf:prefixes=4,prefix={prefix},suffix=40,output=120,requests=24,s=0.8,concurrency=8"

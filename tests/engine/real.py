@@ -45,6 +45,14 @@ def profiled(output: Path, *arguments: str, engine: tuple[str, ...] = ()) -> Ran
     return Ran(facts, read_run(Path(facts["run_file"])), done.stderr)
 
 
+def counts_as_vllm(ran: Ran) -> None:
+    """The front end's account is the engine's own."""
+    counters = ran.run.header.engine_counters
+    assert counters["finished"] == ran.facts["requests"]
+    assert counters["generation_tokens"] == ran.facts["output_tokens"]
+    assert not [n for n in ran.run.header.notes if "counted" in n]
+
+
 def engine_of(output: Path) -> list[psutil.Process]:
     """The processes of the engine whose host works under `output`: its session (other tests run engines too)."""
     found: list[psutil.Process] = []

@@ -15,7 +15,6 @@ import pytest
 from kvtune.run.file import read_run
 from tests.engine.real import alive, engine_of, in_shared_memory, kvtune, left_in_shared_memory
 
-pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 

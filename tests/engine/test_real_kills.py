@@ -14,7 +14,6 @@ from kvtune.run.file import read_run
 from kvtune.workload.spec import build
 from tests.engine.real import commands, engine_of, in_shared_memory, left_in_shared_memory
 
-pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 

@@ -38,7 +38,6 @@ CASES: list[tuple[str, int, bool, bool]] = [
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    pytest.importorskip("vllm", reason="needs vLLM")
     folder = tmp_path_factory.mktemp("lockstep")
     cases = [{"workload": work, "blocks": blocks} for work, blocks, _, _ in CASES]
     job = {"model": "tiny-gemma3", "cores": ["stock", "kvtune"], "args": FLAGS, "cases": cases}

@@ -15,6 +15,7 @@ import pytest
 from kvtune.engine import launch as launch_module
 from kvtune.engine.launch import Outcome, launch
 from kvtune.engine.plan import LOG_FILE, Event, Plan
+from kvtune.probe import process as process_module
 from tests.living import living
 
 PLAN = Plan(model="m", vllm_args=[], workload="decode:requests=1", seed=0)
@@ -110,7 +111,12 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not living([child])
 
 
-def test_shared_memory_of_a_killed_process_is_unlinked(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_shared_memory_of_a_killed_process_is_unlinked(  # type: ignore[no-untyped-def]
+    run_script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        process_module, "USS_EVERY", 1
+    )  # looked at with each sample: it lives for seconds only
     run_script(
         """
 import multiprocessing
@@ -121,7 +127,7 @@ lock = multiprocessing.get_context("spawn").Lock()  # a semaphore: mapped under 
 resource_tracker.unregister(block._name, "shared_memory")
 resource_tracker.unregister(lock._semlock.name, "semaphore")
 open(sys.argv[1] + "/shm", "w").write(block.name + " sem." + lock._semlock.name[1:])
-time.sleep(1.0)
+time.sleep(3.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     )

@@ -212,9 +212,8 @@ class StepProbe:
         for name, computed, produced in zip(
             cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
         ):
-            if (
-                name not in self._preempted or not produced
-            ):  # one without output is told from a decode already
+            # One without output is no decode to begin with.
+            if name not in self._preempted or not produced:
                 continue
             if scheduled[name] == 1 or name in output.scheduled_spec_decode_tokens:
                 self._preempted.discard(name)

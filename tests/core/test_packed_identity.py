@@ -6,15 +6,13 @@ depends on all of its prompt. Stock without prefix caching is what every other o
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.engine.real import lockstep
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -74,15 +72,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     def run(model: str, layout: str) -> dict[str, Any]:
         if (model, layout) not in found:
             job = {"model": model, "logprobs": True, **(GRANITE if model == "tiny-granite" else QWEN)[layout]}
-            folder = tmp_path_factory.mktemp(layout)
-            (folder / "job.json").write_text(json.dumps(job))
-            script = str(Path(__file__).parents[1] / "engine" / "lockstep.py")
-            ended = subprocess.run(
-                [sys.executable, script, str(folder / "job.json"), str(folder / "out.json")],
-                capture_output=True, text=True, timeout=850,
-            )  # fmt: skip
-            assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-            told = json.loads((folder / "out.json").read_text())
+            told = lockstep(tmp_path_factory.mktemp(layout), job)
             found[model, layout] = {"state": told["state"], **{c["workload"]: c for c in told["cases"]}}
         return found[model, layout]
 

@@ -45,6 +45,22 @@ def profiled(output: Path, *arguments: str, engine: tuple[str, ...] = ()) -> Ran
     return Ran(facts, read_run(Path(facts["run_file"])), done.stderr)
 
 
+def lockstep(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """What `lockstep.py` finds for a job, in a process of its own."""
+    (folder / "job.json").write_text(json.dumps(job))
+    script = Path(__file__).with_name("lockstep.py")
+    ended = subprocess.run(
+        [sys.executable, str(script), str(folder / "job.json"), str(folder / "out.json")],
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    found: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return found
+
+
 def counts_as_vllm(ran: Ran) -> None:
     """The front end's account is the engine's own."""
     counters = ran.run.header.engine_counters

@@ -5,13 +5,11 @@ One engine start for all: some 20 s, and half as long to compute the workloads w
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.engine.real import lockstep
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -41,16 +39,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("lockstep")
     cases = [{"workload": work, "blocks": blocks} for work, blocks, _, _ in CASES]
     job = {"model": "tiny-gemma3", "cores": ["stock", "kvtune"], "args": FLAGS, "cases": cases}
-    (folder / "job.json").write_text(json.dumps(job))
-    script = Path(__file__).with_name("lockstep.py")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(folder / "job.json"), str(folder / "out.json")],
-        capture_output=True,
-        text=True,
-        timeout=850,
-    )
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    found: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())["cases"]
+    found: list[dict[str, Any]] = lockstep(folder, job)["cases"]
     return found
 
 

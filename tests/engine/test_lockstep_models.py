@@ -6,12 +6,12 @@ One engine start a model; `make long` runs them. Pools are small, so that blocks
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.engine.real import lockstep
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -71,16 +71,7 @@ def test_every_step_and_every_hit_is_the_engines(model: str, tmp_path: Path) -> 
     trace = trace_file(tmp_path)
     cases = [{"workload": w.format(trace=trace), "blocks": blocks} for w, blocks in loads]
     job = {"model": model, "args": flags, "cases": cases, **CORES.get(model, BOTH)}
-    (tmp_path / "job.json").write_text(json.dumps(job))
-    script = Path(__file__).with_name("lockstep.py")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "job.json"), str(tmp_path / "out.json")],
-        capture_output=True,
-        text=True,
-        timeout=850,
-    )
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    results = json.loads((tmp_path / "out.json").read_text())["cases"]
+    results = lockstep(tmp_path, job)["cases"]
     assert len(results) == len(job["cores"]) * len(cases)
     for case in results:
         what = f"{case['core']} {case['workload']}"

@@ -21,7 +21,7 @@ from kvtune.engine.ablate import (
     known,
     variants,
 )
-from kvtune.engine.plan import Event
+from kvtune.engine.messages import Event
 from kvtune.engine.profile import Job, check_output
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.file import read_run, write_run
@@ -35,9 +35,9 @@ REPEATS = 3
 
 def run_ablation(job: Job, only: str, repeats: int, budget_min: float, *, as_json: bool) -> int:
     """Run every variant, store the result in the baseline's first run, print it. KvtuneError without a baseline."""
-    from kvtune.analysis.ablation import stored
-    from kvtune.report.ablation_text import plain, print_ablation
-    from kvtune.report.page import run_page, write_page
+    from kvtune.analysis.comparison.ablation import stored
+    from kvtune.report.console.ablation import plain, print_ablation
+    from kvtune.report.pages.frame import run_page, write_page
 
     chosen = variants(job, tuple(name for name in only.split(",") if name))
     repeats = max(repeats, FEWEST) if repeats > 1 else REPEATS
@@ -116,7 +116,7 @@ def _minutes(seconds: float) -> str:
 
 def _store(found: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
     """Put the whole result into the baseline's first run file, where pages and other tools find it."""
-    from kvtune.analysis.ablation import KEY, Side, extra, figures
+    from kvtune.analysis.comparison.ablation import KEY, Side, extra, figures
 
     sides = []
     for variant in chosen:

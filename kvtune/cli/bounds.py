@@ -28,9 +28,9 @@ def bounds(
     ] = False,
 ) -> int:
     """Compare infinite cache, offline optimum, best known policy and LRU over pool sizes. No engine, no model."""
-    from kvtune.sim.bounds import bounds as find
-    from kvtune.sim.bounds import to_json
-    from kvtune.sim.bounds_text import parse_pools, print_bounds, progress, shape_named
+    from kvtune.bounds.ladder import bounds as find
+    from kvtune.bounds.ladder import to_json
+    from kvtune.bounds.text import parse_pools, print_bounds, progress, shape_named
     from kvtune.workload.spec import build
 
     if bool(workload) == (trace is not None):

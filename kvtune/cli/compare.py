@@ -22,12 +22,12 @@ def compare(
     ] = False,
 ) -> int:
     """Compare runs of one workload: per figure the difference, its 95 % interval and a verdict."""
-    from kvtune.analysis.average import average
-    from kvtune.analysis.fail_on import parse_fail_on
+    from kvtune.analysis.comparison.average import average
+    from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.analysis.rebuild import workload_of
     from kvtune.analysis.summary import summary
     from kvtune.errors import EXIT_FAILED, UsageError
-    from kvtune.report.comparison_text import markdown, plain, print_comparison
+    from kvtune.report.console.comparison import markdown, plain, print_comparison
     from kvtune.report.contrast import contrast
     from kvtune.run.file import read_run
 

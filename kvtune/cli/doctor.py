@@ -32,7 +32,7 @@ def doctor(
 ) -> int:
     """Examine this machine and, where named, MODEL under vLLM's own flags (after `--`). No engine, no weights."""
     from kvtune.cli.app import engine_args
-    from kvtune.sim.doctor import LEVELS, examine
+    from kvtune.doctor.diagnosis import LEVELS, examine
     from kvtune.workload.spec import build
 
     level = next((known for known in LEVELS if known == fail_on and known != "ok"), None)
@@ -54,7 +54,7 @@ def doctor(
         from rich.console import Console
         from rich.text import Text
 
-        from kvtune.sim.doctor_text import lines
+        from kvtune.doctor.text import lines
 
         styles = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
         console = Console(soft_wrap=True, highlight=False)

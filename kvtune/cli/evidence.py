@@ -23,14 +23,14 @@ def evidence(
     import json as encoder
     import sys
 
-    from kvtune.cli.progress import ProgressView
-    from kvtune.engine.claims import Case, Side
-    from kvtune.engine.evidence import JOURNAL
-    from kvtune.report.console_evidence import print_evidence
-    from kvtune.report.evidence_page import evidence_page
+    from kvtune.cli.views.progress import ProgressView
+    from kvtune.evidence.claims import Case, Side
+    from kvtune.evidence.collect import cases_of, chosen, chosen_scale
+    from kvtune.evidence.collect import evidence as measure
+    from kvtune.evidence.runs import JOURNAL
+    from kvtune.report.console.evidence import print_evidence
     from kvtune.report.files import write_new
-    from kvtune.tune.published import cases_of, chosen, chosen_scale
-    from kvtune.tune.published import evidence as measure
+    from kvtune.report.pages.evidence import evidence_page
 
     names = chosen(only)
     at = chosen_scale(scale)

@@ -22,21 +22,21 @@ def explain(
     ] = False,
 ) -> int:
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
+    from kvtune.explain.explanation import explain as explain_run
+    from kvtune.explain.explanation import with_misses
+    from kvtune.explain.text import Told
     from kvtune.run.file import read_run
-    from kvtune.sim.explain import explain as explain_run
-    from kvtune.sim.explain import with_misses
-    from kvtune.sim.explain_text import Told
 
     recorded = read_run(run)
     found = explain_run(recorded, tries=tries, view=Told())
     if json:
         import msgspec
 
-        from kvtune.sim.explain_text import to_json
+        from kvtune.explain.text import to_json
 
         print(msgspec.json.encode(to_json(found)).decode())
     else:
-        from kvtune.sim.explain_text import lines
+        from kvtune.explain.text import lines
 
         for line in lines(found):
             print(line)

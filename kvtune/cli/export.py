@@ -31,7 +31,7 @@ def export(
         raise UsageError("export needs exactly one format", "give one of --perfetto, --speedscope, --csv")
     found = read_run(run)
     if csv:
-        from kvtune.report.export_csv import write_csv
+        from kvtune.report.export.csv import write_csv
 
         folder = output or run.with_name(f"{run.stem}.csv")
         for path in write_csv(found, folder, force=force):
@@ -39,11 +39,11 @@ def export(
         return
     made: dict[str, Any]
     if perfetto:
-        from kvtune.report.export_trace import chrome_trace
+        from kvtune.report.export.trace import chrome_trace
 
         made, suffix = chrome_trace(found), ".trace.json"
     else:
-        from kvtune.report.export_speedscope import speedscope as speedscope_file
+        from kvtune.report.export.speedscope import speedscope as speedscope_file
 
         made, suffix = speedscope_file(found), ".speedscope.json"
     import json

@@ -109,8 +109,8 @@ def profile(
         from kvtune.cli.ablate import run_ablation
 
         return run_ablation(job, ablate_only, repeat, ablate_budget, as_json=json)
-    from kvtune.cli.progress import ProgressView
-    from kvtune.cli.results import show
+    from kvtune.cli.views.progress import ProgressView
+    from kvtune.cli.views.results import show
 
     done: list[Profiled] = []
     for number in range(repeat):
@@ -129,8 +129,8 @@ def profile(
 
 
 def _replay(job: Job, on: str, mode: str, like: Path | None, *, as_json: bool) -> int:
-    from kvtune.cli.progress import ProgressView
-    from kvtune.cli.results import show
+    from kvtune.cli.views.progress import ProgressView
+    from kvtune.cli.views.results import show
     from kvtune.run.file import read_run
     from kvtune.sim.profile import profile as replayed
     from kvtune.sim.settings import MODES

@@ -16,9 +16,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 @recipe.command("list")
 def list_(json: Json = False) -> int:
     """The recipes at hand, and whether they fit this installation."""
-    from kvtune.tune.shelf import recipes
+    from kvtune.tune.recipes.shelf import recipes
+    from kvtune.tune.recipes.verify import state_of
     from kvtune.tune.sweep import encoded
-    from kvtune.tune.verify import state_of
 
     rows = [
         {
@@ -44,7 +44,7 @@ def show(name: Name, json: Json = False) -> int:
     import msgspec
 
     from kvtune.recipe import to_toml
-    from kvtune.tune.shelf import find, load
+    from kvtune.tune.recipes.shelf import find, load
     from kvtune.tune.sweep import encoded
 
     found = msgspec.to_builtins(load(find(name)))
@@ -61,12 +61,12 @@ def verify(
     json: Json = False,
 ) -> int:
     """Run a recipe's evidence again: exit 0 when it holds, 1 when it does not."""
-    from kvtune.cli.trials_view import TrialsView
+    from kvtune.cli.views.trials import TrialsView
     from kvtune.errors import EXIT_FAILED
     from kvtune.tune.objective import OBJECTIVES
-    from kvtune.tune.shelf import find, load
+    from kvtune.tune.recipes.shelf import find, load
+    from kvtune.tune.recipes.verify import verify as check
     from kvtune.tune.sweep import encoded
-    from kvtune.tune.verify import verify as check
 
     path = find(name)
     with TrialsView(2 * rounds + 1, OBJECTIVES["hit-rate"]) as view:
@@ -81,8 +81,8 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two files.")] = Path(),
 ) -> int:
     """Write config.yaml and env.sh: with them plain `vllm serve --config config.yaml` runs the recipe."""
-    from kvtune.tune.shelf import export as write
-    from kvtune.tune.shelf import find, load
+    from kvtune.tune.recipes.shelf import export as write
+    from kvtune.tune.recipes.shelf import find, load
 
     for path in write(load(find(name)), output):
         print(path)

@@ -35,20 +35,20 @@ def report(
         run, workload = found[0], workload_of(found[0])
         if console:
             from kvtune.analysis.summary import summary
-            from kvtune.report.console import print_summary
+            from kvtune.report.console.summary import print_summary
 
             print_summary(summary(run, workload))
             return
-        from kvtune.report.page import run_page, write_page
+        from kvtune.report.pages.frame import run_page, write_page
 
         html, beside = run_page(run, workload), runs[0].with_suffix(".html")
     else:
         from kvtune.report.contrast import contrast
-        from kvtune.report.page import compare_page, write_page
+        from kvtune.report.pages.frame import compare_page, write_page
 
         made = contrast(found, [path.stem for path in runs])
         if console:
-            from kvtune.report.comparison_text import print_comparison
+            from kvtune.report.console.comparison import print_comparison
 
             print_comparison(made)
             return
@@ -58,8 +58,8 @@ def report(
 
 def _study(paths: list[Path], output: Path | None, objective: str, *, force: bool, console: bool) -> None:
     from kvtune.errors import UsageError
-    from kvtune.report.page import write_page
-    from kvtune.report.sweep_page import sweep_page
+    from kvtune.report.pages.frame import write_page
+    from kvtune.report.pages.study import sweep_page
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.study import read_study, recipe_of, saved_result, told
 
@@ -69,7 +69,7 @@ def _study(paths: list[Path], output: Path | None, objective: str, *, force: boo
     saved = saved_result(paths[0], study)
     found = told(study, by, recipe_of(paths[0], saved), saved)
     if console:
-        from kvtune.cli.trials_view import print_results
+        from kvtune.cli.views.trials import print_results
 
         print_results(found, study.trials, by)
         return

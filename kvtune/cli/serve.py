@@ -25,8 +25,8 @@ def serve(
     import os
 
     from kvtune.cli.app import engine_args
-    from kvtune.tune.serving import serving
-    from kvtune.tune.shelf import find
+    from kvtune.tune.recipes.serving import serving
+    from kvtune.tune.recipes.shelf import find
 
     made = serving(
         model,

@@ -47,8 +47,8 @@ def with_recipe(
     own = core_settings(assignments)
     if not recipe:
         return own, list(flags)
-    from kvtune.tune.shelf import find, load
-    from kvtune.tune.verify import refuse_foreign
+    from kvtune.tune.recipes.shelf import find, load
+    from kvtune.tune.recipes.verify import refuse_foreign
 
     path = find(recipe)
     read = load(path)

@@ -39,14 +39,14 @@ def sweep(
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags stand after `--`."""
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice
-    from kvtune.cli.trials_view import TrialsView, print_results, write_study_page
+    from kvtune.cli.views.trials import TrialsView, print_results, write_study_page
     from kvtune.errors import EXIT_INTERRUPTED, UsageError
     from kvtune.run.slo import read_slo
-    from kvtune.tune import bench as benches
     from kvtune.tune import sweep as sweeps
-    from kvtune.tune.journal import Journal
     from kvtune.tune.objective import objective as objective_of
-    from kvtune.tune.space import build_space, choose, engine_only
+    from kvtune.tune.space.grid import build_space, choose, engine_only
+    from kvtune.tune.trials import bench as benches
+    from kvtune.tune.trials.journal import Journal
 
     if on not in ("sim", "engine", "both"):
         raise UsageError(f"--on {on} is no place", "--on takes sim, engine or both")

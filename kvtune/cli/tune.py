@@ -46,14 +46,14 @@ def tune(
 ) -> int:
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags stand after `--`."""
     from kvtune.cli.app import engine_args
-    from kvtune.cli.trials_view import TrialsView, print_results, write_study_page
+    from kvtune.cli.views.trials import TrialsView, print_results, write_study_page
     from kvtune.errors import EXIT_INTERRUPTED, UsageError
     from kvtune.run.slo import read_slo
-    from kvtune.tune import bench as benches
     from kvtune.tune import tune as tuning
-    from kvtune.tune.journal import Journal
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.sweep import encoded, keep_result
+    from kvtune.tune.trials import bench as benches
+    from kvtune.tune.trials.journal import Journal
     from kvtune.workload.spec import build
 
     if on not in ("both", "sim"):

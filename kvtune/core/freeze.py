@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
-from kvtune.core.replaced import Replaced
+from kvtune.core.patches import Replaced
 from kvtune.core.settings import CoreSettings
 
 HEADROOM = 20

@@ -18,7 +18,7 @@ from kvtune.errors import KvtuneError
 
 logger = logging.getLogger("vllm.kvtune")
 
-PARTS = ("adopt", "legacy", "tokens", "scheduler", "freeze", "packed")
+PARTS = ("cache.adopt", "cache.legacy", "tokens.rows", "steps.scheduler", "freeze", "cache.packed")
 """Modules of kvtune.core with `install(settings)`, in the order of installation."""
 
 _registered = False
@@ -44,7 +44,8 @@ def register() -> None:
 
 def install(settings: CoreSettings) -> None:
     """Check this vLLM against the manifest, then install every part; KvtuneError when it differs."""
-    from kvtune.core import audit, compat
+    from kvtune.core.cache import audit
+    from kvtune.core.compat import manifest as compat
 
     compat.check()
     modules = [m for m in map(_part, PARTS) if m is not None]

@@ -2,7 +2,7 @@
 
 One table (`KNOBS`) says all that a flag parser, a tuner or a report needs; `CoreSettings` is the values.
 Switches say which of the five ideas runs (off = stock code); knobs say how; `legacy_*` switches bring back what
-vLLM did before (core/legacy.py), to measure what that was worth.
+vLLM did before (core/cache/legacy.py), to measure what that was worth.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from kvtune.core.settings import KNOBS, LEGACY, CoreSettings
-from kvtune.engine.plan import Event
+from kvtune.engine.messages import Event
 from kvtune.engine.profile import Job, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError, UsageError
 from kvtune.run.rows import add_row, read_rows

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.engine.launch import Outcome
+from kvtune.probe.objects.tally import load
 from kvtune.probe.ring import COLLECTION, STEP, read_ring
-from kvtune.probe.tally import load
 
 TRIGGERS = 10
 

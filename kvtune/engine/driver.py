@@ -16,7 +16,7 @@ from zlib import crc32
 
 import msgspec
 
-from kvtune.engine.plan import Served
+from kvtune.engine.messages import Served
 from kvtune.workload.feed import Feed
 from kvtune.workload.tokens import prompt_ids
 from kvtune.workload.types import Workload

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from kvtune.engine.driver import Driver, RequestLog
-from kvtune.engine.ledger import Ledger
-from kvtune.engine.plan import LEDGER_FILE, PLAN_FILE, REQUESTS_FILE, Event, Plan
+from kvtune.engine.messages import LEDGER_FILE, PLAN_FILE, REQUESTS_FILE, Event, Plan
+from kvtune.engine.vllm_counts import Ledger
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from kvtune.engine.faults import cause, hint_for
-from kvtune.engine.plan import LOG_FILE, PLAN_FILE, Event, Plan
+from kvtune.engine.messages import LOG_FILE, PLAN_FILE, Event, Plan
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.process import (
     ProcessSampler,

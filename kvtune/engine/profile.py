@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvtune.engine.launch import launch
-from kvtune.engine.plan import Event, Plan
+from kvtune.engine.messages import Event, Plan
 from kvtune.engine.record import record
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import KvtuneError, UsageError
@@ -177,7 +177,7 @@ def _environment(job: Job, offline: bool) -> dict[str, str]:
 
 def _before_measuring(error: KvtuneError, folder: Path, output: Path) -> KvtuneError:
     """No run file can be written: keep the engine's log beside where it would be, and name it."""
-    from kvtune.engine.plan import LOG_FILE
+    from kvtune.engine.messages import LOG_FILE
 
     if str(folder) not in error.hint:
         return error

@@ -21,11 +21,11 @@ from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
 from kvtune.engine.launch import Outcome
-from kvtune.engine.plan import LEDGER_FILE, LOG_FILE, REQUESTS_FILE, Plan
+from kvtune.engine.messages import LEDGER_FILE, LOG_FILE, REQUESTS_FILE, Plan
 from kvtune.engine.rings import read_rings, table
 from kvtune.probe.process import Sample
 from kvtune.probe.status import read_statuses
-from kvtune.run.host import this_host
+from kvtune.run.machine import this_host
 from kvtune.run.types import (
     CoreInfo,
     EngineInfo,

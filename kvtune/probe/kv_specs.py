@@ -1,6 +1,6 @@
 """KV cache specs of a running engine as plain JSON data, for the simulator to rebuild. Runs in EngineCore, once.
 
-The JSON names classes of vLLM's kv_cache_interface and holds no code; kvtune/sim/specs.py reads it.
+The JSON names classes of vLLM's kv_cache_interface and holds no code; kvtune/sim/kv_specs.py reads it.
 """
 
 from __future__ import annotations

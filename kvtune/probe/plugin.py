@@ -102,20 +102,20 @@ def _add_instruments(
     limits: list[Any] = []
     try:
         if level in ("types", "full") and kind == "generational":
-            from kvtune.probe.census import Census
+            from kvtune.probe.objects.census import Census
 
             census = Census(folder, phase)
             collector.listeners.append(census)
             savers.append(census.save)
         if level == "sites":
-            from kvtune.probe.sites import Sites
+            from kvtune.probe.objects.sites import Sites
 
             sites = Sites(folder, phase)
             collector.listeners.append(sites)
             savers.append(sites.save)
             limits.append(sites.expire)
         if level == "full":
-            from kvtune.probe.growth import Growth
+            from kvtune.probe.objects.growth import Growth
 
             growth = Growth(folder)
             on_phase[MEASURING].append(growth.first)
@@ -128,8 +128,8 @@ def _add_instruments(
 
 
 def _sample_steps(steps: StepProbe, collector: CollectorProbe, phase: Phase) -> None:
-    from kvtune.probe.sites import Sites
-    from kvtune.probe.step_sites import StepSites
+    from kvtune.probe.objects.sites import Sites
+    from kvtune.probe.objects.step_sites import StepSites
 
     sites = next((each for each in collector.listeners if isinstance(each, Sites)), None)
     if sites is not None:

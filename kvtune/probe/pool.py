@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 MOST_TIERS = 6
-HASHED = 2  # kvtune.core.pool: queue 0 is none, 1 holds blocks without a hash, the policy's tiers follow
+HASHED = (
+    2  # kvtune.core.cache.pool: queue 0 is none, 1 holds blocks without a hash, the policy's tiers follow
+)
 
 
 class PoolWatch:

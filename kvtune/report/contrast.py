@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtune.analysis.compare import Comparison, Figure, compare
-from kvtune.analysis.repeats import compare_repeats
+from kvtune.analysis.comparison.compare import Comparison, Figure, compare
+from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.spread import Values
 from kvtune.core.settings import KNOBS
 from kvtune.report.measures import change_text, measure_title

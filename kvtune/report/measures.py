@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvtune.analysis.compare import Figure
+from kvtune.analysis.comparison.compare import Figure
 from kvtune.report.names import process_title
 from kvtune.units import ms, size
 

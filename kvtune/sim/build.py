@@ -49,10 +49,10 @@ def build(settings: SimSettings, clock: VirtualClock) -> Any:
 
 def _shorten(scheduler: Any, settings: SimSettings) -> None:
     """Quicker ways to stock's decisions: the pool's loops, and for a stock scheduler the steady-decode path."""
-    from kvtune.core import compat
-    from kvtune.core import scheduler as steady
+    from kvtune.core.compat import manifest as compat
     from kvtune.core.settings import CoreSettings
-    from kvtune.sim import quick_pool
+    from kvtune.core.steps import scheduler as steady
+    from kvtune.sim.fast import pool as quick_pool
 
     try:
         compat.check()
@@ -70,8 +70,8 @@ def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:
     """VllmConfig, specs of the layers and KV layouts, as an engine start on this machine would settle them."""
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import check_engine, resolve
+    from kvtune.sim.kv_specs import apply, restore
     from kvtune.sim.meta_model import specs_of_model
-    from kvtune.sim.specs import apply, restore
 
     check_engine()
     _quiet()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError
 from kvtune.run.types import Run, Table
-from kvtune.sim.way import Way, in_flight
+from kvtune.sim.delay import Way, in_flight
 
 MIN_STEPS = 20
 FITTED_SHARE = 0.6

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from kvtune import __version__
-from kvtune.run.host import this_host
+from kvtune.run.machine import this_host
 from kvtune.run.types import (
     TABLES,
     CoreInfo,

@@ -22,14 +22,14 @@ from kvtune.probe.pool import PoolWatch
 from kvtune.run.types import Run
 from kvtune.sim.build import build
 from kvtune.sim.clock import VirtualClock, policies_see
-from kvtune.sim.explain_watch import Watch
+from kvtune.sim.fast.jump import Jumper
+from kvtune.sim.fast.mixed import Mixer
+from kvtune.sim.fast.stride import Strider
 from kvtune.sim.front_end import FrontEnd
-from kvtune.sim.jump import Jumper
-from kvtune.sim.mix import Mixer
 from kvtune.sim.record import record
 from kvtune.sim.requests import Factory
 from kvtune.sim.settings import SimSettings
-from kvtune.sim.stride import Strider
+from kvtune.sim.verdicts.observer import Watch
 from kvtune.workload.types import Workload
 
 PROGRESS_S = 0.25

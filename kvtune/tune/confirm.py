@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtune.analysis.compare import Figure
-from kvtune.analysis.repeats import compare_repeats
+from kvtune.analysis.comparison.compare import Figure
+from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
-from kvtune.tune.engine_trial import engine_trial
-from kvtune.tune.journal import Journal
 from kvtune.tune.objective import Objective
-from kvtune.tune.trial import Bench, Role, Settings, Trial
+from kvtune.tune.trials.engine import engine_trial
+from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.trial import Bench, Role, Settings, Trial
 from kvtune.workload.types import Workload
 
 FEWEST_ROUNDS = 2

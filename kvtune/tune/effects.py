@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtune.tune.objective import OBJECTIVES, Objective
-from kvtune.tune.space import shown
-from kvtune.tune.trial import Trial, Value
+from kvtune.tune.space.grid import shown
+from kvtune.tune.trials.trial import Trial, Value
 
 FEWEST = 3
 """Trials of a value before it is blamed for what several knobs may have done."""

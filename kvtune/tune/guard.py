@@ -13,8 +13,8 @@ from msgspec import structs
 from kvtune.errors import UsageError
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.sim_pool import Answer, SimPool
-from kvtune.tune.trial import Bench, Settings, Trial
+from kvtune.tune.trials.simulated import Answer, SimPool
+from kvtune.tune.trials.trial import Bench, Settings, Trial
 from kvtune.workload.spec import build
 
 MARGIN = 0.01

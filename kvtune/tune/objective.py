@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvtune.analysis.compare import value_at
+from kvtune.analysis.comparison.compare import value_at
 from kvtune.errors import UsageError
-from kvtune.tune.trial import Trial
+from kvtune.tune.trials.trial import Trial
 
 
 @dataclass(frozen=True, slots=True)

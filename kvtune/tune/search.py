@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from msgspec import structs
 
 from kvtune.sim.cost import StepCost
-from kvtune.tune.journal import Journal
-from kvtune.tune.knobs import LAYOUT, ModelFacts, candidates
 from kvtune.tune.objective import Objective
-from kvtune.tune.sim_pool import SimPool
-from kvtune.tune.space import Space
+from kvtune.tune.space.grid import Space
+from kvtune.tune.space.knobs import LAYOUT, ModelFacts, candidates
 from kvtune.tune.storage import Study
 from kvtune.tune.sweep import Wanted, sim_trial
-from kvtune.tune.trial import Bench, Trial
+from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.simulated import SimPool
+from kvtune.tune.trials.trial import Bench, Trial
 
 AT_ONCE = 2
 

@@ -18,8 +18,8 @@ import msgspec
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
-from kvtune.tune.space import Space, settings_of
-from kvtune.tune.trial import Bench, Settings, Trial
+from kvtune.tune.space.grid import Space, settings_of
+from kvtune.tune.trials.trial import Bench, Settings, Trial
 
 STARTUP = 12  # random trials before the sampler models anything
 TRIAL = "trial"

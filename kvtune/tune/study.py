@@ -16,10 +16,10 @@ import msgspec
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.tune.confirm import Side, judge
 from kvtune.tune.effects import effects
-from kvtune.tune.journal import FORMAT, Head
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
-from kvtune.tune.trial import Bench, Place, Trial, flags_of
+from kvtune.tune.trials.journal import FORMAT, Head
+from kvtune.tune.trials.trial import Bench, Place, Trial, flags_of
 
 START = b'{"kvtune_journal"'
 
@@ -182,7 +182,7 @@ def _read_runs(side: Side) -> None:
 
 
 def _row(side: Side, stock: Side, by: Objective) -> dict[str, Any]:
-    from kvtune.analysis.repeats import compare_repeats
+    from kvtune.analysis.comparison.repeats import compare_repeats
 
     values = [value for t in side.trials if (value := by.of(t.summary)) is not None]
     row = {

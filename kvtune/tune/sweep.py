@@ -12,11 +12,11 @@ import msgspec
 from kvtune.errors import KvtuneError
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.effects import notes
-from kvtune.tune.engine_trial import engine_trial
-from kvtune.tune.journal import Journal
 from kvtune.tune.objective import Objective, axes, best, front
-from kvtune.tune.sim_pool import Answer, SimPool
-from kvtune.tune.trial import Bench, Place, Role, Settings, Trial, refused
+from kvtune.tune.trials.engine import engine_trial
+from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.simulated import Answer, SimPool
+from kvtune.tune.trials.trial import Bench, Place, Role, Settings, Trial, refused
 from kvtune.workload.types import Workload
 
 SCHEMA = 1

@@ -14,12 +14,12 @@ from kvtune.sim.cost import NOMINAL, StepCost, fit
 from kvtune.tune import guard
 from kvtune.tune.confirm import Bout, Confirmed, Side, confirm
 from kvtune.tune.effects import notes
-from kvtune.tune.evidence import finalists, recipe_of, simulated_recipe
-from kvtune.tune.journal import Journal
-from kvtune.tune.knobs import ModelFacts
 from kvtune.tune.objective import Objective, axes, front, objective
+from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
 from kvtune.tune.search import search, tuned_space
-from kvtune.tune.trial import Bench, Settings, Trial, flag_value
+from kvtune.tune.space.knobs import ModelFacts
+from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.trial import Bench, Settings, Trial, flag_value
 from kvtune.workload.types import Workload
 
 SCHEMA = 1
@@ -124,7 +124,7 @@ def tune(
 
 
 def _engine_names() -> tuple[str, ...]:
-    from kvtune.tune.knobs import ENGINE_KNOBS
+    from kvtune.tune.space.knobs import ENGINE_KNOBS
 
     return tuple(ENGINE_KNOBS)
 
@@ -200,7 +200,7 @@ def _done(
 def _finalist(found: Confirmed, side: Side) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from kvtune.analysis.repeats import compare_repeats
+    from kvtune.analysis.comparison.repeats import compare_repeats
 
     figures = compare_repeats(found.baseline.runs, side.runs).figures if side.runs else ()
     return {

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.workload.plan import Plan
+from kvtune.workload.draft import Plan
 from kvtune.workload.types import Span
 
 Ints = NDArray[np.int64]

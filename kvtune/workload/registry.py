@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtune.workload import synthetic
-from kvtune.workload.plan import Plan
+from kvtune.workload.draft import Plan
 
 Value = str | int | float
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtune.errors import UsageError
+from kvtune.workload.draft import Plan
 from kvtune.workload.draws import poisson_arrivals, uniform, zipf_picks
-from kvtune.workload.plan import Plan
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 MOST_REQUESTS = 5_000_000

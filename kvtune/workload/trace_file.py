@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from kvtune.errors import UsageError
-from kvtune.workload.plan import Plan
+from kvtune.workload.draft import Plan
 from kvtune.workload.trace_rows import AZURE, BURSTGPT, MOONCAKE_BLOCK, Row, mooncake_rows, table_rows
 from kvtune.workload.types import Request, Span
 

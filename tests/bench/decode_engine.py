@@ -71,7 +71,7 @@ class Decoding:
         self.engine.__class__ = EngineCoreProc
         self.engine.output_queue = queue.Queue()
         if core == "kvtune":
-            from kvtune.core import tokens
+            from kvtune.core.tokens import rows as tokens
 
             tokens.outputs_are_encoded = True
 

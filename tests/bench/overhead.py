@@ -96,7 +96,7 @@ class Level(Instrument):
 
     def _count_only_when_on(self) -> None:
         """Budgets are shares of the CPU time that passes: what passes while it is off must not count."""
-        from kvtune.probe import sites, step_sites
+        from kvtune.probe.objects import sites, step_sites
 
         sites.process_time_ns = lambda: process_time_ns() - self._off_process  # type: ignore[attr-defined]
         step_sites.thread_time_ns = lambda: thread_time_ns() - self._off_thread  # type: ignore[attr-defined]

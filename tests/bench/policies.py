@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.analysis.cache import prefix_cache
-from kvtune.core.compat import installed_version
+from kvtune.core.compat.manifest import installed_version
 from kvtune.core.settings import POLICIES
 from kvtune.errors import KvtuneError
-from kvtune.run.host import this_host
+from kvtune.run.machine import this_host
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build

@@ -21,7 +21,7 @@ from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 
-from kvtune.core.pool import TieredPool
+from kvtune.core.cache.pool import TieredPool
 from kvtune.core.settings import parse
 
 AT_ONCE = 16

@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 from scipy import stats
 
-from kvtune.core import scheduler as steady
 from kvtune.core.settings import CoreSettings
+from kvtune.core.steps import scheduler as steady
 from kvtune.probe.recorder import Recorder
 from tests.core import steady_rig as rig
 
@@ -135,7 +135,7 @@ def front_end_us(prompt: int, outputs: list[int], batches: int = 6) -> dict[int,
     """CPU time of the server's own process for a request, by output tokens; as many at once as EngineCore gets here."""
     import psutil
 
-    from tests.tune.test_full_circle import ask, kvtune, served
+    from tests.tune.recipes.test_full_circle import ask, kvtune, served
 
     found = {}
     chance = random.Random(1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from kvtune.sim.bounds import bounds
+from kvtune.bounds.ladder import bounds
 from kvtune.sim.replay import replay
 from kvtune.sim.settings import MODES, Mode, SimSettings
 from kvtune.workload.spec import build

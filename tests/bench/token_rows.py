@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from kvtune.core import tokens
+from kvtune.core.tokens import rows as tokens
 from tests.core.steady_rig import ModelRunnerOutput
 
 

@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvtune.core.compat import installed_version
+from kvtune.bounds.paths import paths_of
+from kvtune.bounds.policies import hit_share, optimum
+from kvtune.core.compat.manifest import installed_version
 from kvtune.errors import KvtuneError
-from kvtune.run.host import this_host
+from kvtune.run.machine import this_host
 from kvtune.run.types import Run
-from kvtune.sim.bounds_paths import paths_of
-from kvtune.sim.bounds_policies import hit_share, optimum
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.sim.settings import MODES, Mode, SimSettings
 from kvtune.sim.simulators import Simulators

@@ -33,7 +33,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from kvtune.tune.trial import Bench, Settings, core_part, flags_of
+from kvtune.tune.trials.trial import Bench, Settings, core_part, flags_of
 from kvtune.workload.spec import build
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def key_of(settings: Settings, core: str = "kvtune") -> str:
 
 def simulate(kept: Kept, name: str, asked: list[tuple[str, Settings]], what: str = "simulate") -> None:
     """Hits of settings in the simulator; the core of each is named."""
-    from kvtune.tune.sim_pool import SimPool
+    from kvtune.tune.trials.simulated import SimPool
 
     known = kept.rows(what, name)
     todo = [(core, s) for core, s in asked if key_of(s, core) not in known]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli.app import run
-from kvtune.tune.journal import Journal
-from kvtune.tune.trial import Bench
+from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.trial import Bench
 
 pytestmark = pytest.mark.vllm  # the installed vLLM's version is checked first
 

@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument("-k", default="", help="passed to pytest")
     options = parser.parse_args()
 
-    from kvtune.core.compat import installed_version
+    from kvtune.core.compat.manifest import installed_version
 
     with tempfile.TemporaryDirectory(prefix="kvtune-vllm-tests-") as folder:
         here = Path(folder)

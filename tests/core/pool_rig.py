@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.core import adopt
+from kvtune.core.cache import adopt
 from kvtune.core.settings import CoreSettings
 from tests.core.steady_rig import VOCAB, Model, RequestStatus, Shape, build, request
 

@@ -41,8 +41,11 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request, RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from kvtune.core import adopt, empty, scheduler, state, steady, tokens
+    from kvtune.core import state
+    from kvtune.core.cache import adopt
     from kvtune.core.settings import CoreSettings
+    from kvtune.core.steps import empty, scheduler, steady
+    from kvtune.core.tokens import rows as tokens
 
 MODEL = str(Path(__file__).parents[2] / "kvtune" / "engine" / "models" / "tiny-opt")
 VOCAB = 512

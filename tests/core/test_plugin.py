@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.core import compat, plugin, state
+from kvtune.core import plugin, state
+from kvtune.core.compat import manifest as compat
 from kvtune.core.settings import KNOBS, CoreSettings, from_environment, parse
 from kvtune.errors import KvtuneError, UsageError
 

@@ -18,11 +18,14 @@ with warnings.catch_warnings():
     from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
     from vllm.v1.outputs import ModelRunnerOutput
 
-    from kvtune.core import adopt, empty, freeze, scheduler, state, tokens
-    from kvtune.core.manager import KeepingManager
-    from kvtune.core.pool import TieredPool
+    from kvtune.core import freeze, state
+    from kvtune.core.cache import adopt
+    from kvtune.core.cache.manager import KeepingManager
+    from kvtune.core.cache.pool import TieredPool
+    from kvtune.core.cache.windows import KeepingWindowManager
     from kvtune.core.settings import parse
-    from kvtune.core.window import KeepingWindowManager
+    from kvtune.core.steps import empty, scheduler
+    from kvtune.core.tokens import rows as tokens
 
 from tests.core.pool_rig import BOTH, HYBRID
 from tests.core.steady_rig import build

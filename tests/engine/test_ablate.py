@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.ablation import KEY, Ablation, Side, extra, figures, read, stored, worths
+from kvtune.analysis.comparison.ablation import KEY, Ablation, Side, extra, figures, read, stored, worths
 from kvtune.cli import ablate as cli
 from kvtune.core.settings import KNOBS, LEGACY, CoreSettings, parse
 from kvtune.engine import ablate as module
@@ -29,7 +29,7 @@ from kvtune.engine.ablate import (
 )
 from kvtune.engine.profile import Job, Profiled
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.report.ablation_text import print_ablation
+from kvtune.report.console.ablation import print_ablation
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.workload.spec import build

@@ -14,7 +14,7 @@ import pytest
 
 from kvtune.engine import launch as launch_module
 from kvtune.engine.launch import Outcome, launch
-from kvtune.engine.plan import LOG_FILE, Event, Plan
+from kvtune.engine.messages import LOG_FILE, Event, Plan
 from kvtune.probe import process as process_module
 from tests.living import living
 
@@ -198,7 +198,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from kvtune.engine import launch as module
-from kvtune.engine.plan import Plan
+from kvtune.engine.messages import Plan
 folder = Path(sys.argv[1])
 real = module.subprocess.Popen
 module.subprocess.Popen = lambda command, **o: real([sys.executable, str(folder / "host.py"), *command[3:]], **o)

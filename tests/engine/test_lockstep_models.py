@@ -42,7 +42,7 @@ MODELS = {
     "tiny-granite": ([*STATES, "--enable-prefix-caching"], WHOLE),
 }
 # Stock's engine cannot cache the prefixes of a Mamba-2 model on a CPU; without caching, stock on tiny-granite is in
-# tests/core/test_packed_identity.py.
+# tests/core/cache/test_packed_identity.py.
 CORES: dict[str, dict[str, Any]] = {
     "tiny-granite": {"cores": ["kvtune"], "core_settings": {"whole_states": True}}
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.engine.plan import Event
+from kvtune.engine.messages import Event
 from kvtune.engine.profile import Job, Profiled, profile
 from kvtune.run.file import read_run
 from kvtune.workload.spec import build

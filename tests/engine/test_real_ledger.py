@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.ablation import FIGURES, stored
+from kvtune.analysis.comparison.ablation import FIGURES, stored
 from kvtune.analysis.culprits import culprits, grown
 from kvtune.run.file import read_run
 from tests.engine.real import Ran, kvtune, profiled

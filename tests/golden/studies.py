@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from kvtune.tune.journal import FORMAT, Head
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.study import Study, told
-from kvtune.tune.trial import Bench, Trial
+from kvtune.tune.trials.journal import FORMAT, Head
+from kvtune.tune.trials.trial import Bench, Trial
 
 HIT_RATE = objective("hit-rate")
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvtune.analysis.ablation import Side, extra
+from kvtune.analysis.comparison.ablation import Side, extra
 from kvtune.run.types import (
     TABLES,
     CoreInfo,

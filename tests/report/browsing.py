@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtune.report.contrast import contrast
-from kvtune.report.page import compare_page, run_page
-from kvtune.report.sweep_page import sweep_page
+from kvtune.report.pages.frame import compare_page, run_page
+from kvtune.report.pages.study import sweep_page
 from kvtune.run.file import read_run
 from kvtune.run.types import CoreInfo
 from tests.golden import studies

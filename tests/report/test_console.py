@@ -9,7 +9,7 @@ import pytest
 
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.summary import summary
-from kvtune.report.console import print_summary, summary_text, summary_view
+from kvtune.report.console.summary import print_summary, summary_text, summary_view
 from kvtune.run.types import CoreInfo, Run, Validity
 from tests.golden.synthetic import HOSTILE, empty_run, partial_run, replace_header, rounds_run, sim_run
 

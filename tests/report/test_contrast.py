@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtune.analysis.average import average
+from kvtune.analysis.comparison.average import average
 from kvtune.analysis.latency import ttft_ms
 from kvtune.report.contrast import contrast, sentence
-from kvtune.report.page import compare_page
+from kvtune.report.pages.frame import compare_page
 from kvtune.run.types import CoreInfo, Run
 from tests.golden.synthetic import rounds_run
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from kvtune.errors import UsageError
-from kvtune.report.export_csv import write_csv
-from kvtune.report.export_speedscope import speedscope
-from kvtune.report.export_trace import chrome_trace
+from kvtune.report.export.csv import write_csv
+from kvtune.report.export.speedscope import speedscope
+from kvtune.report.export.trace import chrome_trace
 from kvtune.run.file import read_run
 from kvtune.run.types import TABLES, Run
 from tests.golden.make import FOLDER

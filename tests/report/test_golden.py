@@ -10,13 +10,13 @@ import pytest
 
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.summary import summary
-from kvtune.report.comparison_text import markdown, plain
-from kvtune.report.console import summary_text
+from kvtune.report.console.comparison import markdown, plain
+from kvtune.report.console.summary import summary_text
 from kvtune.report.contrast import contrast
-from kvtune.report.export_csv import write_csv
-from kvtune.report.export_speedscope import speedscope
-from kvtune.report.export_trace import chrome_trace
-from kvtune.report.page import compare_page, run_page
+from kvtune.report.export.csv import write_csv
+from kvtune.report.export.speedscope import speedscope
+from kvtune.report.export.trace import chrome_trace
+from kvtune.report.pages.frame import compare_page, run_page
 from kvtune.report.sections import run_sections
 from kvtune.run.file import read_run
 from kvtune.run.types import SCHEMA

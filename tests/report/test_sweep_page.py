@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from kvtune.cli.app import run
-from kvtune.report.sweep_page import sweep_page, sweep_sections
+from kvtune.report.pages.study import sweep_page, sweep_sections
 from kvtune.tune.objective import axes, front, objective
 from kvtune.tune.study import is_study, read_study, saved_result, told
 from kvtune.tune.sweep import keep_result
-from kvtune.tune.trial import Trial
+from kvtune.tune.trials.trial import Trial
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.golden.synthetic import HOSTILE

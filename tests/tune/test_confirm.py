@@ -10,7 +10,7 @@ import pytest
 from kvtune.tune import confirm as module
 from kvtune.tune.confirm import Side, judge
 from kvtune.tune.objective import OBJECTIVES, objective
-from kvtune.tune.trial import Trial
+from kvtune.tune.trials.trial import Trial
 
 
 def side(role: Any, ttft: Sequence[float], hits: float) -> Side:
@@ -30,8 +30,8 @@ def side(role: Any, ttft: Sequence[float], hits: float) -> Side:
 @pytest.fixture(autouse=True)
 def summaries_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison over summaries instead of runs: the rule under test is what follows from its figures."""
-    from kvtune.analysis.measures import MEASURES
-    from kvtune.analysis.repeats import Comparison, _figure, value_at
+    from kvtune.analysis.comparison.measures import MEASURES
+    from kvtune.analysis.comparison.repeats import Comparison, _figure, value_at
 
     def compared(a: Sequence[Any], b: Sequence[Any]) -> Comparison:
         figures = []

@@ -10,8 +10,8 @@ from kvtune.cli.app import run as cli
 from kvtune.errors import UsageError
 from kvtune.sim.cost import NOMINAL
 from kvtune.tune import guard
-from kvtune.tune.sim_pool import Answer
-from kvtune.tune.trial import Bench, Settings, Trial
+from kvtune.tune.trials.simulated import Answer
+from kvtune.tune.trials.trial import Bench, Settings, Trial
 
 BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="h", vllm="0.32.0")
 CHAT, ZIPF = "chat:sessions=2", "zipf:requests=4"

@@ -11,7 +11,7 @@ from msgspec import structs
 from kvtune.errors import KvtuneError
 from kvtune.tune.objective import OBJECTIVES, front
 from kvtune.tune.sweep import keep_result, result
-from kvtune.tune.trial import Trial
+from kvtune.tune.trials.trial import Trial
 from kvtune.tune.tune import Tuned, plain
 
 FIELDS = {

@@ -13,12 +13,12 @@ import pytest
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.cost import NOMINAL
 from kvtune.tune import search as module
-from kvtune.tune.journal import Journal
 from kvtune.tune.objective import OBJECTIVES, axes, front, objective
 from kvtune.tune.search import search
-from kvtune.tune.sim_pool import Answer
-from kvtune.tune.space import shown
-from kvtune.tune.trial import Bench, Settings, Trial
+from kvtune.tune.space.grid import shown
+from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.simulated import Answer
+from kvtune.tune.trials.trial import Bench, Settings, Trial
 from tests.tune.postgres import Cluster
 
 SPACE = {"slack": tuple(range(40)), "windows": tuple(range(20))}

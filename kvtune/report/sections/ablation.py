@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtune.analysis.ablation import FIGURES, Ablation, Side, Worth, stored
+from kvtune.analysis.comparison.ablation import FIGURES, Ablation, Side, Worth, stored
 from kvtune.core.settings import KNOBS
 from kvtune.report.charts import Cell, Chart, Columns, Grid, Section, columns, grid, spec_of
 from kvtune.run.types import Run

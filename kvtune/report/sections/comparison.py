@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvtune.analysis.cache import rounds
-from kvtune.analysis.compare import Comparison
+from kvtune.analysis.comparison.compare import Comparison
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kvtune.analysis.cache import PrefixCache, match_unit
+from kvtune.bounds.ladder import Bounds, bounds
 from kvtune.errors import KvtuneError
+from kvtune.layout.config import shape_of
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, columns, grid, spec_of
 from kvtune.run.types import Run
-from kvtune.sim.bounds import Bounds, bounds
-from kvtune.sim.planner_config import shape_of
 from kvtune.units import count, percent
 from kvtune.workload.types import Workload
 

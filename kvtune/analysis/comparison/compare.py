@@ -1,0 +1,181 @@
+"""Two runs side by side: may they be compared, and which figures differ by more than chance. Pure; seeded.
+
+Intervals are bootstrap intervals at 95 % over the requests (or stretches of steps) of the two runs. They know
+the spread within these runs, not that between runs: a machine that was slower for one whole run shows as a
+difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.analysis.comparison.measures import MEASURES, Columns, Measure, Statistic
+from kvtune.analysis.spread import CONFIDENCE
+from kvtune.analysis.summary import summary
+from kvtune.run.types import Run
+
+Verdict = Literal["better", "worse", "no difference shown"]
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A checked field that differs between the runs."""
+
+    field: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """`difference` is b - a, between `low` and `high` with 95 % confidence; `relative` is difference / a.
+
+    Without an interval no verdict is given and `why` says what is missing.
+    """
+
+    path: str
+    a: float | None
+    b: float | None
+    difference: float | None
+    relative: float | None
+    low: float | None
+    high: float | None
+    verdict: Verdict
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    mismatches: tuple[Mismatch, ...]
+    figures: tuple[Figure, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
+    """Checked fields that differ; the core and the engine's settings may, they are what runs are compared for."""
+    pairs = zip(_checked(a).items(), _checked(b).values(), strict=True)
+    return tuple(Mismatch(field, left, right) for (field, left), right in pairs if left != right)
+
+
+def compare(a: Run, b: Run, *, seed: int = 0) -> Comparison:
+    """Every figure that both runs have, and those that one lacks marked so. Compares mismatching runs too."""
+    left, right = summary(a, None), summary(b, None)  # no figure here needs the workload
+    figures = [_figure(m, a, b, value_at(left, m.path), value_at(right, m.path), seed) for m in MEASURES]
+    return Comparison(mismatches(a, b), tuple(f for f in figures if f.a is not None or f.b is not None))
+
+
+def value_at(found: Mapping[str, Any], path: str) -> float | None:
+    """The number at a dotted path (`rounds.1.hit_tokens`); None where there is none. KeyError: no such field."""
+    value: Any = found
+    for name in path.split("."):
+        if isinstance(value, list) and name.isdigit() and int(name) < len(value):
+            value = value[int(name)]
+        elif isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif value is None or (isinstance(value, Mapping) and path.startswith(("gc.", "memory."))):
+            return None  # a process that this run does not have
+        else:
+            raise KeyError(path)
+    return float(value) if isinstance(value, (bool, int, float)) else None
+
+
+def _checked(run: Run) -> dict[str, str]:
+    h = run.header
+    return {
+        "source": h.source,
+        "model": h.model,
+        "workload": h.workload.hash,
+        "vllm": h.engine.vllm,
+        "device": " ".join(filter(None, (h.engine.device, h.engine.device_name))),
+        "python": h.python,
+    }
+
+
+def _figure(m: Measure, a: Run, b: Run, left: float | None, right: float | None, seed: int) -> Figure:
+    if left is None or right is None:
+        return judged(
+            m, left, right, None, None, f"only the {'second' if left is None else 'first'} run has it"
+        )
+    return judged(m, left, right, *_interval(m, a, b, seed))
+
+
+def judged(
+    m: Measure, a: float | None, b: float | None, low: float | None, high: float | None, why: str = ""
+) -> Figure:
+    """The figure with its verdict: a difference is shown where the interval leaves out zero."""
+    difference = b - a if a is not None and b is not None else None
+    relative = difference / abs(a) if difference is not None and a else None
+    verdict: Verdict = "no difference shown"
+    if low is not None and high is not None and (low > 0 or high < 0):
+        verdict = "better" if (low > 0) == (m.better > 0) else "worse"
+    return Figure(m.path, a, b, difference, relative, low, high, verdict, why)
+
+
+def _interval(m: Measure, a: Run, b: Run, seed: int) -> tuple[float | None, float | None, str]:
+    """The interval of b - a, or why there is none."""
+    if m.timed and (why := distorted(a) or distorted(b)):
+        return None, None, why
+    if m.observe is None or m.statistic is None:
+        return None, None, "one value a run: repeat the runs to learn its spread"
+    left, right = m.observe(a), m.observe(b)
+    paired = m.paired and a.header.workload.hash == b.header.workload.hash and len(left[0]) == len(right[0])
+    if paired:
+        both = _observed((*left, *right))
+        left, right = _rows(left, both), _rows(right, both)
+    else:
+        left, right = _rows(left, _observed(left)), _rows(right, _observed(right))
+    fewest = min(len(left[0]), len(right[0]))
+    if fewest < m.fewest:
+        return None, None, f"{fewest} observations are too few: it takes {m.fewest}"
+    return *_bootstrap(left, right, m.statistic, paired, seed), ""
+
+
+def distorted(run: Run) -> str:
+    """Why a run's times mean nothing; predicted times do mean something, among their like (`source` is checked)."""
+    if run.header.source == "sim" or run.header.valid.timings:
+        return ""
+    return f"times are distorted: {run.header.valid.why}"
+
+
+def _observed(columns: Columns) -> NDArray[np.bool_]:
+    return np.asarray(np.logical_and.reduce([np.isfinite(column) for column in columns]), dtype=np.bool_)
+
+
+def _rows(columns: Columns, kept: NDArray[np.bool_]) -> Columns:
+    return tuple(column[kept] for column in columns)
+
+
+def _bootstrap(a: Columns, b: Columns, statistic: Statistic, paired: bool, seed: int) -> tuple[float, float]:
+    from scipy.stats import bootstrap
+
+    rows_a, rows_b = np.arange(len(a[0])), np.arange(len(b[0]))
+
+    # Rows are resampled, not values, so that the columns of a row stay together.
+    def of_pairs(rows: NDArray[np.int64], axis: int = -1) -> NDArray[np.float64]:
+        return of_both(rows, rows, axis)
+
+    def of_both(left: NDArray[np.int64], right: NDArray[np.int64], axis: int = -1) -> NDArray[np.float64]:
+        first = statistic(*(column[left] for column in a), axis=axis)
+        return statistic(*(column[right] for column in b), axis=axis) - first
+
+    found = bootstrap(
+        (rows_a,) if paired else (rows_a, rows_b),
+        of_pairs if paired else of_both,
+        n_resamples=RESAMPLES,
+        batch=max(1, 2_000_000 // max(len(rows_a), len(rows_b))),
+        vectorized=True,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        random_state=np.random.default_rng(seed),
+    ).confidence_interval
+    return float(found.low), float(found.high)

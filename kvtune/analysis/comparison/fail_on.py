@@ -1,0 +1,130 @@
+"""`--fail-on`: conditions on two summaries, such as `ttft_ms.mean > +5%`. Parsed once, evaluated purely.
+
+A number with a sign or % is a change from the first run to the second (`+5%`, `-3%`, `+200`), one without is
+the second run's value (`prefix_cache.hit_rate < 0.5`). `and` binds tighter than `or`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import copysign, inf
+from typing import Any
+
+from kvtune.analysis.comparison.compare import value_at
+from kvtune.errors import KvtuneError, UsageError
+
+_OPERATORS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_CONDITION = re.compile(r"([\w.\[\]-]+)\s*(>=|<=|==|!=|>|<)\s*([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
+_EXAMPLE = "write e.g. 'ttft_ms.mean > +5%', joined by `and` or `or`"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`change`: compare the difference between the runs, in percent of the first one's value if `percent`."""
+
+    text: str
+    path: str
+    symbol: str
+    number: float
+    change: bool
+    percent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Whether the expression holds, and for each condition that does, a line that says with which values."""
+
+    holds: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailOn:
+    """An `or` of `and`s."""
+
+    text: str
+    anyof: tuple[tuple[Condition, ...], ...]
+
+    def evaluate(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> Outcome:
+        """On the summaries of the first and the second run. A field that a run has no value for is an error."""
+        results = [[_check(condition, a, b) for condition in allof] for allof in self.anyof]
+        reasons = tuple(reason for row in results if all(row) for reason in row)
+        return Outcome(any(all(row) for row in results), reasons)
+
+
+def parse_fail_on(text: str) -> FailOn:
+    """Parse, naming the part that is no condition. Paths are checked when a run is at hand."""
+    anyof = tuple(
+        tuple(_condition(part, text) for part in re.split(r"\s+and\s+", allof))
+        for allof in re.split(r"\s+or\s+", text.strip())
+    )
+    return FailOn(text, anyof)
+
+
+def _condition(part: str, text: str) -> Condition:
+    match = _CONDITION.fullmatch(part.strip())
+    if match is None:
+        raise UsageError(f"--fail-on {text!r}: {part.strip()!r} is not a condition", _EXAMPLE)
+    path, symbol, sign, digits, percent = match.groups()
+    number = float(f"{sign}{digits}")
+    path = re.sub(r"\[(\d+)\]", r".\1", path)
+    return Condition(part.strip(), path, symbol, number, bool(sign or percent), bool(percent))
+
+
+def _check(condition: Condition, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """A line that says how the condition holds; empty where it does not."""
+    after = _value(condition, b, "second")
+    if not condition.change:
+        holds = _OPERATORS[condition.symbol](after, condition.number)
+        return f"{condition.text}: it is {after:.6g}" if holds else ""
+    before = _value(condition, a, "first")
+    change = after - before
+    if condition.percent:
+        change = 100 * change / abs(before) if before else copysign(inf, change) if change else 0.0
+    if not _OPERATORS[condition.symbol](change, condition.number):
+        return ""
+    unit = " %" if condition.percent else ""
+    return f"{condition.text}: {before:.6g} -> {after:.6g} is {change:+.4g}{unit}"
+
+
+def _value(condition: Condition, found: Mapping[str, Any], which: str) -> float:
+    try:
+        value = value_at(found, condition.path)
+    except KeyError:
+        paths = sorted(_paths(found))
+        near = difflib.get_close_matches(condition.path, paths, n=3) or paths[:5]
+        raise UsageError(
+            f"--fail-on: a run has no field {condition.path!r}", f"fields of `--json`, e.g. {', '.join(near)}"
+        ) from None
+    if value is None:
+        raise KvtuneError(
+            f"--fail-on {condition.text!r}: the {which} run has no value for {condition.path}",
+            "choose a field that both runs measured, or record them again",
+        )
+    return value
+
+
+def _paths(found: Any, before: str = "") -> Iterator[str]:
+    """All paths that lead to a number."""
+    pairs: Iterator[tuple[Any, Any]] | Any
+    if isinstance(found, Mapping):
+        pairs = found.items()
+    elif isinstance(found, list):
+        pairs = enumerate(found)
+    else:
+        if isinstance(found, (int, float)):
+            yield before
+        return
+    for name, value in pairs:
+        yield from _paths(value, f"{before}.{name}" if before else str(name))

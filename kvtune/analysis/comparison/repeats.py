@@ -1,0 +1,54 @@
+"""Repeated runs of two settings side by side: differences beyond what runs of one setting differ by. Pure.
+
+One observation is a whole run's figure, so the interval (Welch's, 95 %) knows the machine's drift from run to run,
+which the intervals of `compare` within two runs do not. Give the runs interleaved: A, B, A, B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvtune.analysis.comparison.compare import (
+    Comparison,
+    Figure,
+    Mismatch,
+    distorted,
+    judged,
+    mismatches,
+    value_at,
+)
+from kvtune.analysis.comparison.measures import MEASURES, Measure
+from kvtune.analysis.spread import mean_difference
+from kvtune.analysis.summary import summary
+from kvtune.run.types import Run
+
+FEWEST = 2
+"""Runs of each setting below which their spread is unknown. Few runs give wide intervals, as they should."""
+
+
+def compare_repeats(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
+    """As `compare`, over several runs a side. All runs are checked against the first one of `a`."""
+    found: dict[str, Mismatch] = {}
+    for run in (*a[1:], *b):
+        for mismatch in mismatches(a[0], run):
+            found.setdefault(mismatch.field, mismatch)
+    left, right = ([summary(run, None) for run in side] for side in (a, b))
+    why = next((text for run in (*a, *b) if (text := distorted(run))), "")
+    figures = []
+    for m in MEASURES:
+        one = [value for s in left if (value := value_at(s, m.path)) is not None]
+        two = [value for s in right if (value := value_at(s, m.path)) is not None]
+        if one or two:
+            figures.append(_figure(m, one, two, why if m.timed else ""))
+    return Comparison(tuple(found.values()), tuple(figures))
+
+
+def _figure(m: Measure, a: list[float], b: list[float], why: str) -> Figure:
+    one = float(np.mean(a)) if a else None
+    two = float(np.mean(b)) if b else None
+    fewest = min(len(a), len(b))
+    if why or fewest < FEWEST:
+        return judged(m, one, two, None, None, why or f"{fewest} runs a side are too few: it takes {FEWEST}")
+    return judged(m, one, two, *mean_difference(a, b))

@@ -1,0 +1,177 @@
+"""The ladder for a workload over pool sizes: infinite cache, offline optimum, the best policy we know, LRU (today's).
+
+Requests are served one after another in the order they arrive, so concurrency's own losses are not in it. No vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+import msgspec
+
+from kvtune.bounds.paths import Paths, paths_of
+from kvtune.bounds.policies import hit_share, infinite, lru, optimum, two_class
+from kvtune.errors import UsageError
+from kvtune.layout.plan import ModelShape
+from kvtune.workload.trace_rows import MOONCAKE_BLOCK
+from kvtune.workload.types import Workload
+
+DEFAULT_BLOCK = 16
+HEAD_STARTS_S = (100.0, 200.0, 300.0, 400.0, inf)
+"""Candidates for the two-class policy's head start; 0 s, which is LRU, is always one, too."""
+
+TUNING_SHARE = 0.4
+"""The first part of a workload, on which the policy's head start is picked."""
+
+SCHEMA = 1
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool size. Hit shares of all prompt tokens; `pool_bytes` 0 without a model."""
+
+    pool_blocks: int
+    pool_tokens: int
+    pool_bytes: int
+    lru: float
+    best_known: float
+    optimum: float
+    head_start_s: float | None  # of best_known; None: infinite, 0: it is LRU
+    oversized: int = 0  # requests larger than the pool
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """`relaxation` names what the bounds leave out of the model's cache, "" where they are strict."""
+
+    schema: int = SCHEMA
+    workload: str
+    workload_hash: str
+    requests: int
+    prompt_tokens: int
+    distinct_tokens: int  # a pool of this size would never have to forget
+    block_tokens: int
+    node_tokens: int
+    model: str = ""
+    token_bytes: int = 0
+    infinite: float
+    curve: list[Rung]
+    relaxation: str = ""
+    notes: list[str] = []
+
+
+def bounds(
+    workload: Workload,
+    pools: Sequence[int] = (),
+    *,
+    block_tokens: int = DEFAULT_BLOCK,
+    shape: ModelShape | None = None,
+    done: Callable[[int, int], None] | None = None,
+) -> Bounds:
+    """`pools` in blocks; without any, the one that holds everything and its halves. `done`: progress."""
+    if block_tokens < 1:
+        raise UsageError(f"a block of {block_tokens} tokens", "give a positive --block-size")
+    node_tokens = _node_tokens(workload, block_tokens)
+    paths = paths_of(workload, node_tokens)
+    distinct = node_tokens * sum(
+        nodes - sum(piece.high - piece.low for piece in pieces)
+        for nodes, pieces in zip(paths.nodes, paths.pieces, strict=True)
+    )
+    sizes = list(pools) or _sizes(distinct, node_tokens * max(paths.nodes, default=1), block_tokens)
+    cut = int(len(paths) * TUNING_SHARE)
+    early = paths.first(cut)
+    curve = []
+    for number, blocks in enumerate(sizes):
+        if blocks * block_tokens < node_tokens:
+            raise UsageError(
+                f"a pool of {blocks} blocks of {block_tokens} tokens is less than one node of {node_tokens} tokens",
+                "give larger --pools",
+            )
+        curve.append(_rung(paths, early, blocks, block_tokens, shape))
+        if done is not None:
+            done(number + 1, len(sizes))
+    return Bounds(
+        workload=workload.spec,
+        workload_hash=workload.hash,
+        requests=len(paths),
+        prompt_tokens=sum(paths.prompt_tokens),
+        distinct_tokens=distinct,
+        block_tokens=block_tokens,
+        node_tokens=node_tokens,
+        model=shape.name if shape is not None else "",
+        token_bytes=shape.token_bytes if shape is not None else 0,
+        infinite=hit_share(infinite(paths), paths),
+        curve=curve,
+        relaxation=_relaxation(shape),
+        notes=_notes(paths, curve, cut),
+    )
+
+
+def _rung(paths: Paths, early: Paths, blocks: int, block_tokens: int, shape: ModelShape | None) -> Rung:
+    nodes = blocks * block_tokens // paths.node_tokens
+    least = hit_share(lru(paths, nodes), paths)
+    head_start_s = _head_start(early, nodes)
+    best = least
+    if head_start_s:
+        best = hit_share(two_class(paths, nodes, head_start_s=head_start_s), paths)
+    return Rung(
+        pool_blocks=blocks,
+        pool_tokens=blocks * block_tokens,
+        pool_bytes=blocks * block_tokens * shape.token_bytes if shape is not None else 0,
+        lru=least,
+        best_known=best,
+        optimum=hit_share(optimum(paths, nodes), paths),
+        head_start_s=None if head_start_s == inf else head_start_s,
+        oversized=sum(n > nodes for n in paths.nodes),
+    )
+
+
+def _head_start(early: Paths, nodes: int) -> float:
+    """What would have been best on the first part of the workload; 0 (LRU) where nothing is better."""
+    found, share = 0.0, hit_share(lru(early, nodes), early)
+    for head_start_s in HEAD_STARTS_S:
+        tried = hit_share(two_class(early, nodes, head_start_s=head_start_s), early)
+        if tried > share:
+            found, share = head_start_s, tried
+    return found
+
+
+def _node_tokens(workload: Workload, block_tokens: int) -> int:
+    """Traces name prefixes in pieces of 512 tokens: nothing inside a piece is shared alone."""
+    is_trace = any(r.kind == "trace" for r in workload.requests[:1])
+    return MOONCAKE_BLOCK if is_trace and MOONCAKE_BLOCK % block_tokens == 0 else block_tokens
+
+
+def _sizes(distinct_tokens: int, largest_tokens: int, block_tokens: int) -> list[int]:
+    """Halving pools, from the one that holds everything down to the largest request."""
+    blocks = max(1, -(-max(distinct_tokens, largest_tokens) // block_tokens))
+    least = max(1, -(-largest_tokens // block_tokens))
+    found = [blocks]
+    while len(found) < 6 and found[-1] // 2 >= least:
+        found.append(found[-1] // 2)
+    return sorted(found)
+
+
+def _relaxation(shape: ModelShape | None) -> str:
+    if shape is None:
+        return ""
+    if shape.state_layers:
+        return "whole pool for attention: state layers hold nothing, and any block boundary can be resumed at"
+    if shape.window_layers:
+        return "whole pool for full attention: window layers hold nothing, and any block boundary can be resumed at"
+    return ""
+
+
+def _notes(paths: Paths, curve: Sequence[Rung], cut: int) -> list[str]:
+    notes = ["requests are served one after another, in the order they arrive"]
+    if any(r.head_start_s is None or r.head_start_s > 0 for r in curve):
+        notes.append(f"the best policy's head start was picked on the first {cut} of {len(paths)} requests")
+    worst = max((r.oversized for r in curve), default=0)
+    if worst:
+        notes.append(f"up to {worst} requests are larger than a pool: an engine would refuse them")
+    return notes
+
+
+def to_json(found: Bounds) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(found)
+    return plain

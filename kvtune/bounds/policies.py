@@ -1,0 +1,221 @@
+"""What a cache of a given size would hit: never evicting, Belady's optimum, LRU and two classes with a ghost list.
+
+Pure functions of `Paths`; requests are served one after another and hold their own nodes while they run. Each is exact
+for its policy and costs a few steps per request and piece, not per node. No vLLM, any process.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+
+from kvtune.bounds.paths import Paths, Piece
+
+GHOST_FACTOR = 4
+"""Evicted hashes that the two-class policy remembers, in pool sizes."""
+
+
+def infinite(paths: Paths) -> list[int]:
+    """Tokens that each request hits in a cache that forgets nothing."""
+    return [
+        min(pieces[-1].high if pieces else 0, matchable) * paths.node_tokens
+        for pieces, matchable in zip(paths.pieces, paths.matchable, strict=True)
+    ]
+
+
+def optimum(paths: Paths, capacity: int) -> list[int]:
+    """Tokens that each request hits when the node that is used again last goes first, the deepest of equals.
+
+    The nodes of one path that are kept for the same next user are a prefix of what that user can find, so a count for
+    each future request is the whole state. `capacity` in nodes.
+    """
+    uses: list[list[tuple[int, int]]] = [[] for _ in range(len(paths))]
+    for request, pieces in enumerate(paths.pieces):
+        for piece in pieces:
+            uses[piece.last].append((request, piece.high - piece.low))
+    kept = [0] * len(paths)
+    farthest: list[int] = []  # negated requests for which something is kept
+    total = 0
+    hits = []
+    for request, (nodes, matchable) in enumerate(zip(paths.nodes, paths.matchable, strict=True)):
+        hits.append(min(kept[request], matchable) * paths.node_tokens)
+        total -= kept[request]
+        kept[request] = 0
+        room = max(0, capacity - nodes)
+        total = _keep_nearest(kept, farthest, total, room)
+        for user, count in uses[request]:
+            if not kept[user]:
+                heapq.heappush(farthest, -user)
+            kept[user] += count
+            total += count
+        if nodes > capacity:  # larger than the pool: what it leaves cannot be more than the pool
+            total = _keep_nearest(kept, farthest, total, capacity)
+    return hits
+
+
+def _keep_nearest(kept: list[int], farthest: list[int], total: int, room: int) -> int:
+    while total > room:
+        user = -farthest[0]
+        if not kept[user]:
+            heapq.heappop(farthest)
+            continue
+        gone = min(kept[user], total - room)
+        kept[user] -= gone
+        total -= gone
+    return total
+
+
+def lru(paths: Paths, capacity: int) -> list[int]:
+    """Tokens that each request hits in vLLM's order: the node used least recently goes first, the deepest of equals."""
+    return two_class(paths, capacity, head_start_s=0.0, ghost=0)
+
+
+def two_class(paths: Paths, capacity: int, *, head_start_s: float, ghost: int | None = None) -> list[int]:
+    """Tokens that each request hits with two queues, of nodes used once and of nodes seen again.
+
+    A node counts as seen again if it was in the cache, or among the last `ghost` evicted ones, when it came. The
+    head of the second queue goes only when it is `head_start_s` older than the head of the first. 0 s is LRU;
+    infinity keeps nodes seen again until nothing else is left.
+    """
+    return _TwoClass(paths, capacity, head_start_s, GHOST_FACTOR * capacity if ghost is None else ghost).run()
+
+
+class _TwoClass:
+    """State for each past request: its path is divided at `border` into nodes seen again (shallow) and once (deep).
+
+    Of the first part, [top, end_again) is in the cache, of the second [max(top, border), end_once): later users take
+    nodes from the top, eviction takes them from the end. Heads are the oldest requests that hold anything in a part.
+    """
+
+    def __init__(self, paths: Paths, capacity: int, head_start_s: float, ghost: int) -> None:
+        n = len(paths)
+        self._paths, self._capacity, self._head_start_s = paths, capacity, head_start_s
+        self._top, self._border, self._end_again, self._end_once = [0] * n, [0] * n, [0] * n, [0] * n
+        self._head_again = self._head_once = 0
+        self._total = 0
+        self._ghosts = _Ghosts(ghost)
+
+    def run(self) -> list[int]:
+        paths, capacity = self._paths, self._capacity
+        top, border, end_again, end_once = self._top, self._border, self._end_again, self._end_once
+        hits = []
+        for request, (pieces, all_nodes) in enumerate(zip(paths.pieces, paths.nodes, strict=True)):
+            nodes = min(all_nodes, capacity)
+            hit, again = self._find(pieces) if pieces else (0, 0)
+            for piece in pieces:  # they are this request's from now on
+                last, low, high = piece
+                self._total -= max(0, min(high, end_again[last]) - low) + max(
+                    0, min(high, end_once[last]) - max(low, border[last])
+                )
+                top[last] = high
+            if self._total > capacity - nodes:
+                self._make_room(capacity - nodes, request)
+            again = min(again, nodes)
+            border[request] = end_again[request] = again
+            end_once[request] = nodes
+            self._total += nodes
+            hits.append(min(hit, paths.matchable[request]) * paths.node_tokens)
+        return hits
+
+    def _find(self, pieces: Sequence[Piece]) -> tuple[int, int]:
+        """How far down the path is in the cache, and how far in the cache or remembered as evicted."""
+        at = 0
+        for last, low, high in pieces:
+            if low != at:
+                return at, at
+            at = self._resident_until(last, low, high)
+            if at < high:
+                break
+        hit = at
+        for last, low, high in pieces:
+            if high <= at:
+                continue
+            if low > at:
+                break
+            for ends, stop in ((self._end_again, min(high, self._border[last])), (self._end_once, high)):
+                if at < stop:
+                    at = max(at, min(stop, ends[last]))
+                    at = self._ghosts.until(ends is self._end_again, last, at, stop) if at < stop else at
+                    if at < stop:
+                        return hit, at
+        return hit, at
+
+    def _resident_until(self, last: int, low: int, high: int) -> int:
+        at, border = low, self._border[last]
+        if at < border:
+            at = max(at, min(high, self._end_again[last]))
+            if at < border:
+                return at
+        return max(at, min(high, self._end_once[last]))
+
+    def _make_room(self, room: int, served: int) -> None:
+        top, border, end_again, end_once = self._top, self._border, self._end_again, self._end_once
+        arrival, head_start_s = self._paths.arrival_s, self._head_start_s
+        total, once, again = self._total, self._head_once, self._head_again
+        while total > room:
+            while once < served and end_once[once] <= max(border[once], top[once]):
+                once += 1
+            while again < served and end_again[again] <= top[again]:
+                again += 1
+            if again >= served:
+                first = False
+            elif once >= served:
+                first = True
+            elif head_start_s == 0:
+                first = again < once
+            else:
+                first = arrival[once] - arrival[again] > head_start_s
+            if first:
+                end = end_again[again]
+                gone = min(end - top[again], total - room)
+                end_again[again] = end - gone
+                self._ghosts.add(True, again, end - gone, end)
+            else:
+                end = end_once[once]
+                gone = min(end - max(top[once], border[once]), total - room)
+                end_once[once] = end - gone
+                self._ghosts.add(False, once, end - gone, end)
+            total -= gone
+        self._total, self._head_once, self._head_again = total, once, again
+
+
+class _Ghosts:
+    """The last `size` evicted nodes. Evictions of one part of one path go upwards, from its deep end."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._evicted = 0
+        # (seen again?, request) -> evictions: (nodes evicted before it, low, high).
+        self._of: dict[tuple[bool, int], list[tuple[int, int, int]]] = {}
+        self._order: deque[tuple[int, bool, int]] = deque()
+
+    def add(self, again: bool, request: int, low: int, high: int) -> None:
+        if self._size:
+            self._of.setdefault((again, request), []).append((self._evicted, low, high))
+            self._order.append((self._evicted + high - low, again, request))
+        self._evicted += high - low
+        while self._order and self._order[0][0] < self._evicted - self._size:
+            _, again, request = self._order.popleft()
+            records = self._of[again, request]
+            records.pop(0)
+            if not records:
+                del self._of[again, request]
+
+    def until(self, again: bool, request: int, low: int, high: int) -> int:
+        """Of one part's evicted nodes, how far those from `low` down are remembered; the shallow ones went last."""
+        oldest = self._evicted - self._size
+        for before, first, last in reversed(self._of.get((again, request), ())):
+            if low < first:
+                break
+            forgotten = max(0, oldest - before)  # of this eviction, the deepest
+            low = max(low, min(high, last - forgotten))
+            if forgotten or low >= high:
+                break
+        return low
+
+
+def hit_share(hits: Sequence[int], paths: Paths, since: int = 0) -> float:
+    """Hit tokens over prompt tokens, of the requests from `since` on."""
+    asked = sum(paths.prompt_tokens[since:])
+    return sum(hits[since:]) / asked if asked else 0.0

@@ -1,0 +1,117 @@
+"""What `kvtune bounds` reads and prints: pool sizes, a model's shape by name, the ladder as a table. CLI's process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from kvtune.bounds.ladder import Bounds, Rung
+from kvtune.engine.models import NAMES, builtin
+from kvtune.errors import UsageError
+from kvtune.layout.config import shape_of
+from kvtune.layout.plan import ModelShape
+from kvtune.units import count, size
+
+_SUFFIX = {"k": 1_000, "m": 1_000_000}
+
+
+def parse_pools(text: str) -> list[int]:
+    """`25k,100k` -> [25000, 100000]; UsageError for anything else."""
+    found = []
+    for part in filter(None, (p.strip().lower() for p in text.split(","))):
+        number, factor = (part[:-1], _SUFFIX[part[-1]]) if part[-1] in _SUFFIX else (part, 1)
+        try:
+            blocks = int(float(number) * factor)
+        except (ValueError, OverflowError):
+            blocks = 0
+        if blocks < 1:
+            raise UsageError(
+                f"--pools: {part!r} is not a number of blocks", "for instance --pools 25k,100k,400k"
+            )
+        found.append(blocks)
+    return sorted(set(found))
+
+
+def shape_named(model: str) -> ModelShape:
+    """The KV layout of a built-in model or of a folder's config.json."""
+    folder = builtin(model) or Path(model).expanduser()
+    path = folder / "config.json"
+    if not path.exists():
+        raise UsageError(
+            f"--model {model}: there is no {path}",
+            f"give a folder with config.json, or one of {', '.join(NAMES)}",
+        )
+    try:
+        config = msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is not JSON: {error}", "repair the file") from error
+    return shape_of(config, model)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """One line on stderr where that is a terminal."""
+    shown = sys.stderr.isatty()
+
+    def done(number: int, of: int) -> None:
+        if shown:
+            print(f"\rpool sizes {number}/{of}", end="", file=sys.stderr, flush=True)
+
+    yield done
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def print_bounds(found: Bounds) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    console.print(
+        f"{found.workload}: {count(found.requests)} requests, {count(found.prompt_tokens)} prompt tokens; "
+        f"infinite cache hits {_share(found.infinite)} (a pool of {count(found.distinct_tokens)} tokens)"
+    )
+    table = Table(box=None, pad_edge=False)
+    titles = (
+        "pool blocks",
+        "memory",
+        "LRU (today)",
+        "best known",
+        "optimum",
+        "of the gap",
+        "head start",
+        "LRU with 2x",
+    )
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for at, rung in enumerate(found.curve):
+        table.add_row(*_row(found, at, rung))
+    console.print(table)
+    if found.relaxation:
+        console.print(f"relaxed: {found.relaxation}")
+    for note in found.notes:
+        console.print(f"note: {note}")
+
+
+def _row(found: Bounds, at: int, rung: Rung) -> list[str]:
+    start = {None: "infinite", 0.0: "0 s (LRU)"}.get(rung.head_start_s, f"{rung.head_start_s or 0:g} s")
+    gap = rung.optimum - rung.lru
+    double = next((r for r in found.curve[at + 1 :] if abs(r.pool_blocks - 2 * rung.pool_blocks) < 2), None)
+    return [
+        f"{rung.pool_blocks:,}",
+        size(rung.pool_bytes) if rung.pool_bytes else "–",
+        _share(rung.lru),
+        _share(rung.best_known),
+        _share(rung.optimum),
+        f"{100 * (rung.best_known - rung.lru) / gap:.0f} %" if gap > 1e-9 else "–",
+        start,
+        f"{100 * (double.lru - rung.lru):+.1f} points" if double is not None else "–",
+    ]
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"

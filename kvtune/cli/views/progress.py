@@ -1,0 +1,116 @@
+"""Live progress of a run on stderr: phases, requests, tokens per second, hits, ETA. Plain lines without a terminal."""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from kvtune.engine.messages import Event
+
+if TYPE_CHECKING:
+    from kvtune.sim.worker import Report
+
+PHASES = {
+    "starting": "starting engine",
+    "warm-up": "warming up",
+    "measuring": "measuring",
+    "finishing": "stopping engine",
+    "replaying": "replaying",
+    "culprits": "second pass: who makes the objects",
+    "over": "stopping engine",
+    "analysing": "analysing",
+}
+PLAIN_EVERY_S = 10.0
+
+
+class ProgressView:
+    """Feed it the host's events. `quiet` shows nothing (tests, scripts that want silence)."""
+
+    def __init__(self, total: int, label: str, *, quiet: bool = False) -> None:
+        self._total = total
+        self._label = label
+        self._console = Console(stderr=True)
+        self._plain = not self._console.is_terminal
+        self._quiet = quiet
+        self._phase = ""
+        self._measuring_since = 0.0
+        self._last_plain = 0.0
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task(label, total=total, detail="")
+
+    def __enter__(self) -> Self:
+        if not self._quiet and not self._plain:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._quiet and not self._plain:
+            self._bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        if self._quiet:
+            return
+        if event.kind == "phase":
+            self.phase(event.name)
+        elif event.kind == "progress" and self._phase == "measuring":
+            self._progress(event)
+
+    def phase(self, name: str) -> None:
+        self._phase = name
+        text = f"{self._label}: {PHASES.get(name, name)}"
+        if name == "measuring":
+            self._measuring_since = monotonic()
+        if self._plain:
+            print(
+                f"{text} ({self._total} requests)" if name == "measuring" else text,
+                file=sys.stderr,
+                flush=True,
+            )
+        else:
+            self._bar.update(self._task, description=text)
+
+    def replayed(self, report: Report) -> None:
+        """How far a simulated run is."""
+        if self._quiet or not report.finished:
+            return
+        left_s = report.elapsed_s * (report.requests / report.finished - 1)
+        self._show(report.finished, f"ETA {left_s:.0f} s")
+
+    def _progress(self, event: Event) -> None:
+        elapsed = max(monotonic() - self._measuring_since, 1e-6)
+        detail = f"{event.output_tokens / elapsed:,.0f} tok/s"
+        if event.query_tokens:
+            detail += f"  hits {100 * event.hit_tokens / event.query_tokens:.0f} %"
+        if event.finished:
+            detail += f"  ETA {elapsed / event.finished * (self._total - event.finished):.0f} s"
+        self._show(event.finished, detail)
+
+    def _show(self, finished: int, detail: str) -> None:
+        if not self._plain:
+            self._bar.update(self._task, completed=finished, detail=detail)
+        elif monotonic() - self._last_plain > PLAIN_EVERY_S:
+            self._last_plain = monotonic()
+            print(f"{self._label}: {finished}/{self._total} requests  {detail}", file=sys.stderr, flush=True)

@@ -1,0 +1,36 @@
+"""Prints what `kvtune profile` found: the contract's JSON on stdout, or a summary and the path of the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvtune.engine.profile import Profiled
+from kvtune.workload.types import Workload
+
+
+def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool) -> None:
+    """Write each run's page; print the run (of several: the one of median throughput, with all in `repeats`)."""
+    from kvtune.analysis.summary import summary
+    from kvtune.report.pages.frame import run_page, write_page
+
+    found: list[tuple[float, dict[str, Any], Profiled, Path]] = []
+    for result in done:
+        facts = summary(result.run, workload)
+        page = write_page(run_page(result.run, workload), result.path.with_suffix(".html"))
+        facts["run_file"], facts["page"] = str(result.path), str(page)
+        found.append((float(facts["throughput_tok_s"] or 0.0), facts, result, page))
+    _, facts, result, page = sorted(found, key=lambda f: f[0])[(len(found) - 1) // 2]
+    if as_json:
+        repeats = [
+            {k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")} for _, f, _, _ in found
+        ]
+        print(json.dumps({**facts, "repeats": repeats} if len(found) > 1 else facts))
+        return
+    from kvtune.report.console.summary import print_summary
+
+    print_summary(facts)
+    print(f"run file  {result.path}")
+    print(f"page      {page}")

@@ -1,0 +1,128 @@
+"""Trials for a terminal: a live table on stderr that fills as they end, and the table of results on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from kvtune.tune.objective import OBJECTIVES, Objective
+from kvtune.tune.space.grid import shown
+from kvtune.tune.trials.trial import Trial
+
+LIVE_ROWS = 12
+RESULT_ROWS = 40
+PIPE_WIDTH = 140
+
+
+class TrialsView:
+    """Call it with each trial. Without a terminal each trial is a line."""
+
+    def __init__(self, total: int, by: Objective) -> None:
+        self._total, self._by = total, by
+        self._trials: list[Trial] = []
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, transient=True, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+            self.note("starting")
+        else:
+            print(f"{self._total} trials", file=sys.stderr, flush=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def __call__(self, trial: Trial) -> None:
+        self._trials.append(trial)
+        if self._console.is_terminal:
+            self.note()
+        else:
+            name = f"{trial.role} " if trial.role == "baseline" else ""
+            told = trial.why if trial.state == "failed" else _figures(trial)
+            line = f"{len(self._trials)}/{self._total} {trial.on} {name}{shown(trial.settings)}: {told}"
+            print(line, file=sys.stderr, flush=True)
+
+    def phase(self, text: str) -> None:
+        """A new stage begins."""
+        if self._console.is_terminal:
+            self.note(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def note(self, text: str = "") -> None:
+        """Redraw, with a word about what goes on."""
+        if not self._console.is_terminal:
+            return
+        title = f"{len(self._trials)}/{self._total} trials {text}".rstrip()
+        rows = sorted(self._trials, key=lambda t: -(self._by.score(t.summary) or float("-inf")))
+        self._live.update(table(rows[:LIVE_ROWS], title), refresh=True)
+
+
+def table(trials: Sequence[Trial], title: str = "") -> Table:
+    """One row a trial; knobs that any of them sets are columns."""
+    knobs = list(dict.fromkeys(name for t in trials for name in t.settings))
+    found = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for head in ("trial", "on", *knobs):
+        found.add_column(head, overflow="fold")
+    for head in ("hit rate", "ttft", "tok/s"):
+        found.add_column(head, justify="right", no_wrap=True)
+    found.add_column("state", overflow="fold")
+    for t in trials:
+        name = "stock" if t.core == "stock" else str(t.number)
+        own = [_text(t.settings.get(k)) for k in knobs]
+        found.add_row(name, t.on, *own, *_cells(t), t.why if t.state != "complete" else "complete")
+    return found
+
+
+def print_results(found: dict[str, Any], trials: Sequence[Trial], by: Objective) -> None:
+    """The results table, best first, and the verdict."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PIPE_WIDTH)
+    order = sorted(trials, key=lambda t: -(s if (s := by.score(t.summary)) is not None else float("inf")))
+    order.sort(key=lambda t: by.score(t.summary) is None)
+    console.print(table(order[:RESULT_ROWS]))
+    if len(order) > RESULT_ROWS:
+        console.print(f"{len(order) - RESULT_ROWS} more trials: --json lists all")
+    console.print(found["verdict"]["text"])
+    for note in found["notes"]:
+        console.print(note, markup=False)
+
+
+def write_study_page(journal: Path, by: Objective, recipe: Path | None = None) -> Path:
+    """The study's page beside its journal; an earlier page of the same journal is replaced."""
+    from kvtune.report.pages.frame import write_page
+    from kvtune.report.pages.study import sweep_page
+    from kvtune.tune.study import read_study, told
+
+    html = sweep_page(told(read_study(journal), by, recipe))
+    return write_page(html, journal.with_suffix(".html"), force=True)
+
+
+def _cells(t: Trial) -> tuple[str, str, str]:
+    hit, ttft, rate = (OBJECTIVES[n].of(t.summary) for n in ("hit-rate", "ttft", "throughput"))
+    return (
+        f"{100 * hit:.1f} %" if hit is not None else "–",
+        f"{ttft:.1f} ms" if ttft is not None else "–",
+        f"{rate:,.0f}" if rate is not None else "–",
+    )
+
+
+def _figures(t: Trial) -> str:
+    hit, ttft, rate = _cells(t)
+    return f"hits {hit}, ttft {ttft}, {rate} tok/s"
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

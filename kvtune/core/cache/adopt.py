@@ -1,0 +1,112 @@
+"""Puts the core's pool and window retention into the KV cache managers that vLLM builds. Runs in EngineCore.
+
+Contract: classes of exact types are swapped on objects that stock has built; what is not exactly the type that
+the core was written against (HiSparse's pools, other backends' managers) stays stock's, and the state says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from kvtune.core import state
+from kvtune.core.settings import CoreSettings
+
+logger = logging.getLogger("vllm.kvtune")
+
+_settings: CoreSettings | None = None
+_stock_init: Any = None
+
+
+def install(settings: CoreSettings) -> None:
+    """KV cache managers that are built from now on use the core's pool; again with other settings replaces them."""
+    global _settings, _stock_init
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    _settings = settings
+    if _stock_init is not None:
+        return
+    stock_init = _stock_init = KVCacheManager.__init__
+
+    @functools.wraps(stock_init)
+    def built(self: Any, *args: Any, **options: Any) -> None:
+        stock_init(self, *args, **options)
+        if type(self) is KVCacheManager and _settings is not None:
+            try:
+                adopt(self, _settings)
+            except Exception as error:
+                state.part("pool", False, f"could not be put in: {error!r}")
+                logger.error("kvtune: this KV cache manager stays stock's", exc_info=error)
+
+    KVCacheManager.__init__ = built
+
+
+def uninstall() -> None:
+    """KV cache managers that are built from now on are stock's."""
+    global _settings, _stock_init
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    if _stock_init is not None:
+        KVCacheManager.__init__ = _stock_init
+    _settings = _stock_init = None
+
+
+def adopt(manager: Any, settings: CoreSettings) -> None:
+    """Swap the classes of one manager's parts, or say why not."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    from kvtune.core.cache import windows as window
+    from kvtune.core.cache.manager import KeepingManager
+    from kvtune.core.cache.pool import TieredPool
+
+    pool = manager.block_pool
+    groups = manager.coordinator.single_type_managers
+    why = ""
+    if not settings.pool:
+        why = "switched off"
+    elif not manager.enable_caching:
+        why = "prefix caching is off"
+    elif type(pool) is not BlockPool or any(group.block_pool is not pool for group in groups):
+        why = "this engine has block pools of another kind"
+    elif settings.legacy_free_list:
+        from kvtune.core.cache import legacy
+
+        legacy.use_linear_queue(pool)
+        why = "legacy_free_list is on"
+    if why:
+        for name in ("pool", "pinning", "reuse"):
+            state.part(name, False, why)
+        return
+
+    reasons = {group.kv_cache_group_id: window.supports(group) for group in groups}
+    windows = [group for group in groups if not reasons[group.kv_cache_group_id]]
+    policy = effective_policy(settings, bool(windows))
+    if policy == "lru" and not (windows and settings.pinning):
+        # Stock's own queue is exactly this, at no cost.
+        state.part("pool", True, "least recently used: stock's own queue")
+        state.part("pinning", False, "" if windows else "no sliding-window groups")
+        state.part("reuse", False)
+        return
+
+    pool.__class__ = TieredPool
+    pool.adopt_tiers(policy, settings)
+    state.part("pool", True, f"policy {policy}")
+    state.part("reuse", settings.reuse and policy in ("tiered", "two_class"))
+    state.part("pinning", bool(windows) and settings.pinning)
+    if settings.pinning and windows:
+        for group in windows:
+            group.__class__ = window.KeepingWindowManager
+            group.adopt_window(settings)
+        if settings.output_window and settings.policy != "pin":
+            manager.__class__ = KeepingManager
+            manager.keeps_output = tuple(windows)
+    state.gauge(pool.counters)
+
+
+def effective_policy(settings: CoreSettings, has_windows: bool) -> str:
+    """The policy that runs: without sliding windows nothing but a tuned reuse-aware one differs from LRU."""
+    if has_windows:
+        return settings.policy
+    wants_reuse = settings.policy in ("tiered", "two_class") and settings.reuse and settings.reuse_bonus_s > 0
+    return "two_class" if wants_reuse else "lru"

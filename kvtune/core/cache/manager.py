@@ -1,0 +1,37 @@
+"""vLLM's KVCacheManager, told that a request ends: window groups keep its last window. Runs in EngineCore."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.request import Request
+
+from kvtune.core import state
+from kvtune.core.cache.windows import KeepingWindowManager
+
+logger = logging.getLogger("vllm.kvtune")
+
+
+class KeepingManager(KVCacheManager):  # type: ignore[misc]
+    """Everything is stock's but the moment before a request's blocks are given back."""
+
+    keeps_output: tuple[KeepingWindowManager, ...]
+
+    def free(self, request: Request) -> None:
+        self._keep_output(request)
+        super().free(request)
+
+    def pop_blocks_for_free(self, request: Request) -> Any:
+        self._keep_output(request)
+        return super().pop_blocks_for_free(request)
+
+    def _keep_output(self, request: Request) -> None:
+        try:
+            for group in self.keeps_output:
+                group.keep_output(request)
+        except Exception as error:
+            self.keeps_output = ()
+            state.part("output_window", False, f"switched off: {error!r}")
+            logger.error("kvtune: the last window of outputs is no longer kept", exc_info=error)

@@ -1,0 +1,226 @@
+"""Which sliding-window blocks are kept for later prompts, and why. Runs in EngineCore.
+
+A prompt can resume at a boundary only where every window group still has the `need` blocks before it. Stock keeps
+the window at the prompt's end (and, at a second visit, where a shared prefix was found). This manager also keeps
+
+    |--prompt------------------------------------------------------|--output--|
+            [spec]          [spec]      [spec][...slack...][window]   [output]
+    last place that is a multiple of 4*slack, 2*slack, slack
+
+so a prompt with another suffix resumes at its second visit. `grade` says to the pool's policy what a block is
+worth. With policy `pin` it keeps the window at each chunk's end instead (the published policy).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.request import Request
+
+from kvtune.core import state
+from kvtune.core.cache.pool import TieredPool
+from kvtune.core.policies import FAR, NEAR, SPECULATIVE, TERMINAL, WINDOW
+from kvtune.core.settings import CoreSettings
+
+logger = logging.getLogger("vllm.kvtune")
+
+Span = tuple[int, int, int]
+"""First block, end block, grade."""
+
+
+class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
+    """vLLM's SlidingWindowManager with another answer to what is hashed. It never holds a block by itself."""
+
+    settings: CoreSettings
+    block_pool: TieredPool
+
+    def adopt_window(self, settings: CoreSettings) -> None:
+        """Called once, on a manager that stock has built."""
+        self.settings = settings
+        self.need = self._contiguous_blocks_for_hit(self.sliding_window, self.block_size, self.use_eagle)
+        if settings.pin_window:
+            self.need = max(self.need, -(-settings.pin_window // self.block_size))
+        # EAGLE reads one block beyond the boundary.
+        self.shift = 1 if self.use_eagle else 0
+        self.slack_blocks = -(-settings.slack // self.block_size)
+        self.aligned = self.cache_hit_alignment_tokens == self.block_size
+        self.continued: set[str] = set()
+
+    def add_local_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        super().add_local_computed_blocks(
+            request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
+        )
+        # A conversation goes on where an output ended: it will go on from its new end, not from here again.
+        pool = self.block_pool
+        if new_computed_blocks and pool.grade_of(new_computed_blocks[-1]) == TERMINAL:
+            self.continued.add(request_id)
+            pool.retire([block for block in self.req_to_blocks[request_id] if not block.is_null])
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        self.continued.discard(request_id)
+        blocks: list[KVCacheBlock] = super().pop_blocks_for_free(request_id)
+        return blocks
+
+    def cache_blocks(
+        self,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        *,
+        replay_boundaries: Sequence[int],
+    ) -> None:
+        start = self.num_cached_block.get(request.request_id, 0)
+        end = num_tokens // self.block_size
+        if start >= end:
+            return
+        if retention_interval == 0 and start * self.block_size >= request.num_prompt_tokens + self.shift:
+            # Decoding: nothing is kept until the request ends (keep_output).
+            self.num_cached_block[request.request_id] = end
+            return
+        boundaries = [*replay_boundaries]
+        if request.shared_prefix_boundary:
+            boundaries.append(request.shared_prefix_boundary)
+        try:
+            grades = self._grades(request, start, end, retention_interval, boundaries)
+        except Exception as error:
+            self.stand_down(error)
+            SlidingWindowManager.cache_blocks(
+                self,
+                request,
+                num_tokens,
+                retention_interval=retention_interval,
+                replay_boundaries=replay_boundaries,
+            )
+            return
+        blocks = self.req_to_blocks[request.request_id]
+        self.block_pool.cache_full_blocks(
+            request=request,
+            blocks=blocks,
+            num_cached_blocks=start,
+            num_full_blocks=end,
+            block_size=self.block_size,
+            kv_cache_group_id=self.kv_cache_group_id,
+            block_mask=[grade >= 0 for grade in grades],
+        )
+        self.block_pool.grade(blocks[start:end], grades)
+        self.num_cached_block[request.request_id] = end
+
+    def stand_down(self, error: Exception) -> None:
+        """Be stock's manager from here on."""
+        self.__class__ = SlidingWindowManager
+        state.part("pinning", False, f"switched off: {error!r}")
+        logger.error("kvtune: a window group is stock's from here on", exc_info=error)
+
+    def _grades(
+        self,
+        request: Request,
+        start: int,
+        end: int,
+        retention_interval: int | None,
+        boundaries: Sequence[int],
+    ) -> list[int]:
+        """The grade of each of the blocks start..end; -1: not kept."""
+        stock = self._mask(start, end, retention_interval, boundaries)
+        if stock is None:
+            grades = [SPECULATIVE] * (end - start)
+        else:
+            # What stock keeps on request is worth no less here.
+            grades = [WINDOW if kept else -1 for kept in stock]
+        # Where hits end only at every n-th block, most blocks of the slack can serve none.
+        of_use = None if self.aligned else self._mask(start, end, None, boundaries)
+        for first, last, grade in self._spans(request, start, end, boundaries):
+            for i in range(max(first, start) - start, min(last, end) - start):
+                if (grades[i] < 0 or grade < grades[i]) and (of_use is None or of_use[i]):
+                    grades[i] = grade
+        return grades
+
+    def _mask(
+        self, start: int, end: int, retention_interval: int | None, boundaries: Sequence[int]
+    ) -> list[bool] | None:
+        """Which of the blocks start..end stock would keep; None: all."""
+        kept: list[bool] | None = self.reachable_block_mask(
+            start_block=start,
+            end_block=end,
+            alignment_tokens=self.cache_hit_alignment_tokens,
+            kv_cache_spec=self.kv_cache_spec,
+            use_eagle=self.use_eagle,
+            retention_interval=retention_interval,
+            reachable_boundaries=boundaries,
+            dcp_world_size=self.dcp_world_size,
+        )
+        return kept
+
+    def _spans(self, request: Request, start: int, end: int, boundaries: Sequence[int]) -> list[Span]:
+        """What to keep of a prompt, of which the blocks start..end are being computed."""
+        ends = [self._end_block(boundary) for boundary in boundaries]
+        spans = [(last - self.need, last, WINDOW) for last in ends]
+        big = end - start >= self.settings.min_drop
+        if self.settings.policy == "pin":
+            return [*spans, (end - self.need, end, SPECULATIVE)] if big else spans
+        last = max(ends[: len(ends) - bool(request.shared_prefix_boundary)])
+        slack = self.slack_blocks
+        spans.append((last - self.need - slack, last, FAR))
+        spans.append((last - self.need - (slack + 3) // 4, last, NEAR))
+        if big:
+            # Round places: prompts that share a prefix keep the same ones, whatever their lengths are.
+            step = max(slack, 1)
+            for _ in range(self.settings.windows):
+                place = (last - slack) // step * step
+                if place <= 0:
+                    break
+                spans.append((place - self.need, place, SPECULATIVE))
+                step *= 2
+        return spans
+
+    def _end_block(self, boundary: int) -> int:
+        """The block after the last one that a resume at this boundary (in tokens) needs."""
+        aligned = boundary // self.cache_hit_alignment_tokens * self.cache_hit_alignment_tokens
+        return int(aligned // self.block_size + self.shift)
+
+    def keep_output(self, request: Request) -> None:
+        """The request ends (or is preempted): hash its last window, so that what follows it can resume there."""
+        request_id = request.request_id
+        blocks = self.req_to_blocks.get(request_id)
+        cached = self.num_cached_block.get(request_id, 0)
+        if not blocks or not cached:
+            return
+        # The last token's KV is written by the step that would have come next.
+        known = min(request.num_computed_tokens, request.num_tokens - 1, cached * self.block_size)
+        end = self._end_block(known - self.shift * self.block_size)
+        start = max(0, end - self.need)
+        window = blocks[start:end]
+        if end > cached or not window or len(window) <= self.shift or any(block.is_null for block in window):
+            return
+        self.block_pool.cache_full_blocks(
+            request=request,
+            blocks=blocks,
+            num_cached_blocks=start,
+            num_full_blocks=end,
+            block_size=self.block_size,
+            kv_cache_group_id=self.kv_cache_group_id,
+            block_mask=[block.block_hash is None for block in window],
+        )
+        self.block_pool.grade([window[-1 - self.shift]], [TERMINAL])
+        if request_id in self.continued:
+            self.block_pool.count_as_hit(window)
+
+
+def supports(manager: Any) -> str:
+    """Why this manager must stay stock's; empty when it can be a KeepingWindowManager."""
+    if type(manager) is not SlidingWindowManager:
+        return f"{type(manager).__name__} is not a plain sliding-window group"
+    if manager.dcp_world_size > 1 or manager.pcp_world_size > 1:
+        return "context parallelism"
+    if manager.cache_hit_alignment_tokens % manager.block_size:
+        return "hits end inside blocks"
+    return ""

@@ -1,0 +1,235 @@
+"""The steady-decode path of `schedule`: steps that only decode, at a fraction of stock's cost. Runs in EngineCore.
+
+Contract: what is scheduled and which blocks are given are stock's, step by step. A step is checked before anything is
+changed; what is not a plain decode goes to `super()`. An exception in our own bookkeeping switches the path off for
+good, gives the step to `super()` and is noted in the run's record.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from kvtune.core import state
+from kvtune.core.steps import empty
+from kvtune.core.steps.steady import Cohort, gather, next_event, unfit
+from kvtune.core.steps.update import SteadyUpdate
+
+
+class SteadyDecode(SteadyUpdate):
+    """Mixin in front of Scheduler and AsyncScheduler."""
+
+    def adopt_steady(self, why_not: str) -> None:
+        """Called once, when vLLM has built the scheduler; `why_not`: this engine's steps are never plain decodes."""
+        own: Any = self
+        self.steady_off = why_not
+        self.steady_steps = 0
+        self._runs_ahead = isinstance(self, AsyncScheduler)
+        manager = own.kv_cache_manager
+        self._groups = manager.coordinator.single_type_managers
+        self._quiet: Callable[[Request], empty.Quiet] = getattr(manager, "quiet", None) or functools.partial(
+            empty.quiet_until, manager
+        )
+        self._allocate: Callable[[Request], Any] = getattr(
+            manager, "allocate_at_event", None
+        ) or functools.partial(manager.allocate_slots, num_new_tokens=1)
+        # Blocks given to requests by a step of ours that was then left to stock, which must still report them.
+        self._placed: dict[str, tuple[list[int], ...]] = {}
+        # A running request that was no plain decode when last looked at.
+        self._unfit: Request | None = None
+        self._last_rows: Any = None
+        self._in_flight = deque()
+        self._order = ([], None, None)
+        self._cohort = None
+        state.part("steady", not self.steady_off, self.steady_off)
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        if not (throttle_prefills or self.steady_off):
+            try:
+                cohort = self._lockstep()
+                new_blocks = None if cohort is None else self._at_events(cohort)
+            except Exception as error:
+                self._give_up(error)
+                cohort = new_blocks = None
+            if cohort is not None and new_blocks is not None:
+                return self._decode_all(cohort, new_blocks)
+        self._cohort = None
+        output: SchedulerOutput = super().schedule(throttle_prefills)
+        if self._placed:
+            self._report_placed(output)
+        return output
+
+    def _lockstep(self) -> Cohort | None:
+        """The cohort, when this step is a plain decode of all of it and nothing can be admitted."""
+        own: Any = self
+        running: list[Request] = own.running
+        count = len(running)
+        if not 0 < count <= min(own.max_num_scheduled_tokens, own.scheduler_config.max_num_batched_tokens):
+            return None
+        if own._pause_state is not PauseState.UNPAUSED or self._placed:
+            return None
+        # Also where it was bound after the scheduler was built; blocks that wait for a step are counted by stock's.
+        if own.defer_block_free or own.connector is not None:
+            return None
+        if (own.waiting or own.kv_holding_waiting) and (
+            count + own.num_waiting_for_streaming_input < own.max_num_active_reqs
+        ):
+            return None
+        cohort = self._cohort
+        if (
+            cohort is not None
+            and cohort.follow(running)
+            and cohort.rows.ids
+            and cohort.rows.requests[0].num_output_placeholders == cohort.ahead
+        ):
+            return cohort
+        return self._gather()
+
+    def _gather(self) -> Cohort | None:
+        own: Any = self
+        culprit = self._unfit
+        if (
+            culprit is not None
+            and culprit.status == RequestStatus.RUNNING
+            and unfit(culprit, culprit.num_output_placeholders)
+        ):
+            return None
+        found = gather(own.running, self._quiet, own.max_model_len, own.hash_block_size)
+        self._unfit = None if isinstance(found, Cohort) else found
+        if not isinstance(found, Cohort) or (found.ahead and not self._runs_ahead):
+            return None
+        if own.use_v2_model_runner:
+            step = own.current_step + 1
+            if any(request.next_decode_eligible_step > step for request in own.running):
+                return None
+        elif not own.prev_step_scheduled_req_ids.issuperset(found.rows.ids):
+            return None
+        self._cohort = found
+        return found
+
+    def _at_events(self, cohort: Cohort) -> list[Any] | None:
+        """New block ids (or None) of every row, by position; None when stock has to decide."""
+        own: Any = self
+        tick = cohort.scheduled + 1
+        due = (cohort.due <= tick).nonzero()[0]
+        if not due.size:
+            return [None] * len(cohort.rows)
+        rows, ahead = cohort.rows, cohort.ahead
+        events: list[tuple[int, Request]] = []
+        done: list[int] = []
+        needed = 0
+        for i in due.tolist():
+            request = rows.requests[i]
+            computed = request.num_computed_tokens
+            if computed >= own.max_model_len - 1 or (
+                ahead and computed + 2 - ahead >= request.num_prompt_tokens + request.max_tokens
+            ):
+                done.append(i)
+                continue
+            events.append((i, request))
+            if computed >= self._quiet(request).slots:
+                needed += len(self._groups)
+        if needed > own.kv_cache_manager.block_pool.get_num_free_blocks():
+            return None
+        if done and (not ahead or len(done) == len(rows)):
+            return None
+        own.kv_cache_manager.new_step_starts()
+        new_blocks: list[Any] = [None] * len(rows)
+        for i, request in events:
+            blocks = self._allocate(request)
+            if blocks is None:
+                return None
+            new_blocks[i] = block_ids = blocks.get_block_ids(allow_none=True)
+            if block_ids is not None:
+                self._placed[request.request_id] = block_ids
+            event = next_event(request, self._quiet(request), ahead, own.max_model_len)
+            cohort.due[i] = tick + max(1, event - request.num_computed_tokens)
+        if done:
+            # Their last token is in flight: they run on, but are scheduled no more.
+            cohort.leave(done)
+            for i in reversed(done):
+                del new_blocks[i]
+        self._placed.clear()
+        # As stock does in every step: hand-offs to a connector, of which there is none here, do not pile up.
+        own.kv_cache_manager.take_boundary_state_offloads()
+        return new_blocks
+
+    def _decode_all(self, cohort: Cohort, new_blocks: list[Any]) -> SchedulerOutput:
+        """Schedule one token of every row: everything that could refuse has been asked."""
+        own: Any = self
+        rows = cohort.rows
+        own.current_step += 1
+        cohort.scheduled += 1
+        if not own.use_v2_model_runner and rows is not self._last_rows:
+            own.prev_step_scheduled_req_ids.clear()
+            own.prev_step_scheduled_req_ids.update(rows.ids)
+        self._last_rows = rows
+        computed = [request.num_computed_tokens for request in rows.requests]
+        if self._runs_ahead:
+            ahead = cohort.ahead
+            produced = [len(output) + ahead for output in rows.outputs]
+            for request in rows.requests:
+                request.num_computed_tokens += 1
+                request.num_in_flight_tokens += 1
+                request.num_output_placeholders += 1
+            if own.use_v2_model_runner:
+                eligible = own.current_step + own.decode_stagger
+                for request in rows.requests:
+                    request.next_decode_eligible_step = eligible
+        else:
+            produced = list(map(len, rows.outputs))
+            for request in rows.requests:
+                request.num_computed_tokens += 1
+                request.num_in_flight_tokens += 1
+        own.prefill_capacity_bound = own.get_request_counts()[1] > len(own.deferred_waiting)
+        encoder_stats = None
+        if own.log_stats and own.observability_config.enable_logging_iteration_details:
+            encoder_stats = own._make_scheduled_encoder_input_stats({})
+        output = SchedulerOutput(
+            scheduled_new_reqs=[],
+            scheduled_cached_reqs=CachedRequestData(
+                req_ids=rows.ids.copy(),
+                resumed_req_ids=set(),
+                new_token_ids=[],
+                all_token_ids={},
+                new_block_ids=new_blocks,
+                num_computed_tokens=computed,
+                num_output_tokens=produced,
+            ),
+            num_scheduled_tokens=rows.one_each.copy(),
+            total_num_scheduled_tokens=len(rows),
+            scheduled_spec_decode_tokens={},
+            scheduled_encoder_inputs={},
+            scheduled_encoder_input_stats=encoder_stats,
+            preempted_req_ids=own.reset_preempted_req_ids,
+            finished_req_ids=own.finished_req_ids,
+            free_encoder_mm_hashes=own.encoder_cache_manager.get_freed_mm_hashes(),
+            new_block_ids_to_zero=own._get_new_block_ids_to_zero(),
+            ec_manager_metadata=own.encoder_cache_manager.get_manager_metadata(),
+        )
+        own.finished_req_ids = set()
+        own.reset_preempted_req_ids = set()
+        self._in_flight.append((output, cohort, rows))
+        self.steady_steps += 1
+        return output
+
+    def _report_placed(self, output: SchedulerOutput) -> None:
+        """Add the blocks that a step of ours had already given to those that stock's step reports."""
+        own: Any = self
+        data = output.scheduled_cached_reqs
+        for request_id, block_ids in list(self._placed.items()):
+            request = own.requests.get(request_id)
+            if request is None or request.status != RequestStatus.RUNNING:
+                del self._placed[request_id]
+            elif request_id in output.num_scheduled_tokens:
+                i = data.req_ids.index(request_id)
+                more = data.new_block_ids[i] or tuple([] for _ in block_ids)
+                data.new_block_ids[i] = tuple(a + b for a, b in zip(block_ids, more, strict=True))
+                del self._placed[request_id]

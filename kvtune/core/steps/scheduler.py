@@ -1,0 +1,98 @@
+"""Schedulers with the steady-decode path (`schedule.py`, `update.py`): which ones get it, and how. EngineCore.
+
+Contract: a scheduler of exactly vLLM's type gets a subclass once vLLM has built it; others stay as they are, and the
+state says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from kvtune.core import state
+from kvtune.core.patches import Replaced
+from kvtune.core.settings import CoreSettings
+from kvtune.core.steps import empty
+from kvtune.core.steps.schedule import SteadyDecode
+
+
+def never_steady(scheduler: Any) -> str:
+    """Why this engine's steps are never plain decodes; empty when they may be."""
+    config = scheduler.vllm_config
+    reasons = {
+        "speculative decoding": config.speculative_config is not None
+        or scheduler.num_spec_tokens
+        or scheduler.num_lookahead_tokens,
+        "LoRA": scheduler.lora_config is not None,
+        "a KV connector": scheduler.connector is not None or scheduler.defer_block_free,
+        "an encoder cache connector": scheduler.ec_connector is not None,
+        "auxiliary outputs": scheduler.aux_output_connector is not None,
+        "sampling masks": scheduler.return_sampling_mask,
+        "pipeline parallelism": scheduler.use_pp,
+        "an encoder": scheduler.is_encoder_decoder or scheduler.is_mm_encoder_only,
+        "a pooling or diffusion model": scheduler.num_sampled_tokens_per_step != 1,
+        "KV cache events": scheduler.enable_kv_cache_events,
+        "MFU metrics": scheduler.perf_metrics is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return reason
+    return empty.understands(scheduler.kv_cache_manager)
+
+
+class SteadyScheduler(SteadyDecode, Scheduler):  # type: ignore[misc]
+    """vLLM's Scheduler with the steady-decode path."""
+
+
+class SteadyAsyncScheduler(SteadyDecode, AsyncScheduler):  # type: ignore[misc]
+    """vLLM's AsyncScheduler with the steady-decode path."""
+
+
+SUCCESSORS: dict[type, type] = {Scheduler: SteadyScheduler, AsyncScheduler: SteadyAsyncScheduler}
+
+
+def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
+    """Give a scheduler that vLLM has built the paths that the settings switch on; subclasses of others are left."""
+    successor = SUCCESSORS.get(type(scheduler))
+    manager = scheduler.kv_cache_manager
+    if settings.legacy_empty_blocks:
+        for name in ("empty_blocks", "steady"):
+            state.part(name, False, "legacy_empty_blocks is on")
+        return
+    if settings.empty_blocks:
+        why = empty.understands(manager)
+        if not why:
+            empty.adopt(manager)
+        state.part("empty_blocks", not why, why)
+    if settings.steady:
+        if successor is None:
+            state.part("steady", False, f"{type(scheduler).__name__} is not vLLM's own scheduler")
+            return
+        scheduler.__class__ = successor
+        scheduler.adopt_steady(never_steady(scheduler))
+
+
+REPLACED = Replaced()
+
+
+def install(settings: CoreSettings) -> None:
+    """Schedulers that are built from now on get what the settings switch on."""
+    uninstall()
+    if not (settings.steady or settings.empty_blocks):
+        return
+    build = Scheduler.__init__
+
+    @functools.wraps(build)
+    def built(self: Scheduler, *args: Any, **options: Any) -> None:
+        build(self, *args, **options)
+        adopt(self, settings)
+
+    REPLACED.put(Scheduler, "__init__", built)
+
+
+def uninstall() -> None:
+    """Schedulers that are built from now on are stock's."""
+    REPLACED.undo()

@@ -1,0 +1,242 @@
+"""The bookkeeping of a steady decode: which requests decode in lockstep, and at which step each needs attention.
+
+Runs in EngineCore. `Rows` is one set of requests in scheduling order, never changed once made: a step that is still
+in flight keeps the rows it was scheduled with. `Cohort` is the rows of now plus two clocks: `scheduled` counts
+schedule() calls, `updated` counts update_from_output() calls of this cohort. Each row advances one token a tick of
+either clock, so a row's next event is a tick, known in advance. Attributes of vLLM's requests stay the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.v1.request import RequestStatus
+
+from kvtune.core.steps.empty import Quiet
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+VLLM_HASHER = "get_request_block_hasher.<locals>.request_block_hasher"
+ALWAYS, NO_HASHER = -2, -1
+PREEMPTED = int(RequestStatus.PREEMPTED)
+"""A status above this one is a finished one."""
+
+
+class Rows:
+    """Requests that decode together, column by column."""
+
+    __slots__ = (
+        "all_tokens",
+        "client",
+        "clients",
+        "eos",
+        "fresh",
+        "hash_phase",
+        "hashed_by_block",
+        "ids",
+        "one_each",
+        "outputs",
+        "requests",
+        "stop_at",
+    )
+
+    def __init__(
+        self,
+        requests: list[Request],
+        eos: NDArray[np.int64],
+        stop_at: NDArray[np.int64],
+        hash_phase: NDArray[np.int64],
+        fresh: bool = True,
+    ) -> None:
+        self.requests = requests
+        self.ids = [request.request_id for request in requests]
+        self.outputs = [request._output_token_ids for request in requests]
+        self.all_tokens = [request._all_token_ids for request in requests]
+        self.one_each = dict.fromkeys(self.ids, 1)
+        clients = [request.client_index for request in requests]
+        self.client = clients[0] if clients else 0
+        self.clients = clients if len(set(clients)) > 1 else None
+        self.eos = eos
+        self.stop_at = stop_at
+        self.hash_phase = hash_phase
+        self.hashed_by_block = bool(len(hash_phase)) and int(hash_phase.min()) >= 0
+        # Whether a row may still owe what only its first output carries (prefill statistics, events).
+        self.fresh = fresh
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def without(self, gone: Sequence[int]) -> Rows:
+        """The other rows, in the same order."""
+        requests = self.requests.copy()
+        for index in sorted(gone, reverse=True):
+            del requests[index]
+        keep = _all_but(gone, len(self.ids))
+        eos, stop_at, phase = self.eos[keep], self.stop_at[keep], self.hash_phase[keep]
+        return Rows(requests, eos, stop_at, phase, fresh=self.fresh)
+
+
+class Cohort:
+    """What is true of all rows between two steps, and when it next stops being true for one of them."""
+
+    __slots__ = ("ahead", "due", "hash_size", "rows", "running", "scheduled", "stop_table", "updated")
+
+    def __init__(
+        self, running: list[Request], due: NDArray[np.int64], rows: Rows, ahead: int, hash_size: int
+    ) -> None:
+        self.running = running.copy()
+        self.rows = rows
+        self.due = due
+        self.ahead = ahead
+        self.hash_size = hash_size
+        self.scheduled = 0
+        self.updated = 0
+        self.stop_table = _stop_table(rows.requests)
+
+    def leave(self, gone: Sequence[int]) -> None:
+        """Rows that are scheduled no more."""
+        self.due = self.due[_all_but(gone, len(self.due))]
+        self.rows = self.rows.without(gone)
+
+    def follow(self, running: list[Request]) -> bool:
+        """Whether `running` is what it was, apart from requests that have finished: those leave the rows."""
+        if running == self.running:
+            return True
+        if [r for r in self.running if r.status <= PREEMPTED] != running:
+            return False
+        self.running = running.copy()
+        gone = [i for i, r in enumerate(self.rows.requests) if r.status > PREEMPTED]
+        if gone:
+            self.leave(gone)
+        return True
+
+    def attention(self, rows: Rows, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Rows that may stop with these tokens at the next tick of `updated`: a superset of those that do."""
+        found: NDArray[np.bool_] = (rows.stop_at <= self.updated + 1) | (tokens == rows.eos)
+        if self.stop_table is not None:
+            found |= self.stop_table[np.minimum(tokens, len(self.stop_table) - 1)]
+        return found
+
+    def to_hash(self, rows: Rows) -> NDArray[np.int64]:
+        """Rows whose request completes a block of tokens to hash at the next tick of `updated`."""
+        phase = rows.hash_phase
+        ends: NDArray[np.bool_] = (phase + self.updated + 1) % self.hash_size == 0
+        if not rows.hashed_by_block:
+            ends = (ends & (phase >= 0)) | (phase == ALWAYS)
+        found: NDArray[np.int64] = ends.nonzero()[0]
+        return found
+
+
+def _all_but(gone: Sequence[int], count: int) -> NDArray[np.bool_]:
+    keep = np.ones(count, bool)
+    keep[list(gone)] = False
+    return keep
+
+
+def unfit(request: Request, ahead: int) -> bool:
+    """Whether a running request is anything but a plain decode of one token with `ahead` outputs in flight."""
+    sampling = request.sampling_params
+    return bool(
+        request.num_output_placeholders != ahead
+        or len(request._all_token_ids) + ahead - request.num_computed_tokens != 1
+        or request.is_prefill_chunk
+        or request.num_stale_output_tokens
+        or request.spec_token_ids
+        or sampling is None
+        or sampling.num_logprobs is not None
+        or sampling.prompt_logprobs is not None
+        or sampling.repetition_detection is not None
+        or request.structured_output_request is not None
+        or request.mm_features
+        or request.resumable
+        or request.lora_request is not None
+        or request.prompt_embeds is not None
+        or request.trace_headers is not None
+        or request.kv_transfer_params is not None
+        or request.ec_transfer_params is not None
+    )
+
+
+def owes_more(request: Request) -> bool:
+    """Whether the next output of a request carries more than its token."""
+    return bool(
+        request.prefill_stats is not None
+        or request.events
+        or request.stop_reason is not None
+        or request.num_nans_in_logits
+    )
+
+
+def next_event(request: Request, limits: Quiet, ahead: int, max_model_len: int) -> int:
+    """The number of computed tokens at which scheduling one more token of a request is more than counting."""
+    last = max_model_len - 1
+    if ahead:
+        last = min(last, request.num_prompt_tokens + request.max_tokens - 2 + ahead)
+    return min(limits.slots, limits.cached - 1 + ahead, limits.window + ahead, last)
+
+
+def gather(
+    running: list[Request],
+    quiet: Callable[[Any], Quiet],
+    max_model_len: int,
+    hash_size: int,
+) -> Cohort | Request | None:
+    """A cohort of all running requests; or the first that is no plain decode."""
+    if not running:
+        return None
+    ahead = running[0].num_output_placeholders
+    if ahead > 1:
+        return running[0]
+    count = len(running)
+    due = np.empty(count, dtype=np.int64)
+    eos = np.empty(count, dtype=np.int64)
+    stop_at = np.empty(count, dtype=np.int64)
+    phase = np.empty(count, dtype=np.int64)
+    for i, request in enumerate(running):
+        if unfit(request, ahead):
+            return request
+        sampling = request.sampling_params
+        assert sampling is not None
+        tokens = len(request._all_token_ids) + ahead
+        event = next_event(request, quiet(request), ahead, max_model_len)
+        due[i] = max(1, event - request.num_computed_tokens + 1)
+        eos[i] = -1 if sampling.eos_token_id is None else sampling.eos_token_id
+        stop_at[i] = min(max_model_len, request.num_prompt_tokens + request.max_tokens) - tokens
+        phase[i] = _hash_phase(request._block_hasher, tokens, hash_size)
+    return Cohort(running, due, Rows(running.copy(), eos, stop_at, phase), ahead, hash_size)
+
+
+def _hash_phase(hasher: Any, tokens: int, hash_size: int) -> int:
+    if hasher is None:
+        return NO_HASHER
+    # Another hasher than vLLM's may have rules of its own: it is called for every token, as stock does, unless it says.
+    if getattr(hasher, "hash_block_size", None) == hash_size:
+        return tokens % hash_size
+    return tokens % hash_size if _hashes_blocks_of(hasher, hash_size) else ALWAYS
+
+
+@lru_cache(maxsize=8)
+def _hashes_blocks_of(hasher: Any, hash_size: int) -> bool:
+    if getattr(hasher, "__qualname__", "") != VLLM_HASHER:
+        return False
+    held = dict(zip(hasher.__code__.co_freevars, hasher.__closure__, strict=True))
+    return "hash_block_size" in held and held["hash_block_size"].cell_contents == hash_size
+
+
+def _stop_table(requests: list[Request]) -> NDArray[np.bool_] | None:
+    """Whether any request stops at a token, by token id; the last entry stands for all larger ids."""
+    stops: set[int] = set()
+    for request in requests:
+        listed = request.sampling_params.stop_token_ids
+        if listed:
+            stops.update(listed)
+    if not stops:
+        return None
+    table = np.zeros(max(stops) + 2, dtype=np.bool_)
+    table[list(stops)] = True
+    return table

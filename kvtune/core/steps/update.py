@@ -1,0 +1,221 @@
+"""The steady-decode path of `update_from_output`: tokens are appended, outputs built; rows that may stop go to stock.
+
+Runs in EngineCore. Everything that is not "append a token and put it out" (stops, statistics, errors) is done by
+stock's own `update_from_output`, called with the few requests that need it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from itertools import compress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.v1.core.sched.interface import SchedulerInterface
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+from kvtune.core import state
+from kvtune.core.steps.steady import PREEMPTED, Cohort, Rows, owes_more
+from kvtune.core.tokens import rows as tokens
+
+logger = logging.getLogger("vllm.kvtune")
+
+Outputs = dict[int, EngineCoreOutputs]
+
+
+class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
+    """Mixin in front of a scheduler class; `SteadyDecode` adds `schedule`.
+
+    It shares the interface's layout, without which Python refuses to exchange a scheduler's class.
+    """
+
+    steady_off: str
+    """Why the path is not taken; empty while it may be."""
+    steady_steps: int
+    _runs_ahead: bool
+    _cohort: Cohort | None
+    _in_flight: deque[tuple[SchedulerOutput, Cohort, Rows]]
+    _order: tuple[list[str], Rows | None, NDArray[np.int64] | None]
+    """The worker's order of requests, the rows, and where in the former each of the latter is (None: the same)."""
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Outputs:
+        entry = self._scheduled_as(scheduler_output)
+        if entry is not None:
+            cohort, rows = entry
+            read = None
+            if cohort is self._cohort:
+                try:
+                    read = self._read(cohort, rows, model_runner_output)
+                except Exception as error:
+                    self._give_up(error)
+            if read is not None:
+                sampled, special, dead = read
+                self._append(cohort, rows, sampled, special + dead)
+                few = _only(rows, special), _output_of(rows, special, sampled, model_runner_output)
+                found: Outputs = super().update_from_output(*few)
+                return _merge(rows, sampled, special, dead, found)
+            # Stock moves the rows now: they may no longer be in lockstep.
+            self._cohort = None
+        tokens.make_rows(model_runner_output)
+        result: Outputs = super().update_from_output(scheduler_output, model_runner_output)
+        return result
+
+    def _scheduled_as(self, output: SchedulerOutput) -> tuple[Cohort, Rows] | None:
+        """The rows that a step was scheduled with; None when stock scheduled it."""
+        if not any(entry[0] is output for entry in self._in_flight):
+            return None
+        while True:
+            scheduled, cohort, rows = self._in_flight.popleft()
+            if scheduled is output:
+                return cohort, rows
+
+    def _read(
+        self, cohort: Cohort, rows: Rows, output: ModelRunnerOutput
+    ) -> tuple[list[int], list[int], list[int]] | None:
+        """Sampled tokens by row, rows that stock has to update, rows that are gone; None: all is stock's."""
+        own: Any = self
+        if (
+            output.logprobs is not None
+            or output.prompt_logprobs_dict
+            or output.prompt_token_id_logprobs_dict
+            or output.pooler_output
+            or output.kv_connector_output is not None
+            or output.ec_connector_output is not None
+            or output.num_nans_in_logits
+            or output.aux_output_connector_output is not None
+            or output.sampling_masks is not None
+        ):
+            return None
+        sampled = tokens.one_each(output.sampled_token_ids)
+        if sampled is None:
+            return None
+        order = self._order_of(rows, output)
+        if order is not None:
+            sampled = sampled[order]
+        elif len(sampled) != len(rows):
+            return None
+        marked = cohort.attention(rows, sampled)
+        if rows.fresh:
+            owing = [i for i, request in enumerate(rows.requests) if owes_more(request)]
+            marked[owing] = True
+            rows.fresh = bool(owing)
+        dead: list[int] = []
+        if rows is not cohort.rows or own.running != cohort.running:
+            for i, request in enumerate(rows.requests):
+                if request.status != RequestStatus.RUNNING:
+                    if request.status <= PREEMPTED:
+                        return None
+                    dead.append(i)
+                    marked[i] = False
+        return sampled.tolist(), np.flatnonzero(marked).tolist(), dead
+
+    def _order_of(self, rows: Rows, output: ModelRunnerOutput) -> NDArray[np.int64] | None:
+        known, of_rows, order = self._order
+        if of_rows is rows and known == output.req_ids:
+            return order
+        order = None
+        if output.req_ids != rows.ids:
+            index = output.req_id_to_index
+            order = np.fromiter(map(index.__getitem__, rows.ids), dtype=np.int64, count=len(rows))
+        self._order = (output.req_ids, rows, order)
+        return order
+
+    def _append(self, cohort: Cohort, rows: Rows, sampled: list[int], others: list[int]) -> None:
+        """Give each row its token, but for those that stock updates and those that are gone."""
+        columns: Any = zip(rows.requests, rows.outputs, rows.all_tokens, sampled, strict=True)
+        keep = [True] * len(rows)
+        if others:
+            for i in others:
+                keep[i] = False
+            columns = compress(columns, keep)
+        if self._runs_ahead:
+            idle = []
+            for request, output, all_tokens, token in columns:
+                output.append(token)
+                all_tokens.append(token)
+                request.num_in_flight_tokens -= 1
+                request.num_output_placeholders -= 1
+                if not request.num_output_placeholders:
+                    idle.append(request)
+        else:
+            for request, output, all_tokens, token in columns:
+                output.append(token)
+                all_tokens.append(token)
+                request.num_in_flight_tokens -= 1
+        for i in cohort.to_hash(rows).tolist():
+            if keep[i]:
+                rows.requests[i].update_block_hashes()
+        cohort.updated += 1
+        if self._runs_ahead:
+            # Nothing of these was scheduled since, and scheduling is what hashes full blocks: the queue is draining.
+            own: Any = self
+            for request in idle:
+                own.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+
+    def _give_up(self, error: Exception) -> None:
+        """Our bookkeeping failed: stock from here on."""
+        self.steady_off = f"gave up: {type(error).__name__}: {error}"
+        self._cohort = None
+        state.part("steady", False, self.steady_off)
+        logger.warning("kvtune: the steady-decode path is off: %s", self.steady_off, exc_info=error)
+
+
+def _only(rows: Rows, chosen: list[int]) -> SchedulerOutput:
+    """What was scheduled for the chosen rows alone."""
+    few = SchedulerOutput.make_empty()
+    few.num_scheduled_tokens = {rows.ids[i]: 1 for i in chosen}
+    few.total_num_scheduled_tokens = len(chosen)
+    return few
+
+
+def _output_of(
+    rows: Rows, chosen: list[int], sampled: list[int], output: ModelRunnerOutput
+) -> ModelRunnerOutput:
+    """What the model put out for the chosen rows alone."""
+    return ModelRunnerOutput(
+        req_ids=[rows.ids[i] for i in chosen],
+        req_id_to_index={rows.ids[i]: at for at, i in enumerate(chosen)},
+        sampled_token_ids=[[sampled[i]] for i in chosen],
+        cudagraph_stats=output.cudagraph_stats,
+    )
+
+
+def _merge(rows: Rows, sampled: list[int], special: list[int], dead: list[int], found: Outputs) -> Outputs:
+    """Outputs of all rows in the order they were scheduled in, as stock makes them; `found` has the special ones."""
+    outputs: list[Any] = list(map(EngineCoreOutput, rows.ids, tokens.out_rows(sampled)))
+    of_stock = {output.request_id: output for one in found.values() for output in one.outputs}
+    for i in special:
+        outputs[i] = of_stock.pop(rows.ids[i], None)
+    for i in dead:
+        outputs[i] = None
+    by_client: dict[int, list[Any]] = {}
+    if rows.clients is None:
+        gaps = special or dead
+        by_client[rows.client] = [output for output in outputs if output is not None] if gaps else outputs
+    else:
+        for client, output in zip(rows.clients, outputs, strict=True):
+            if output is not None:
+                by_client.setdefault(client, []).append(output)
+    for client, one in found.items():
+        rest = [output for output in one.outputs if output.request_id in of_stock]
+        if rest:
+            by_client.setdefault(client, []).extend(rest)
+    merged = {client: EngineCoreOutputs(outputs=some) for client, some in by_client.items() if some}
+    for client, one in found.items():
+        if one.finished_requests:
+            if client not in merged:
+                merged[client] = EngineCoreOutputs()
+            merged[client].finished_requests = one.finished_requests
+    stats = next((one.scheduler_stats for one in found.values() if one.scheduler_stats is not None), None)
+    if stats is not None:
+        if not merged:
+            merged[0] = EngineCoreOutputs()
+        next(iter(merged.values())).scheduler_stats = stats
+    return merged

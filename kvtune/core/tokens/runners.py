@@ -1,0 +1,99 @@
+"""Where workers turn sampled tokens into rows: there they become PassingRows when each request has one token.
+
+Runs in workers, and in EngineCore with the uni executor. Steps with unfinished prefills, drafts or masks keep
+stock's lists, because somebody cuts or keeps their rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from kvtune.core import state
+from kvtune.core.patches import Replaced
+from kvtune.core.tokens.rows import PassingRows
+
+REPLACED = Replaced()
+
+
+def install() -> None:
+    """Wrap what makes the rows on this platform."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        _install_cpu_runner()
+    else:
+        _install_gpu_outputs()
+
+
+def _install_cpu_runner() -> None:
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    to_list = CPUModelRunner._to_list
+
+    @functools.wraps(to_list)
+    def passing(self: Any, sampled_token_ids: Any) -> Any:
+        # The runner clears the rows of unfinished prefills, and drafters keep rows: both want lists that stay.
+        discards = self.discard_request_mask.np[: self.input_batch.num_reqs].any()
+        if discards or self.speculative_config is not None or not len(sampled_token_ids):
+            return to_list(self, sampled_token_ids)
+        return PassingRows.of_flat(sampled_token_ids.flatten().tolist())
+
+    REPLACED.put(CPUModelRunner, "_to_list", passing)
+
+
+class Singles:
+    """Stands in for sampled tokens of shape (n, 1), on the host: as a list it is PassingRows."""
+
+    def __init__(self, tokens: Any) -> None:
+        self.shape = tokens.shape
+        self._tokens = tokens
+
+    def tolist(self) -> PassingRows:
+        return PassingRows.of_flat(self._tokens.flatten().tolist())
+
+
+class NothingToTrim:
+    """Stands in for counts that are all one, where they only say how far to cut rows."""
+
+    def tolist(self) -> list[int]:
+        return []
+
+
+def single_async(output: Any) -> None:
+    """Before an AsyncGPUModelRunnerOutput makes rows: none when each request has its one token."""
+    if not output._invalid_req_indices and output.sampled_token_ids_cpu.shape[-1] == 1:
+        output.sampled_token_ids_cpu = Singles(output.sampled_token_ids_cpu)
+
+
+def single_v2(output: Any) -> None:
+    """Before an AsyncOutput of model runner V2 makes rows: none when each request has its one token."""
+    if output.sampled_token_ids.shape[-1] != 1 or output.sampling_mask_tensors is not None:
+        return
+    output.copy_event.synchronize()
+    if output.pending_aux_output is None and bool((output.num_sampled_tokens_np == 1).all()):
+        output.sampled_token_ids = Singles(output.sampled_token_ids)
+        output.num_sampled_tokens_np = NothingToTrim()
+
+
+def _install_gpu_outputs() -> None:
+    from vllm.v1.worker.gpu.async_utils import AsyncOutput
+    from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
+
+    for kind, prepare in ((AsyncGPUModelRunnerOutput, single_async), (AsyncOutput, single_v2)):
+        _prepared(kind, prepare)
+
+
+def _prepared(kind: Any, prepare: Callable[[Any], None]) -> None:
+    get_output = kind.get_output
+
+    @functools.wraps(get_output)
+    def prepared(self: Any) -> Any:
+        try:
+            prepare(self)
+        except Exception as error:
+            state.note(f"rows: stock's lists are used: {error!r}")
+        return get_output(self)
+
+    REPLACED.put(kind, "get_output", prepared)

@@ -1,0 +1,239 @@
+"""The child process of `kvtune doctor MODEL`: asks vLLM itself, with the model's shapes and none of its weights.
+
+Reads a question (JSON) on standard input, writes `Facts` (or an error) to the file named by its argument.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
+from kvtune.errors import KvtuneError
+from kvtune.workload.types import Request, Span
+
+POOL_BYTES = 4 << 30  # where only a started engine knows its memory
+MOST_POOL_BYTES = 4 << 40
+SUFFIX_TOKENS = 64
+VISITS = 4
+
+
+def main(answer: Path) -> None:
+    question = json.loads(sys.stdin.read())
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        said = msgspec.to_builtins(facts_of(question))
+    except KvtuneError as error:
+        said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    except Exception as error:
+        text = str(error).strip().splitlines() or ["no message"]
+        said = {
+            "message": f"vLLM refuses {question['model']}: {_reason(text)}",
+            "hint": "change the flag or the field that it names; --debug shows vLLM's own log",
+            "exit_code": 2,
+        }
+    answer.write_text(json.dumps(said))
+
+
+def _reason(lines: list[str]) -> str:
+    """The line of a pydantic or vLLM message that says something."""
+    told = [line.strip() for line in lines if "Value error" in line or "rror," in line]
+    return (told or [lines[0].strip()])[0]
+
+
+def facts_of(question: dict[str, Any]) -> Facts:
+    from kvtune.sim.build import choose_core, configure
+    from kvtune.sim.settings import SimSettings
+
+    settings = SimSettings(model=question["model"], engine_args=question["args"])
+    choose_core(settings)  # stock: what the flags come to in vLLM as it is
+    config, specs, layouts = configure(settings)
+    known = bool(config.cache_config.kv_cache_memory_bytes or config.cache_config.num_gpu_blocks_override)
+    engine = _engine(config, specs, layouts, known)
+    try:
+        return _facts(question, config, engine, known)
+    finally:
+        engine.scheduler.shutdown()
+
+
+def _engine(config: Any, specs: dict[str, Any], layouts: list[str], known: bool) -> Any:
+    """vLLM's EngineCore over an executor that computes nothing. An unknown pool grows until one request fits."""
+    from vllm.v1.engine.core import EngineCore
+
+    from kvtune.sim.clock import VirtualClock
+    from kvtune.sim.cost import NOMINAL
+    from kvtune.sim.executor import Machine, SimExecutor
+
+    pool = int(config.cache_config.kv_cache_memory_bytes or POOL_BYTES)
+    while True:
+        executor: Any = type("SimExecutor", (SimExecutor,), {})
+        executor.machine = Machine(specs, layouts, pool, VirtualClock(), NOMINAL)
+        try:
+            engine: Any = EngineCore(config, executor, log_stats=False)
+        except ValueError as error:
+            if known or pool >= MOST_POOL_BYTES or "max seq len" not in str(error):
+                raise
+            pool *= 8
+            continue
+        engine.model_executor.requests = engine.scheduler.requests
+        return engine
+
+
+def _facts(question: dict[str, Any], config: Any, engine: Any, pool_known: bool) -> Facts:
+    from vllm.config.cache import CacheConfig
+    from vllm.platforms import current_platform
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
+
+    cache, model = config.cache_config, config.model_config
+    scheduler = engine.scheduler
+    kv = scheduler.kv_cache_config
+    groups = [group_of(group) for group in kv.kv_cache_groups]
+    text = model.hf_config.to_dict()
+    longest = max((group.block_tokens for group in groups), default=0)
+    shared, again = visits(engine, longest, model.max_model_len) if cache.enable_prefix_caching else ([], [])
+    layers = _block_layers(kv)
+    pages = max((group.page_bytes for group in groups), default=0)
+    return Facts(
+        source="vllm",
+        model=question["model"],
+        architecture=model.architecture,
+        device=current_platform.device_type,
+        dtype=str(model.dtype).removeprefix("torch."),
+        kv_cache_dtype=cache.cache_dtype,
+        given=question["given"],
+        max_model_len=model.max_model_len,
+        batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        max_requests=config.scheduler_config.max_num_seqs,
+        caching=bool(cache.enable_prefix_caching),
+        block_tokens=cache.block_size,
+        kernel_refusal=kernel_refusal(config, kv),
+        default_block_tokens=128 if current_platform.is_cpu() else CacheConfig.DEFAULT_BLOCK_SIZE,
+        state_mode=str(cache.mamba_cache_mode) if any(g.kind == "state" for g in groups) else "",
+        match_unit=cache.prefix_match_unit or 0,
+        retention=kv.prefix_cache_retention_interval,
+        hash_tokens=scheduler.kv_cache_manager.block_pool.hash_block_size,
+        hit_tokens=_hit_alignment(scheduler),
+        groups=groups,
+        group_layers=layers,
+        pool_blocks=kv.num_blocks if pool_known else 0,
+        pool_bytes=kv.num_blocks * layers * pages if pool_known else 0,
+        tokens_fit=get_kv_cache_capacity(config, kv)[0] if pool_known else 0,
+        packing_refusal=packing_refusal(config),
+        shared_prefix=shared,
+        resent=again,
+        config=json.loads(json.dumps(text, default=str)),
+    )
+
+
+def kernel_refusal(config: Any, kv: Any) -> str:
+    """What a worker would say of the attention groups' block sizes when it starts; "" when it takes them."""
+    from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+    from vllm.v1.kv_cache_interface import AttentionSpec
+    from vllm.v1.worker.utils import select_common_block_size
+
+    backends = [backend for backend in get_current_attn_backends(config) if not backend.is_ssm()]
+    for group in kv.kv_cache_groups:
+        if isinstance(group.kv_cache_spec, AttentionSpec) and backends:
+            try:
+                select_common_block_size(group.kv_cache_spec.block_size, backends)
+            except ValueError as error:
+                return str(error)
+    return ""
+
+
+def packing_refusal(config: Any) -> str:
+    """What core.packed would say of this engine; "" where it takes it, or there are no states to pack."""
+    from vllm.platforms import current_platform
+
+    from kvtune.core.cache.packed import refusal
+
+    if not config.model_config.is_hybrid:
+        return ""
+    return refusal(config, current_platform._find_non_ssm_backends(config))
+
+
+def group_of(group: Any) -> Group:
+    """One of vLLM's KV cache groups as plain data."""
+    from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+    spec = group.kv_cache_spec
+    inner = list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
+    kind = str(get_kv_cache_spec_kind(spec).value)
+    names: dict[str, GroupKind] = {
+        "full_attention": "full attention",
+        "mla_attention": "full attention",
+        "sliding_window": "sliding window",
+        "mamba": "state",
+    }
+    pages = [one.page_size_bytes for one in inner]
+    used = [getattr(one, "real_page_size_bytes", one.page_size_bytes) for one in inner]
+    return Group(
+        kind=names.get(kind, "other"),
+        layers=len(group.layer_names),
+        block_tokens=spec.block_size,
+        page_bytes=max(pages),
+        used_bytes=sum(used) // len(used),
+        window=int(getattr(spec, "sliding_window", None) or 0),
+    )
+
+
+def _block_layers(kv: Any) -> int:
+    """Layers that one block of the pool spans: those of the widest group."""
+    return max((len(group.layer_names) for group in kv.kv_cache_groups), default=0)
+
+
+def _hit_alignment(scheduler: Any) -> int:
+    coordinator = scheduler.kv_cache_manager.coordinator
+    found = getattr(coordinator, "_cache_hit_alignment_tokens", None)
+    return int(found if found is not None else coordinator.scheduler_block_size)
+
+
+def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], list[Visits]]:
+    """Hits of repeated visits, replayed: a shared prefix with new suffixes, and one prompt sent again."""
+    shared: list[Visits] = []
+    again: list[Visits] = []
+    room = max_model_len - 2  # for the answer
+    # The last one's suffix is longer than a block: where windows and states are kept is not the prefix's end.
+    short = SUFFIX_TOKENS
+    pairs = ((block - 1, short), (block, short), (2 * block, short), (4 * block, block + short))
+    for number, (prefix, suffix) in enumerate(pairs):
+        if not 0 < prefix + suffix < room:
+            continue
+        start = Span(10 * number, 0, prefix)
+        prompts = [(start, Span(10 * number + 1, visit * suffix, suffix)) for visit in range(VISITS)]
+        shared.append(Visits(prefix_tokens=prefix, suffix_tokens=suffix, hit_tokens=replay(engine, prompts)))
+    for number, prompt in enumerate((block, block + 1, 2 * block + block // 2)):
+        if not 0 < prompt <= room:
+            continue
+        same = [(Span(1000 + number, 0, prompt),)] * 2
+        again.append(Visits(prefix_tokens=prompt, suffix_tokens=0, hit_tokens=replay(engine, same)))
+    return shared, again
+
+
+def replay(engine: Any, prompts: Sequence[tuple[Span, ...]]) -> list[int]:
+    """Hit tokens of each prompt, sent one after another into an empty cache."""
+    from kvtune.sim.requests import Factory
+
+    engine.reset_prefix_cache()
+    requests = [Request(str(index), prompt, 2) for index, prompt in enumerate(prompts)]
+    block = engine.scheduler.kv_cache_manager.block_pool.hash_block_size
+    factory = Factory(requests, block, caching=True)
+    hits = []
+    for index in range(len(requests)):
+        request = factory.make(index, 0.0)
+        admitted = request.prefill_stats  # the engine takes it off the request, and fills it in before
+        engine.scheduler.add_request(request)
+        while engine.scheduler.has_requests():
+            engine.step_fn()
+        hits.append(int(admitted.num_cached_tokens))
+    return hits
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

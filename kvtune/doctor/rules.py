@@ -1,0 +1,188 @@
+"""Warnings about settings that do nothing or hurt: pure rules over `Facts`, one function a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvtune.doctor.diagnosis import Finding
+from kvtune.doctor.facts import Facts
+from kvtune.engine.models import engine_defaults
+from kvtune.layout.plan import match_units
+from kvtune.units import count
+
+
+def settings_findings(facts: Facts) -> tuple[Finding, ...]:
+    """Every rule's findings, in the order of RULES."""
+    return tuple(finding for rule in RULES for finding in rule(facts))
+
+
+def caching_off(facts: Facts) -> Iterator[Finding]:
+    if facts.caching:
+        return
+    if facts.given.keys() & {"no-enable-prefix-caching"}:
+        why, hint = "--no-enable-prefix-caching was given", "leave it out"
+    else:
+        why, hint = "vLLM turned it off", "--enable-prefix-caching"
+        if "no-enable-prefix-caching" in engine_defaults(facts.model):
+            why = "stock vLLM's Mamba-2 crashes on the CPU when it caches"
+            hint = "--enable-prefix-caching with --set core.whole_states=true or core.packed=true"
+    yield Finding("warning", "prefix caching", f"off ({why}): every prompt is computed whole", hint)
+
+
+def block_beyond_length(facts: Facts) -> Iterator[Finding]:
+    if facts.caching and 0 < facts.max_model_len <= facts.hit_tokens:
+        yield Finding(
+            "warning",
+            "block size",
+            f"hits land on multiples of {facts.hit_tokens} tokens and no request is longer than "
+            f"{facts.max_model_len}: prefix caching can never hit",
+            "raise --max-model-len, or make blocks smaller (float16 states, more KV heads per rank)",
+        )
+
+
+def blocks_disagree(facts: Facts) -> Iterator[Finding]:
+    sizes = sorted({group.block_tokens for group in facts.groups} - {0})
+    if facts.caching and not facts.hybrid and len(sizes) > 1 and facts.hit_tokens > sizes[-1]:
+        said = " and ".join(map(str, sizes))
+        yield Finding(
+            "warning",
+            "block size",
+            f"the KV groups have blocks of {said} tokens, none a multiple of the other: hits land on multiples of "
+            f"{facts.hit_tokens} only, shorter prefixes never hit",
+            "ask for a --block-size that the backend takes as it is: a multiple of 32",
+        )
+
+
+def block_raised(facts: Facts) -> Iterator[Finding]:
+    asked = _number(facts.given.get("block-size"))
+    if asked is None or asked == facts.block_tokens:
+        return
+    why = (
+        "one attention page must hold one state" if facts.hybrid else f"what the {facts.device} backend takes"
+    )
+    yield Finding(
+        "warning",
+        "block size",
+        f"--block-size {asked} becomes {facts.block_tokens} ({why}): the flag can only raise it",
+        f"leave it out, or ask for {facts.block_tokens}",
+    )
+
+
+def block_refused(facts: Facts) -> Iterator[Finding]:
+    if facts.kernel_refusal:
+        least = 32 if facts.device == "cpu" else 16
+        yield Finding(
+            "error",
+            "block size",
+            f"the engine will not start: {facts.kernel_refusal}",
+            f"--block-size {-(-facts.block_tokens // least) * least}",
+        )
+
+
+def state_block_inert(facts: Facts) -> Iterator[Finding]:
+    asked = facts.given.get("mamba-block-size")
+    if asked is None:
+        return
+    if not facts.hybrid:
+        yield Finding(
+            "warning",
+            "state block",
+            f"--mamba-block-size {asked} does nothing: no state layers",
+            "leave it out",
+        )
+    elif facts.state_mode == "align":
+        yield Finding(
+            "warning",
+            "state block",
+            f"--mamba-block-size {asked} is overwritten by {facts.block_tokens} in align mode",
+            "leave it out; --block-size raises both",
+        )
+
+
+def chunk_below_block(facts: Facts) -> Iterator[Finding]:
+    if not (facts.caching and facts.hybrid and facts.state_mode == "align"):
+        return
+    if 0 < facts.batched_tokens < facts.block_tokens:
+        yield Finding(
+            "warning",
+            "chunks",
+            f"a chunk of {facts.batched_tokens} tokens is shorter than a block of {facts.block_tokens}: a block "
+            "takes several steps, and its state is kept by the last of them only",
+            f"--max-num-batched-tokens {facts.block_tokens} or more",
+        )
+
+
+def retention_below_chunk(facts: Facts) -> Iterator[Finding]:
+    interval = facts.retention
+    if not (facts.caching and facts.hybrid and facts.state_mode == "align") or interval == 0:
+        return
+    step = facts.batched_tokens // facts.block_tokens * facts.block_tokens if facts.block_tokens else 0
+    asked = facts.block_tokens if interval is None else interval
+    if step > asked:
+        yield Finding(
+            "warning",
+            "retention",
+            f"states exist only where a chunk ends: with chunks of {count(facts.batched_tokens)} tokens an interval "
+            f"of {asked} keeps one about every {count(step)}",
+            f"--max-num-batched-tokens {asked}, or the kvtune core",
+        )
+
+
+def retention_default(facts: Facts) -> Iterator[Finding]:
+    if facts.caching and facts.retention == 0 and (facts.windowed or facts.hybrid):
+        kept = "windows" if facts.windowed else "states"
+        yield Finding(
+            "note",
+            "retention",
+            f"the default keeps {kept} at the end of a prompt only: a new suffix behind a shared prefix mostly "
+            "hits from its third visit on",
+            "the kvtune core (`kvtune tune`), or --prefix-cache-retention-interval",
+        )
+
+
+def match_unit_unset(facts: Facts) -> Iterator[Finding]:
+    if not (facts.caching and facts.hybrid and facts.state_mode == "align") or facts.match_unit:
+        return
+    units = match_units(facts.block_tokens, 16)
+    if facts.hit_tokens > 64 and units and not facts.windowed:
+        fit = next((unit for unit in units if unit >= 32), units[-1])
+        yield Finding(
+            "warning",
+            "match unit",
+            f"--prefix-match-unit is not set: a prompt sent again, or a chat's next turn, recomputes up to "
+            f"{facts.hit_tokens - 1} tokens that are cached",
+            f"--prefix-match-unit {fit} (any divisor of {facts.block_tokens}; shared prefixes do not gain)",
+        )
+
+
+def pool_too_small(facts: Facts) -> Iterator[Finding]:
+    if facts.pool_blocks and 0 < facts.tokens_fit < facts.max_model_len:
+        yield Finding(
+            "error",
+            "pool",
+            f"{count(facts.pool_blocks)} blocks hold {count(facts.tokens_fit)} tokens, less than one request of "
+            f"{count(facts.max_model_len)}",
+            "more memory for the cache, or a smaller --max-model-len",
+        )
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None
+
+
+RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    caching_off,
+    block_beyond_length,
+    blocks_disagree,
+    block_raised,
+    block_refused,
+    state_block_inert,
+    chunk_below_block,
+    retention_below_chunk,
+    retention_default,
+    match_unit_unset,
+    pool_too_small,
+)

@@ -1,0 +1,136 @@
+"""What a model with real weights answers to questions on shared texts, with either core.
+
+`answers` (the CLI's process) runs this module as `python -m kvtune.evidence.answers PLAN OUT`: vLLM's LLM, greedy, in
+float32, one round of questions (one on each text) after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from kvtune.engine.faults import cause
+from kvtune.errors import KvtuneError
+from kvtune.evidence.reading import Question
+
+LIMIT_S = 1200
+OUTPUT_TOKENS = 8
+BLOCKS = 430
+"""Hardly more than four texts and the request that runs take up: with fewer nothing is left to hit, on either side."""
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "enable_prefix_caching": True,
+    "max_model_len": 2048,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 512,
+    "block_size": 16,
+    "kv_cache_memory_bytes": 1 << 30,
+    "disable_log_stats": False,
+}
+
+
+class Plan(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    prompts: list[str]
+    at_once: int
+    """How many prompts are sent together: one on each text."""
+    blocks: int
+
+
+class Answered(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: list[list[int]]
+    texts: list[str]
+    prompt_tokens: int
+    hit_tokens: int
+    preemptions: int
+
+
+def answers(folder: Path, core: Literal["kvtune", "stock"], asked: list[Question], blocks: int) -> Answered:
+    """Ask everything of one engine, started for it. A KvtuneError with the engine's last words where it fails."""
+    texts = len({q.text for q in asked})
+    plan = Plan(model=str(folder), prompts=[q.prompt for q in asked], at_once=texts, blocks=blocks)
+    environment = {**os.environ, "KVTUNE_CORE": core, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    for name in ("KVTUNE_SET", "KVTUNE_RECIPE"):
+        environment.pop(name, None)
+    with tempfile.TemporaryDirectory(prefix="kvtune-answers-") as made:
+        work = Path(made)
+        # A run of ours: its processes end with the one that started them, also where that one was killed.
+        environment |= {"KVTUNE_RUN_DIR": made, "KVTUNE_PROBE": "off"}
+        (work / "plan.json").write_bytes(msgspec.json.encode(plan))
+        out, log = work / "answers.json", work / "log"
+        command = [sys.executable, "-m", "kvtune.evidence.answers", str(work / "plan.json"), str(out)]
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                command, env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                code: int | None = process.wait(timeout=LIMIT_S)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                # EngineCore outlives a front end that is killed: the whole session ends.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if code != 0 or not out.exists():
+            why = f"did not end in {LIMIT_S} s" if code is None else cause(log.read_text(errors="replace"))
+            raise KvtuneError(
+                f"asking {folder.name} with core {core} failed: {why or f'exit {code}'}",
+                f"see whether it runs alone: kvtune profile {folder} -- --kv-cache-memory-bytes 1G",
+            )
+        return msgspec.json.decode(out.read_bytes(), type=Answered)
+
+
+def right(found: Answered, asked: list[Question]) -> int:
+    """How many answers begin with the word that stands in the text."""
+    return sum(
+        text.strip().startswith(question.answer) for text, question in zip(found.texts, asked, strict=True)
+    )
+
+
+def same(a: Answered, b: Answered) -> int:
+    """How many answers are equal token by token."""
+    return sum(x == y for x, y in zip(a.tokens, b.tokens, strict=True))
+
+
+def main() -> None:
+    from kvtune.probe.lifetime import die_with_parent
+
+    die_with_parent(signal.SIGKILL)
+    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    engine = LLM(model=plan.model, num_gpu_blocks_override=plan.blocks, **ENGINE)
+    tokenizer = engine.get_tokenizer()
+    greedy = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    found = Answered(tokens=[], texts=[], prompt_tokens=0, hit_tokens=0, preemptions=0)
+    for start in range(0, len(plan.prompts), plan.at_once):
+        prompts = [
+            TokensPrompt(
+                prompt_token_ids=[tokenizer.bos_token_id, *tokenizer.encode(p, add_special_tokens=False)]
+            )
+            for p in plan.prompts[start : start + plan.at_once]
+        ]
+        for answer in engine.generate(prompts, greedy, use_tqdm=False):
+            found.tokens.append(list(answer.outputs[0].token_ids))
+            found.texts.append(answer.outputs[0].text)
+            found.prompt_tokens += len(answer.prompt_token_ids)
+            found.hit_tokens += answer.num_cached_tokens or 0
+    found.preemptions = sum(
+        int(metric.value) for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions"
+    )
+    Path(sys.argv[2]).write_bytes(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The work on which the claims of `claims.py` are measured, for a CPU engine and for one GPU. Plain data, any process.
+
+The same names on both scales: on a CPU tiny models, whose time is the host's, and a pool that stands to the prefixes as
+the published one did; on a GPU real shapes with random weights and the published lengths where eight minutes allow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtune.evidence.claims import Case, Side
+
+OFF = dict.fromkeys(("pool", "pinning", "reuse", "rows", "steady", "empty_blocks", "freeze"), False)
+"""The core with none of its ideas: what a side turns on again is all that it differs in."""
+
+STOCK = Side("stock", core="stock")
+FRESH = Side("fresh lists", {**OFF, "legacy_empty_blocks": True})
+SHARED = Side("shared list", {**OFF, "empty_blocks": True})
+ROWS = Side("arrays", {**OFF, "rows": True})
+LINKED = Side("linked list", {**OFF})
+LINEAR = Side("linear list", {**OFF, "legacy_free_list": True})
+TIERED = Side("tiered")
+PIN = Side("pin", {"policy": "pin"})
+PIN_ALL = Side("pin, min-drop 0", {"policy": "pin", "min_drop": 0})
+# Stock crashes on Mamba-2 with caching on a CPU where a chunk ends inside a state; whole_states keeps it from that.
+WHOLE = Side("stock's blocks", {**OFF, "whole_states": True})
+PACKED = Side("packed", {**OFF, "packed": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """All cases for one kind of machine; `note` tells a reader what the figures are of."""
+
+    name: str
+    note: str
+    cases: dict[str, Case]
+
+
+def _scale(name: str, note: str, *cases: Case) -> Scale:
+    return Scale(name, note, {case.name: case for case in cases})
+
+
+_SEATS = ("--max-num-seqs", "512")
+_POOL = ("--num-gpu-blocks-override", "3800", "--block-size", "32", "--max-num-batched-tokens", "1024")
+
+CPU = _scale(
+    "cpu",
+    "Tiny models with random weights, sized for a CPU engine, pools and prefixes in the published proportions. "
+    "Ratios carry over to a host-bound engine; where a GPU computes for longer, the host's share is smaller.",
+    Case(
+        "decode-heavy",
+        "tiny-opt",
+        "decode:requests=512,prompt=48,output=100",
+        (STOCK, FRESH, SHARED, ROWS),
+        1,
+        _SEATS,
+        turns=6,
+    ),
+    Case(
+        "prefill-heavy", "tiny-opt", "prefill:requests=32,prompt=1900,output=48", (FRESH, SHARED), 1, turns=6
+    ),
+    Case(
+        "many prefixes",
+        "tiny-gemma3",
+        "rounds:prefixes=24,prefix=1500,suffix=64,output=16,rounds=2",
+        (STOCK, PIN, PIN_ALL, TIERED),
+        1,
+        _POOL,
+        turns=4,
+    ),
+    Case(
+        "half the prefixes",
+        "tiny-gemma3",
+        "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3",
+        (STOCK, TIERED),
+        1,
+        _POOL,
+        turns=4,
+    ),
+    Case(
+        "large pool",
+        "tiny-opt",
+        "rounds:prefixes=24,prefix=1900,suffix=32,output=16,rounds=3",
+        (LINKED, LINEAR),
+        1,
+        ("--num-gpu-blocks-override", "24000", "--block-size", "32"),
+        turns=4,
+    ),
+    Case(
+        "hybrid",
+        "tiny-granite",
+        "rounds:prefixes=6,prefix=1500,suffix=64,output=16,rounds=3",
+        (WHOLE, PACKED),
+        1,
+        ("--enable-prefix-caching",),
+    ),
+)
+
+GPU = _scale(
+    "gpu",
+    "Real shapes with random weights in bfloat16 on one GPU, lengths cut so that all of it ends in minutes.",
+    Case(
+        "decode-heavy",
+        "opt-125m",
+        "decode:requests=512,prompt=48,output=1000",
+        (STOCK, FRESH, SHARED, ROWS),
+        2,
+        _SEATS,
+    ),
+    Case("decode-short", "llama-3-8b", "decode:requests=256,prompt=48,output=300", (STOCK, ROWS), 2),
+    Case("prefill-heavy", "opt-125m", "prefill:requests=512,prompt=1900,output=48", (FRESH, SHARED), 2),
+    Case(
+        "many prefixes",
+        "gemma-3-4b",
+        "rounds:prefixes=30,prefix=14000,suffix=64,output=16,rounds=2",
+        (STOCK, PIN, TIERED),
+        2,
+        ("--num-gpu-blocks-override", "64000", "--block-size", "16", "--max-model-len", "16384"),
+    ),
+    Case(
+        "half the prefixes",
+        "gemma-3-4b",
+        "rounds:prefixes=15,prefix=14000,suffix=64,output=16,rounds=3",
+        (STOCK, TIERED),
+        2,
+        ("--num-gpu-blocks-override", "64000", "--block-size", "16", "--max-model-len", "16384"),
+    ),
+)
+
+SCALES = {scale.name: scale for scale in (CPU, GPU)}

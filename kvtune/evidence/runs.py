@@ -1,0 +1,110 @@
+"""Runs the cases of `claims.py`, sides interleaved; a second call goes on where one ended. In the CLI's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvtune.engine.messages import Event
+from kvtune.engine.profile import Job, profile
+from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.evidence.claims import Case, Side
+from kvtune.evidence.turns import in_turns
+from kvtune.run.rows import add_row, read_rows
+from kvtune.workload.spec import build
+
+JOURNAL = "evidence.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One run of a side; `why` says what failed where there is no file."""
+
+    case: str
+    side: str
+    repeat: int
+    path: str
+    why: str = ""
+
+
+def command(case: Case, side: Side) -> str:
+    """What a person types to have this run alone."""
+    settings = "".join(f" --set core.{name}={str(value).lower()}" for name, value in side.settings.items())
+    core = " --core stock" if side.core == "stock" else ""
+    args = " ".join((*case.args, *side.args))
+    return f"kvtune profile {case.model} -w {case.workload}{core}{settings}{' -- ' + args if args else ''}"
+
+
+def order(case: Case) -> Iterator[tuple[int, Side]]:
+    """Sides in turn, every second time backwards: a machine that slows down slows all of them."""
+    for repeat in range(case.repeats):
+        for side in case.sides if repeat % 2 == 0 else case.sides[::-1]:
+            yield repeat, side
+
+
+def key(case: Case, side: Side) -> str:
+    return sha256(command(case, side).encode()).hexdigest()[:12]
+
+
+def run_case(
+    case: Case,
+    folder: Path,
+    on_start: Callable[[Case, Side, int], Callable[[Event], None]],
+) -> list[Done]:
+    """Every run of a case: those of the journal where the same command made them, the others now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {
+        (row["key"], row["repeat"]): row for row in read_rows(folder / JOURNAL, ("key", "repeat", "path"))
+    }
+    found = []
+    for repeat, side in order(case):
+        row = kept.get((key(case, side), repeat))
+        if row is not None and (folder / row["path"]).is_file():
+            found.append(Done(case.name, side.name, repeat, row["path"]))
+            continue
+        found.append(_run(case, side, repeat, folder, on_start(case, side, repeat)))
+    return found
+
+
+def run_turns(case: Case, folder: Path, on_turn: Callable[[int], None]) -> dict[str, list[dict[str, Any]]]:
+    """What the sides measured in turns, by side: kept where the same commands measured it, else now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    same = "".join(key(case, side) for side in case.sides) + str(case.turns)
+    path = folder / f"turns-{sha256(same.encode()).hexdigest()[:12]}.json"
+    if path.is_file():
+        kept: dict[str, list[dict[str, Any]]] = msgspec.json.decode(path.read_bytes())
+        return kept
+    found = in_turns(case, on_turn)
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(found))
+    part.replace(path)
+    return found
+
+
+def _run(case: Case, side: Side, repeat: int, folder: Path, on_event: Callable[[Event], None]) -> Done:
+    job = Job(
+        model=case.model,
+        workload=build(case.workload, seed=0),
+        core=side.core,
+        core_settings=dict(side.settings),
+        engine_args=(*case.args, *side.args),
+        output=folder,
+    )
+    try:
+        done = profile(job, on_event)
+    except KvtuneError as error:
+        if error.exit_code == EXIT_INTERRUPTED:
+            raise
+        return Done(case.name, side.name, repeat, "", error.message)
+    if done.error is not None:
+        if done.error.exit_code == EXIT_INTERRUPTED:
+            raise done.error
+        return Done(case.name, side.name, repeat, "", done.error.message)
+    row = {"key": key(case, side), "repeat": repeat, "path": done.path.name}
+    add_row(folder / JOURNAL, row)
+    return Done(case.name, side.name, repeat, done.path.name)

@@ -1,0 +1,283 @@
+"""`kvtune explain`: where every prompt token of a run went, and which setting would have made it a hit.
+
+Parent side: has the run replayed with a listener on, adds its verdicts up, tries remedies by replaying them.
+The replay is exact for what it replays; where the run's own hits differ, the explanation says so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.run.types import Run
+from kvtune.sim.profile import cost_of
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.simulators import Simulators
+from kvtune.sim.verdicts.causes import CAUSES, split
+from kvtune.sim.verdicts.listener import Verdict
+from kvtune.sim.verdicts.observer import verdicts_of
+from kvtune.sim.worker import Report
+from kvtune.workload.types import Workload
+
+if TYPE_CHECKING:
+    from kvtune.explain.remedies import Option
+
+Counts = dict[str, int]
+
+WORTH_SHARE = 0.01  # of the prompt tokens: when no single change gains this much, changes are combined
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Tokens lost to blocks that one kind of pressure took, and how long before they were missed."""
+
+    pressure: str
+    tokens: int
+    median_age_s: float
+    max_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A request whose replayed hit is not the run's own."""
+
+    request: str
+    run_hit_tokens: int
+    replayed_hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Other settings, replayed: what the whole workload would have hit."""
+
+    cause: str
+    change: str
+    hit_tokens: int
+    gain_tokens: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`misses` by cause; with `hit_tokens` they add up to `query_tokens` exactly, here and in each class.
+
+    `by_class`: request class -> counts of hit, query and causes. `by_group`: KV cache group -> cause -> tokens.
+    """
+
+    query_tokens: int
+    hit_tokens: int
+    misses: Counts
+    by_class: dict[str, Counts]
+    by_group: dict[str, Counts]
+    evictions: tuple[Eviction, ...]
+    requests: int
+    not_admitted: int
+    run_hit_tokens: int | None
+    disagreements: tuple[Disagreement, ...]
+    remedies: tuple[Remedy, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
+
+
+def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanation:
+    """Explain a run's misses; try up to `tries` remedies for the largest causes. `view` is told what is going on."""
+    from kvtune.explain.remedies import candidates, combined, floor_of, situation
+
+    view = view or View()
+    settings, workload = settings_of(run), workload_of(run)
+    with Simulators() as simulators:
+        view.phase(f"replaying {len(workload.requests)} requests")
+        asked = msgspec.structs.replace(settings, verdicts=True)
+        replayed = next(outcome for _, outcome in simulators.map(workload, [asked], view.progress))
+        if isinstance(replayed, KvtuneError):
+            raise replayed
+        found = add_up(run, replayed)
+        engine = replayed.header.engine
+        if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
+            found = replace(found, notes=(floor, *found.notes))
+        at = situation(settings, engine, ran_on=run.header.engine.device)
+        options = candidates(found.misses, found.query_tokens, at)[:tries]
+        if not options:
+            return found
+        remedies: list[Remedy] = []
+        for batch in filter(None, (options, combined(options, at))):
+            view.phase(f"replaying {len(batch)} remedies")
+            for number, outcome in simulators.map(workload, [o.settings for o in batch], view.progress):
+                remedies.append(_remedy(batch[number], outcome, found.hit_tokens))
+            if any(remedy.gain_tokens >= WORTH_SHARE * found.query_tokens for remedy in remedies):
+                break
+    return replace(found, remedies=tuple(sorted(remedies, key=lambda remedy: -remedy.gain_tokens)))
+
+
+class View:
+    """What a person is told meanwhile: nothing, unless overridden."""
+
+    def phase(self, text: str) -> None: ...
+
+    def progress(self, report: Report) -> None: ...
+
+
+def _remedy(option: Option, outcome: Run | KvtuneError, before_tokens: int) -> Remedy:
+    if isinstance(outcome, KvtuneError):
+        return Remedy(option.cause, option.change, 0, 0, outcome.message)
+    hits = _run_hits(outcome.table("requests")) or 0
+    return Remedy(option.cause, option.change, hits, hits - before_tokens)
+
+
+def workload_of(run: Run) -> Workload:
+    """The run's workload, built again; UsageError when it is not the same any more."""
+    from kvtune.workload.spec import build
+
+    info = run.header.workload
+    if not info.spec:
+        raise UsageError("the run does not say its workload", "record it again with this kvtune")
+    workload = build(info.spec, seed=info.seed)
+    if info.hash and workload.hash != info.hash:
+        raise UsageError(
+            f"the workload {info.spec!r} is not the one that was run any more",
+            "restore its file, or record the run again",
+        )
+    return workload
+
+
+def settings_of(run: Run) -> SimSettings:
+    """The simulated engine that stands for the one that a run ran on, as fast as its steps say that it was."""
+    header = run.header
+    core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
+    mode = header.extra.get("sim", {}).get("mode", "exact")
+    return msgspec.convert(
+        {
+            "model": header.model,
+            "engine_args": header.engine.args,
+            "core": core,
+            "core_settings": header.core.settings if core == "kvtune" else {},
+            "mode": mode,
+            "specs": header.engine.kv_specs,
+            "async_scheduling": header.engine.async_scheduling,
+            "cost": msgspec.to_builtins(cost_of(run)),
+        },
+        SimSettings,
+    )
+
+
+def add_up(run: Run, replayed: Run) -> Explanation:
+    """The explanation of a run's replay: every admitted request's tokens under hit or exactly one cause."""
+    verdicts = verdicts_of(replayed)
+    table = run.table("requests")
+    misses: Counts = dict.fromkeys(CAUSES, 0)
+    by_class: dict[str, Counts] = {}
+    by_group: dict[str, Counts] = defaultdict(
+        lambda: dict.fromkeys(("not_retained", "evicted", "lagging_group"), 0)
+    )
+    lost: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    query = hit = missing = 0
+    for index, verdict in enumerate(verdicts):
+        if verdict is None:
+            missing += 1
+            continue
+        counts = split(verdict.boundaries)
+        got = verdict.boundaries.prompt - sum(counts.values())
+        query += verdict.boundaries.prompt
+        hit += got
+        label = class_of(str(table["kind"][index]), int(table["round"][index]))
+        of_class = by_class.setdefault(label, {"query": 0, "hit": 0, **dict.fromkeys(CAUSES, 0)})
+        of_class["query"] += verdict.boundaries.prompt
+        of_class["hit"] += got
+        for cause, tokens in counts.items():
+            misses[cause] += tokens
+            of_class[cause] += tokens
+        _blame(verdict, counts, by_group)
+        if counts["evicted"]:
+            lost[_pressure(verdict, table)].append((counts["evicted"], _age(verdict)))
+    return Explanation(
+        query_tokens=query,
+        hit_tokens=hit,
+        misses=misses,
+        by_class=by_class,
+        by_group=dict(by_group),
+        evictions=_evictions(lost),
+        requests=len(verdicts) - missing,
+        not_admitted=missing,
+        run_hit_tokens=_run_hits(table),
+        disagreements=_disagreements(table, replayed.table("requests")["hit_tokens"].tolist()),
+        notes=_notes(run, replayed),
+    )
+
+
+def class_of(kind: str, round_: int) -> str:
+    """A request's class in words: its kind, and its round (counted from 1) where the workload has rounds."""
+    words = ([kind] if kind else []) + ([f"visit {round_ + 1}"] if round_ >= 0 else [])
+    return ", ".join(words) or "all"
+
+
+def _blame(verdict: Verdict, counts: Counts, by_group: dict[str, Counts]) -> None:
+    if counts["not_retained"] and verdict.unkept:
+        by_group[verdict.unkept]["not_retained"] += counts["not_retained"]
+    for cause in ("evicted", "lagging_group"):
+        if counts[cause] and verdict.lagging:
+            by_group[verdict.lagging][cause] += counts[cause]
+
+
+def _pressure(verdict: Verdict, table: dict[str, Any]) -> str:
+    fate = verdict.evicted
+    if fate is None or not fate.by:
+        return "unknown"
+    if fate.phase == "overwritten":
+        return "overwritten by its own request"
+    row = int(fate.by)
+    return f"{fate.phase} of {class_of(str(table['kind'][row]), int(table['round'][row]))}"
+
+
+def _age(verdict: Verdict) -> float:
+    return verdict.at_s - verdict.evicted.at_s if verdict.evicted is not None else float("nan")
+
+
+def _evictions(lost: dict[str, list[tuple[int, float]]]) -> tuple[Eviction, ...]:
+    found = []
+    for pressure, entries in lost.items():
+        ages = np.array([age for _, age in entries if age == age])
+        median, longest = (float(np.median(ages)), float(ages.max())) if len(ages) else (float("nan"),) * 2
+        found.append(Eviction(pressure, sum(tokens for tokens, _ in entries), median, longest))
+    return tuple(sorted(found, key=lambda eviction: -eviction.tokens))
+
+
+def _run_hits(table: dict[str, Any]) -> int | None:
+    known = table["hit_tokens"][table["hit_tokens"] >= 0]
+    return int(known.sum()) if len(known) else None
+
+
+def _disagreements(table: dict[str, Any], hits: Sequence[int]) -> tuple[Disagreement, ...]:
+    found = []
+    for index, replayed in enumerate(hits):
+        own = int(table["hit_tokens"][index])
+        if own >= 0 and replayed >= 0 and own != replayed:
+            found.append(Disagreement(str(table["id"][index]), own, replayed))
+    return tuple(found)
+
+
+def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
+    return tuple(
+        f"the {name} is {found.header.state}: {found.header.why}"
+        for name, found in (("run", run), ("replay", replayed))
+        if found.header.state != "complete"
+    )
+
+
+def with_misses(run: Run, found: Explanation) -> Run:
+    """The run with its causes in `header.extra["misses"]`; KvtuneError when they do not explain its own hits."""
+    if found.disagreements or found.not_admitted or found.run_hit_tokens != found.hit_tokens:
+        raise KvtuneError(
+            f"the causes are not stored: the replay differs from the run in {len(found.disagreements)} requests",
+            "they explain the replay, not the run; read them from --json",
+        )
+    extra = {**run.header.extra, "misses": found.misses}
+    return Run(msgspec.structs.replace(run.header, extra=extra), run.tables)

@@ -1,0 +1,237 @@
+"""Settings that might turn the largest causes of a run's misses into hits. Guesses only: explain replays each one.
+
+Pure: from an explanation and the settings that were replayed to other settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from kvtune.core.settings import KNOBS, CoreSettings
+from kvtune.layout.plan import match_units
+from kvtune.run.types import EngineInfo
+from kvtune.sim.settings import SimSettings
+
+LEAST_SHARE = 0.005  # of the prompt tokens: causes below this are not worth a replay
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`change` says in words what `settings` change."""
+
+    cause: str
+    change: str
+    settings: SimSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What was replayed, in the words that remedies need. `unit`: hits land on multiples of it."""
+
+    settings: SimSettings
+    blocks: int
+    unit: int
+    retention: int | None
+    window: int
+    states: bool
+    pool_bytes: int = 0  # of a model with states, where its blocks could be packed on this machine; else 0
+
+    @property
+    def core(self) -> CoreSettings:
+        from kvtune.core.settings import parse
+
+        return parse(self.settings.core_settings)
+
+    def flags(self, **values: int | str | None) -> SimSettings:
+        """The same engine with these flags of vLLM instead of its own; None takes a flag away."""
+        arguments = list(self.settings.engine_args)
+        for name, value in values.items():
+            arguments = with_flag(arguments, name.replace("_", "-"), value)
+        return msgspec.structs.replace(self.settings, engine_args=arguments)
+
+    def with_core(self, **values: Any) -> SimSettings:
+        own = self.settings.core_settings if self.settings.core == "kvtune" else {}
+        return msgspec.structs.replace(self.settings, core="kvtune", core_settings={**own, **values})
+
+
+def situation(settings: SimSettings, engine: EngineInfo, *, ran_on: str = "") -> Situation:
+    """`ran_on`: the device of the run; other blocks than its own can be made for this machine's only."""
+    windows = [int(group.get("sliding_window") or 0) for group in engine.groups]
+    retention = engine.settings.get("retention_interval", 0)
+    return Situation(
+        settings,
+        engine.num_blocks,
+        int(engine.settings.get("hit_alignment_tokens") or engine.block_size or 16),
+        None if retention is None else int(retention),
+        max(windows, default=0),
+        has_states(engine),
+        pool_bytes(engine) if has_states(engine) and ran_on == engine.device else 0,
+    )
+
+
+def has_states(engine: EngineInfo) -> bool:
+    return any("mamba" in str(group.get("kind", "")).lower() for group in engine.groups)
+
+
+def pool_bytes(engine: EngineInfo) -> int:
+    """What the pool takes: every block is as large as the largest group's."""
+    sizes = [int(group.get("page_bytes", 0)) * int(group.get("layers", 0)) for group in engine.groups]
+    return engine.num_blocks * max(sizes, default=0)
+
+
+def floor_of(engine: EngineInfo, packed: bool) -> str:
+    """Below what no shared prefix can hit, and why, where states decide it; else ""."""
+    if not has_states(engine):
+        return ""
+    tokens = max(int(group.get("block_size", 0)) for group in engine.groups)
+    holds = (
+        "all attention layers' pages of a block together hold states (core.packed)"
+        if packed
+        else "one attention layer's page must hold one state (core.packed makes smaller blocks, where it can run)"
+    )
+    return f"the floor: a block is {tokens:,} tokens, and no shared prefix shorter than it can hit: {holds}"
+
+
+def candidates(misses: dict[str, int], query_tokens: int, at: Situation) -> list[Option]:
+    """Options for the largest causes first, each cause's likeliest first, in turns; no change twice."""
+    causes = sorted(
+        (c for c in REMEDIES if misses.get(c, 0) > LEAST_SHARE * query_tokens), key=lambda c: -misses[c]
+    )
+    queues = [[Option(cause, change, new) for change, new in REMEDIES[cause](at)] for cause in causes]
+    found: list[Option] = []
+    seen: set[str] = set()
+    while any(queues):
+        for queue in queues:
+            if queue:
+                option = queue.pop(0)
+                if option.change not in seen:
+                    seen.add(option.change)
+                    found.append(option)
+    return found
+
+
+def combined(options: Sequence[Option], at: Situation) -> list[Option]:
+    """Where no single change helps: the first two again, with twice the pool, which may be what they lack."""
+    if not at.blocks:
+        return []
+    blocks = 2 * at.blocks
+    keep = [option for option in options if "num-gpu-blocks-override" not in changed_flags(option, at)][:2]
+    return [
+        Option(
+            option.cause,
+            f"{option.change}, and 2x the pool ({at.blocks:,} -> {blocks:,} blocks)",
+            replace(at, settings=option.settings).flags(num_gpu_blocks_override=blocks),
+        )
+        for option in keep
+    ]
+
+
+def changed_flags(option: Option, at: Situation) -> set[str]:
+    """Names of vLLM's flags that an option gives and the replayed engine did not."""
+    new = set(option.settings.engine_args) - set(at.settings.engine_args)
+    return {argument.removeprefix("--") for argument in new if argument.startswith("--")} | (
+        {"num-gpu-blocks-override"} if option.settings.block_tokens != at.settings.block_tokens else set()
+    )
+
+
+Change = tuple[str, SimSettings]
+
+
+def _for_eviction(at: Situation) -> Iterator[Change]:
+    yield from _kvtune_core(at)
+    if at.settings.core == "kvtune":
+        core = at.core
+        if core.policy != "two_class":
+            yield f"core.policy {core.policy} -> two_class", at.with_core(policy="two_class")
+        share = 0.5 if core.protected_share > 0.6 else 0.8
+        yield (
+            f"core.protected_share {core.protected_share:g} -> {share:g}",
+            at.with_core(protected_share=share),
+        )
+    if at.blocks:
+        for factor in (1.5, 2.0):
+            blocks = int(at.blocks * factor)
+            yield (
+                f"{factor:g}x the pool ({at.blocks:,} -> {blocks:,} blocks)",
+                at.flags(num_gpu_blocks_override=blocks),
+            )
+
+
+def _for_retention(at: Situation) -> Iterator[Change]:
+    if at.settings.core == "kvtune" and not at.states:
+        slack = at.core.slack
+        for more in (max(2 * slack, at.unit), max(4 * slack, 4 * at.unit)):
+            if more <= KNOBS["slack"].high:
+                yield f"core.slack {slack} -> {more}", at.with_core(slack=more)
+        windows = at.core.windows
+        yield f"core.windows {windows} -> {windows + 4}", at.with_core(windows=windows + 4)
+        return
+    yield from _kvtune_core(at)
+    now = "dense" if at.retention is None else str(at.retention)
+    least = -(-max(at.window, at.unit) // at.unit) * at.unit
+    for interval in (least, 4 * least):
+        if interval != at.retention:
+            changes: dict[str, int | str | None] = {"prefix_cache_retention_interval": interval}
+            also = ""
+            if at.states:  # a state exists only where a chunk ends
+                changes["max_num_batched_tokens"] = interval
+                also = f" with --max-num-batched-tokens {interval}"
+            yield f"--prefix-cache-retention-interval {now} -> {interval}{also}", at.flags(**changes)
+
+
+def _for_partial(at: Situation) -> Iterator[Change]:
+    if at.states:
+        unit = next((unit for unit in match_units(at.unit, 16) if unit >= 32), None)
+        if at.pool_bytes and not (at.settings.core == "kvtune" and at.core.packed):
+            small = msgspec.structs.replace(at.with_core(packed=True), specs={})
+            changed = replace(at, settings=small).flags(
+                num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=at.pool_bytes
+            )
+            yield "core.packed: the smallest blocks that hold a state, same memory", changed
+        if unit is not None:
+            yield f"--prefix-match-unit {unit} (hits land on {at.unit} now)", at.flags(prefix_match_unit=unit)
+        return
+    block = at.settings.block_tokens or at.unit
+    if block >= 32 and block % 32 == 0:
+        smaller = max(16, block // 4)
+        changed = at.flags(num_gpu_blocks_override=at.blocks * block // smaller) if at.blocks else at.settings
+        yield (
+            f"blocks of {block} -> {smaller} tokens (same memory)",
+            msgspec.structs.replace(changed, block_tokens=smaller),
+        )
+
+
+def _for_skipped(at: Situation) -> Iterator[Change]:
+    yield "--enable-prefix-caching", at.flags(no_enable_prefix_caching=None, enable_prefix_caching="")
+
+
+def _kvtune_core(at: Situation) -> Iterator[Change]:
+    if at.settings.core == "stock":
+        yield "--core kvtune", at.with_core()
+
+
+REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {
+    "evicted": _for_eviction,
+    "lagging_group": _for_eviction,
+    "not_retained": _for_retention,
+    "partial_block": _for_partial,
+    "skipped_lookup": _for_skipped,
+}
+
+
+def with_flag(arguments: Sequence[str], name: str, value: int | str | None) -> list[str]:
+    """vLLM's command line with `--name value` instead of what it says of `name`; "" is a switch, None takes it away."""
+    kept: list[str] = []
+    skipping = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            skipping = argument[2:].partition("=")[0].replace("_", "-") == name
+        if not skipping:
+            kept.append(argument)
+    if value is None:
+        return kept
+    return [*kept, f"--{name}"] if value == "" else [*kept, f"--{name}", str(value)]

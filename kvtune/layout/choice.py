@@ -1,0 +1,205 @@
+"""The ways to make blocks for a model with states (stock's, and packed with k states a block), beside each other.
+
+Pure arithmetic on `planner`: what each costs, how finely it hits, which are worth having, which one to take. Hits are
+what a cache that forgets nothing could give at that block size: an upper bound, which `kvtune sweep` replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvtune.layout.plan import (
+    Backend,
+    BlockPlan,
+    ModelShape,
+    Waste,
+    match_units,
+    packed_plans,
+    packing_refusal,
+    plan_per_layer,
+)
+from kvtune.workload.prefix_tree import PrefixTree
+from kvtune.workload.types import Workload
+
+LEAST_CAPACITY = 0.98
+"""Of stock's. A layout that holds fewer requests must save at least as large a share of the tokens to compute."""
+
+WORTH_SHARE = 0.01  # of the prompt tokens: a layout that hits less than this more is not worth a change
+
+REQUEST_TOKENS = 4096  # of a request, where no workload says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What decides between layouts: lengths of whole requests, and of what each prompt shares with earlier ones."""
+
+    lengths: tuple[int, ...] = (REQUEST_TOKENS,)
+    prompt_tokens: int = 0
+    shared: tuple[int, ...] = ()
+    name: str = ""
+
+    def hit_share(self, block_tokens: int) -> float | None:
+        """Of the prompt tokens; None where no workload was given."""
+        if not self.prompt_tokens:
+            return None
+        return sum(tokens // block_tokens * block_tokens for tokens in self.shared) / self.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`states` per packed block, 0 for stock's layout. `capacity`: requests that fit, over stock's."""
+
+    states: int
+    plan: BlockPlan
+    fit: float
+    capacity: float
+    resend_tokens: int  # hits of a prompt sent again land on multiples of it, with --prefix-match-unit
+    waste: Waste  # of a running request of mean length
+    hit_share: float | None
+    on_front: bool = False  # no other layout has smaller blocks, holds more requests and has fewer groups
+
+    @property
+    def name(self) -> str:
+        return f"packed {self.states}" if self.states else "stock"
+
+    def to_json(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "layout": "packed" if self.states else "stock",
+            "states_per_block": self.states or None,
+            "block_tokens": plan.block_tokens,
+            "block_bytes": plan.block_bytes,
+            "groups": plan.groups,
+            "requests_fit": self.fit,
+            "capacity": self.capacity,
+            "shared_prefix_tokens": plan.block_tokens,
+            "resend_tokens": self.resend_tokens,
+            "waste_bytes": asdict(self.waste),
+            "hit_share": self.hit_share,
+            "pareto": self.on_front,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """All of a model's, stock's first. `refusal`: why packed blocks are not to be had (then only stock's is here)."""
+
+    rows: tuple[Layout, ...]
+    pool_bytes: int
+    request_tokens: int
+    workload: str
+    refusal: str
+    recommended: int
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pool_bytes": self.pool_bytes,
+            "request_tokens": self.request_tokens,
+            "workload": self.workload or None,
+            "refusal": self.refusal,
+            "rows": [row.to_json() for row in self.rows],
+            "recommended": self.recommended,
+            "why": self.why,
+        }
+
+
+def load_of(workload: Workload) -> Load:
+    """What a workload asks of a cache that forgets nothing."""
+    tree, shared, lengths, prompts = PrefixTree(), [], [], 0
+    for request in workload.requests:
+        shared.append(min(tree.match(request.prompt), request.prompt_tokens - 1))
+        tree.insert(request.prompt)
+        lengths.append(request.prompt_tokens + request.output_tokens)
+        prompts += request.prompt_tokens
+    return Load(tuple(lengths), prompts, tuple(shared), workload.name) if lengths else Load()
+
+
+def layouts_of(
+    shape: ModelShape,
+    backend: Backend,
+    pool_bytes: int,
+    *,
+    load: Load | None = None,
+    asked_block: int | None = None,
+    refusal: str = "",
+) -> Layouts:
+    """Every layout of a model with states in a pool of so many bytes. `refusal`: why this engine cannot pack."""
+    load = load or Load()
+    stock = plan_per_layer(shape, backend, asked_block)
+    refusal = refusal or packing_refusal(shape)
+    plans = {} if refusal else packed_plans(shape, backend, stock.block_tokens - 1)
+    every = [(0, stock), *((k, p) for k, p in plans.items() if p.block_tokens >= (asked_block or 0))]
+    mean = round(sum(load.lengths) / len(load.lengths))
+    most = _fit(stock, pool_bytes, load.lengths)
+    rows = [
+        Layout(
+            states=states,
+            plan=plan,
+            fit=(fit := _fit(plan, pool_bytes, load.lengths)),
+            capacity=fit / most if most else 0.0,
+            resend_tokens=min(match_units(plan.block_tokens, backend.alignment), default=plan.block_tokens),
+            waste=plan.waste(mean),
+            hit_share=load.hit_share(plan.block_tokens),
+            on_front=not any(_beats(other, plan, pool_bytes, load.lengths) for _, other in every),
+        )
+        for states, plan in every
+    ]
+    number, why = recommend(rows, refusal)
+    return Layouts(tuple(rows), pool_bytes, mean, load.name, refusal, number, why)
+
+
+def recommend(rows: Sequence[Layout], refusal: str = "") -> tuple[int, str]:
+    """The layout to take (an index) and why. Stock's is always allowed; it stays where nothing is gained.
+
+    Of layouts that hit about alike, the one with the fewest groups: each costs host time in every step.
+    """
+    stock = rows[0]
+    if refusal:
+        return 0, f"packed blocks are not to be had: {refusal}"
+    if len(rows) == 1:
+        return 0, "no packed block is smaller than stock's"
+    allowed = [n for n, row in enumerate(rows) if n and (row.capacity >= LEAST_CAPACITY or pays(row, stock))]
+    if not allowed:
+        return 0, f"every packed layout holds less than {LEAST_CAPACITY:g}x of stock's requests" + (
+            "" if stock.hit_share is None else ", and none saves as much prompt work as it loses"
+        )
+    if stock.hit_share is None:
+        return (
+            0,
+            "smaller blocks are worth their groups where prefixes are shared: name a workload (-w) to weigh them",
+        )
+    most = max(rows[n].hit_share or 0.0 for n in allowed)
+    if most - stock.hit_share < WORTH_SHARE:
+        return (
+            0,
+            f"this workload's prefixes gain {100 * max(most - stock.hit_share, 0.0):.1f} points of hits at most",
+        )
+    near = [n for n in allowed if (rows[n].hit_share or 0.0) > most - WORTH_SHARE]
+    best = min(near, key=lambda n: (rows[n].plan.groups, -rows[n].capacity))
+    row = rows[best]
+    return best, (
+        f"up to {row.hit_share or 0.0:.1%} of the prompt tokens can hit (stock's blocks: {stock.hit_share:.1%}) "
+        f"at {row.capacity:.2f}x of the requests, with {row.plan.groups} groups"
+    )
+
+
+def pays(row: Layout, stock: Layout) -> bool:
+    """Whether prefix reuse makes up for requests that do not fit: prompt work shrinks at least as much as capacity."""
+    if row.hit_share is None or stock.hit_share is None:
+        return False
+    return 1.0 - row.hit_share <= row.capacity * (1.0 - stock.hit_share)
+
+
+def _fit(plan: BlockPlan, pool_bytes: int, lengths: Sequence[int]) -> float:
+    """Requests of these lengths that run at once, on average."""
+    held = sum(plan.request_blocks(tokens) for tokens in lengths) / len(lengths)
+    return max(pool_bytes // plan.block_bytes - 1, 0) / held
+
+
+def _beats(one: BlockPlan, other: BlockPlan, pool_bytes: int, lengths: Sequence[int]) -> bool:
+    mine = (-one.block_tokens, _fit(one, pool_bytes, lengths), -one.groups)
+    theirs = (-other.block_tokens, _fit(other, pool_bytes, lengths), -other.groups)
+    return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))

@@ -1,0 +1,299 @@
+"""A model's KV shape (planner.ModelShape) read from its config.json: plain dicts, no vLLM, no transformers.
+
+One reader per family of state layers; tests compare each with what vLLM itself computes. Shapes are of one
+tensor parallel rank. Data types that vLLM resolves per family (the recurrent state's) are resolved so here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+from kvtune.errors import UsageError
+from kvtune.layout.plan import ModelShape, StateTensor
+
+ELEMENT_BYTES = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "half": 2,
+    "float": 4,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+
+Config = dict[str, Any]
+Reader = Callable[["_Fields", int, str, str], tuple[int, tuple[StateTensor, ...]]]
+
+
+def shape_of(
+    config: Config,
+    name: str = "",
+    *,
+    tensor_parallel: int = 1,
+    dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
+    state_dtype: str = "auto",
+) -> ModelShape:
+    """The shape of the model that `config` describes, on one of `tensor_parallel` ranks.
+
+    `dtype`, `kv_cache_dtype`, `state_dtype` are vLLM's --dtype, --kv-cache-dtype, --mamba-ssm-cache-dtype.
+    """
+    family = str(config.get("model_type", ""))
+    text = config.get("text_config") or config
+    fields = _Fields(text, name or family or "config.json")
+    model_dtype = _dtype(
+        dtype, text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or "bfloat16"
+    )
+    family = str(text.get("model_type", family)).removesuffix("_text")
+    reader = STATE_READERS.get(family)
+    state_layers: int = 0
+    states: tuple[StateTensor, ...] = ()
+    if reader is not None:
+        resolved = _state_dtype(family, text, model_dtype, state_dtype)
+        state_layers, states = reader(fields, tensor_parallel, model_dtype, resolved)
+    elif fields.get("layer_types") and {"mamba", "linear_attention"} & set(fields.get("layer_types")):
+        raise UsageError(
+            f"{fields.source}: field model_type: state layers of {family!r} are not known to the planner",
+            f"known: {', '.join(sorted(STATE_READERS))}; `kvtune doctor` asks vLLM itself if installed",
+        )
+    attention, window_layers = _attention_layers(fields, family, state_layers)
+    return ModelShape(
+        name=fields.source,
+        attention_layers=attention,
+        kv_heads=max(1, fields.kv_heads() // tensor_parallel),
+        head_dim=fields.head_dim(),
+        kv_element_bytes=ELEMENT_BYTES[_dtype(kv_cache_dtype, model_dtype)],
+        state_layers=state_layers,
+        states=states,
+        window_layers=window_layers,
+        window=int(fields.get("sliding_window") or 0) if window_layers else 0,
+    )
+
+
+class _Fields:
+    """A config's fields by name, with an error that names the missing one."""
+
+    def __init__(self, config: Config, source: str) -> None:
+        self.config = config
+        self.source = source
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.config.get(name)
+        return default if value is None else value
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        """The first of the fields `names` that is there."""
+        for name in names:
+            value = self.config.get(name)
+            if value is not None:
+                return int(value)
+        if default is not None:
+            return default
+        raise UsageError(f"{self.source}: field {names[0]} is missing", "give the model's whole config.json")
+
+    def kv_heads(self) -> int:
+        return self.number("num_key_value_heads", default=self.number("num_attention_heads"))
+
+    def head_dim(self) -> int:
+        heads = self.number("num_attention_heads")
+        if (
+            self.config.get("model_type") == "zamba2"
+        ):  # its attention sees hidden states and embeddings side by side
+            return self.number("attention_head_dim", default=2 * self.number("hidden_size") // heads)
+        return self.number("head_dim", "attention_head_dim", default=self.number("hidden_size") // heads)
+
+    def layer_kinds(self) -> list[str]:
+        """The kind of each layer in order; empty when the config does not list them."""
+        pattern = self.get("hybrid_override_pattern")
+        if pattern:
+            return list(pattern)
+        return list(self.get("layer_types") or self.get("layers_block_type") or [])
+
+
+def _dtype(asked: str, fallback: str) -> str:
+    name = str(fallback if asked == "auto" else asked).removeprefix("torch.")
+    if name not in ELEMENT_BYTES:
+        raise UsageError(f"data type {name!r} is not known", f"known: {', '.join(ELEMENT_BYTES)}")
+    return name
+
+
+def _state_dtype(family: str, text: Config, model_dtype: str, asked: str) -> str:
+    """The recurrent state's type: asked for, or the family's own rule in vLLM, or the model's."""
+    if asked == "auto":
+        if family == "nemotron_h":
+            asked = text.get("mamba_ssm_cache_dtype") or "float32"
+        elif family.startswith("qwen3_5"):
+            asked = text.get("mamba_ssm_dtype") or "auto"
+    return _dtype(asked, model_dtype)
+
+
+def _attention_layers(fields: _Fields, family: str, state_layers: int) -> tuple[int, int]:
+    """Layers with whole and with windowed attention."""
+    layers = fields.number("num_hidden_layers")
+    kinds = fields.layer_kinds()
+    if family == "falcon_h1":  # attention and state side by side in every layer
+        return layers, 0
+    if family == "zamba2":
+        return sum(kind == "hybrid" for kind in kinds) or len(fields.get("hybrid_layer_ids", [])), 0
+    if family == "jamba":
+        return layers - state_layers, 0
+    if family == "bamba":
+        return len(fields.get("attn_layer_indices", [])) or kinds.count("attention"), 0
+    if fields.get("hybrid_override_pattern"):
+        return kinds.count("*"), 0
+    if kinds:
+        windowed = kinds.count("sliding_attention")
+        whole = kinds.count("full_attention") + kinds.count("attention")
+        return whole, windowed
+    pattern = fields.get("sliding_window_pattern")
+    if pattern and fields.get("sliding_window"):
+        whole = layers // int(pattern)
+        return whole, layers - whole
+    return layers - state_layers, 0
+
+
+def _mamba2(
+    inner: int,
+    heads: int,
+    head_dim: int,
+    state: int,
+    groups: int,
+    kernel: int,
+    ranks: int,
+    dtype: str,
+    state_dtype: str,
+) -> tuple[StateTensor, ...]:
+    # Groups that do not divide by the ranks are replicated until they do.
+    groups += 0 if groups % ranks == 0 else ranks - groups
+    conv = (kernel - 1, (inner + 2 * groups * state) // ranks)
+    return (
+        StateTensor("conv", conv, ELEMENT_BYTES[dtype]),
+        StateTensor("ssm", (ceil(heads / ranks), head_dim, state), ELEMENT_BYTES[state_dtype]),
+    )
+
+
+def _granite(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+    inner = f.number("mamba_expand", default=2) * f.number("hidden_size")
+    heads = f.number("mamba_n_heads")
+    head_dim = f.get("mamba_d_head", "auto")
+    states = _mamba2(
+        inner,
+        heads,
+        inner // heads if head_dim == "auto" else int(head_dim),
+        f.number("mamba_d_state"),
+        f.number("mamba_n_groups", default=1),
+        f.number("mamba_d_conv", default=4),
+        ranks,
+        dtype,
+        state_dtype,
+    )
+    kinds = f.layer_kinds()
+    if kinds:
+        return sum(kind in ("mamba", "linear_attention") for kind in kinds), states
+    return f.number("num_hidden_layers") - len(f.get("attn_layer_indices", [])), states
+
+
+def _falcon_h1(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+    inner = f.number("mamba_d_ssm", default=f.number("mamba_expand", default=2) * f.number("hidden_size"))
+    heads = f.number("mamba_n_heads")
+    head_dim = f.get("mamba_d_head", "auto")
+    states = _mamba2(
+        inner,
+        heads,
+        inner // heads if head_dim == "auto" else int(head_dim),
+        f.number("mamba_d_state"),
+        f.number("mamba_n_groups", default=1),
+        f.number("mamba_d_conv", default=4),
+        ranks,
+        dtype,
+        state_dtype,
+    )
+    return f.number("num_hidden_layers"), states
+
+
+def _nemotron_h(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+    heads, head_dim = f.number("mamba_num_heads"), f.number("mamba_head_dim")
+    states = _mamba2(
+        heads * head_dim,
+        heads,
+        head_dim,
+        f.number("ssm_state_size"),
+        f.number("n_groups", "mamba_n_groups", default=8),
+        f.number("conv_kernel", default=4),
+        ranks,
+        dtype,
+        state_dtype,
+    )
+    kinds = f.layer_kinds()
+    return sum(kind in ("M", "mamba", "linear_attention") for kind in kinds), states
+
+
+def _zamba2(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+    inner = f.number("mamba_expand", default=2) * f.number("hidden_size")
+    heads = f.number("n_mamba_heads")
+    states = _mamba2(
+        inner,
+        heads,
+        f.number("mamba_headdim", default=inner // heads),
+        f.number("mamba_d_state"),
+        f.number("mamba_ngroups", default=1),
+        f.number("mamba_d_conv", default=4),
+        ranks,
+        dtype,
+        state_dtype,
+    )
+    return f.number("num_hidden_layers"), states
+
+
+def _jamba(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+    inner = f.number("mamba_expand", default=2) * f.number("hidden_size") // ranks
+    states = (
+        StateTensor("conv", (f.number("mamba_d_conv") - 1, inner), ELEMENT_BYTES[dtype]),
+        StateTensor("ssm", (inner, f.number("mamba_d_state")), ELEMENT_BYTES[state_dtype]),
+    )
+    layers = f.number("num_hidden_layers")
+    period, offset = f.number("attn_layer_period"), f.number("attn_layer_offset")
+    return sum(layer % period != offset for layer in range(layers)), states
+
+
+def _delta_net(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+    key_heads, value_heads = f.number("linear_num_key_heads"), f.number("linear_num_value_heads")
+    key_dim, value_dim = f.number("linear_key_head_dim"), f.number("linear_value_head_dim")
+    channels = (2 * key_heads * key_dim + value_heads * value_dim) // ranks
+    states = (
+        StateTensor("conv", (f.number("linear_conv_kernel_dim") - 1, channels), ELEMENT_BYTES[dtype]),
+        StateTensor("recurrent", (value_heads // ranks, value_dim, key_dim), ELEMENT_BYTES[state_dtype]),
+    )
+    kinds = f.layer_kinds()
+    layers = f.number("num_hidden_layers")
+    if kinds:
+        return kinds.count("linear_attention"), states
+    return layers - layers // f.number("full_attention_interval", default=4), states
+
+
+def _short_conv(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+    width = f.number("conv_dim", "hidden_size") // ranks
+    states = (StateTensor("conv", (f.number("conv_L_cache") - 1, width), ELEMENT_BYTES[dtype]),)
+    kinds = f.layer_kinds()
+    if kinds:
+        return sum(kind in ("conv", "short_conv") for kind in kinds), states
+    return f.number("num_hidden_layers") - len(f.get("full_attn_idxs", [])), states
+
+
+STATE_READERS: dict[str, Reader] = {
+    "bamba": _granite,
+    "falcon_h1": _falcon_h1,
+    "granitemoehybrid": _granite,
+    "jamba": _jamba,
+    "lfm2": _short_conv,
+    "lfm2_moe": _short_conv,
+    "nemotron_h": _nemotron_h,
+    "olmo_hybrid": _delta_net,
+    "qwen3_5": _delta_net,
+    "qwen3_5_moe": _delta_net,
+    "qwen3_next": _delta_net,
+    "zamba2": _zamba2,
+}

@@ -1,0 +1,70 @@
+"""What the young generation is made of, by type, at every k-th collection: level `types`. In any engine process.
+
+Taken in the collector's start callback, before the clocks are read, so that it is not in the pause; the step that it
+falls into is longer by it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from pathlib import Path
+from sys import getsizeof
+from time import process_time_ns
+from typing import Any
+
+from kvtune.probe.objects.tally import Tally, save, type_name
+from kvtune.probe.phase import MEASURING, Phase
+
+EVERY = 16
+SIZED = 64
+"""Objects of a type whose size is taken, at each census; the mean stands for the others."""
+
+
+class Census:
+    """A listener of the collector's probe. Counts nothing outside the measuring phase."""
+
+    name = "types"
+
+    def __init__(self, folder: Path, phase: Phase, every: int = EVERY) -> None:
+        self._folder, self._phase, self._every = folder, phase, every
+        self._tally = Tally()
+        self._collections = self._samples = self._young = self._cost_ns = 0
+
+    def before(self, generation: int) -> None:
+        if self._phase.now != MEASURING:
+            return
+        self._collections += 1
+        if self._collections % self._every:
+            return
+        start = process_time_ns()
+        young = gc.get_objects(generation=0)
+        counts = Counter(map(type, young))
+        self._samples += 1
+        self._young += len(young)
+        sizes: dict[type, list[int]] = {}
+        for kind in counts:
+            sizes[kind] = [0, 0]
+        for each in young:
+            seen = sizes[type(each)]
+            if seen[0] < SIZED:
+                seen[0] += 1
+                seen[1] += getsizeof(each)
+        for kind, n in counts.items():
+            sized, total = sizes[kind]
+            self._tally.add((type_name(kind), "", 0), n, total * n // max(1, sized))
+        self._cost_ns += process_time_ns() - start
+
+    def after(self, generation: int) -> None: ...
+
+    def save(self) -> None:
+        save(self._folder, self.name, self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "collections": self._collections,
+            "samples": self._samples,
+            "young": self._young,
+            "cost_us": self._cost_ns / 1e3,
+            "rows": self._tally.top(),
+        }

@@ -1,0 +1,156 @@
+"""Which lines of code make the objects that cause collections: level `sites`, in any engine process.
+
+tracemalloc (one frame) is on only between two collections of a sampled pair, and at the second one each young object is
+counted by type and line. How often follows from a budget of CPU time, so the second pass costs a known share at most.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from sys import getsizeof
+from time import process_time_ns
+from typing import Any
+
+from kvtune.probe.objects.tally import Tally, save, type_name
+from kvtune.probe.phase import CULPRITS, Phase
+
+BUDGET = 0.08
+"""Share of the process's CPU time that may pass with tracemalloc on, its own cost and the census included."""
+LONGEST_NS = 150_000_000
+"""CPU time after which a sample is given up."""
+FIRST = 4
+"""Samples that are taken before the budget counts, so that short passes have some."""
+
+_MANAGED_DICT = 1 << 4
+_LIST_ITEMS = 24  # where a list keeps the address of its items
+_pointer = ctypes.c_void_p.from_address
+_WRONG_ADDRESS = sys.version_info[:2] == (3, 11)
+_PRE_HEADER = 32  # the collector's header and the two words before it, 3.11
+
+
+def own_folder() -> str:
+    """Objects made in here are the instruments' own."""
+    return str(Path(__file__).parents[1])
+
+
+def site_reader() -> Callable[[Any], tuple[str, int]]:
+    """A function from an object to the file and line that allocated it, ("", 0) where tracemalloc does not know."""
+    read: Callable[[Any], Any] = getattr(
+        tracemalloc, "_get_object_traceback", tracemalloc.get_object_traceback
+    )
+    at = _address_reader()
+
+    def site(found: Any) -> tuple[str, int]:
+        frames = read(found)
+        if frames is None and at is not None:
+            if type(found) is list:  # taken from the free list, not allocated: its items' array was
+                frames = at(0, _pointer(id(found) + _LIST_ITEMS).value or 0) if found else None
+            elif _WRONG_ADDRESS and type(found).__flags__ & _MANAGED_DICT:
+                frames = at(0, id(found) - _PRE_HEADER)
+        if not frames:
+            return "", 0
+        first = frames[0]
+        if isinstance(first, tuple):
+            return str(first[0]), int(first[1])
+        return str(first.filename), int(first.lineno)
+
+    return site
+
+
+def _address_reader() -> Callable[[int, int], Any] | None:
+    """A reader of the trace of an address, where this Python has one: None where it has none."""
+    try:
+        function = ctypes.pythonapi._PyTraceMalloc_GetTraceback
+    except AttributeError:
+        return None
+    function.argtypes = (ctypes.c_uint, ctypes.c_size_t)
+    function.restype = ctypes.py_object
+    return function
+
+
+class Sites:
+    """A listener of the collector's probe. Does nothing outside the second pass, and leaves others' tracing alone."""
+
+    name = "sites"
+
+    def __init__(self, folder: Path, phase: Phase, *, budget: float = BUDGET, during: int = CULPRITS) -> None:
+        self._folder, self._phase, self._budget, self._during = folder, phase, budget, during
+        self._tally = Tally()
+        self._site = site_reader()
+        self._dice = Random(0)  # samples must not keep step with the engine's own rhythm
+        self._own = own_folder()
+        self.of_steps: Callable[[], dict[str, Any]] | None = None
+        self._collections = self._samples = self._skip = 0
+        self._began_ns = self._spent_ns = self._traced_since_ns = 0
+
+    def before(self, generation: int) -> None:
+        tracing = self._traced_since_ns != 0
+        if self._phase.now != self._during:
+            if tracing:
+                self._stop()
+            return
+        self._collections += 1
+        if tracing:
+            self._count(gc.get_objects(generation=0))
+            self._stop()
+
+    def after(self, generation: int) -> None:
+        if self._phase.now != self._during or self._traced_since_ns or not gc.isenabled():
+            return
+        now_ns = process_time_ns()
+        if not self._began_ns:
+            self._began_ns = now_ns
+        if self._samples >= FIRST and self._spent_ns > self._budget * (now_ns - self._began_ns):
+            self._skip = self._dice.randrange(8)
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        self._skip = self._dice.randrange(8)
+        if not tracemalloc.is_tracing():
+            self._traced_since_ns = now_ns
+            tracemalloc.start(1)
+
+    def _count(self, young: list[Any]) -> None:
+        self._samples += 1
+        seen: dict[tuple[type, str, int], list[int]] = {}
+        site = self._site
+        for each in young:
+            file, line = site(each)
+            row = seen.setdefault((type(each), file, line), [0, 0])
+            row[0] += 1
+            row[1] += getsizeof(each)
+        for (kind, file, line), (n, size) in seen.items():
+            if not file.startswith(self._own):
+                self._tally.add((type_name(kind), file, line), n, size)
+
+    def expire(self) -> None:
+        """Give a sample up whose second collection does not come: small batches may decode for ever without one."""
+        since = self._traced_since_ns
+        if since and process_time_ns() - since > LONGEST_NS:
+            self._stop()
+
+    def _stop(self) -> None:
+        since, self._traced_since_ns = self._traced_since_ns, 0
+        if since:
+            tracemalloc.stop()
+            self._spent_ns += process_time_ns() - since
+
+    def save(self) -> None:
+        save(self._folder, self.name, self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        spent = max(1, process_time_ns() - self._began_ns) if self._began_ns else 1
+        return {
+            "collections": self._collections,
+            "samples": self._samples,
+            "traced_share": self._spent_ns / spent,
+            "rows": self._tally.top(),
+            **({"of_steps": self.of_steps()} if self.of_steps is not None else {}),
+        }

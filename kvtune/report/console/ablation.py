@@ -1,0 +1,79 @@
+"""The table of `--ablate` for a terminal: each switch turned over, what that changes, and whether it is shown."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+from kvtune.analysis.comparison.ablation import FIGURES, Ablation, Side, Worth
+
+TITLES = {
+    "collections": "collections",
+    "pause_ms": "pauses (ms)",
+    "step_ms": "step (ms)",
+    "host_us_per_request_step": "host µs per request and step",
+    "rss_growth_bytes_s": "RSS growth (KiB/s)",
+}
+SCALES = {"rss_growth_bytes_s": 1024.0}
+
+
+def print_ablation(found: Ablation, file: IO[str] | None = None) -> None:
+    """One row a variant; each cell the change, its 95 % interval, and what that shows."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=file, highlight=False, width=190)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("turned over")
+    table.add_column("runs", justify="right")
+    for figure in FIGURES:
+        table.add_column(TITLES[figure], justify="right")
+    table.add_row("baseline", str(len(found.baseline.runs)), *_means(found.baseline))
+    for side in found.turned:
+        cells = (Text(_cell(worth)) for worth in side.worths)
+        table.add_row(Text(f"{side.name} {side.turned}"), str(len(side.runs)), *cells)
+    console.print(table)
+    console.print(
+        "A cell is the change against the baseline and its 95 % interval over whole runs, interleaved; of all "
+        "figures less is better; = means no difference shown."
+    )
+    if found.why:
+        console.print(Text(f"{found.done} of {found.planned} runs: {found.why}."))
+    for side in (found.baseline, *found.turned):
+        for why in side.failed:
+            console.print(Text(f"failed  {side.name}: {why}"))
+
+
+def plain(found: Ablation) -> dict[str, Any]:
+    """For `--json`."""
+    from dataclasses import asdict
+
+    return asdict(found)
+
+
+def _means(side: Side) -> list[str]:
+    found = []
+    for figure in FIGURES:
+        told = [value for run in side.runs if (value := run[figure]) is not None]
+        found.append(_number(sum(told) / len(told) if told else None, figure))
+    return found
+
+
+def _cell(worth: Worth) -> str:
+    if worth.difference is None:
+        return "–"
+    change = _number(worth.difference, worth.figure, sign="+")
+    if worth.low is None or worth.high is None:
+        return f"{change} (too few runs)"
+    between = f"[{_number(worth.low, worth.figure)}, {_number(worth.high, worth.figure)}]"
+    return f"{change} {between} {'=' if worth.verdict == 'no difference shown' else worth.verdict}"
+
+
+def _number(value: float | None, figure: str, sign: str = "") -> str:
+    if value is None:
+        return "–"
+    scaled = value / SCALES.get(figure, 1.0)
+    digits = 0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
+    return f"{scaled:{sign},.{digits}f}"

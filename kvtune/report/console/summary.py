@@ -1,0 +1,224 @@
+"""A run's summary for a terminal, with rich; plain text where there is none. Runs in the parent process.
+
+In: the `--json` object of a run (kvtune.analysis.summary). Styles never carry meaning alone, so that NO_COLOR
+and pipes lose nothing.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from kvtune.report.console.collector import collector_details
+from kvtune.report.names import cause_title, process_title
+from kvtune.units import count, ms, percent, size
+
+Summary = Mapping[str, Any]
+PIPE_WIDTH = 110  # columns where there is no terminal
+LATENCIES = (("ttft_ms", "first token"), ("itl_ms", "between tokens"), ("e2e_ms", "whole request"))
+
+
+def summary_text(summary: Summary, *, width: int = 100) -> str:
+    """The summary as plain text: for files, pipes and tests."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False).print(
+        summary_view(summary)
+    )
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def print_summary(summary: Summary, file: IO[str] | None = None) -> None:
+    """Print the summary, coloured on a terminal unless NO_COLOR is set."""
+    from rich.console import Console
+
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=file, highlight=False, width=PIPE_WIDTH)
+    console.print(summary_view(summary))
+
+
+def summary_view(summary: Summary) -> Any:
+    """The summary as one rich renderable."""
+    from rich.console import Group
+
+    parts = [_head(summary), *_warnings(summary), _latency(summary), _rounds(summary), _cache(summary)]
+    parts += [_gc(summary), *collector_details(summary, _table), _host(summary), _memory(summary)]
+    parts.append(_verdict(summary))
+    return Group(*(part for part in parts if part is not None))
+
+
+def _head(s: Summary) -> Any:
+    from rich.text import Text
+
+    engine, core = s.get("engine", {}), s.get("core", {})
+    predicted = " (predicted by the simulator)" if s.get("source") == "sim" else ""
+    head = Text()
+    head.append(f"{s.get('model', '')}{predicted}", style="bold")
+    head.append(f"  {s.get('workload', {}).get('spec') or s.get('workload', {}).get('name', '')}\n")
+    where = ", ".join(
+        text
+        for text in (
+            f"{core.get('name', 'stock')} core",
+            f"vLLM {engine.get('vllm', '')}" if engine.get("vllm") else "",
+            str(engine.get("device", "")),
+            f"{count(engine.get('num_blocks', 0))} blocks of {engine.get('block_size', 0)} tokens",
+        )
+        if text
+    )
+    head.append(f"{where}\n", style="dim")
+    if s.get("wall_s"):
+        head.append(
+            f"{count(s.get('requests', 0))} requests, {count(s.get('prompt_tokens', 0))} prompt and "
+            f"{count(s.get('output_tokens', 0))} output tokens in {ms(s['wall_s'] * 1000)}: "
+        )
+        head.append(f"{_number(s.get('throughput_tok_s'))} output tok/s", style="bold")
+        if (good := s.get("goodput")) and good.get("share") is not None:
+            limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in good["slo"].items())
+            head.append(
+                f"\n{100 * good['share']:.1f} % of requests, {good['requests_s']:.3g} /s, within {limits}"
+            )
+    return head
+
+
+def _warnings(s: Summary) -> list[Any]:
+    from rich.text import Text
+
+    lines = []
+    state = s.get("state", "complete")
+    if state != "complete":
+        lines.append(f"This run is {state}. {s.get('why', '')}".rstrip())
+    valid = s.get("valid", {})
+    if not valid.get("timings", True) and s.get("source") != "sim":
+        lines.append(f"Do not trust the times: {valid.get('why', '')}")
+    core = s.get("core", {})
+    if core.get("name") == "kvtune" and core.get("active") is False:
+        lines.append(f"kvtune's core was not active, this is stock vLLM: {core.get('why', '')}")
+    lines += [f"Note: {note}" for note in s.get("notes", [])]
+    return [Text(f"! {line}", style="yellow") for line in lines]
+
+
+def _latency(s: Summary) -> Any:
+    rows = [
+        (name, _ms(values.get("mean")), _ms(values.get("p50")), _ms(values.get("p99")))
+        for key, name in LATENCIES
+        if (values := s.get(key)) and values.get("mean") is not None
+    ]
+    return _table(("latency", "mean", "median", "p99"), rows)
+
+
+def _rounds(s: Summary) -> Any:
+    rows = [
+        (
+            f"round {number}",
+            count(r["query_tokens"]),
+            count(r["hit_tokens"]),
+            percent(r["hit_tokens"], r["query_tokens"]),
+            _ms(r.get("ttft_ms_mean")),
+        )
+        for number, r in enumerate(s.get("rounds") or [], start=1)
+    ]
+    return _table(("rounds", "prompt tokens", "hits", "hit rate", "first token"), rows)
+
+
+def _cache(s: Summary) -> Any:
+    cache = s.get("prefix_cache") or {}
+    queries = cache.get("query_tokens", 0)
+    if not queries:
+        return None
+    rows = [("hit", count(cache["hit_tokens"]), percent(cache["hit_tokens"], queries))]
+    rows += [
+        (cause_title(cause), count(tokens), percent(tokens, queries))
+        for cause, tokens in sorted((cache.get("misses") or {}).items(), key=lambda item: -item[1])
+        if tokens
+    ]
+    return _table(("prefix cache", "prompt tokens", "share"), rows)
+
+
+def _gc(s: Summary) -> Any:
+    rows = []
+    for process, own in (s.get("gc") or {}).items():
+        pause = own.get("pause_ms", {})
+        collections = "/".join(count(n) for n in own.get("collections", []))
+        share = own.get("share_of_step")
+        rows.append(
+            (
+                process_title(process),
+                collections,
+                _ms(pause.get("total")),
+                _ms(own.get("cpu_ms")),
+                _ms(pause.get("max")),
+                "–" if share is None else percent(share, 1),
+                "–" if own.get("frozen") is None else count(own["frozen"]),
+            )
+        )
+    return _table(("collector", "gen 0/1/2", "pauses", "on a CPU", "longest", "of step time", "frozen"), rows)
+
+
+PHASES = {"execute": "waiting for the model", "other": "rest of the step"}
+
+
+def _host(s: Summary) -> Any:
+    host = s.get("host_us") or {}
+    names = (
+        ("schedule", "schedule a step"),
+        ("update", "update after it"),
+        ("per_request_step", "per request and step"),
+    )
+    rows = [(title, _ms(host[key] / 1000)) for key, title in names if host.get(key) is not None]
+    objects = s.get("objects_per_step") or {}
+    rows += [
+        (f"objects kept, {PHASES.get(phase, phase)}", f"{made:+,.1f} a step")
+        for phase, made in objects.items()
+    ]
+    return _table(("host cost", "mean"), rows)
+
+
+def _memory(s: Summary) -> Any:
+    rows = [
+        (process_title(process), size(peak))  # the contract: memory{process: rss_peak_bytes}
+        for process, own in (s.get("memory") or {}).items()
+        if (peak := own.get("rss_peak_bytes") if isinstance(own, Mapping) else own)
+    ]
+    return _table(("memory", "peak RSS"), rows)
+
+
+def _verdict(s: Summary) -> Any:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    verdict = s.get("verdict") or {}
+    if not isinstance(verdict, Mapping) or not verdict.get("limit"):
+        return None
+    text = Text()
+    text.append(f"{verdict['limit']} ", style="bold")
+    text.append(str(verdict.get("advice", "")))
+    if verdict.get("command"):
+        text.append(f"\n  {verdict['command']}", style="cyan")
+    return Padding(text, (1, 0, 0, 0))
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Any:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return None
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column(Text(heads[0], style="bold"), min_width=14)
+    for head in heads[1:]:
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return Padding(table, (1, 0, 0, 0))
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else ms(value)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

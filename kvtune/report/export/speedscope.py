@@ -1,0 +1,61 @@
+"""A run in speedscope's file format: an evented profile a process, steps > phases > collections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtune.report.export.spans import Span, collection_spans, process_numbers, step_spans
+from kvtune.report.names import process_name
+from kvtune.run.types import Run
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+ROUNDING_US = 0.5  # neighbours that overlap by less do not contain each other
+
+
+def speedscope(run: Run) -> dict[str, Any]:
+    """The file as one JSON object. Processes without a step or a collection are left out."""
+    frames: dict[str, int] = {}
+    profiles = []
+    for process in process_numbers(run):
+        spans = [*step_spans(run, process), *collection_spans(run, process)]
+        if not spans:
+            continue
+        events = _nested(spans, frames)
+        profiles.append(
+            {
+                "type": "evented",
+                "name": process_name(run, process),
+                "unit": "microseconds",
+                "startValue": min(events[0]["at"], 0),
+                "endValue": max(events[-1]["at"], run.header.wall_s * 1e6),
+                "events": events,
+            }
+        )
+    return {
+        "$schema": SCHEMA,
+        "exporter": f"kvtune {run.header.kvtune}",
+        "name": f"{run.header.model}, {run.header.workload.spec}",
+        "activeProfileIndex": 0,
+        "shared": {"frames": [{"name": name} for name in frames]},
+        "profiles": profiles,
+    }
+
+
+def _nested(spans: list[Span], frames: dict[str, int]) -> list[dict[str, Any]]:
+    """Open and close events in order of time, nested: a span ends with the one around it at the latest."""
+    events: list[dict[str, Any]] = []
+    open_spans: list[tuple[int, float]] = []
+
+    def close(until: float) -> None:
+        while open_spans and open_spans[-1][1] <= until + ROUNDING_US:
+            frame, end = open_spans.pop()
+            events.append({"type": "C", "frame": frame, "at": min(end, until)})
+
+    for span in sorted(spans, key=lambda s: (s.start_us, -s.end_us)):
+        close(span.start_us)
+        frame = frames.setdefault(span.name, len(frames))
+        end = min(span.end_us, open_spans[-1][1]) if open_spans else span.end_us
+        events.append({"type": "O", "frame": frame, "at": span.start_us})
+        open_spans.append((frame, end))
+    close(float("inf"))
+    return events

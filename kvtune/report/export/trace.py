@@ -1,0 +1,139 @@
+"""A run as a Chrome trace (JSON), which Perfetto and chrome://tracing open: all processes on one time axis.
+
+Tracks: EngineCore's steps with their phases, collections of every process, counters (requests, free blocks, blocks
+evicted and demoted since the start, RSS), and each request from sending to its end. Times in microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kvtune.report.export.spans import Span, collection_spans, process_numbers, step_spans
+from kvtune.report.names import process_name
+from kvtune.run.types import Run
+
+STEPS, COLLECTIONS = 1, 2
+UNKNOWN_PID = 1_000_000  # plus the process's number: rows of a process that the run does not name
+Event = dict[str, Any]
+
+
+def chrome_trace(run: Run) -> dict[str, Any]:
+    """The trace as one JSON object of the Trace Event Format."""
+    events: list[Event] = []
+    for process in process_numbers(run):
+        events += _names(run, process)
+        pid = _pid(run, process)
+        events += [_complete(span, pid, STEPS, "step") for span in step_spans(run, process)]
+        events += [_complete(span, pid, COLLECTIONS, "gc") for span in collection_spans(run, process)]
+    events += _step_counters(run)
+    events += _pool_counters(run)
+    events += _memory_counters(run)
+    events += _requests(run)
+    h = run.header
+    about = {
+        "model": h.model,
+        "workload": h.workload.spec,
+        "source": h.source,
+        "kvtune": h.kvtune,
+        "state": h.state,
+    }
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _pid(run: Run, process: int) -> int:
+    processes = run.header.processes
+    return processes[process].pid if 0 <= process < len(processes) else UNKNOWN_PID + process
+
+
+def _names(run: Run, process: int) -> list[Event]:
+    pid = _pid(run, process)
+    threads = {STEPS: "steps", COLLECTIONS: "garbage collections"}
+    named = [_meta("process_name", pid, 0, {"name": process_name(run, process)})]
+    named += [_meta("process_sort_index", pid, 0, {"sort_index": process})]
+    return named + [_meta("thread_name", pid, tid, {"name": name}) for tid, name in threads.items()]
+
+
+def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+
+
+def _complete(span: Span, pid: int, tid: int, category: str) -> Event:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": category,
+        "pid": pid,
+        "tid": tid,
+        "ts": round(span.start_us, 3),
+        "dur": round(span.end_us - span.start_us, 3),
+        "args": span.args,
+    }
+
+
+def _counter(name: str, pid: int, t_s: float, values: dict[str, float]) -> Event:
+    return {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": round(t_s * 1e6, 3), "args": values}
+
+
+def _step_counters(run: Run) -> list[Event]:
+    steps = run.table("steps")
+    events = []
+    for i in range(len(steps["t_s"])):
+        pid, t_s = _pid(run, int(steps["process"][i])), float(steps["t_s"][i])
+        queue: dict[str, float] = {name: int(steps[name][i]) for name in ("running", "waiting")}
+        events.append(_counter("requests", pid, t_s, queue))
+        events.append(_counter("free KV blocks", pid, t_s, {"blocks": int(steps["free_blocks"][i])}))
+    return events
+
+
+def _pool_counters(run: Run) -> list[Event]:
+    """Totals since the start: a counter holds its value until the next, so steps without news need no event."""
+    pool = run.table("pool")
+    totals: dict[int, dict[str, float]] = {}
+    events: list[Event] = []
+    for i in range(len(pool["t_s"])):
+        pid, t_s = _pid(run, int(pool["process"][i])), float(pool["t_s"][i])
+        total = totals.setdefault(pid, {"evicted": 0, "demoted": 0})
+        for name in total:
+            total[name] += int(pool[name][i])
+        events.append(_counter("KV blocks since the start", pid, t_s, dict(total)))
+    return events
+
+
+def _memory_counters(run: Run) -> list[Event]:
+    memory = run.table("memory")
+    return [
+        _counter(
+            "RSS (MiB)",
+            _pid(run, int(memory["process"][i])),
+            float(memory["t_s"][i]),
+            {"MiB": round(float(memory["rss_bytes"][i]) / 2**20, 2)},
+        )
+        for i in range(len(memory["t_s"]))
+    ]
+
+
+def _requests(run: Run) -> list[Event]:
+    """One async span a request; a request that never ended has no end, as in the run."""
+    requests = run.table("requests")
+    pid = next((p.pid for p in run.header.processes if p.role == "front_end"), UNKNOWN_PID)
+    events: list[Event] = []
+    for i in range(len(requests["id"])):
+        sent, first, end = (float(requests[c][i]) for c in ("sent_s", "first_token_s", "finished_s"))
+        if math.isnan(sent):
+            continue
+        facts = {
+            "id": str(requests["id"][i]),
+            "prompt_tokens": int(requests["prompt_tokens"][i]),
+            "hit_tokens": int(requests["hit_tokens"][i]),
+            "output_tokens": int(requests["output_tokens"][i]),
+        }
+        own: Event = {"cat": "request", "id": i, "pid": pid, "tid": 0}
+        events.append({**own, "ph": "b", "name": "request", "ts": round(sent * 1e6, 3), "args": facts})
+        if not math.isnan(first):
+            wait = {**own, "name": "until first token"}
+            events.append({**wait, "ph": "b", "ts": round(sent * 1e6, 3)})
+            events.append({**wait, "ph": "e", "ts": round(first * 1e6, 3)})
+        if not math.isnan(end):
+            events.append({**own, "ph": "e", "name": "request", "ts": round(end * 1e6, 3)})
+    return events

@@ -1,0 +1,74 @@
+"""The page of `kvtune evidence`: each published claim, what was asked, what was seen here, and how to see it again.
+
+In: the object that `kvtune evidence` writes as JSON (plain data). Drawn by the frame of every other page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvtune.report.banners import Banner
+from kvtune.report.charts import Cell, Section, grid
+
+HEADS = ("figure", "work", "ratio", "95 % interval", "published", "runs", "verdict")
+TONE = {"holds": "better", "does not hold here": "worse"}
+
+
+def evidence_page(found: Mapping[str, Any]) -> str:
+    """One self-contained HTML file."""
+    from kvtune.report.pages.frame import _render
+
+    machine = found["machine"]
+    return _render(
+        title="Evidence · kvtune",
+        eyebrow="kvtune evidence",
+        heading="The published results, measured again",
+        subtitle=(
+            f"vLLM {machine['vllm']}, {machine['cpu']} ({machine['cores']} cores), "
+            f"{machine['device'] or 'no engine run'}, Python {machine['python']}, "
+            f"kvtune {machine['kvtune']}, {found['made_at']}"
+        ),
+        sections=[*(_claim(claim) for claim in found["claims"]), _how(found)],
+        banners=[Banner("info", "Scaled.", found["scale"]), Banner("info", "GPU.", found["gpu"])],
+    )
+
+
+def _claim(claim: Mapping[str, Any]) -> Section:
+    rows = [
+        (
+            row["title"],
+            row["work"],
+            "–" if row["ratio"] is None else Cell(f"{row['ratio']:.3f}", row["ratio"]),
+            "–" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}",
+            "–" if row["published"] is None else Cell(f"{row['published']:.2f}", row["published"]),
+            Cell(str(row["runs"]), row["runs"]),
+            Cell(row["verdict"], None, TONE.get(row["verdict"], "")),
+        )
+        for row in claim["figures"]
+    ]
+    commands = list(dict.fromkeys(line for row in claim["figures"] for line in row["commands"]))
+    return Section(
+        claim["name"],
+        claim["title"],
+        f"Published: {claim['published']}. {claim['verdict']}",
+        "figures.html",
+        {
+            "tables": [grid(HEADS, rows, "A ratio is the second side's figure over the first's")]
+            if rows
+            else [],
+            "why": [*claim["why"], *commands],
+        },
+    )
+
+
+def _how(found: Mapping[str, Any]) -> Section:
+    lines = (
+        "Every ratio is of runs made side by side in one call, sides in turn and every second time backwards.",
+        "Intervals: Welch's, 95 %, logarithms of whole runs (block pool alone: of repeats in one process).",
+        "holds: the interval is on the claim's side of 1 and at least half of what was published is reached; "
+        "smaller here: less than half of it; no difference shown: the interval contains 1.",
+        f"{found['runs']} engine runs, {found['wall_s'] / 60:.0f} minutes in the last call. "
+        f"All of it again: {found['command']}",
+    )
+    return Section("how", "How it was measured", "", "figures.html", {"tables": [], "why": list(lines)})

@@ -1,0 +1,132 @@
+"""One self-contained HTML file for a run or a comparison: `run_page`, `write_page`. Runs in the parent.
+
+The file loads nothing: styles, data, charts and the drawing library are inside, and its content security
+policy forbids the rest. Text from runs is escaped by Jinja2, and as JSON where it stands in a script element.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kvtune import __version__
+from kvtune.report.banners import Banner, banners, contrast_banners
+from kvtune.report.charts import Section, script_json, vega_bundle
+from kvtune.report.contrast import Contrast
+from kvtune.report.files import write_new
+from kvtune.report.names import when
+from kvtune.report.sections import comparison, run_sections
+from kvtune.run.types import Run
+from kvtune.workload.types import Workload
+
+HERE = Path(__file__).parents[1]
+
+
+def run_page(run: Run, workload: Workload | None = None) -> str:
+    """The page of one run. With its workload, misses are told apart by cause."""
+    h = run.header
+    return _render(
+        title=f"{h.model} · {h.workload.name} · kvtune",
+        eyebrow="kvtune prediction" if h.source == "sim" else "kvtune run",
+        heading=h.model,
+        subtitle=_subtitle(run),
+        sections=run_sections(run, workload),
+        banners=banners(run),
+    )
+
+
+def compare_page(found: Contrast) -> str:
+    """The page of two or more runs, the others against the first."""
+    first = found.sides[0].run.header
+    names = " against ".join((", ".join(side.name for side in found.sides[1:]), found.sides[0].name))
+    return _render(
+        title=f"{names} · {first.model} · kvtune",
+        eyebrow="kvtune comparison",
+        heading=names,
+        subtitle=f"{first.model}, {first.workload.spec}",
+        sections=comparison.sections(found),
+        banners=contrast_banners(found),
+    )
+
+
+def _subtitle(run: Run) -> str:
+    h = run.header
+    device = h.engine.device_name or h.engine.device.replace("cpu", "CPU")
+    return ", ".join(
+        part
+        for part in (
+            h.workload.spec,
+            f"{h.core.name} core",
+            f"vLLM {h.engine.vllm}",
+            device,
+            when(h.started_at),
+        )
+        if part
+    )
+
+
+def write_page(html: str, path: Path, *, force: bool = False) -> Path:
+    """Write a page to `path`: a new file, or with `force` any."""
+    return write_new(html, path, force=force)
+
+
+def _render(
+    *, title: str, eyebrow: str, heading: str, subtitle: str, sections: list[Section], banners: list[Banner]
+) -> str:
+    from markupsafe import Markup
+
+    specs = {chart.id: chart.spec for section in sections for chart in section.charts}
+    data = {name: columns for section in sections for name, columns in section.data.items()}
+    script = _asset("page.js")
+    vega = vega_bundle() if specs else ""
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {' '.join(_hash(text) for text in (script, vega) if text)}",
+            "style-src 'unsafe-inline'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    html: str = _environment().get_template("base.html").render(
+        version=__version__,
+        title=title,
+        eyebrow=eyebrow,
+        heading=heading,
+        subtitle=subtitle,
+        sections=sections,
+        banners=banners,
+        csp=policy,
+        css=Markup(_asset("page.css")),
+        specs=Markup(script_json(specs)),
+        data=Markup(script_json(data)),
+        vega=Markup(vega),
+        script=Markup(script),
+    )  # fmt: skip
+    return html
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@lru_cache
+def _asset(name: str) -> str:
+    return (HERE / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -1,0 +1,45 @@
+"""The replay's observer behind `SimSettings.verdicts`: puts a Listener on the scheduler, its verdicts into the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvtune.run.types import Run
+from kvtune.sim.verdicts.listener import Listener, Verdict
+from kvtune.workload.types import Span, Workload
+
+
+class Watch:
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self.listener: Listener | None = None
+
+    def started(self, engine: Any) -> None:
+        from kvtune.sim.requests import with_answers
+
+        spans: list[tuple[Span, ...]] = [request.prompt for request in with_answers(self._workload.requests)]
+        clock = engine.model_executor.machine.clock
+        self.listener = Listener(lambda name: spans[int(name)], clock)
+        self.listener.attach(engine.scheduler)
+
+    def sent(self, index: int, request: Any) -> None: ...
+
+    def stepped(self, engine: Any, outputs: Any) -> None: ...
+
+    def finished(self, index: int) -> None: ...
+
+    def verdicts(self) -> list[Verdict | None]:
+        """By place in the workload; None for a request that was never looked up."""
+        found = self.listener.verdicts if self.listener is not None else {}
+        return [found.get(str(index)) for index in range(len(self._workload.requests))]
+
+    def tell(self, run: Run) -> Run:
+        extra = {**run.header.extra, "verdicts": msgspec.to_builtins(self.verdicts())}
+        return Run(msgspec.structs.replace(run.header, extra=extra), run.tables)
+
+
+def verdicts_of(run: Run) -> list[Verdict | None]:
+    """What `Watch.tell` stored."""
+    return msgspec.convert(run.header.extra.get("verdicts", []), list[Verdict | None])

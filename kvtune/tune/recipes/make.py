@@ -1,0 +1,174 @@
+"""From a confirmed winner to a recipe with its evidence, and from a recipe back to the work that checks it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kvtune import __version__
+from kvtune.errors import UsageError
+from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
+from kvtune.tune.confirm import Confirmed, Side
+from kvtune.tune.objective import Objective
+from kvtune.tune.trials.trial import Bench, Settings, Trial, core_part, engine_part, flag_value
+
+NOT_FOR_RECIPES = (
+    "num_gpu_blocks_override",
+    "kv_cache_memory_bytes",
+    "max_model_len",
+    "gpu_memory_utilization",
+)
+"""Sizes of one machine: part of the evidence, not of what a recipe sets elsewhere."""
+
+
+def recipe_of(bench: Bench, by: Objective, found: Confirmed, side: Side, simulated: int) -> Recipe:
+    """The recipe of a side that ran on the engine."""
+    summary = side.trials[-1].summary
+    evidence = {
+        **_evidence(bench, by),
+        "simulated_trials": simulated,
+        "runs": _runs(side),
+        "baseline_runs": _runs(found.baseline),
+        "figures": {f.path.replace(".", "_"): _figure(f) for f in found.figures if f.path in SHOWN},
+    }
+    if found.drift is not None:
+        evidence["drift_ttft"] = found.drift
+    return _recipe(bench, side.settings, summary, "confirmed", evidence, found.why)
+
+
+def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, simulated: int) -> Recipe:
+    """A recipe that no engine has confirmed, marked so."""
+    evidence = {
+        **_evidence(bench, by),
+        "simulated_trials": simulated,
+        "simulated": by.of(best.summary) or 0.0,
+        "simulated_baseline": by.of(baseline.summary) or 0.0,
+    }
+    return _recipe(bench, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
+
+
+SHOWN = (
+    "prefix_cache.hit_rate",
+    "ttft_ms.mean",
+    "throughput_tok_s",
+    "goodput.requests_s",
+    "e2e_ms.mean",
+)
+
+
+def _recipe(
+    bench: Bench,
+    settings: Settings,
+    summary: dict[str, Any],
+    status: Status,
+    evidence: dict[str, Any],
+    note: str,
+) -> Recipe:
+    engine = summary.get("engine", {})
+    chosen: dict[str, Scalar] = {}
+    for name in ENGINE_SETTINGS:
+        given = flag_value(bench.engine_args, name.replace("_", "-"))
+        if given is not None and name not in NOT_FOR_RECIPES:
+            chosen[name] = int(given) if given.isdigit() else given.lower()
+    chosen.update(engine_part(settings))
+    about = About(
+        model=bench.model,
+        device=engine.get("device", ""),
+        device_name=engine.get("device_name", ""),
+        vllm=bench.vllm,
+        kvtune=__version__,
+        python=summary.get("python", ""),
+        status=status,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        note=note,
+    )
+    core = {**bench.core_settings, **core_part(settings)}
+    return Recipe(recipe=about, engine=chosen, core=core, evidence=evidence)
+
+
+def _evidence(bench: Bench, by: Objective) -> dict[str, Any]:
+    return {
+        "objective": ",".join(by.names),
+        "workload": bench.spec,
+        "seed": bench.seed,
+        "workload_hash": bench.workload_hash,
+        "engine_args": list(bench.engine_args),
+        "block_tokens": bench.block_tokens,
+        "dummy": bench.dummy,
+        **({"slo": dict(bench.slo)} if bench.slo else {}),
+    }
+
+
+def _runs(side: Side) -> list[str]:
+    return [Path(t.run_file).name for t in side.trials if t.run_file]
+
+
+def _figure(figure: Any) -> dict[str, Any]:
+    told = {
+        "baseline": figure.a,
+        "recipe": figure.b,
+        "difference": figure.difference,
+        "relative": figure.relative,
+        "low": figure.low,
+        "high": figure.high,
+        "verdict": figure.verdict,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
+    """The bench that the evidence was gathered on, and the recipe's settings. UsageError: no evidence to re-run."""
+    e = recipe.evidence
+    try:
+        bench = Bench(
+            model=recipe.recipe.model,
+            spec=str(e["workload"]),
+            seed=int(e["seed"]),
+            workload_hash=str(e["workload_hash"]),
+            engine_args=[str(a) for a in e["engine_args"]],
+            block_tokens=int(e.get("block_tokens", 0)),
+            dummy=bool(e.get("dummy", False)),
+            vllm=recipe.recipe.vllm,
+            slo={str(name): float(limit) for name, limit in e.get("slo", {}).items()},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{where}: [evidence] lacks {error}",
+            "a recipe that kvtune tuned can be verified; write one with `tune`",
+        ) from error
+    return bench, {**recipe.engine, **recipe.core}
+
+
+def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
+    """The best simulated settings that differ in what they reach; of equals the one nearest to the defaults."""
+    from kvtune.core.settings import KNOBS
+    from kvtune.tune.objective import OBJECTIVES, front
+
+    ttft = OBJECTIVES["ttft"]
+
+    def changed(t: Trial) -> int:
+        return sum(
+            1 for name, value in t.settings.items() if name not in KNOBS or KNOBS[name].default != value
+        )
+
+    own = [
+        t for t in trials if t.role == "trial" and t.state == "complete" and by.score(t.summary) is not None
+    ]
+    own.sort(
+        key=lambda t: (-(by.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), changed(t), t.number)
+    )
+    if by.beside:
+        # Of several objectives: who is best in each one first, then the rest of the front.
+        ahead = front(own, by.all)
+        leaders = [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in by.all] if ahead else []
+        own = [*leaders, *ahead]
+    chosen: list[Trial] = []
+    reached: set[tuple[float | None, ...]] = set()
+    for t in own:
+        figures = tuple(o.of(t.summary) for o in (*by.all, ttft))
+        if figures not in reached and len(chosen) < most:
+            reached.add(figures)
+            chosen.append(t)
+    return chosen

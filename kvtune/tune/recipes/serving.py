@@ -1,0 +1,85 @@
+"""From MODEL and recipe to the command and environment that become `vllm serve`. Checks first, starts nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from kvtune.engine.resolve import resolve
+from kvtune.errors import UsageError
+from kvtune.recipe import Recipe, engine_flags
+from kvtune.tune.recipes.shelf import load
+from kvtune.tune.recipes.verify import refuse_foreign
+from kvtune.tune.trials.trial import flag_value
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """`command` is to be exec'ed with `environment`."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+def serving(
+    model: str,
+    recipe_path: Path | None,
+    record: Path | None,
+    flags: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    anyway: bool = False,
+    dummy: bool = False,
+) -> Serving:
+    """Flags after `--` win over the recipe's."""
+    recipe = load(recipe_path) if recipe_path is not None else None
+    if recipe is not None:
+        refuse_foreign(recipe, str(recipe_path), anyway, model=model)
+    own = [*_recipe_flags(recipe, flags), *flags]
+    resolved = resolve(model, dummy=dummy, engine_args=own)
+    arguments = list(resolved.args)
+    at = arguments.index("--model")
+    path = arguments[at + 1]
+    del arguments[at : at + 2]
+    command = [sys.executable, "-m", "kvtune.engine.serve", path, *arguments]
+    if flag_value(arguments, "served-model-name") is None:
+        command += ["--served-model-name", model]
+    environment = {
+        **environ,
+        "KVTUNE_CORE": "kvtune",
+        "KVTUNE_METRICS_DIR": tempfile.mkdtemp(prefix="kvtune-serve-"),
+    }
+    environment.pop("KVTUNE_RECIPE", None)
+    environment["KVTUNE_SET"] = msgspec.json.encode(recipe.core if recipe is not None else {}).decode()
+    if record is not None:
+        environment["KVTUNE_RECORD"] = str(_new_file(record))
+    if resolved.offline:
+        environment["HF_HUB_OFFLINE"] = "1"
+    return Serving(command, environment)
+
+
+def _recipe_flags(recipe: Recipe | None, given: Sequence[str]) -> list[str]:
+    if recipe is None:
+        return []
+    kept = {n: v for n, v in recipe.engine.items() if flag_value(given, n.replace("_", "-")) is None}
+    return engine_flags(kept)
+
+
+def _new_file(path: Path) -> Path:
+    """The trace's file, made now: a folder that cannot be written is found out before the engine starts."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError as error:
+        raise UsageError(f"--record {path} exists", "give a new file: a trace is one recording") from error
+    except OSError as error:
+        raise UsageError(
+            f"--record {path} cannot be written: {error.strerror or error}", "choose another place"
+        ) from error
+    return path.resolve()

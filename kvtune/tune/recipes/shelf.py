@@ -1,0 +1,110 @@
+"""The recipes at hand, shipped and in reports/: finding, listing, and turning one into files for plain vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvtune.engine.models import NAMES, builtin, engine_defaults
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.recipe import Recipe, Scalar, read_recipe
+
+PACKAGED = Path(__file__).parents[2] / "recipes"  # in a wheel
+CHECKOUT = Path(__file__).parents[3] / "recipes"
+
+
+def folders() -> list[Path]:
+    """Where recipes are looked for: shipped with kvtune, then ./recipes and ./reports."""
+    places = (PACKAGED, CHECKOUT, Path("recipes"), Path("reports"))
+    found = dict.fromkeys(p.resolve() for p in places if p.is_dir())
+    return list(found)
+
+
+def recipes() -> Iterator[tuple[Path, Recipe | None, str]]:
+    """Each recipe file at hand, with the recipe or why it cannot be used."""
+    for folder in folders():
+        for path in sorted(folder.glob("*.toml")):
+            try:
+                yield path, load(path), ""
+            except KvtuneError as error:
+                yield path, None, error.message
+
+
+def load(path: Path) -> Recipe:
+    """The recipe, its core settings checked too."""
+    from kvtune.core.settings import parse
+
+    found = read_recipe(path)
+    try:
+        parse(found.core)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", error.hint) from error
+    return found
+
+
+def find(name: str) -> Path:
+    """A file, or the name of a recipe at hand (without .toml)."""
+    if Path(name).is_file():
+        return Path(name)
+    for folder in folders():
+        path = folder / f"{name.removesuffix('.toml')}.toml"
+        if path.is_file():
+            return path
+    raise UsageError(f"no recipe {name}", "`kvtune recipe list` shows the recipes at hand")
+
+
+def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
+    """`config.yaml` and `env.sh` for plain `vllm serve --config config.yaml`. The folder must not hold them."""
+    config, env = folder / "config.yaml", folder / "env.sh"
+    for path in (config, env):
+        if path.exists():
+            raise UsageError(f"{path} exists", "give another folder with -o DIR")
+    about = recipe.recipe
+    head = f"# kvtune recipe for {about.model} on {about.device}, vLLM {about.vllm}, {about.status}"
+    lines = [
+        head.replace("\n", " "),
+        "# `vllm serve --config config.yaml`; a MODEL named before --config is served instead of this one",
+        *(f"{n.replace('_', '-')}: {_yaml(v)}" for n, v in {**_model(about.model), **recipe.engine}.items()),
+    ]
+    shell = [
+        head.replace("\n", " "),
+        "# source this file before each `vllm serve --config config.yaml`; kvtune must be installed beside vLLM",
+        "export KVTUNE_CORE=kvtune",
+        'KVTUNE_METRICS_DIR="$(mktemp -d "${TMPDIR:-/tmp}/kvtune-serve-XXXXXX")"  # counters, shown on /metrics',
+        "export KVTUNE_METRICS_DIR",
+        f"export KVTUNE_SET={_shell(json.dumps(recipe.core, sort_keys=True))}",
+    ]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        env.write_text("\n".join(shell) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise KvtuneError(
+            f"cannot write to {folder}: {error.strerror or error}", "choose another -o DIR"
+        ) from error
+    return config, env
+
+
+def _model(name: str) -> dict[str, Scalar]:
+    """How vLLM's own command is told the model: a built-in tiny one is a folder of ours and the flags it needs."""
+    if name not in NAMES:
+        return {} if builtin(name) else {"model": name}
+    needed = {n.replace("-", "_"): value or True for n, value in engine_defaults(name).items()}
+    if needed.pop("no_enable_prefix_caching", False):
+        needed["enable_prefix_caching"] = False
+    return {"model": str(builtin(name)), "served_model_name": name, **needed}
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(value)
+    return '"None"' if value == "none" else json.dumps(str(value))
+
+
+def _shell(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)

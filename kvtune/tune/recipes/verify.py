@@ -1,0 +1,136 @@
+"""Whether a recipe's evidence holds on this machine: its workload again, stock against the recipe, on the engine.
+
+A recipe marked simulated is verified in simulation, and stays simulated.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvtune import __version__
+from kvtune.engine.resolve import check_engine
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.recipe import Recipe, differences
+from kvtune.tune.confirm import Bout, Side, confirm
+from kvtune.tune.objective import Objective, objective
+from kvtune.tune.recipes.make import bench_of
+from kvtune.tune.space.knobs import installed_device
+from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.simulated import SimPool
+from kvtune.tune.trials.trial import Bench, Settings, Trial
+from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
+
+
+def expired(recipe: Recipe) -> list[str]:
+    """Versions that are not those of the evidence: what was found then need not hold now."""
+    return differences(recipe, vllm=check_engine(), kvtune=__version__)
+
+
+def refuse_foreign(recipe: Recipe, where: str, anyway: bool, *, model: str = "") -> None:
+    """UsageError where a recipe was made by other versions, for another model or for another device."""
+    if anyway:
+        return
+    if told := expired(recipe):
+        raise UsageError(
+            f"{where} has expired, it was made with {', '.join(told)}",
+            "tune again, or add --anyway to use it so",
+        )
+    about, here = recipe.recipe, installed_device()
+    if model and about.model != model:
+        raise UsageError(
+            f"{where} is for the model {about.model}, not {model}",
+            "tune this model, or add --anyway to use it so",
+        )
+    if about.device and here != about.device:
+        raise UsageError(
+            f"{where} is for the device {about.device}, this vLLM runs on {here}",
+            "tune on this device, or add --anyway to use it so",
+        )
+
+
+def state_of(recipe: Recipe) -> dict[str, str]:
+    """For a list: what it is for, and whether it is confirmed, simulated or expired."""
+    about = recipe.recipe
+    told = expired(recipe)
+    state = f"expired: {', '.join(told)}" if told else about.status
+    if about.device and about.device != (here := installed_device()):
+        state = f"for another device than this {here}, {state}"
+    return {"model": about.model, "device": about.device, "state": state}
+
+
+def verify(
+    recipe: Recipe,
+    where: str,
+    *,
+    rounds: int,
+    output: Path,
+    say: Callable[[Trial], None],
+    anyway: bool = False,
+) -> dict[str, Any]:
+    """`{holds, text, ..}`. UsageError where it cannot be checked: expired, another workload, no evidence."""
+    refuse_foreign(recipe, where, anyway)
+    bench, settings = bench_of(recipe, where)
+    by = objective(str(recipe.evidence.get("objective", "")))
+    workload = build(bench.spec, seed=bench.seed)
+    if workload.hash != bench.workload_hash:
+        raise UsageError(
+            f"{where}: the workload {bench.spec!r} is not the one of the evidence any more",
+            "restore its trace file, or tune again",
+        )
+    if recipe.recipe.status == "simulated":
+        return _in_simulation(bench, settings, by)
+    return _on_engine(bench, settings, by, workload, rounds, output, say)
+
+
+def _on_engine(
+    bench: Bench,
+    settings: Settings,
+    by: Objective,
+    workload: Workload,
+    rounds: int,
+    output: Path,
+    say: Callable[[Trial], None],
+) -> dict[str, Any]:
+    output.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="verify-", dir=output) as folder,
+        Journal(Path(folder) / "verify.jsonl", "verify", bench) as journal,
+    ):
+        bout = Bout(bench, workload, journal, Path(folder), say, lambda event: None)
+        sides = [Side(settings, "trial")]
+        found = confirm(bout, Side({}, "baseline"), sides, by, rounds=rounds, budget_s=float("inf"))
+    if found.leader is None:
+        raise KvtuneError(f"the recipe's engine failed: {found.why}", "see `kvtune doctor`, or tune again")
+    holds = found.winner is not None
+    return {
+        "holds": holds,
+        "on": "engine",
+        "text": f"{'holds' if holds else 'does not hold'}: {found.why}",
+        "figures": [asdict(f) for f in found.figures],
+        "drift_ttft": found.drift,
+    }
+
+
+def _in_simulation(bench: Bench, settings: Settings, by: Objective) -> dict[str, Any]:
+    with SimPool(bench) as pool:
+        pool.submit(0, {}, stock=True)
+        pool.submit(1, settings)
+        answers = dict([pool.next_done(), pool.next_done()])
+    for answer in answers.values():
+        if answer.failed:
+            raise KvtuneError(f"the simulation failed: {answer.failed}", answer.hint)
+    stock, mine = by.of(answers[0].summary), by.of(answers[1].summary)
+    holds = stock is not None and mine is not None and by.better * (mine - stock) > 0
+    shown = f"{by.name} {mine} against stock's {stock}, in simulation only"
+    return {
+        "holds": holds,
+        "on": "sim",
+        "text": f"{'holds' if holds else 'does not hold'}: {shown}",
+        "figures": [{"path": by.path, "a": stock, "b": mine}],
+        "drift_ttft": None,
+    }

@@ -1,0 +1,120 @@
+"""Which settings a sweep tries: the named knobs with their values, as a grid or as seeded samples of it. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from kvtune.errors import UsageError
+from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, ModelFacts, candidates, canonical, read_value
+from kvtune.tune.trials.trial import Bundle, Settings, Value
+
+Space = dict[str, tuple[Value | Bundle, ...]]
+"""Knob -> its values, in the order in which they were named."""
+
+MOST = 5_000
+"""Trials of one grid: beyond it a sample says more per hour."""
+
+
+def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelFacts) -> Space:
+    """The space of `--pin --block-size .. --set KNOB=V1,V2`; a `--set` replaces a group's values for its knob."""
+    space: Space = {name: candidates(name, facts) for group in groups for name in GROUPS[group]}
+    if "block_size" in space and facts.layouts:
+        space = {LAYOUT if name == "block_size" else name: values for name, values in space.items()}
+        space[LAYOUT] = facts.layouts
+    named: set[str] = set()
+    for text in assignments:
+        head, equals, values = text.partition("=")
+        name = canonical(head)
+        if not equals or not values.strip():
+            shown = ", ".join(map(str, candidates(name, facts)))
+            raise UsageError(
+                f"--set {text} names no value", f"write --set {name}=V1,V2,..; worth a trial: {shown}"
+            )
+        if name in named:
+            raise UsageError(f"--set {name} is given twice", "name all its values at once: KNOB=V1,V2,..")
+        named.add(name)
+        read = tuple(dict.fromkeys(read_value(name, v.strip(), facts) for v in values.split(",")))
+        space[name] = read
+        if name in OF_A_LAYOUT:
+            space.pop(LAYOUT, None)
+    return space
+
+
+OF_A_LAYOUT = ("block_size", "packed", "states_per_block")
+
+
+def settings_of(chosen: Mapping[str, Value | Bundle]) -> Settings:
+    """A point of the space as a trial's settings: what a layout stands for, without what means nothing there."""
+    found: Settings = {}
+    for name, value in chosen.items():
+        if isinstance(value, tuple):
+            found |= dict(value)
+        else:
+            found[name] = value
+    if found.get("packed") is False:
+        found.pop("states_per_block", None)
+    return found
+
+
+def engine_only(space: Space) -> None:
+    """UsageError where a knob is named that only an engine can try."""
+    for name in space:
+        if name in ENGINE_ONLY:
+            raise UsageError(
+                f"{name} changes nothing in simulation", "add --on engine, or leave --gc and its knobs out"
+            )
+
+
+def size(space: Space) -> int:
+    return prod(len(values) for values in space.values())
+
+
+def grid(space: Space) -> Iterator[Settings]:
+    """Every combination once; the last knob named changes fastest. An empty space is one trial of the defaults."""
+    seen = set()
+    for values in itertools.product(*space.values()):
+        settings = settings_of(dict(zip(space, values, strict=True)))
+        if (key := shown(settings)) not in seen:
+            seen.add(key)
+            yield settings
+
+
+def choose(space: Space, trials: int, seed: int) -> list[Settings]:
+    """`trials` different settings drawn from the grid in a seeded order (0: all of it, in order)."""
+    total = size(space)
+    if not trials and total > MOST:
+        raise UsageError(
+            f"this grid has {total:,} trials",
+            "add --trials N to try N of them, or name fewer values with --set",
+        )
+    if not trials or trials >= total:
+        return list(grid(space))
+    import random
+
+    numbers = random.Random(seed).sample(range(total), trials)
+    return list({shown(found): found for found in (_at(space, number) for number in numbers)}.values())
+
+
+def _at(space: Space, number: int) -> Settings:
+    found: dict[str, Value | Bundle] = {}
+    for name, values in reversed(space.items()):
+        number, i = divmod(number, len(values))
+        found[name] = values[i]
+    return settings_of({name: found[name] for name in space})
+
+
+def shown(settings: Mapping[str, Value]) -> str:
+    """`pin_window=0 slack=512`, or `defaults`."""
+    return " ".join(f"{name}={_text(value)}" for name, value in settings.items()) or "defaults"
+
+
+def _text(value: Value) -> str:
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )

@@ -1,0 +1,73 @@
+"""One trial on the real engine: a profiled run with the trial's settings. Runs in the CLI's process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvtune.engine.messages import Event
+from kvtune.engine.profile import Job, profile
+from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
+from kvtune.run.types import Run
+from kvtune.tune.trials.trial import Bench, Role, Settings, Trial, core_part, flags_of, refused
+from kvtune.workload.types import Workload
+
+
+def engine_trial(
+    bench: Bench,
+    workload: Workload,
+    settings: Settings,
+    number: int,
+    *,
+    stock: bool,
+    role: Role,
+    output: Path,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> tuple[Trial, Run | None]:
+    """The trial (failed with its cause where the engine failed) and its run. KeyboardInterrupt when it was stopped."""
+    from kvtune.analysis.summary import summary
+
+    core = "stock" if stock else bench.core
+    started = time.monotonic()
+    job = Job(
+        model=bench.model,
+        workload=workload,
+        core=core,
+        core_settings={**bench.core_settings, **core_part(settings)} if core == "kvtune" else {},
+        dummy=bench.dummy,
+        engine_args=flags_of(bench, settings),
+        output=output,
+        slo=bench.slo,
+        environment={"KVTUNE_STRICT": "1"} if core == "kvtune" else {},
+    )
+    failed, run, path = "", None, ""
+    try:
+        done = profile(job, on_event)
+        run, path = done.run, str(done.path)
+        if done.error is not None:
+            if done.error.exit_code == EXIT_INTERRUPTED:
+                raise KeyboardInterrupt
+            failed = done.error.message
+    except KvtuneError as error:
+        if error.exit_code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt from error
+        if error.exit_code == EXIT_USAGE and role == "baseline":
+            raise  # nothing that could follow would run
+        failed = f"{error.message} ({error.hint})" if error.hint else error.message
+    told = summary(run, workload) if run is not None else {}
+    failed = failed or refused(told)
+    trial = Trial(
+        number=number,
+        settings=settings,
+        on="engine",
+        core=core,
+        role=role,
+        state="failed" if failed else "complete",
+        why=failed,
+        elapsed_s=time.monotonic() - started,
+        run_file=path,
+        seed=workload.seed,
+        summary=told,
+    )
+    return trial, run

@@ -1,0 +1,124 @@
+"""The journal of a study: JSON lines, a header, then each trial as it ended. A crash loses the running trial only.
+
+One process writes a journal at a time (a lock that dies with it). A torn last line is cut off on opening.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import msgspec
+
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.tune.trials.trial import Bench, Trial
+
+FORMAT = 1
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    kvtune_journal: int
+    kind: str
+    bench: Bench
+
+
+class Journal:
+    """Open with `with`. `trials` are those that ended before."""
+
+    def __init__(self, path: Path, kind: str, bench: Bench) -> None:
+        self.path = path
+        self.trials: list[Trial] = []
+        self._head = Head(kvtune_journal=FORMAT, kind=kind, bench=bench)
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a+b")
+        except OSError as error:
+            raise UsageError(
+                f"the journal {self.path} cannot be opened: {error.strerror or error}",
+                "name another with --study FILE",
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise UsageError(
+                f"the journal {self.path} is in use by another kvtune",
+                "wait for it, or name another with --study FILE",
+            ) from error
+        try:
+            self._load()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, trial: Trial) -> None:
+        """Write a trial that ended; it is on the disk when this returns."""
+        self._write(msgspec.json.encode(trial))
+        self.trials.append(trial)
+
+    def _write(self, line: bytes) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(line + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise KvtuneError(
+                f"the journal {self.path} cannot be written: {error.strerror or error}",
+                f"free space and go on with --study {self.path}: {len(self.trials)} trials are kept",
+            ) from error
+
+    def _load(self) -> None:
+        assert self._file is not None
+        self._file.seek(0)
+        whole = self._file.read()
+        lines = whole.split(b"\n")
+        torn = lines.pop()
+        if torn:
+            self._file.truncate(len(whole) - len(torn))
+        if not lines:
+            self._write(msgspec.json.encode(self._head))
+            return
+        self._check(lines[0])
+        for number, line in enumerate(lines[1:], start=2):
+            try:
+                self.trials.append(msgspec.json.decode(line, type=Trial))
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise UsageError(
+                    f"{self.path}, line {number}: not a trial: {error}",
+                    "remove the line: its trial runs again",
+                ) from error
+
+    def _check(self, line: bytes) -> None:
+        try:
+            head = msgspec.json.decode(line, type=Head)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise UsageError(
+                f"{self.path} is not a journal of kvtune: {error}", "name another file with --study FILE"
+            ) from error
+        mine, theirs = self._head.bench, head.bench
+        if head.kvtune_journal != FORMAT or head.kind != self._head.kind:
+            raise UsageError(
+                f"{self.path} is a journal of `kvtune {head.kind}`, format {head.kvtune_journal}",
+                "name another file with --study FILE",
+            )
+        for field in Bench.__struct_fields__:
+            if getattr(mine, field) != getattr(theirs, field):
+                raise UsageError(
+                    f"{self.path} belongs to another study: {field} was {getattr(theirs, field)!r}, "
+                    f"now it is {getattr(mine, field)!r}",
+                    "give the same command line, or another journal with --study FILE",
+                )

@@ -1,0 +1,85 @@
+"""Simulated trials of a bench: settings in, run summaries out. Imports no vLLM; `sim.simulators` runs the replays."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from kvtune.errors import KvtuneError
+from kvtune.run.slo import with_slo
+from kvtune.sim.cost import NOMINAL, StepCost
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.simulators import Simulators
+from kvtune.tune.trials.trial import Bench, Settings, core_part, flags_of
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial came to: `summary` is the run's `--json` object, empty where `failed` says why there is none."""
+
+    summary: dict[str, Any] = {}
+    elapsed_s: float = 0.0
+    failed: str = ""
+    hint: str = ""
+
+
+class SimPool:
+    """Start with `with`. Two replays run side by side; the core of a trial is stock or the bench's."""
+
+    def __init__(self, bench: Bench, cost: StepCost = NOMINAL) -> None:
+        from kvtune.workload.spec import build
+
+        self.bench = bench
+        self.cost = cost
+        self._workload = build(bench.spec, seed=bench.seed)
+        self._simulators = Simulators(model=bench.model)
+        self._begun: dict[int, float] = {}
+
+    def __enter__(self) -> Self:
+        self._simulators.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._simulators.__exit__(kind, error, trace)
+
+    @property
+    def running(self) -> int:
+        """How many trials were submitted and have not ended."""
+        return len(self._begun)
+
+    @property
+    def free(self) -> bool:
+        """Whether another trial would begin now."""
+        return self.running < self._simulators.parallel
+
+    def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
+        """Hand trial `number` over; it begins as soon as there is room."""
+        bench = self.bench
+        core = "stock" if stock else bench.core
+        sim = SimSettings(
+            model=bench.model,
+            engine_args=flags_of(bench, settings),
+            core=core,
+            core_settings={**bench.core_settings, **core_part(settings)} if core == "kvtune" else {},
+            mode="jump",
+            cost=self.cost,
+        )
+        self._begun[number] = time.monotonic()
+        self._simulators.submit(number, self._workload, sim)
+
+    def next_done(self) -> tuple[int, Answer]:
+        """The next trial that ended; one that failed says why."""
+        from kvtune.analysis.summary import summary
+
+        number, outcome = self._simulators.next_done()
+        elapsed_s = time.monotonic() - self._begun.pop(number)
+        if isinstance(outcome, KvtuneError):
+            return number, Answer(elapsed_s=elapsed_s, failed=outcome.message, hint=outcome.hint)
+        return number, Answer(
+            summary=summary(with_slo(outcome, self.bench.slo), self._workload),
+            elapsed_s=float(outcome.header.extra["sim"]["elapsed_s"]) + outcome.header.startup_s,
+        )

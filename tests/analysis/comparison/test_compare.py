@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from scipy import stats
+
+from kvtune.analysis.comparison.compare import Comparison, Figure, compare, mismatches, value_at
+from kvtune.analysis.comparison.repeats import compare_repeats
+from kvtune.analysis.summary import summary
+from kvtune.run.types import CoreInfo, EngineInfo, Run, Validity
+from kvtune.workload.types import Span
+from tests.analysis.made import header_of, served, table, workload_of
+
+COUNT = 200
+WORKLOAD = workload_of([(Span(i % 10, 0, 100),) for i in range(COUNT)])
+
+
+def run(ttft_s: np.ndarray[Any, Any], hit: int = 48, **fields: Any) -> Run:
+    sent = np.arange(COUNT, dtype=float)
+    tables = {
+        "tokens": table(
+            "tokens",
+            request=np.repeat(np.arange(COUNT), 2).tolist(),
+            t_s=np.ravel(np.column_stack((sent + ttft_s, sent + ttft_s + 0.01))).tolist(),
+            count=[1] * (2 * COUNT),
+        ),
+        "steps": table(
+            "steps",
+            process=[1] * 400,
+            t_s=list(range(400)),
+            schedule_us=(100 + np.random.default_rng(5).normal(0, 5, 400)).tolist(),
+            update_us=[50.0] * 400,
+            step_us=[1000.0] * 400,
+            requests=[10] * 400,
+        ),
+    }
+    return served(
+        WORKLOAD,
+        [0] * 10 + [hit] * (COUNT - 10),
+        sent=sent.tolist(),
+        first=(sent + ttft_s).tolist(),
+        tables=tables,
+        **fields,
+    )
+
+
+def noise(seed: int) -> np.ndarray[Any, Any]:
+    return 0.5 + np.random.default_rng(seed).normal(0, 0.05, COUNT)
+
+
+def figures(found: Comparison) -> dict[str, Figure]:
+    return {figure.path: figure for figure in found.figures}
+
+
+def test_a_real_difference_is_shown_with_its_interval() -> None:
+    found = figures(compare(run(noise(1)), run(noise(2) * 0.9)))["ttft_ms.mean"]
+    assert found.verdict == "better"
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.difference < found.high < 0  # type: ignore[operator]
+    assert found.relative == pytest.approx(-0.1, abs=0.02)
+    back = figures(compare(run(noise(2) * 0.9), run(noise(1))))["ttft_ms.mean"]
+    assert back.verdict == "worse"
+
+
+def test_the_interval_is_that_of_the_normal_theory() -> None:
+    a, b = noise(1), noise(2)
+    found = figures(compare(run(a), run(b)))["ttft_ms.mean"]
+    half = 1.96 * (b - a).std(ddof=1) / COUNT**0.5 * 1000
+    assert found.low == pytest.approx((b - a).mean() * 1000 - half, abs=half * 0.15)
+    assert found.high == pytest.approx((b - a).mean() * 1000 + half, abs=half * 0.15)
+
+
+def test_noise_is_rarely_called_a_difference() -> None:
+    """Of 40 comparisons without a difference about 2 may be called one at 95 %; 9 would be 5 in a million."""
+    shown = 0
+    for seed in range(40):
+        found = figures(compare(run(noise(2 * seed)), run(noise(2 * seed + 1)), seed=seed))
+        shown += found["ttft_ms.mean"].verdict != "no difference shown"
+    assert shown < 9
+
+
+def test_pairing_finds_what_differs_request_by_request() -> None:
+    wide = np.random.default_rng(0).uniform(0.1, 5.0, COUNT)
+    found = figures(compare(run(wide), run(wide * 0.99)))["ttft_ms.mean"]
+    assert found.verdict == "better"
+
+
+def test_hits_are_better_when_there_are_more() -> None:
+    found = figures(compare(run(noise(1), hit=48), run(noise(1), hit=64)))
+    rate = found["prefix_cache.hit_rate"]
+    assert rate.verdict == "better"
+    assert rate.difference == pytest.approx(190 * 16 / 20_000)
+    assert found["ttft_ms.mean"].verdict == "no difference shown"
+    assert found["ttft_ms.mean"].low == found["ttft_ms.mean"].high == 0.0
+
+
+def test_one_number_a_run_is_no_verdict() -> None:
+    slow = figures(compare(run(noise(1), wall_s=10.0), run(noise(1), wall_s=20.0)))["throughput_tok_s"]
+    assert slow.relative == pytest.approx(-0.5)
+    assert slow.verdict == "no difference shown"
+    assert "repeat" in slow.why
+
+
+def test_every_figure_equals_the_summarys() -> None:
+    a, b = run(noise(1)), run(noise(2))
+    found = compare(a, b)
+    assert len(found.figures) >= 8
+    for figure in found.figures:
+        assert figure.a == value_at(summary(a, None), figure.path)
+        assert figure.b == value_at(summary(b, None), figure.path)
+        if figure.low is not None:  # the statistic that is resampled is the figure itself
+            assert figure.low <= figure.difference <= figure.high  # type: ignore[operator]
+    assert json.dumps(found.plain(), allow_nan=False)
+
+
+def test_it_is_the_same_every_time() -> None:
+    a, b = run(noise(1)), run(noise(2))
+    assert compare(a, b) == compare(a, b)
+
+
+def test_distorted_times_get_no_verdict_but_hits_do() -> None:
+    bad = run(noise(1) * 2, hit=64, valid=Validity(timings=False, why="tracemalloc"))
+    found = figures(compare(run(noise(1)), bad))
+    assert found["ttft_ms.mean"].verdict == "no difference shown"
+    assert "tracemalloc" in found["ttft_ms.mean"].why
+    assert found["prefix_cache.hit_rate"].verdict == "better"
+
+
+def test_few_requests_and_empty_runs() -> None:
+    few = workload_of([(Span(0, 0, 10),)] * 3)
+    found = figures(compare(served(few, [0] * 3), served(few, [0] * 3)))
+    assert found["ttft_ms.mean"].why == "3 observations are too few: it takes 8"
+    nothing = Run(header_of(wall_s=0.0, processes=[]))
+    assert compare(nothing, nothing).figures == ()
+    one_sided = figures(compare(run(noise(1)), Run(header_of(wall_s=0.0))))
+    assert one_sided["ttft_ms.mean"].verdict == "no difference shown"
+    assert "first" in one_sided["ttft_ms.mean"].why
+
+
+def test_checked_fields() -> None:
+    same = run(noise(1))
+    assert mismatches(same, run(noise(1), core=CoreInfo(name="kvtune", active=True))) == ()
+    other = run(
+        noise(1),
+        model="tiny-gemma3",
+        python="3.12.1",
+        source="sim",
+        engine=EngineInfo(vllm="0.33.0", device="cuda", block_size=32),
+    )
+    assert [m.field for m in mismatches(same, other)] == ["source", "model", "vllm", "device", "python"]
+    from_other = served(workload_of([]), []), same
+    assert mismatches(*from_other) == ()
+
+
+def test_requests_are_paired_only_where_they_are_the_same() -> None:
+    """Pairing wide prompts of two different workloads would shrink the interval for no reason."""
+    wide = np.random.default_rng(0).uniform(0.1, 5.0, COUNT)
+    other = replace(run(wide * 0.99).header, workload=replace(run(wide).header.workload, hash="other"))
+    found = figures(compare(run(wide), Run(other, run(wide * 0.99).tables)))["ttft_ms.mean"]
+    assert found.verdict == "no difference shown"
+    assert found.low is not None
+
+
+def test_a_99th_percentile_takes_many_requests() -> None:
+    few = workload_of([(Span(0, 0, 10),)] * 50)
+    found = figures(compare(served(few, [0] * 50), served(few, [0] * 50)))
+    assert found["ttft_ms.p99"].low is None
+    assert found["ttft_ms.p50"].low == 0.0
+    assert figures(compare(run(noise(1)), run(noise(2))))["ttft_ms.p99"].low is not None
+
+
+def test_repeats_give_every_figure_an_interval() -> None:
+    a = [run(noise(i), wall_s=10.0 + 0.1 * i) for i in range(4)]
+    b = [run(noise(9 + i), wall_s=12.0 + 0.1 * i) for i in range(4)]
+    found = figures(compare_repeats(a, b))
+    tok_s = found["throughput_tok_s"]
+    assert tok_s.verdict == "worse"
+    ours, theirs = ([800 / s for s in side] for side in ((10.0, 10.1, 10.2, 10.3), (12.0, 12.1, 12.2, 12.3)))
+    assert (tok_s.a, tok_s.b) == (pytest.approx(np.mean(ours)), pytest.approx(np.mean(theirs)))
+    # Welch's interval, by hand.
+    parts = [np.var(side, ddof=1) / 4 for side in (ours, theirs)]
+    freedom = sum(parts) ** 2 / sum(part**2 / 3 for part in parts)
+    half = stats.t.ppf(0.975, freedom) * sum(parts) ** 0.5
+    assert tok_s.low == pytest.approx(np.mean(theirs) - np.mean(ours) - half)
+    assert tok_s.high == pytest.approx(np.mean(theirs) - np.mean(ours) + half)
+    assert found["prefix_cache.hit_rate"].low == found["prefix_cache.hit_rate"].high == 0.0
+
+
+def test_a_drifting_machine_is_no_difference() -> None:
+    """Within one pair of runs 10 % look certain; over runs that drift by 20 % nothing is shown."""
+    assert figures(compare(run(noise(1)), run(noise(2) * 1.1)))["ttft_ms.mean"].verdict == "worse"
+    a = [run(noise(i) * drift) for i, drift in enumerate((1.0, 1.2, 0.9))]
+    b = [run(noise(i + 5) * 1.1 * drift) for i, drift in enumerate((1.1, 0.85, 1.15))]
+    assert figures(compare_repeats(a, b))["ttft_ms.mean"].verdict == "no difference shown"
+
+
+def test_too_few_repeats_and_mismatches() -> None:
+    one = compare_repeats([run(noise(1))], [run(noise(2)), run(noise(3), model="other")])
+    assert {f.verdict for f in one.figures} == {"no difference shown"}
+    assert "1 runs a side" in figures(one)["ttft_ms.mean"].why
+    assert [m.field for m in one.mismatches] == ["model"]

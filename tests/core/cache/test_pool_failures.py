@@ -1,0 +1,118 @@
+"""A failure of the pool's or the windows' own bookkeeping never stops a step, and is noted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from kvtune.core import state
+from kvtune.core.cache import audit
+from kvtune.core.settings import parse
+from tests.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, random_steps
+
+pytestmark = pytest.mark.vllm
+
+
+class Failing:
+    """A policy whose every call raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        def fails(*args: Any) -> Any:
+            raise RuntimeError(f"{name} is broken")
+
+        return fails
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["place", "choose", "hit", "retired", "stored", "evicted", "reset"])
+def test_a_policy_that_raises_is_replaced_and_serving_goes_on(method: str, asynchronous: bool) -> None:
+    # A policy is told only what it overrides.
+    policy = "two_class" if method == "stored" else "tiered"
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS[policy]))
+    tiers = engine.pool.free_block_queue
+    steps = 0
+
+    def each() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 40:
+            setattr(tiers.policy, method, getattr(Failing(), method))
+        assert audit.check(engine.scheduler) == []
+
+    random_steps(engine, 7, 160, each)
+    engine.pool.retire([])
+    engine.scheduler.reset_prefix_cache()
+    engine.drain()
+    engine.scheduler.reset_prefix_cache()
+    assert tiers.policy.name == "in_order"
+    assert tiers.failures == 1
+    assert any(f"{method} is broken" in note for note in state.state()["notes"])
+    assert engine.pool.get_num_free_blocks() == engine.pool.num_gpu_blocks - 1
+    assert audit.check(engine.scheduler) == []
+
+
+@BOTH
+@pytest.mark.parametrize("answer", [(99, 1), (1, 0), (1, 10**6), (-1, 1), None])
+def test_a_policy_that_chooses_nonsense_is_replaced(answer: Any, asynchronous: bool) -> None:
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
+    tiers = engine.pool.free_block_queue
+    tiers.policy.choose = lambda wanted: answer
+    random_steps(engine, 8, 120, lambda: None)
+    engine.drain()
+    assert tiers.policy.name == "in_order"
+    assert audit.check(engine.scheduler) == []
+
+
+@BOTH
+@pytest.mark.parametrize("tier", [-1, 0, 99, None])
+def test_a_policy_that_places_nowhere_is_replaced(tier: Any, asynchronous: bool) -> None:
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
+    tiers = engine.pool.free_block_queue
+    tiers.policy.place = lambda block_id, grade: tier
+    random_steps(engine, 8, 120, lambda: None)
+    engine.drain()
+    assert tiers.policy.name == "in_order"
+    assert audit.check(engine.scheduler) == []
+
+
+@BOTH
+@pytest.mark.parametrize("damage", ["tier_of", "links"])
+def test_damaged_queues_are_rebuilt(damage: str, asynchronous: bool) -> None:
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
+    tiers = engine.pool.free_block_queue
+    steps = 0
+
+    def each() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 60:
+            if damage == "tier_of":
+                tiers.tier_of[:] = bytes(len(tiers.tier_of))
+            else:
+                for block in tiers.get_all_free_blocks():
+                    block.next_free_block = block.prev_free_block = None
+
+    random_steps(engine, 9, 200, each)
+    engine.drain()
+    assert tiers.failures >= 1
+    assert any("rebuilt" in note for note in state.state()["notes"])
+    assert audit.check(engine.scheduler) == []
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["_spans", "keep_output"])
+def test_window_bookkeeping_that_raises_leaves_stock_behind(
+    method: str, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvtune.core.cache.windows import KeepingWindowManager
+
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
+    monkeypatch.setattr(KeepingWindowManager, method, getattr(Failing(), method))
+    random_steps(engine, 11, 150, lambda: None)
+    engine.drain()
+    assert any(f"{method} is broken" in note for note in state.state()["notes"])
+    assert audit.check(engine.scheduler) == []

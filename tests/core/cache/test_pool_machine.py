@@ -1,0 +1,197 @@
+"""A state machine drives the tiered pool against vLLM's own BlockPool: same calls to both, then the invariants.
+
+With policy lru the block ids must be stock's; with the others all that a caller can see must be.
+Long run: KVTUNE_STRESS=1 pytest tests/core/cache/test_pool_machine.py (at least 100,000 operations).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+pytest.importorskip("vllm")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.v1.core.block_pool import BlockPool
+
+    from kvtune.core import state
+    from kvtune.core.cache import audit
+    from kvtune.core.cache.pool import BLANK, TieredPool
+    from kvtune.core.settings import POLICIES, CoreSettings
+
+STRESS = os.environ.get("KVTUNE_STRESS") == "1"
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3000 if STRESS else 300)]
+EXAMPLES, STEPS = (400, 80) if STRESS else (15, 40)
+LEAST_A_POLICY = 25_000
+"""Operations in the long run: 100,000 with the four policies."""
+
+
+class Hashes:
+    """As much of a Request as cache_full_blocks reads."""
+
+    def __init__(self, names: list[int]) -> None:
+        self.block_hashes = [b"%032d" % name for name in names]
+
+
+class PoolMachine(RuleBasedStateMachine):
+    policy = "lru"
+    operations = 0
+
+    @initialize(
+        blocks=st.integers(1, 24), bonus=st.sampled_from((0.0, 1.0, 50.0, 1e9)), share=st.floats(0, 1)
+    )
+    def build(self, blocks: int, bonus: float, share: float) -> None:
+        self.now = 0.0
+        state.clock = lambda: self.now
+        self.stock = BlockPool(blocks, enable_caching=True, hash_block_size=4)
+        self.ours = BlockPool(blocks, enable_caching=True, hash_block_size=4)
+        self.foreign = BlockPool(4, enable_caching=True, hash_block_size=4)
+        self.ours.__class__ = TieredPool
+        self.ours.adopt_tiers(
+            self.policy, CoreSettings(reuse_bonus_s=bonus, protected_share=share, ghost_factor=2.0)
+        )
+        self.held: list[tuple[list[Any], list[Any]]] = []
+        self.loans: list[Any] = []
+
+    def teardown(self) -> None:
+        if hasattr(self, "held"):
+            for stock, ours in self.held:
+                self.stock.free_blocks(stock)
+                self.ours.free_blocks(ours)
+            assert self.ours.get_num_free_blocks() == self.ours.num_gpu_blocks - 1
+            assert audit.violations(self.ours) == []
+            assert self.ours.free_block_queue.failures == 0
+        state.clear()
+
+    @rule(count=st.integers(0, 10))
+    def allocate(self, count: int) -> None:
+        if count > self.stock.get_num_free_blocks():
+            for pool in (self.stock, self.ours):
+                with pytest.raises(ValueError, match="Cannot get"):
+                    pool.get_new_blocks(count)
+            return
+        pair = self.stock.get_new_blocks(count), self.ours.get_new_blocks(count)
+        assert all(block.ref_cnt == 1 and block.block_hash is None for block in pair[1])
+        self.held.append(pair)
+
+    @rule(data=st.data(), names=st.lists(st.integers(0, 12), min_size=10, max_size=10))
+    def cache(self, data: st.DataObject, names: list[int]) -> None:
+        """The first blocks of one holding become full; some are masked out; some hashes are there already."""
+        fresh = [pair for pair in self.held if pair[0] and all(b.block_hash is None for p in pair for b in p)]
+        if not fresh:
+            return
+        pair = data.draw(st.sampled_from(fresh))
+        full = data.draw(st.integers(1, len(pair[0])))
+        mask = data.draw(st.lists(st.booleans(), min_size=full, max_size=full))
+        grades = data.draw(st.lists(st.integers(-1, 4), min_size=full, max_size=full))
+        for pool, blocks in ((self.stock, pair[0]), (self.ours, pair[1])):
+            pool.cache_full_blocks(Hashes(names), blocks, 0, full, 4, 0, block_mask=mask)
+        self.ours.grade(pair[1][:full], grades)
+
+    @rule(name=st.integers(0, 12))
+    def hit(self, name: int) -> None:
+        found = [pool.get_cached_block(b"%032d" % name, [0]) for pool in (self.stock, self.ours)]
+        if self.policy == "lru":
+            assert (found[0] is None) == (found[1] is None)
+        if found[0] is None or found[1] is None:
+            return
+        # Of two blocks with one hash, which is found depends on which was evicted; one may be in use, the other free.
+        in_use = [blocks[0].ref_cnt > 0 for blocks in found]
+        assert self.policy != "lru" or in_use[0] == in_use[1]
+        if in_use[0] != in_use[1]:
+            return
+        self.stock.touch(found[0])
+        self.ours.touch(found[1])
+        self.held.append((found[0], found[1]))
+
+    @rule(data=st.data(), seconds=st.floats(0, 100))
+    def free(self, data: st.DataObject, seconds: float) -> None:
+        """In any order, part of a holding or all of it, now and then with a block that another pool lent."""
+        if not self.held:
+            return
+        self.now += seconds
+        index = data.draw(st.integers(0, len(self.held) - 1))
+        stock, ours = self.held.pop(index)
+        order = data.draw(st.permutations(range(len(stock))))
+        part = order[: data.draw(st.integers(0, len(order)))]
+        rest = [i for i in range(len(stock)) if i not in part]
+        loan = self.loans.pop() if self.loans else None
+        extra = [loan] if loan is not None else []
+        self.stock.free_blocks([stock[i] for i in part])
+        self.ours.free_blocks([*(ours[i] for i in part), *extra])
+        if loan is not None:
+            assert loan.ref_cnt == 0
+        if rest:
+            self.held.append(([stock[i] for i in rest], [ours[i] for i in rest]))
+
+    @rule()
+    def lend(self) -> None:
+        if self.foreign.get_num_free_blocks():
+            self.loans += self.foreign.get_new_blocks(1)
+
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        """Released, readable until reused: they join the tail of the queue, hashed or not."""
+        if not self.held:
+            return
+        stock, ours = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        told: list[int] = []
+        self.stock.unpin_blocks(stock, lambda block: None)
+        self.ours.unpin_blocks(ours, lambda block: told.append(block.block_id))
+
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        ids = data.draw(st.sets(st.integers(0, self.stock.num_gpu_blocks - 1), max_size=5))
+        self.stock.evict_blocks(ids)
+        self.ours.evict_blocks(ids)
+
+    @rule()
+    def reset(self) -> None:
+        done = self.ours.reset_prefix_cache()
+        assert done == self.stock.reset_prefix_cache()
+        if done:
+            tiers = self.ours.free_block_queue
+            assert tiers.queues[BLANK].num_free_blocks == tiers.num_free_blocks
+
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        if self.held:
+            self.ours.retire(self.held[data.draw(st.integers(0, len(self.held) - 1))][1])
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "ours"):
+            return
+        type(self).operations += 1
+        assert audit.violations(self.ours) == []
+        assert self.ours.get_num_free_blocks() == self.stock.get_num_free_blocks()
+        assert self.ours.get_usage() == self.stock.get_usage()
+        for stock, ours in self.held:
+            if self.policy == "lru":
+                assert [block.block_id for block in ours] == [block.block_id for block in stock]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_machine(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    machine: Any = type(f"{policy}Machine", (PoolMachine,), {"policy": policy})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert machine.operations > EXAMPLES
+    if STRESS:
+        with capsys.disabled():
+            print(f"\n{policy}: {machine.operations:,} operations, no violation")
+        assert machine.operations >= LEAST_A_POLICY

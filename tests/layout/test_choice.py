@@ -1,0 +1,120 @@
+"""The layouts of a model with states beside each other: what they cost adds up, and which one is recommended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.doctor.diagnosis import Diagnosis
+from kvtune.doctor.model import ModelReport, floor_of, read_config
+from kvtune.doctor.text import lines
+from kvtune.engine.models import config
+from kvtune.layout.choice import LEAST_CAPACITY, Load, layouts_of, load_of, pays
+from kvtune.layout.config import shape_of
+from kvtune.layout.plan import CPU, GPU, ModelShape, StateTensor, packed_plans, plan_per_layer
+from kvtune.workload.spec import build
+
+CONFIGS = Path(__file__).parent / "configs"
+GRANITE = shape_of(config("tiny-granite"), "tiny-granite")
+ROUNDS = load_of(build("rounds:prefixes=8,prefix=700,suffix=64,output=16,rounds=3"))
+POOL = 1 << 30
+
+
+def real(name: str) -> ModelShape:
+    return shape_of(json.loads((CONFIGS / f"{name}.json").read_text()), name)
+
+
+def test_a_short_shared_prefix_picks_the_blocks_that_hit_it() -> None:
+    found = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
+    stock, packed = found.rows[0], found.rows[found.recommended]
+    assert (stock.plan.block_tokens, stock.hit_share, stock.plan.groups) == (1280, 0.0, 2)
+    # Blocks of 160 hit no more of 700 tokens than blocks of 320, and have nine groups instead of five.
+    assert (packed.states, packed.plan.block_tokens, packed.plan.groups) == (2, 320, 5)
+    assert found.rows[1].states == 1 and found.rows[1].hit_share == packed.hit_share
+    assert packed.hit_share == pytest.approx(16 * 640 / (24 * 764))  # the first visit of each prefix is cold
+    assert packed.resend_tokens == 32 and packed.on_front and packed.capacity > 1.0
+
+
+def test_the_table_says_what_to_take_and_fits_a_terminal() -> None:
+    config_facts = read_config("tiny-granite", [])
+    found = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
+    report = ModelReport(config_facts, floor_of(config_facts), found)
+    text = [line for _, line in lines(Diagnosis((), (), report))]
+    assert any(line.startswith("  ->*packed 2") and "320" in line and "55.8%" in line for line in text)
+    assert any(line.startswith("     stock") and "1,280" in line for line in text)
+    assert any("packed 2 (320 tokens): up to 55.8% of the prompt tokens can hit" in line for line in text)
+    assert max(map(len, text)) <= 110
+    rows = report.to_json()["layouts"]["rows"]
+    assert [row["layout"] for row in rows[:2]] == ["stock", "packed"] and rows[1]["pareto"]
+
+
+def test_prefixes_that_gain_nothing_leave_stock() -> None:
+    cold = load_of(build("decode:requests=20,prompt=48,output=200"))
+    found = layouts_of(GRANITE, CPU, POOL, load=cold)
+    assert found.recommended == 0 and "gain 0.0 points" in found.why
+
+
+def test_a_layout_that_holds_less_is_taken_only_where_reuse_pays() -> None:
+    shape = real("granite-4.0-h-small")
+    plain = layouts_of(shape, GPU, 16 << 30)
+    finest = plain.rows[1]
+    assert finest.plan.block_tokens == 144 and finest.capacity < LEAST_CAPACITY
+    assert plain.recommended == 0 and "-w" in plain.why
+    # Shared prefixes of 450 tokens: blocks of 144 hit 432 of them, stock's 528 none.
+    shared = layouts_of(shape, GPU, 16 << 30, load=Load((4096,) * 10, 5000, (0, *(450,) * 9), "made"))
+    assert pays(shared.rows[1], shared.rows[0])
+    assert shared.rows[shared.recommended].states == 1
+    # The same blocks where nearly all is cold: what does not fit is not paid for.
+    cold = layouts_of(shape, GPU, 16 << 30, load=Load((4096,) * 100, 50_000, (450, *(0,) * 99), "made"))
+    assert not pays(cold.rows[1], cold.rows[0])
+    assert cold.rows[cold.recommended].states != 1
+
+
+def test_refusals_leave_stock_alone() -> None:
+    found = layouts_of(GRANITE, CPU, POOL, refusal="a KV connector moves pages by stock's layout")
+    assert (len(found.rows), found.recommended) == (1, 0) and "KV connector" in found.why
+    assert packed_plans(shape_of(config("tiny-gemma3")), CPU, 4096) == {}
+
+
+shapes = st.builds(
+    ModelShape,
+    name=st.just("any"),
+    attention_layers=st.integers(1, 40),
+    kv_heads=st.integers(1, 16),
+    head_dim=st.sampled_from([32, 64, 128]),
+    kv_element_bytes=st.sampled_from([1, 2, 4]),
+    state_layers=st.integers(1, 60),
+    states=st.tuples(
+        st.builds(StateTensor, st.just("ssm"), st.tuples(st.integers(1, 512), st.integers(64, 512)), st.just(4))
+    ),
+)  # fmt: skip
+
+
+@given(shapes, st.sampled_from([CPU, GPU]), st.integers(1, 20_000))
+def test_what_a_request_holds_is_taken_apart_without_a_rest(
+    shape: ModelShape, backend: object, tokens: int
+) -> None:
+    for plan in (plan_per_layer(shape, backend), *packed_plans(shape, backend, 4096).values()):  # type: ignore[arg-type]
+        waste = plan.waste(tokens)
+        assert sum(astuple(waste)) == plan.request_blocks(tokens) * plan.block_bytes
+        assert min(astuple(waste)) >= 0
+        assert waste.tail < plan.block_tokens * shape.token_bytes
+
+
+@given(
+    shapes, st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 1)), min_size=1, max_size=8), st.booleans()
+)
+def test_nothing_below_098_is_recommended_unless_reuse_pays(
+    shape: ModelShape, requests: list[tuple[int, float]], weighed: bool
+) -> None:
+    shared = tuple(int(tokens * share) for tokens, share in requests)
+    load = Load(tuple(t for t, _ in requests), sum(t for t, _ in requests) if weighed else 0, shared)
+    found = layouts_of(shape, GPU, 8 << 30, load=load)
+    row = found.rows[found.recommended]
+    assert found.recommended == 0 or row.capacity >= LEAST_CAPACITY or pays(row, found.rows[0])
+    assert any(r.on_front for r in found.rows)

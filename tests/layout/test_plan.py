@@ -1,0 +1,243 @@
+"""The planner's arithmetic: known sizes of real models, and what must hold for any shape."""
+
+from __future__ import annotations
+
+import json
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.errors import UsageError
+from kvtune.layout.config import shape_of
+from kvtune.layout.plan import (
+    CPU,
+    GPU,
+    Backend,
+    ModelShape,
+    StateTensor,
+    least_block_tokens,
+    legal_aggregate,
+    legal_per_layer,
+    match_units,
+    plan_aggregate,
+    plan_per_layer,
+    sweep_candidates,
+)
+
+CONFIGS = Path(__file__).parent / "configs"
+
+# Effective block on a GPU today, groups (attention + states), smallest aggregate block.
+REAL_MODELS = {
+    "bamba-9b": (528, 11, 176),
+    "falcon-h1-0.5b": (800, 2, 32),
+    "falcon-h1-34b": (1040, 2, 16),
+    "granite-4.0-h-micro": (528, 10, 144),
+    "granite-4.0-h-small": (528, 10, 144),
+    "granite-4.0-h-tiny": (400, 10, 112),
+    "jamba-1.5-mini": (80, 8, 32),
+    "nemotron-3-nano-30b-a3b": (2096, 5, 352),
+    "nemotron-h-56b": (4128, 7, 416),
+    "nemotron-h-8b": (1040, 7, 272),
+    "qwen3-next-80b-a3b": (544, 4, 48),
+    "qwen3.5-27b": (784, 4, 64),
+    "zamba2-2.7b": (48, 7, 16),
+}
+
+
+def config_of(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text())
+    return loaded
+
+
+def shape_named(name: str, **options: Any) -> ModelShape:
+    return shape_of(config_of(name), name, **options)
+
+
+@pytest.mark.parametrize("name", REAL_MODELS)
+def test_real_models(name: str) -> None:
+    block, groups, aggregate = REAL_MODELS[name]
+    shape = shape_named(name)
+    plan = plan_per_layer(shape, GPU)
+    assert (plan.block_tokens, plan.groups) == (block, groups)
+    assert legal_aggregate(shape, GPU, block)[0].block_tokens == aggregate
+
+
+def test_qwen3_next_in_numbers() -> None:
+    shape = shape_named("qwen3-next-80b-a3b")
+    assert shape.state_bytes == 3 * 8192 * 2 + 32 * 128 * 128 * 2
+    assert shape.layer_token_bytes == 2 * 2 * 256 * 2
+    assert shape.token_bytes == 12 * 2048
+    plan = plan_per_layer(shape, GPU)
+    assert plan.block_bytes == 12 * 544 * 2048
+    assert plan.page_pad_bytes == 12 * (544 * 2048 - shape.state_bytes)
+    assert plan.request_blocks(1000) == 2 + 3 * 2
+    assert plan.requests_that_fit(80 * plan.block_bytes, 1000) == 79 // 8
+
+
+def test_float32_states_double_the_block() -> None:
+    half = plan_per_layer(shape_named("qwen3-next-80b-a3b"), GPU).block_tokens
+    whole = plan_per_layer(shape_named("qwen3-next-80b-a3b", state_dtype="float32"), GPU).block_tokens
+    assert whole > 1.9 * half
+
+
+def test_ranks_share_heads_but_not_always_groups() -> None:
+    one, two = (shape_named("granite-4.0-h-small", tensor_parallel=ranks) for ranks in (1, 2))
+    assert two.kv_heads * 2 == one.kv_heads
+    # One state group is replicated on both ranks, so a rank's convolution is more than half.
+    assert two.states[0].size_bytes * 2 == one.states[0].size_bytes + 2 * 128 * 3 * 2
+    assert two.states[1].size_bytes * 2 == one.states[1].size_bytes
+
+
+def test_fp8_keys_double_the_block() -> None:
+    shape = shape_named("qwen3-next-80b-a3b", kv_cache_dtype="fp8")
+    assert plan_per_layer(shape, GPU).block_tokens == 16 * ceil(shape.state_bytes / (16 * 1024)) == 1072
+
+
+def test_request_is_the_alignment_of_the_floor() -> None:
+    shape = shape_named("qwen3-next-80b-a3b")  # floor: 536 tokens
+    answers = {
+        asked: plan_per_layer(shape, GPU, asked).block_tokens for asked in (16, 32, 64, 512, 544, 560, 1024)
+    }
+    assert answers == {16: 544, 32: 544, 64: 576, 512: 1024, 544: 544, 560: 560, 1024: 1024}
+
+
+def test_cpu_rounds_to_its_default() -> None:
+    assert plan_per_layer(shape_named("qwen3-next-80b-a3b"), CPU).block_tokens == 640
+
+
+def test_attention_only_model_takes_what_is_asked() -> None:
+    llama = {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    }
+    shape = shape_of({**llama, "hidden_size": 512, "dtype": "float32"})
+    assert (shape.attention_layers, shape.state_layers, shape.layer_token_bytes) == (4, 0, 2 * 2 * 64 * 4)
+    assert plan_per_layer(shape, GPU).block_tokens == 16
+    assert plan_per_layer(shape, CPU, 96).block_tokens == 96
+    with pytest.raises(UsageError, match="block size 16 is no multiple of 32: no cpu kernel"):
+        plan_per_layer(shape, CPU, 16)
+    assert sweep_candidates(shape, GPU, 4096) == [16, 32, 64, 128, 256, 512]
+
+
+def test_window_layers_are_groups_of_their_own() -> None:
+    gemma = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "hidden_size": 256,
+        "sliding_window": 512,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    }
+    shape = shape_of(gemma)
+    assert (shape.attention_layers, shape.window_layers, shape.window) == (2, 10, 512)
+    plan = plan_per_layer(shape, GPU)
+    assert (plan.attention_groups, plan.window_groups, plan.padding_layers) == (1, 5, 0)
+    assert plan.request_blocks(10_000) == 625 + 5 * 33
+
+
+def test_sizes_that_can_never_hit_are_no_candidates() -> None:
+    shape = shape_named("nemotron-h-8b")
+    assert sweep_candidates(shape, GPU, 8192) == [1040, 2080, 4160]
+    assert sweep_candidates(shape, GPU, 8192, prompts=[1500]) == [1040]
+    assert sweep_candidates(shape, GPU, 512) == []
+
+
+def test_match_units_divide_the_block() -> None:
+    assert match_units(544, 16) == [16, 32, 272]
+    assert match_units(16, 16) == []
+
+
+def test_errors_name_the_field() -> None:
+    config = config_of("qwen3-next-80b-a3b")
+    del config["linear_num_key_heads"]
+    with pytest.raises(UsageError, match=r"my\.json: field linear_num_key_heads is missing"):
+        shape_of(config, "my.json")
+    with pytest.raises(UsageError, match="field model_type: state layers of 'newer'"):
+        shape_of({"model_type": "newer", "num_hidden_layers": 2, "layer_types": ["mamba", "attention"]})
+    with pytest.raises(UsageError, match="data type 'int3'"):
+        shape_of(config_of("qwen3-next-80b-a3b"), kv_cache_dtype="int3")
+    with pytest.raises(UsageError, match="do not hold one state"):
+        plan_aggregate(shape_named("qwen3-next-80b-a3b"), GPU, 16)
+    with pytest.raises(UsageError, match="not positive"):
+        plan_per_layer(shape_named("qwen3-next-80b-a3b"), GPU, 0)
+
+
+shapes = st.builds(
+    ModelShape,
+    name=st.just("any"),
+    attention_layers=st.integers(1, 80),
+    kv_heads=st.integers(1, 32),
+    head_dim=st.sampled_from([32, 64, 80, 128, 160, 256]),
+    kv_element_bytes=st.sampled_from([1, 2, 4]),
+    state_layers=st.integers(1, 120),
+    states=st.tuples(
+        st.builds(
+            StateTensor, st.just("conv"), st.tuples(st.integers(1, 4), st.integers(1, 20_000)), st.just(2)
+        ),
+        st.builds(
+            StateTensor,
+            st.just("ssm"),
+            st.tuples(st.integers(1, 256), st.integers(1, 128), st.integers(1, 256)),
+            st.sampled_from([2, 4]),
+        ),
+    ),
+)
+backends = st.sampled_from([GPU, CPU, Backend("flashinfer", 64, 64)])
+
+
+@given(shapes, backends, st.integers(1, 64))
+def test_a_page_holds_a_state_and_the_next_smaller_does_not(
+    shape: ModelShape, backend: Backend, times: int
+) -> None:
+    asked = times * backend.alignment
+    plan = plan_per_layer(shape, backend, asked)
+    page = plan.block_tokens * shape.layer_token_bytes
+    assert plan.block_tokens % backend.alignment == 0
+    assert page >= shape.state_bytes
+    assert (plan.block_tokens - asked) * shape.layer_token_bytes < shape.state_bytes
+    assert plan.block_tokens >= least_block_tokens(shape, backend.alignment)
+    # Asking for what came out changes nothing.
+    assert plan_per_layer(shape, backend, plan.block_tokens).block_tokens == plan.block_tokens
+
+
+@given(shapes, backends)
+def test_every_layer_has_a_place(shape: ModelShape, backend: Backend) -> None:
+    plan = plan_per_layer(shape, backend)
+    places = plan.groups * plan.attention_group_layers
+    assert places - plan.padding_layers == shape.attention_layers + shape.state_layers
+    for finer in legal_aggregate(shape, backend, plan.block_tokens):
+        assert finer.states_per_block * finer.state_groups - finer.padding_layers == shape.state_layers
+        assert finer.states_per_block * shape.state_bytes + finer.page_pad_bytes == finer.block_bytes
+        assert 0 <= finer.padding_layers < finer.state_groups
+        assert finer.page_pad_bytes >= 0
+
+
+@given(shapes, backends)
+def test_aggregate_blocks_are_never_coarser(shape: ModelShape, backend: Backend) -> None:
+    today = plan_per_layer(shape, backend, backend.alignment)
+    assert legal_aggregate(shape, backend, today.block_tokens)[0].block_tokens <= today.block_tokens
+
+
+@given(shapes, st.integers(1, 50_000), st.integers(0, 1 << 36))
+def test_more_memory_never_fits_fewer(shape: ModelShape, tokens: int, pool: int) -> None:
+    plan = plan_per_layer(shape, GPU)
+    fits = plan.requests_that_fit(pool, tokens)
+    assert 0 <= fits <= plan.requests_that_fit(2 * pool, tokens)
+    assert plan.requests_that_fit(pool, 2 * tokens) <= fits
+    assert 0.0 <= plan.waste_share(tokens) < 1.0
+
+
+@given(shapes, st.integers(1, 30))
+def test_legal_sizes_are_distinct_and_sorted(shape: ModelShape, blocks: int) -> None:
+    limit = blocks * least_block_tokens(shape, 64) // 8
+    sizes = [plan.block_tokens for plan in legal_per_layer(shape, Backend("any", 64, 64), min(limit, 20_000))]
+    assert sizes == sorted(set(sizes))
+    assert all(size <= limit for size in sizes)

@@ -1,0 +1,94 @@
+"""The planner against vLLM: state shapes, data types, effective block sizes and groups as vLLM computes them.
+
+vLLM's own model classes and `_align_hybrid_block_size` run on each config (no weights, no device). The
+backend is described, not imported: a GPU's takes multiples of 16 tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtune.layout.config import shape_of
+from kvtune.layout.plan import CPU, GPU, Backend, plan_per_layer
+
+# vLLM's imports warn (deprecations of torch): not ours to turn into errors.
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+CONFIGS = Path(__file__).parent / "configs"
+UNSUPPORTED = {"bamba-9b"}  # vLLM dropped the class in 0.23
+NEED_TORCHVISION = {"qwen3.5-27b"}  # vLLM's module imports the image processor
+
+
+def vllm_answer(folder: Path, backend: Backend, block_size: int | None) -> tuple[int, list[tuple[Any, str]]]:
+    """Effective block size and (shape, dtype) of each state tensor, from vLLM's code for this config."""
+    pytest.importorskip("vllm")
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.platforms.interface import Platform
+    from vllm.v1.attention.backend import MultipleOf
+
+    class Kernel:
+        @staticmethod
+        def get_supported_kernel_block_sizes() -> list[Any]:
+            return [MultipleOf(backend.alignment)]
+
+        @staticmethod
+        def customize_spec(spec: Any) -> Any:
+            return spec
+
+    class Device(Platform):
+        @classmethod
+        def _find_non_ssm_backends(cls, vllm_config: Any) -> list[Any]:
+            return [Kernel]
+
+    args = EngineArgs(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        enable_prefix_caching=True,
+        max_model_len=2048,
+    )
+    config = args.create_engine_config()
+    cache = config.cache_config
+    cache.block_size = block_size or backend.default
+    cls, _ = ModelRegistry.resolve_model_cls(
+        config.model_config.architecture, model_config=config.model_config
+    )
+    Device._align_hybrid_block_size(config, Kernel)
+    shapes = cls.get_mamba_state_shape_from_config(config)
+    dtypes = cls.get_mamba_state_dtype_from_config(config)
+    return cache.block_size, list(zip(shapes, (str(dtype) for dtype in dtypes), strict=True))
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model classes are inspected here, not in a process each (10 s an architecture)."""
+    pytest.importorskip("vllm")
+    from vllm.model_executor.models.registry import _LazyRegisteredModel, _ModelInfo
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(
+        _LazyRegisteredModel,
+        "inspect_model_cls",
+        lambda self: _ModelInfo.from_model_cls(self.load_model_cls()),
+    )
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
+def test_block_size_is_vllms(path: Path, tmp_path: Path) -> None:
+    if path.stem in UNSUPPORTED:
+        pytest.skip("vLLM 0.32 has no class for this model")
+    if path.stem in NEED_TORCHVISION:
+        pytest.importorskip("torchvision")
+    config = json.loads(path.read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = shape_of(config, path.stem)
+    for backend, asked in ((GPU, None), (GPU, 64), (CPU, None)):
+        block, states = vllm_answer(tmp_path, backend, asked)
+        assert plan_per_layer(shape, backend, asked).block_tokens == block
+        assert [tuple(state.shape) for state in shape.states] == [tuple(s) for s, _ in states]

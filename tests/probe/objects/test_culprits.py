@@ -1,0 +1,371 @@
+"""Census, sites, growth: a planted culprit comes first, nothing is counted out of phase, failures stay inside."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import thread_time_ns
+from typing import Any
+
+import pytest
+
+from kvtune.probe import gc as gc_module
+from kvtune.probe.gc import CollectorProbe, collector_kind
+from kvtune.probe.heap import Heap
+from kvtune.probe.objects import sites as sites_module
+from kvtune.probe.objects.census import Census
+from kvtune.probe.objects.growth import Growth
+from kvtune.probe.objects.sites import Sites, site_reader
+from kvtune.probe.objects.step_sites import StepSites
+from kvtune.probe.objects.tally import OTHER, Tally, load, save
+from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
+from kvtune.probe.ring import Ring, read_ring
+
+
+@dataclass
+class Request:
+    tokens: list[list[int]]
+
+
+def engine_steps(requests: list[Request], steps: int) -> None:
+    """A step makes a list for each request and keeps it: the culprit; and a few dicts that it drops."""
+    for step in range(steps):
+        for request in requests:
+            request.tokens.append([step])  # the planted culprit
+        for _ in range(20):
+            {"dropped": step}  # noqa: B018
+
+
+CULPRIT_LINE = engine_steps.__code__.co_firstlineno + 4
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Iterator[CollectorProbe]:
+    found = CollectorProbe(Ring(tmp_path / "ring", 1 << 22))
+    found.install()
+    yield found
+    found.remove()
+    if tracemalloc.is_tracing():
+        tracemalloc.stop()
+
+
+def test_sites_name_the_planted_culprit_first_with_its_count_per_step(
+    probe: CollectorProbe, tmp_path: Path
+) -> None:
+    phase = Phase(tmp_path)
+    sites = Sites(tmp_path, phase, budget=1.0)
+    probe.listeners.append(sites)
+    requests = [Request([]) for _ in range(64)]
+    engine_steps(requests, 100)
+    assert sites.facts()["collections"] == 0  # not its phase
+    phase.enter(CULPRITS)
+    engine_steps(requests, 3000)
+    facts = sites.facts()
+    phase.enter(OVER)
+    assert probe.failed_listeners == {}
+    assert facts["samples"] >= 10
+    first = facts["rows"][0]
+    assert (first["type"], first["file"], first["line"]) == ("list", __file__, CULPRIT_LINE)
+    per_step = first["count"] / facts["samples"] * facts["collections"] / 3000
+    assert per_step == pytest.approx(64, rel=0.1)
+    assert first["bytes"] / first["count"] == pytest.approx(64, abs=40)
+
+
+def test_tracing_ends_with_the_pass(probe: CollectorProbe, tmp_path: Path) -> None:
+    phase = Phase(tmp_path)
+    probe.listeners.append(Sites(tmp_path, phase, budget=1.0))
+    phase.enter(CULPRITS)
+    gc.collect(0)
+    assert tracemalloc.is_tracing()
+    phase.enter(OVER)
+    gc.collect(0)
+    assert not tracemalloc.is_tracing()
+
+
+def test_a_sample_whose_second_collection_does_not_come_is_given_up(
+    probe: CollectorProbe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding in small batches makes as many objects as it drops: tracing would go on for minutes."""
+    now = [0]
+    monkeypatch.setattr(sites_module, "process_time_ns", lambda: now[0])
+    phase = Phase(tmp_path)
+    sites = Sites(tmp_path, phase, budget=0.1)
+    probe.listeners.append(sites)
+    phase.enter(CULPRITS)
+    now[0] = 1
+    gc.collect(0)
+    assert tracemalloc.is_tracing()
+    now[0] += sites_module.LONGEST_NS
+    sites.expire()
+    assert tracemalloc.is_tracing()
+    now[0] += 1
+    sites.expire()
+    assert not tracemalloc.is_tracing()
+    assert sites.facts()["traced_share"] == pytest.approx(1.0)  # it counts against the budget
+    assert sites.facts()["samples"] == 0
+
+
+def test_the_tracing_of_somebody_else_is_left_alone(probe: CollectorProbe, tmp_path: Path) -> None:
+    phase = Phase(tmp_path)
+    probe.listeners.append(Sites(tmp_path, phase, budget=1.0))
+    tracemalloc.start(3)
+    phase.enter(CULPRITS)
+    for _ in range(5):
+        gc.collect(0)
+    phase.enter(OVER)
+    gc.collect(0)
+    assert tracemalloc.is_tracing() and tracemalloc.get_traceback_limit() == 3
+
+
+def test_budget_bounds_the_traced_share(
+    probe: CollectorProbe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0]
+    monkeypatch.setattr(sites_module, "process_time_ns", lambda: now[0])
+    phase = Phase(tmp_path)
+    sites = Sites(tmp_path, phase, budget=0.1)
+    probe.listeners += [Works(now, 500_000), sites]  # a millisecond from collection to collection
+    phase.enter(CULPRITS)
+    requests = [Request([]) for _ in range(64)]
+    engine_steps(requests, 4_000)
+    facts = sites.facts()
+    assert facts["samples"] >= 4
+    assert facts["samples"] < facts["collections"] / 2
+    assert 0 < facts["traced_share"] < 0.15
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.field = 1
+
+
+def test_instances_with_a_dict_have_a_site() -> None:
+    tracemalloc.start(1)
+    try:
+        found = Plain()
+        assert site_reader()(found)[0] == __file__
+    finally:
+        tracemalloc.stop()
+
+
+def test_census_counts_the_young_by_type(probe: CollectorProbe, tmp_path: Path) -> None:
+    phase = Phase(tmp_path)
+    census = Census(tmp_path, phase, every=1)
+    probe.listeners.append(census)
+    phase.enter(MEASURING)
+    gc.disable()
+    try:
+        gc.collect(0)
+        kept = [[i] for i in range(50_000)]
+        gc.collect(0)
+    finally:
+        gc.enable()
+    facts = census.facts()
+    assert facts["rows"][0]["type"] == "list"
+    assert facts["rows"][0]["count"] >= len(kept)
+    assert facts["cost_us"] > 0
+    census.save()
+    assert next(iter(load(tmp_path, "types").values()))["samples"] == facts["samples"]
+
+
+class Works:
+    """An instrument that takes its time at each collection, by a clock that only this test moves."""
+
+    name = "works"
+
+    def __init__(self, now: list[int], takes_ns: int) -> None:
+        self.now, self.takes_ns = now, takes_ns
+
+    def before(self, generation: int) -> None:
+        self.now[0] += self.takes_ns
+
+    after = before
+
+
+def test_a_pause_is_the_collection_alone_to_the_nanosecond(
+    probe: CollectorProbe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without what an instrument does before and after it. (What is left of real time: tests/bench/pause.py.)"""
+
+    class Garbage:
+        def __del__(self) -> None:
+            now[0] += 7_000
+
+    now = [1_000_000]
+    monkeypatch.setattr(gc_module, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(gc_module, "thread_time_ns", lambda: now[0] // 2)
+    gc.collect()
+    probe.listeners.append(Works(now, 50_000_000))
+    gc.disable()
+    try:
+        found = Garbage()
+        found.itself = found  # type: ignore[attr-defined]
+        del found
+        now[0] = 2_000_000
+        gc.collect(0)
+    finally:
+        gc.enable()
+    row = next(r for r in reversed(read_ring(tmp_path / "ring").rows) if r[1] == 0)
+    assert row[3:6] == (52_000_000, 7_000, 3_500)
+    assert now[0] == 102_007_000  # both ends of the instrument were there
+
+
+def test_a_pause_of_a_large_heap_is_within_five_percent_of_an_outside_clock(tmp_path: Path) -> None:
+    """A million objects. Clocks around the probe and within it read the same collection, in CPU time of this thread:
+    what else the machine does is in neither, or in all of them."""
+    outer: list[int] = []
+    inner: list[int] = []
+
+    def before_the_probe(phase: str, info: dict[str, Any]) -> None:
+        if info["generation"] == 2:
+            (outer if phase == "start" else inner).append(thread_time_ns())
+
+    def after_the_probe(phase: str, info: dict[str, Any]) -> None:
+        if info["generation"] == 2:
+            (inner if phase == "start" else outer).append(thread_time_ns())
+
+    found = CollectorProbe(Ring(tmp_path / "own", 1 << 16))
+    heap = [[i] for i in range(1_000_000)]
+    gc.collect()
+    gc.callbacks.append(before_the_probe)
+    found.install()
+    gc.callbacks.append(after_the_probe)
+    try:
+        for _ in range(3):
+            gc.collect()
+    finally:
+        gc.callbacks.remove(before_the_probe)
+        found.remove()
+        gc.callbacks.remove(after_the_probe)
+    del heap
+    reported = [row[5] for row in read_ring(tmp_path / "own").rows if row[1] == 2][-3:]
+    least = [end - start for start, end in zip(inner[::2], inner[1::2], strict=True)][-3:]
+    most = [end - start for start, end in zip(outer[::2], outer[1::2], strict=True)][-3:]
+    assert all(low <= said <= high for low, said, high in zip(least, reported, most, strict=True))
+    assert min(said / low for said, low in zip(reported, least, strict=True)) <= 1.05
+
+
+class Leaky:
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+
+def test_growth_names_what_is_more_than_before(tmp_path: Path) -> None:
+    was = tracemalloc.is_tracing()
+    growth = Growth(tmp_path)
+    gc.freeze()  # not what the tests before this one have imported
+    try:
+        growth.first()
+        leak = [Leaky() for _ in range(500)]
+        growth.second()
+    finally:
+        gc.unfreeze()
+        if not was:
+            tracemalloc.stop()
+    rows = next(iter(load(tmp_path, "growth").values()))["rows"]
+    grown = {(r["type"].rsplit(".", 1)[-1], r["file"]): r["count"] for r in rows}
+    assert grown["Leaky", __file__] == len(leak)
+    assert sum(row["bytes"] for row in rows) > 500 * 40
+
+
+class Breaks:
+    name = "breaks"
+
+    def before(self, generation: int) -> None:
+        raise RuntimeError("planted")
+
+    def after(self, generation: int) -> None: ...
+
+
+def test_an_instrument_that_raises_is_dropped_and_recorded_and_pauses_go_on(
+    probe: CollectorProbe, tmp_path: Path
+) -> None:
+    probe.listeners.append(Breaks())
+    before = len(read_ring(tmp_path / "ring").rows)
+    gc.collect()
+    gc.collect()
+    assert probe.failed_listeners == {"breaks": "RuntimeError: planted"}
+    assert probe.failed == "" and probe.listeners == []
+    assert len(read_ring(tmp_path / "ring").rows) >= before + 2
+
+
+def test_this_collector_is_generational() -> None:
+    assert collector_kind() == "generational"
+
+
+def test_an_incremental_collector_is_told_by_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "get_objects", lambda generation=None: [])  # 3.14: there is no middle generation
+    assert collector_kind() == "incremental"
+
+
+def test_heap_is_counted_when_measuring_begins(probe: CollectorProbe, tmp_path: Path) -> None:
+    phase = Phase(tmp_path)
+    heap = Heap(phase)
+    probe.listeners.append(heap)
+    gc.collect()
+    assert heap.objects == {}
+    phase.enter(MEASURING)
+    gc.collect()
+    assert heap.objects["start"] > 1000 and heap.objects["last"] > 1000
+
+
+def test_triggers_name_the_line(probe: CollectorProbe, tmp_path: Path) -> None:
+    gc.collect()
+    row = read_ring(tmp_path / "ring").rows[-1]
+    file, line = probe.triggers()[row[10]]
+    assert file == __file__ and "gc.collect()" in Path(file).read_text().splitlines()[line - 1]
+
+
+def test_tally_is_bounded_and_keeps_its_sum(tmp_path: Path) -> None:
+    tally = Tally(limit=10)
+    for n in range(100):
+        tally.add((f"type{n}", "", 0), 2, 8)
+    top = tally.top(5)
+    assert len(tally.rows) == 11 and tally.rows[OTHER][0] == 180
+    assert len(top) == 6 and sum(row["count"] for row in top) == 200 and top[-1]["type"] == "other"
+
+
+def test_what_cannot_be_saved_or_read_is_no_fault(tmp_path: Path) -> None:
+    save(tmp_path / "missing", "types", {})
+    (tmp_path / "types-1.json").write_text('{"pid": 1, "rows": [')
+    (tmp_path / "types-2.json").write_text(json.dumps({"pid": 2}))
+    assert load(tmp_path, "types") == {2: {"pid": 2}}
+
+
+def test_the_phase_is_one_for_all_that_map_it(tmp_path: Path) -> None:
+    one, two = Phase(tmp_path), Phase(tmp_path)
+    one.enter(CULPRITS)
+    assert two.now == CULPRITS and Phase(tmp_path).now == CULPRITS
+
+
+def test_a_step_is_sampled_with_what_dies_before_any_collection(tmp_path: Path) -> None:
+    """Lists that the update drops never make a collection due; a sampled step still counts them."""
+    phase = Phase(tmp_path)
+    sampler = StepSites(phase, budget=1.0)
+
+    def step() -> None:
+        sampler.begin()
+        rows = [[n] for n in range(32)]
+        sampler.output_is_in()
+        rows.clear()
+        sampler.end()
+
+    step()
+    assert sampler.facts()["samples"] == 0
+    phase.enter(CULPRITS)
+    for _ in range(200):
+        step()
+    facts = sampler.facts()
+    first = facts["rows"][0]
+    assert not tracemalloc.is_tracing() and facts["samples"] > 20
+    assert (first["type"], first["file"]) == ("list", __file__)
+    assert first["count"] / facts["samples"] in (
+        32,
+        33,
+    )  # the rows, and where they are told apart, what holds them

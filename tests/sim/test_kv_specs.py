@@ -1,0 +1,98 @@
+"""What stands between a workload and vLLM: names of answers, hashes, specs as JSON, digests."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtune.errors import KvtuneError
+from kvtune.probe.digest import digest
+from kvtune.sim.clock import VirtualClock, policies_see
+from kvtune.sim.kv_specs import restore
+from kvtune.sim.requests import with_answers
+from kvtune.workload.types import STREAM_ANSWER, Request, Span
+
+
+def test_equal_prompts_answer_alike() -> None:
+    """The engine is greedy: the second request's answer is the first one's, and so is the next turn's history."""
+    prompt = (Span(1, 0, 100),)
+    requests = [
+        Request("a", prompt, 8),
+        Request("b", prompt, 8),
+        Request("c", (*prompt, Span(STREAM_ANSWER + 0, 0, 8), Span(2, 0, 9)), 8, after=0),
+        Request("d", (*prompt, Span(STREAM_ANSWER + 1, 0, 8), Span(2, 0, 9)), 8, after=1),
+        Request("e", (Span(5, 0, 100),), 8),
+    ]
+    a, b, c, d, e = (r.prompt for r in with_answers(requests))
+    assert a == b and c == d and e[-1].stream == STREAM_ANSWER + 4
+    assert c[-1].stream == STREAM_ANSWER + 2
+
+
+def output(tokens: dict[str, int], new: list[tuple[list[int], int]], cached: list[Any]) -> Any:
+    return SimpleNamespace(
+        num_scheduled_tokens=tokens,
+        scheduled_new_reqs=[SimpleNamespace(block_ids=(ids,), num_computed_tokens=n) for ids, n in new],
+        scheduled_cached_reqs=SimpleNamespace(
+            new_block_ids=[None if ids is None else (ids,) for ids in cached],
+            num_computed_tokens=[7] * len(cached),
+        ),
+    )
+
+
+def test_a_digest_sees_decisions_and_no_names() -> None:
+    step = output({"x": 3, "y": 1}, [([4, 5], 0)], [None])
+    assert digest(step) == digest(output({"x-17": 3, "y-18": 1}, [([4, 5], 0)], [None]))
+    others = [
+        output({"x": 1, "y": 3}, [([4, 5], 0)], [None]),
+        output({"x": 3, "y": 1}, [([5, 4], 0)], [None]),
+        output({"x": 3, "y": 1}, [([4, 5], 16)], [None]),
+        output({"x": 3, "y": 1}, [([4], 0)], [[5]]),
+    ]
+    assert len({digest(step), *(digest(other) for other in others)}) == 5
+    assert digest(step, 1) != digest(step)
+
+
+@pytest.mark.parametrize(
+    ("captured", "says"),
+    [
+        ({}, "version"),
+        ({"version": 99}, "version 99"),
+        ({"version": 1, "specs": [], "layers": {"a": 0}}, "cannot be used"),
+    ],
+)
+def test_specs_of_another_kvtune_are_refused(captured: dict[str, Any], says: str) -> None:
+    with pytest.raises(KvtuneError, match=says):
+        restore(json.loads(json.dumps(captured)))
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_only_vllms_spec_classes_are_made() -> None:
+    pytest.importorskip("vllm")
+    for name in ("os.system", "Path", "KVCacheConfig"):
+        captured = {"version": 1, "specs": [{"$spec": name, "fields": {}}], "layers": {"a": 0}}
+        with pytest.raises(KvtuneError, match="no KV spec"):
+            restore(captured)
+
+
+def test_the_clock_queues_steps_and_never_goes_back() -> None:
+    clock = VirtualClock()
+    assert clock.run(2.0) == 2.0 and clock.run(1.0) == 3.0
+    assert clock() == 0.0
+    clock.advance_to(3.0)
+    clock.advance_to(1.0)
+    assert clock() == 3.0 and clock.run(0.5) == 3.5
+
+
+def test_policies_see_the_virtual_clock_only_while_it_runs() -> None:
+    from kvtune.core import state
+
+    before, clock = state.clock, VirtualClock()
+    clock.advance_to(42.0)
+    with pytest.raises(RuntimeError), policies_see(clock):
+        assert state.clock() == 42.0
+        raise RuntimeError
+    assert state.clock is before

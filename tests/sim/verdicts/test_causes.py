@@ -1,0 +1,75 @@
+"""Every token of a prompt is a hit or has exactly one cause, whatever the boundaries say."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.sim.verdicts.causes import CAUSES, MEANING, Boundaries, split
+
+positions = st.integers(0, 2000)
+
+
+def at(prompt: int = 100, **known: int) -> Boundaries:
+    """A prompt of which everything was seen, kept and hit up to its last whole block of 16, unless said."""
+    given_ = {"hit": 96, "alone": 96, "ever": 96, "reachable": 96, "whole": 96, "seen": 100, **known}
+    return Boundaries(prompt=prompt, **given_)
+
+
+def parts(boundaries: Boundaries) -> dict[str, int]:
+    return {cause: tokens for cause, tokens in split(boundaries).items() if tokens}
+
+
+@given(st.builds(Boundaries, *[positions] * 7, st.booleans()))
+def test_sum_is_the_prompt_and_nothing_is_negative(boundaries: Boundaries) -> None:
+    counts = split(boundaries)
+    assert set(counts) == set(CAUSES) == set(MEANING)
+    assert min(counts.values()) >= 0
+    assert sum(counts.values()) + min(boundaries.hit, boundaries.prompt) == boundaries.prompt
+
+
+def test_first_visit_is_cold() -> None:
+    assert parts(Boundaries(100, 0, 0, 0, 0, 0, 0)) == {"cold": 100}
+
+
+def test_resent_prompt_recomputes_its_last_token() -> None:
+    assert parts(at()) == {"partial_block": 3, "last_token": 1}
+
+
+def test_resent_prompt_of_whole_blocks_loses_the_last_block() -> None:
+    aligned = Boundaries(prompt=96, hit=80, alone=80, ever=80, reachable=80, whole=96, seen=96)
+    assert parts(aligned) == {"last_token": 16}
+
+
+def test_new_suffix_behind_a_known_prefix() -> None:
+    assert parts(at(hit=48, alone=48, ever=48, reachable=48, whole=48, seen=50)) == {
+        "partial_block": 2,
+        "cold": 50,
+    }
+
+
+def test_window_not_kept() -> None:
+    assert parts(at(hit=0, alone=0, ever=0))["not_retained"] == 96
+
+
+def test_eviction_and_the_rest_of_the_chain() -> None:
+    assert parts(at(hit=32, alone=32, ever=64)) == {
+        "evicted": 32,
+        "not_retained": 32,
+        "partial_block": 3,
+        "last_token": 1,
+    }
+
+
+def test_groups_that_disagree() -> None:
+    assert parts(at(hit=0, alone=64, ever=96)) == {
+        "lagging_group": 64,
+        "evicted": 32,
+        "partial_block": 3,
+        "last_token": 1,
+    }
+
+
+def test_skipped_lookup_takes_what_the_cache_could_have_given() -> None:
+    skipped = Boundaries(100, 0, 0, 0, 64, 64, 70, skipped=True)
+    assert parts(skipped) == {"skipped_lookup": 64, "partial_block": 6, "cold": 30}

@@ -1,0 +1,263 @@
+"""Recipes: what is written is read again; damaged, edited and foreign ones are refused; export is data only."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.engine.models import builtin
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.recipe import (
+    About,
+    Recipe,
+    checksum,
+    differences,
+    engine_flags,
+    read_recipe,
+    to_toml,
+    write_recipe,
+)
+from kvtune.tune.recipes.make import bench_of
+from kvtune.tune.recipes.serving import serving
+from kvtune.tune.recipes.shelf import export, find, load
+from kvtune.tune.trials.trial import flags_of
+from kvtune.workload.spec import build
+
+ABOUT = About(model="tiny-gemma3", device="cpu", vllm="0.32.0", kvtune="0.1.0", status="confirmed")
+EVIDENCE = {
+    "objective": "hit-rate",
+    "workload": "rounds:prefixes=2",
+    "seed": 0,
+    "workload_hash": "h",
+    "engine_args": ["--block-size", "32"],
+    "figures": {"ttft_ms_mean": {"baseline": 1.5, "verdict": "better"}},
+}
+RECIPE = Recipe(
+    recipe=ABOUT,
+    engine={"block_size": 32, "prefix_cache_retention_interval": "none", "enable_prefix_caching": True},
+    core={"slack": 128, "freeze": False, "protected_share": 0.65},
+    evidence=EVIDENCE,
+)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "r.toml"
+    write_recipe(RECIPE, path)
+    return path
+
+
+def test_what_was_written_is_read_again(written: Path) -> None:
+    found = read_recipe(written)
+    assert found.engine == RECIPE.engine
+    assert found.core == RECIPE.core
+    assert found.evidence == EVIDENCE
+    assert found.recipe.checksum == checksum(RECIPE)
+
+
+scalars = st.one_of(
+    st.booleans(),
+    st.integers(-(2**60), 2**60),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(codec="utf-8"), max_size=20),
+)
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=10)
+tables = st.recursive(
+    scalars | st.lists(scalars, max_size=3),
+    lambda inner: st.dictionaries(names, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(names, tables, max_size=5))
+def test_any_data_survives_toml(data: dict[str, object]) -> None:
+    assert tomllib.loads(to_toml(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("slack = 128", "slack = 129"), ("block_size = 32", "block_size = 64"), ('"better"', '"worse"')],
+)
+def test_an_edited_recipe_is_refused(written: Path, before: str, after: str) -> None:
+    text = written.read_text()
+    assert before in text
+    written.write_text(text.replace(before, after))
+    with pytest.raises(UsageError, match="checksum"):
+        read_recipe(written)
+
+
+def test_every_truncation_is_refused(written: Path) -> None:
+    whole = written.read_bytes()
+    for size in range(0, len(whole) - 1, 7):
+        written.write_bytes(whole[:size])
+        with pytest.raises(KvtuneError):
+            read_recipe(written)
+
+
+def test_a_confirmed_recipe_needs_a_checksum(written: Path) -> None:
+    lines = [line for line in written.read_text().splitlines() if not line.startswith("checksum")]
+    written.write_text("\n".join(lines))
+    with pytest.raises(UsageError, match="checksum"):
+        read_recipe(written)
+    written.write_text("\n".join(lines).replace('"confirmed"', '"hand-written"'))
+    assert read_recipe(written).recipe.status == "hand-written"
+
+
+@pytest.mark.parametrize("name", ["worker_cls", "trust_remote_code", "model", "load_format", "scheduler_cls"])
+def test_a_recipe_cannot_set_what_loads_code(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "r.toml"
+    write_recipe(msgspec.structs.replace(RECIPE, engine={name: "x"}), path)
+    with pytest.raises(UsageError, match=name):
+        read_recipe(path)
+
+
+def test_illegal_core_settings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    write_recipe(msgspec.structs.replace(RECIPE, core={"slack": -4}), path)
+    with pytest.raises(UsageError, match="slack"):
+        load(path)
+
+
+def test_flags() -> None:
+    assert engine_flags(RECIPE.engine) == [
+        *("--block-size", "32", "--prefix-cache-retention-interval", "None", "--enable-prefix-caching")
+    ]
+
+
+def test_differences_name_what_differs() -> None:
+    assert differences(RECIPE, model="tiny-gemma3", vllm="0.32.0+cpu", device="cpu") == []
+    assert differences(RECIPE, vllm="0.33.0") == ["vLLM 0.32.0 (here: 0.33.0)"]
+
+
+def test_export_is_quoted_data(tmp_path: Path) -> None:
+    evil = msgspec.structs.replace(RECIPE, core={"policy": "'; touch /tmp/pwned; '"})
+    config, env = export(evil, tmp_path / "x")
+    last = env.read_text().splitlines()[-1]
+    assert len(shlex.split(last)) == 2
+    assert "block-size: 32" in config.read_text()
+    with pytest.raises(UsageError, match="exists"):
+        export(evil, tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [("tiny-granite", True), ("gemma-3-4b", False), ("some/hub-model", True), ("./a folder", True)],
+)
+def test_an_exported_recipe_says_what_plain_vllm_must_know(tmp_path: Path, model: str, named: bool) -> None:
+    yaml = pytest.importorskip("yaml", reason="vLLM brings it")
+    about = msgspec.structs.replace(ABOUT, model=model)
+    own = {"block_size": 64, "enable_prefix_caching": True}
+    config, _ = export(msgspec.structs.replace(RECIPE, recipe=about, engine=own), tmp_path / "x")
+    told = yaml.safe_load(config.read_text())
+    assert ("model" in told) == named, (
+        "a published shape has no weights here: MODEL is named by whoever serves"
+    )
+    assert told["block-size"] == 64
+    if model == "tiny-granite":
+        assert Path(told["model"], "config.json").is_file()
+        assert told["served-model-name"] == model
+        assert told["enforce-eager"] is told["skip-tokenizer-init"] is True
+        assert told["enable-prefix-caching"] is True, "the recipe's own settings go over what the model needs"
+    else:
+        assert told.get("model", model) == model
+        assert "load-format" not in told
+
+
+def test_an_exported_environment_gives_each_start_counters_of_its_own(tmp_path: Path) -> None:
+    _, env = export(RECIPE, tmp_path / "it's here")
+    script = f"for i in 1 2; do . {shlex.quote(str(env))}; env | grep ^KVTUNE_; done"
+    shell = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    done = subprocess.run(["sh", "-ec", script], env=shell, capture_output=True, text=True, check=True)
+    told = [line.partition("=")[::2] for line in done.stdout.splitlines()]
+    assert [json.loads(v) for n, v in told if n == "KVTUNE_SET"] == [RECIPE.core] * 2
+    assert [v for n, v in told if n == "KVTUNE_CORE"] == ["kvtune"] * 2
+    folders = {v for n, v in told if n == "KVTUNE_METRICS_DIR"}
+    assert len(folders) == 2 and all(Path(folder).is_dir() for folder in folders)
+
+
+def test_the_bench_of_a_recipe() -> None:
+    bench, settings = bench_of(RECIPE, "r.toml")
+    assert bench.engine_args == ["--block-size", "32"]
+    assert settings["slack"] == 128
+    with pytest.raises(UsageError, match="evidence"):
+        bench_of(msgspec.structs.replace(RECIPE, evidence={}), "r.toml")
+
+
+def test_an_unknown_recipe_is_named() -> None:
+    with pytest.raises(UsageError, match="no recipe nowhere"):
+        find("nowhere")
+
+
+def test_serving_becomes_vllm_serve(written: Path, tmp_path: Path) -> None:
+    made = serving(
+        "tiny-gemma3", written, tmp_path / "t.jsonl", ["--port", "1", "--block-size", "64"], {"A": "b"}
+    )
+    at = made.command.index("kvtune.engine.serve")
+    assert made.command[at + 1].endswith("tiny-gemma3")
+    assert made.command.count("--block-size") == 1
+    assert "64" in made.command
+    assert msgspec.json.decode(made.environment["KVTUNE_SET"]) == RECIPE.core
+    assert made.environment["KVTUNE_CORE"] == "kvtune"
+    assert (tmp_path / "t.jsonl").read_bytes() == b""
+    with pytest.raises(UsageError, match="exists"):
+        serving("tiny-gemma3", None, tmp_path / "t.jsonl", [], {})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("model", "other", "for the model"),
+        ("vllm", "0.31.0", "expired"),
+        ("device", "cuda", "for the device"),
+    ],
+)
+def test_foreign_recipes_are_refused(tmp_path: Path, field: str, value: str, says: str) -> None:
+    path = tmp_path / "r.toml"
+    about = msgspec.structs.replace(ABOUT, **{field: value})
+    write_recipe(msgspec.structs.replace(RECIPE, recipe=about), path)
+    with pytest.raises(UsageError, match=says):
+        serving("tiny-gemma3", path, None, [], {})
+    assert serving("tiny-gemma3", path, None, [], {}, anyway=True).command
+
+
+SHIPPED = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+def test_a_shipped_recipe_is_whole_can_be_verified_and_stands_in_the_list(path: Path, tmp_path: Path) -> None:
+    found = load(path)
+    assert found.recipe.checksum and found.recipe.status in ("confirmed", "simulated")
+    bench, settings = bench_of(found, path.name)
+    assert build(bench.spec, seed=bench.seed).hash == bench.workload_hash
+    assert bench.model == found.recipe.model and builtin(bench.model) is not None
+    flags_of(bench, settings)
+    about = f"| `{path.stem}` | {found.recipe.status} |"
+    text = path.with_name("README.md").read_text()
+    assert about in text and bench.spec in text
+    if found.recipe.status == "confirmed":
+        hits = found.evidence["figures"]["prefix_cache_hit_rate"]
+        stock, mine = hits["baseline"], hits["recipe"]
+        assert hits["verdict"] == "better" and len(found.evidence["runs"]) >= 2
+    else:
+        stock, mine = found.evidence["simulated_baseline"], found.evidence["simulated"]
+    assert f"| {100 * stock:.1f} % | {100 * mine:.1f} % |" in text
+    assert mine > stock
+    export(found, tmp_path)
+
+
+def test_recipes_are_shipped() -> None:
+    assert {p.stem for p in SHIPPED} >= {
+        "tiny-gemma3-cpu",
+        "gemma-3-4b-cpu",
+        "gpt-oss-20b-cpu",
+        "qwen3-next-80b-cpu",
+    }

@@ -1,0 +1,186 @@
+"""Knobs, their legal values, grids and samples, and the flags that a trial's settings become."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.errors import UsageError
+from kvtune.tune.search import tuned_space
+from kvtune.tune.space import grid
+from kvtune.tune.space.grid import build_space, choose, shown, size
+from kvtune.tune.space.knobs import GROUPS, ModelFacts, canonical, model_facts, read_value
+from kvtune.tune.trials.trial import Bench, core_part, engine_part, flag_value, flags_of, refused
+
+FACTS = ModelFacts(window=512, alignment=32, block_tokens=128, blocks=(32, 64, 128))
+
+
+def bench(*flags: str, block: int = 32) -> Bench:
+    return Bench(
+        model="tiny-gemma3",
+        spec="rounds",
+        seed=0,
+        workload_hash="h",
+        engine_args=list(flags),
+        block_tokens=block,
+    )
+
+
+def test_no_knob_is_one_trial_of_the_defaults() -> None:
+    assert list(grid(build_space([], [], FACTS))) == [{}]
+
+
+def test_a_set_replaces_the_values_of_its_group() -> None:
+    space = build_space(["pin"], ["slack=1,2", "core.min-drop=4"], FACTS)
+    assert space["slack"] == (1, 2)
+    assert space["min_drop"] == (4,)
+    assert size(space) == len(list(grid(space))) == 3 * 2 * 3
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_has_legal_values_only(group: str) -> None:
+    for settings in grid(build_space([group], [], FACTS)):
+        for name, value in settings.items():
+            assert read_value(name, value, FACTS) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("slak=3", "slack"),
+        ("slack", "512"),
+        ("slack=-1", "whole number from 0"),
+        ("slack=1.5", "whole number"),
+        ("policy=best", "tiered, pin, lru, two_class"),
+        ("block_size=40", "multiples of 32"),
+        ("retention=often", "none, 0"),
+        ("freeze=maybe", "true, false"),
+    ],
+)
+def test_what_is_illegal_is_refused_with_what_is_legal(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        build_space([], [text], FACTS)
+    assert says in refused.value.hint
+
+
+def test_a_knob_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        build_space([], ["slack=1", "core.slack=2"], FACTS)
+
+
+def test_short_names() -> None:
+    assert canonical("retention") == "prefix_cache_retention_interval"
+    assert canonical("chunk") == "max_num_batched_tokens"
+
+
+@given(st.integers(1, 40), st.integers(0, 1000))
+def test_a_sample_is_distinct_seeded_and_from_the_grid(trials: int, seed: int) -> None:
+    space = build_space(["pin", "retention"], [], FACTS)
+    drawn = choose(space, trials, seed)
+    assert drawn == choose(space, trials, seed)
+    assert len({shown(s) for s in drawn}) == len(drawn) == min(trials, size(space))
+    every = list(grid(space))
+    assert all(s in every for s in drawn)
+
+
+def test_a_huge_grid_asks_for_a_sample() -> None:
+    many = ",".join(map(str, range(200)))
+    with pytest.raises(UsageError, match="40,000 trials"):
+        choose(build_space([], [f"slack={many}", f"min_drop={many}"], FACTS), 0, 0)
+
+
+def test_settings_become_flags_and_core_settings() -> None:
+    settings = {"slack": 1, "prefix_cache_retention_interval": "none", "max_num_seqs": 8}
+    assert core_part(settings) == {"slack": 1}
+    assert engine_part(settings) == {"prefix_cache_retention_interval": "none", "max_num_seqs": 8}
+    assert flags_of(bench("--seed", "1"), settings) == [
+        *("--seed", "1", "--prefix-cache-retention-interval", "None", "--max-num-seqs", "8")
+    ]
+
+
+@given(st.sampled_from([32, 64, 128, 256]), st.integers(100, 100_000))
+def test_a_pool_in_blocks_keeps_its_tokens(block: int, blocks: int) -> None:
+    flags = flags_of(bench("--num-gpu-blocks-override", str(blocks)), {"block_size": block})
+    scaled = int(flag_value(flags, "num-gpu-blocks-override") or 0)
+    assert abs(scaled * block - blocks * 32) < max(block, 2 * block)
+
+
+def test_flags_with_an_equals_sign_and_without_a_value() -> None:
+    assert flag_value(["--block_size=64"], "block-size") == "64"
+    assert flag_value(["--seed", "1"], "block-size") is None
+    with pytest.raises(UsageError):
+        flag_value(["--block-size"], "block-size")
+
+
+def test_facts_of_built_in_models() -> None:
+    gemma = model_facts("tiny-gemma3", 32, 4096)
+    assert (gemma.window, gemma.block_tokens) == (512, 32)
+    assert all(size % gemma.alignment == 0 for size in gemma.blocks)
+    qwen = model_facts("tiny-qwen3next", None, 4096)
+    assert qwen.state_layers > 0
+    assert min(qwen.blocks) > 128  # a block must hold a state
+
+
+def test_a_model_with_states_is_searched_over_layouts() -> None:
+    facts = model_facts("tiny-granite", None, 780, caching_off=True)
+    found = list(grid(build_space(["block_size"], [], facts)))
+    stock = [s for s in found if "block_size" in s]
+    packed = [s for s in found if s.get("packed")]
+    assert [s["block_size"] for s in stock] == [1216]  # a larger one could hit none of these requests
+    assert [s["states_per_block"] for s in packed] == [1, 2] and len(found) == 3
+    # Caching is asked for, and what keeps stock's layout from crashing on the CPU then.
+    assert all(s["enable_prefix_caching"] for s in found)
+    assert all(s.get("whole_states", s.get("packed")) for s in found)
+    told = list(grid(build_space(["block_size"], [], model_facts("tiny-granite", None, 780))))
+    assert not any("enable_prefix_caching" in s for s in told) and len(told) == 3
+
+
+def test_packed_blocks_multiply_with_other_knobs_and_nothing_is_tried_twice() -> None:
+    facts = model_facts("tiny-granite", None, 780)
+    named = ["packed=true,false", "states_per_block=1,4", "prefix_match_unit=none,32", "retention=0,none"]
+    found = list(grid(build_space(["block_size"], named, facts)))
+    assert all(
+        "enable_prefix_caching" not in s for s in found
+    )  # the person names the layout, and all it needs
+    assert len(found) == len({shown(s) for s in found}) == (2 + 1) * 2 * 2
+    assert all("states_per_block" not in s for s in found if not s["packed"])
+    assert core_part(found[0]) == {"packed": True, "states_per_block": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "says"),
+    [
+        ("tiny-gemma3", "packed=true", "no recurrent states"),
+        ("tiny-opt", "core.packed=true,false", "no recurrent states"),
+        ("tiny-granite", "states_per_block=9", "not legal"),
+    ],
+)
+def test_packed_blocks_are_refused_by_name(model: str, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        build_space([], [text], model_facts(model, None, 4096))
+
+
+def test_tune_searches_layout_match_unit_and_retention_together() -> None:
+    facts = model_facts("tiny-granite", None, 4096)
+    space = tuned_space(facts, {})
+    assert list(space) == ["layout", "prefix_cache_retention_interval", "prefix_match_unit"]
+    assert any(s.get("packed") and s["prefix_match_unit"] == 32 for s in grid(space))
+    assert "layout" not in tuned_space(facts, {"block_size": "1280"})
+    assert model_facts("tiny-granite", None, 4096, core="stock").layouts == ()
+
+
+def test_a_pool_in_blocks_keeps_its_bytes_when_it_is_packed() -> None:
+    own = Bench(
+        model="tiny-granite", spec="rounds", seed=0, workload_hash="h",
+        engine_args=["--num-gpu-blocks-override", "100"], block_tokens=1280,
+    )  # fmt: skip
+    flags = flags_of(own, {"packed": True, "states_per_block": 1})
+    assert flag_value(flags, "num-gpu-blocks-override") == "800"
+
+
+def test_a_run_whose_blocks_could_not_be_packed_is_no_trial_of_them() -> None:
+    parts = {"core": {"parts": {"packed": False}}, "notes": ["x", "packed: a KV connector moves pages"]}
+    assert refused(parts) == "packed: a KV connector moves pages"
+    assert "no states" in refused({"core": {"parts": {"packed": False}}})
+    assert refused({"core": {"parts": {"packed": True}}}) == refused({}) == ""

@@ -1,0 +1,135 @@
+"""Trials on the engine, with a stand-in for the run: what fails is kept with its cause, and the study goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtune.analysis.rebuild import workload_of
+from kvtune.engine.profile import Job, Profiled
+from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError, UsageError
+from kvtune.run.file import read_run
+from kvtune.tune import sweep as sweeps
+from kvtune.tune.confirm import Bout, Side, confirm
+from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.trials import engine as module
+from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.trial import Bench, Trial
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "schema1-real.kvrun"
+RUN = read_run(GOLDEN)
+_WORK = workload_of(RUN)
+assert _WORK is not None
+WORK = _WORK
+BENCH = Bench(model="tiny-gemma3", spec=WORK.spec, seed=WORK.seed, workload_hash=WORK.hash, vllm="0.32.0")
+BY = OBJECTIVES["hit-rate"]
+
+
+class Engines:
+    """Answers each job with the golden run, or with the failure that its settings were given."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.fails: dict[int, Exception] = {}
+
+    def __call__(self, job: Job, on_event: Any = None) -> Profiled:
+        self.jobs.append(job)
+        error = self.fails.get(job.core_settings.get("slack", -1))
+        if isinstance(error, UsageError):
+            raise error
+        return Profiled(RUN, GOLDEN, error if isinstance(error, KvtuneError) else None)
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
+    made = Engines()
+    monkeypatch.setattr(module, "profile", made)
+    return made
+
+
+def sweep(path: Path, values: list[int], seen: list[Trial]) -> list[Trial]:
+    asked = sweeps.wanted(BENCH, [{"slack": value} for value in values])
+    with Journal(path, "sweep", BENCH) as journal:
+        sweeps.run_engine(BENCH, WORK, asked, journal, path.parent, seen.append)
+        return list(journal.trials)
+
+
+def test_a_trial_that_fails_is_kept_with_its_cause_and_the_sweep_goes_on(
+    engines: Engines, tmp_path: Path
+) -> None:
+    engines.fails[2] = KvtuneError("EngineCore died: out of memory", "give it less", EXIT_FAILED)
+    engines.fails[3] = UsageError("vLLM does not take it", "take another")
+    path = tmp_path / "a.jsonl"
+    found = sweep(path, [1, 2, 3, 4], [])
+    assert [(t.role, t.state) for t in found] == [
+        ("baseline", "complete"),
+        ("trial", "complete"),
+        ("trial", "failed"),
+        ("trial", "failed"),
+        ("trial", "complete"),
+    ]
+    assert found[2].why == "EngineCore died: out of memory"
+    assert found[3].why == "vLLM does not take it (take another)"
+    told = sweeps.result(found, BY)
+    assert [t["state"] for t in told["trials"]] == ["complete", "failed", "failed", "complete"]
+    assert told["best"]["number"] in (1, 4)
+    again: list[Trial] = []
+    assert [t.why for t in sweep(path, [1, 2, 3, 4], again)] == [t.why for t in found]
+    assert again == [], "the same command makes nothing again"
+
+
+def test_a_stopped_trial_is_not_journalled(engines: Engines, tmp_path: Path) -> None:
+    engines.fails[2] = KvtuneError("interrupted", "", EXIT_INTERRUPTED)
+    seen: list[Trial] = []
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path / "a.jsonl", [1, 2, 3], seen)
+    assert len(seen) == 2
+    del engines.fails[2]
+    assert len(sweep(tmp_path / "a.jsonl", [1, 2, 3], seen)) == 4
+    assert len(seen) == 4
+
+
+def test_stock_that_cannot_run_ends_the_sweep(
+    engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(job: Job, on_event: Any = None) -> Profiled:
+        raise UsageError("no such flag", "leave it out")
+
+    monkeypatch.setattr(module, "profile", refused)
+    with pytest.raises(UsageError, match="no such flag") as caught:
+        sweep(tmp_path / "a.jsonl", [1], [])
+    assert caught.value.exit_code == EXIT_USAGE
+
+
+def test_every_trial_failed_is_a_failure(engines: Engines, tmp_path: Path) -> None:
+    engines.fails = {1: KvtuneError("too small", ""), 2: KvtuneError("too large", "")}
+    with pytest.raises(KvtuneError, match="every trial failed: too small"):
+        sweeps.fail_if_none(sweep(tmp_path / "a.jsonl", [1, 2], []))
+
+
+def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Path) -> None:
+    engines.fails[1] = KvtuneError("EngineCore died", "", EXIT_FAILED)
+    with Journal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
+        bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None, lambda e: None)
+        sides = [Side({"slack": 1}, "trial"), Side({"slack": 2}, "trial")]
+        found = confirm(bout, Side({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
+        assert found.leader is sides[1] and found.winner is None, "the same run on both sides is no gain"
+        assert sides[0].failed == "EngineCore died"
+        states = [(t.role, t.state) for t in journal.trials]
+    assert states.count(("trial", "failed")) == 1
+    assert states.count(("baseline", "complete")) == 3, "stock once more at the end"
+    engines.jobs.clear()
+    with Journal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
+        bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None, lambda e: None)
+        sides = [Side({"slack": 2}, "trial")]
+        confirm(bout, Side({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
+    assert engines.jobs == [], "a study that is resumed takes the runs that it has"
+
+
+@pytest.mark.parametrize("core", ["kvtune", "stock"])
+def test_a_trial_of_the_core_never_runs_stock_unseen(engines: Engines, tmp_path: Path, core: str) -> None:
+    sweep(tmp_path / "a.jsonl", [1], [])
+    strict = [job.environment.get("KVTUNE_STRICT") for job in engines.jobs if job.core == core]
+    assert strict == (["1"] if core == "kvtune" else [None])

@@ -37,7 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marks = {mark.name for mark in item.iter_markers()}
         if marks & {"engine", "vllm"} and find_spec("vllm") is None:
             item.add_marker(pytest.mark.skip(reason="needs vLLM"))
-        if marks & {"engine", "browser"} and "long" not in marks and item.path.parent not in FOLDERS:
+        if (
+            marks & {"engine", "browser"}
+            and "long" not in marks
+            and not any(map(item.path.is_relative_to, FOLDERS))
+        ):
             raise pytest.UsageError(
                 f"{item.nodeid} starts an engine or a browser: move it to one of {FOLDERS}"
             )

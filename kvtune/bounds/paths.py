@@ -59,7 +59,7 @@ class Paths:
 
 def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Paths:
     """`answers`: what requests generate is cached, too (and found again by the next turn of a chat)."""
-    from kvtune.sim.requests import with_answers
+    from kvtune.workload.answers import with_answers
 
     planned = workload.requests
     order = _order(planned)

@@ -13,7 +13,7 @@ import msgspec
 from kvtune.engine.ablate import (
     BASELINE,
     Ablated,
-    Progress,
+    AblationProgress,
     Variant,
     ablate,
     ended,
@@ -22,7 +22,7 @@ from kvtune.engine.ablate import (
     variants,
 )
 from kvtune.engine.messages import Event
-from kvtune.engine.profile import Job, check_output
+from kvtune.engine.profile import ProfileJob, check_output
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
@@ -33,11 +33,12 @@ REPEATS = 3
 """Without --repeat: two give intervals so wide that little is ever shown."""
 
 
-def run_ablation(job: Job, only: str, repeats: int, budget_min: float, *, as_json: bool) -> int:
+def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *, as_json: bool) -> int:
     """Run every variant, store the result in the baseline's first run, print it. KvtuneError without a baseline."""
     from kvtune.analysis.comparison.ablation import stored
     from kvtune.report.console.ablation import plain, print_ablation
-    from kvtune.report.pages.frame import run_page, write_page
+    from kvtune.report.pages.frame import write_page
+    from kvtune.report.pages.run import run_page
 
     chosen = variants(job, tuple(name for name in only.split(",") if name))
     repeats = max(repeats, FEWEST) if repeats > 1 else REPEATS
@@ -69,7 +70,7 @@ def run_ablation(job: Job, only: str, repeats: int, budget_min: float, *, as_jso
     return EXIT_INTERRUPTED if found.why == "interrupted" else 0
 
 
-def _tell_plan(job: Job, chosen: tuple[Variant, ...], repeats: int, budget_min: float) -> None:
+def _tell_plan(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int, budget_min: float) -> None:
     """What is going to run and how long it takes, before anything starts."""
     total = len(chosen) * repeats
     held, run_s = known(job, chosen, repeats)
@@ -88,7 +89,7 @@ def _tell_plan(job: Job, chosen: tuple[Variant, ...], repeats: int, budget_min: 
     print(f"  {', '.join(f'{v.name} {v.turned}'.strip() for v in chosen)}", file=sys.stderr, flush=True)
 
 
-def _seconds_before(job: Job) -> float | None:
+def _seconds_before(job: ProfileJob) -> float | None:
     """What a run of this work on this model took last time, from the run files in the output folder."""
     files = sorted(job.output.glob(f"*_{job.workload.name}_*.kvrun"), key=lambda p: p.stat().st_mtime)
     for path in reversed(files[-20:]):
@@ -101,7 +102,7 @@ def _seconds_before(job: Job) -> float | None:
     return None
 
 
-def _tell(now: Progress) -> Callable[[Event], None]:
+def _tell(now: AblationProgress) -> Callable[[Event], None]:
     left = ""
     if now.left_s is not None:
         at = datetime.now() + timedelta(seconds=now.left_s)
@@ -116,14 +117,16 @@ def _minutes(seconds: float) -> str:
 
 def _store(found: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
     """Put the whole result into the baseline's first run file, where pages and other tools find it."""
-    from kvtune.analysis.comparison.ablation import KEY, Side, extra, figures
+    from kvtune.analysis.comparison.ablation import KEY, AblationSide, extra, figures
 
     sides = []
     for variant in chosen:
         made = found.made[variant.name]
         runs = tuple(figures(read_run(path)) for path in made.files)
         files = tuple(path.name for path in made.files)
-        sides.append(Side(variant.name, variant.turned, variant.settings, runs, files, tuple(made.failed)))
+        sides.append(
+            AblationSide(variant.name, variant.turned, variant.settings, runs, files, tuple(made.failed))
+        )
     path: Path = found.made[BASELINE].files[0]
     run = read_run(path)
     told = extra(sides, planned=found.planned, repeats=repeats, why=found.why)

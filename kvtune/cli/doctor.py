@@ -32,7 +32,8 @@ def doctor(
 ) -> int:
     """Examine this machine and, where named, MODEL under vLLM's own flags (after `--`). No engine, no weights."""
     from kvtune.cli.app import engine_args
-    from kvtune.doctor.diagnosis import LEVELS, examine
+    from kvtune.doctor.diagnosis import examine
+    from kvtune.doctor.finding import LEVELS
     from kvtune.workload.spec import build
 
     level = next((known for known in LEVELS if known == fail_on and known != "ok"), None)

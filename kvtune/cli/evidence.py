@@ -24,7 +24,7 @@ def evidence(
     import sys
 
     from kvtune.cli.views.progress import ProgressView
-    from kvtune.evidence.claims import Case, Side
+    from kvtune.evidence.claims import Case, CaseSide
     from kvtune.evidence.collect import cases_of, chosen, chosen_scale
     from kvtune.evidence.collect import evidence as measure
     from kvtune.evidence.runs import JOURNAL
@@ -44,7 +44,7 @@ def evidence(
         number = f"case {cases.index(case) + 1} of {len(cases)}"
         print(f"{number}: {case.name}, {what}", file=sys.stderr, flush=True)
 
-    def start(case: Case, side: Side, repeat: int) -> ProgressView:
+    def start(case: Case, side: CaseSide, repeat: int) -> ProgressView:
         tell(case, f"{side.name}, run {repeat + 1} of {case.repeats}")
         return ProgressView(0, side.name, quiet=True)
 

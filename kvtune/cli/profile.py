@@ -10,7 +10,7 @@ import typer
 from kvtune.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvtune.engine.profile import Job
+    from kvtune.engine.profile import ProfileJob
 
 
 def profile(
@@ -81,13 +81,13 @@ def profile(
     """Profile MODEL on the real vLLM engine, or replay without it. vLLM's own flags stand after `--`."""
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice, probe_choice, with_recipe
-    from kvtune.engine.profile import Job, Profiled
+    from kvtune.engine.profile import Profiled, ProfileJob
     from kvtune.engine.profile import profile as run_profile
     from kvtune.run.slo import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
     settings, flags = with_recipe(recipe, set_ or [], engine_args(ctx), model=model, anyway=anyway)
-    job = Job(
+    job = ProfileJob(
         model=model,
         workload=build(workload or DEFAULT_SPEC, seed=seed),
         core=core_choice(core),
@@ -128,7 +128,7 @@ def profile(
     return 0
 
 
-def _replay(job: Job, on: str, mode: str, like: Path | None, *, as_json: bool) -> int:
+def _replay(job: ProfileJob, on: str, mode: str, like: Path | None, *, as_json: bool) -> int:
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
     from kvtune.run.file import read_run

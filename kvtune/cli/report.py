@@ -39,12 +39,14 @@ def report(
 
             print_summary(summary(run, workload))
             return
-        from kvtune.report.pages.frame import run_page, write_page
+        from kvtune.report.pages.frame import write_page
+        from kvtune.report.pages.run import run_page
 
         html, beside = run_page(run, workload), runs[0].with_suffix(".html")
     else:
         from kvtune.report.contrast import contrast
-        from kvtune.report.pages.frame import compare_page, write_page
+        from kvtune.report.pages.frame import write_page
+        from kvtune.report.pages.run import compare_page
 
         made = contrast(found, [path.stem for path in runs])
         if console:

@@ -46,7 +46,7 @@ def sweep(
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.space.grid import build_space, choose, engine_only
     from kvtune.tune.trials import bench as benches
-    from kvtune.tune.trials.journal import Journal
+    from kvtune.tune.trials.journal import StudyJournal
 
     if on not in ("sim", "engine", "both"):
         raise UsageError(f"--on {on} is no place", "--on takes sim, engine or both")
@@ -68,7 +68,7 @@ def sweep(
         engine_only(space)
     asked = sweeps.wanted(bench, choose(space, trials, seed))
     path = benches.study_path(study, output, "sweep", bench)
-    with Journal(path, "sweep", bench) as journal:
+    with StudyJournal(path, "sweep", bench) as journal:
         try:
             with TrialsView(len(asked) * (1 + (on == "both")) - len(journal.trials), by) as view:
                 if on != "engine":

@@ -53,7 +53,7 @@ def tune(
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.sweep import encoded, keep_result
     from kvtune.tune.trials import bench as benches
-    from kvtune.tune.trials.journal import Journal
+    from kvtune.tune.trials.journal import StudyJournal
     from kvtune.workload.spec import build
 
     if on not in ("both", "sim"):
@@ -78,7 +78,7 @@ def tune(
     for each in guard or ():
         build(each, seed=seed)  # refused before anything is started
     limits = tuning.Limits(trials, finalists, rounds, budget, on == "both", tuple(guard or ()), gc)
-    with Journal(path, "tune", bench) as journal:
+    with StudyJournal(path, "tune", bench) as journal:
         try:
             with TrialsView(trials + 2 + (on == "both") * (finalists + 1) * 2, by) as view:
                 tuned = tuning.tune(

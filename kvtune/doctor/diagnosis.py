@@ -8,26 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+from kvtune.doctor.environment import environment
+from kvtune.doctor.finding import LEVELS, Finding, Level
+from kvtune.doctor.model import ModelReport, examine_model
 from kvtune.errors import EXIT_FAILED
-
-if TYPE_CHECKING:
-    from kvtune.doctor.model import ModelReport
-    from kvtune.workload.types import Workload
-
-Level = Literal["ok", "note", "warning", "error"]
-LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the diagnosis; `hint` says what to do about it ("" when nothing needs doing)."""
-
-    level: Level
-    topic: str
-    text: str
-    hint: str = ""
+from kvtune.workload.types import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +50,8 @@ def examine(
     model: str | None, engine_args: Sequence[str], folder: Path, workload: Workload | None = None
 ) -> Diagnosis:
     """Examine this machine and, where named, a model under vLLM's flags `engine_args`, for a workload."""
-    from kvtune.doctor.environment import environment
-
     found = environment(folder)
     if model is None:
         return Diagnosis(found)
-    from kvtune.doctor.model import examine_model
-
     report, settings = examine_model(model, engine_args, workload)
     return Diagnosis(found, settings, report)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from kvtune.doctor.diagnosis import Finding
+from kvtune.doctor.finding import Finding
 from kvtune.engine.resolve import ENGINES, SUPPORTED_VLLM
 from kvtune.errors import KvtuneError
 from kvtune.units import size

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from kvtune.doctor.diagnosis import Finding
 from kvtune.doctor.facts import Facts, Group, Visits
+from kvtune.doctor.finding import Finding
 from kvtune.engine.resolve import ENGINES, resolve
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.layout.choice import Layouts, layouts_of, load_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvtune.doctor.diagnosis import Finding
 from kvtune.doctor.facts import Facts
+from kvtune.doctor.finding import Finding
 from kvtune.engine.models import engine_defaults
 from kvtune.layout.plan import match_units
 from kvtune.units import count

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 
-from kvtune.doctor.diagnosis import Diagnosis, Finding, Level
+from kvtune.doctor.diagnosis import Diagnosis
 from kvtune.doctor.facts import Visits
+from kvtune.doctor.finding import Finding, Level
 from kvtune.doctor.model import ModelReport, block_why
 from kvtune.layout.choice import Layouts
 from kvtune.units import count, size

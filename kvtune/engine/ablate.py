@@ -16,7 +16,7 @@ from typing import Any
 
 from kvtune.core.settings import KNOBS, LEGACY, CoreSettings
 from kvtune.engine.messages import Event
-from kvtune.engine.profile import Job, profile
+from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError, UsageError
 from kvtune.run.rows import add_row, read_rows
 
@@ -55,7 +55,7 @@ class Ablated:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class AblationProgress:
     """Before each run: its number, how many there are, the seconds of those made so far, and of all that are left."""
 
     name: str
@@ -65,7 +65,7 @@ class Progress:
     left_s: float | None
 
 
-def variants(job: Job, only: tuple[str, ...] = ()) -> tuple[Variant, ...]:
+def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]:
     """The baseline, each switch (some only when named), the thresholds. UsageError for a name that is none."""
     if job.core != "kvtune":
         raise UsageError("--ablate turns the core's switches over, --core stock has none", "leave out --core")
@@ -97,7 +97,7 @@ def order(count: int, repeats: int) -> Iterator[tuple[int, int]]:
             yield repeat, variant
 
 
-def folder_of(job: Job) -> Path:
+def folder_of(job: ProfileJob) -> Path:
     """Where this job's runs and journal lie: the same command finds the same folder, other work another one."""
     what = json.dumps(
         [job.model, job.workload.hash, job.core_settings, job.dummy, list(job.engine_args), job.environment],
@@ -108,10 +108,10 @@ def folder_of(job: Job) -> Path:
 
 
 def ablate(
-    job: Job,
+    job: ProfileJob,
     chosen: tuple[Variant, ...],
     repeats: int,
-    on_start: Callable[[Progress], Callable[[Event], None]],
+    on_start: Callable[[AblationProgress], Callable[[Event], None]],
     *,
     budget_s: float = 0.0,
     clock: Callable[[], float] = monotonic,
@@ -140,7 +140,9 @@ def ablate(
             why = f"the budget of {budget_s / 60:g} min is used up"
             break
         start = clock()
-        told = Progress(variant.name, number, len(plan), mean, mean * left if mean is not None else None)
+        told = AblationProgress(
+            variant.name, number, len(plan), mean, mean * left if mean is not None else None
+        )
         try:
             file = _run(job, variant, folder, on_start(told))
         except (KvtuneError, KeyboardInterrupt) as error:
@@ -158,12 +160,12 @@ def ablate(
     return Ablated(made, len(plan), why)
 
 
-def ended(job: Job) -> None:
+def ended(job: ProfileJob) -> None:
     """All is made and told: the same command begins anew the next time. The run files stay."""
     (folder_of(job) / JOURNAL).unlink(missing_ok=True)
 
 
-def known(job: Job, chosen: tuple[Variant, ...], repeats: int) -> tuple[int, float | None]:
+def known(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int) -> tuple[int, float | None]:
     """How many runs of the plan the journal holds, and the mean of their seconds."""
     names, folder = {v.name for v in chosen}, folder_of(job)
     rows = [r for r in _journal(folder) if (folder / r["file"]).is_file()]
@@ -171,7 +173,7 @@ def known(job: Job, chosen: tuple[Variant, ...], repeats: int) -> tuple[int, flo
     return len(held), sum(float(r["seconds"]) for r in rows) / len(rows) if rows else None
 
 
-def _run(job: Job, variant: Variant, folder: Path, on_event: Callable[[Event], None]) -> Path:
+def _run(job: ProfileJob, variant: Variant, folder: Path, on_event: Callable[[Event], None]) -> Path:
     settings = {**job.core_settings, **variant.settings}
     done = profile(replace(job, core_settings=settings, probe="light", stacks=False, output=folder), on_event)
     if done.error is not None:

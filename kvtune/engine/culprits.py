@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from kvtune.engine.launch import Outcome
+from kvtune.engine.launch import HostOutcome
 from kvtune.probe.objects.tally import load
 from kvtune.probe.ring import COLLECTION, STEP, read_ring
 
@@ -17,7 +17,7 @@ TRIGGERS = 10
 
 
 def instruments(
-    folder: Path, index: dict[int, int], statuses: list[dict[str, Any]], outcome: Outcome
+    folder: Path, index: dict[int, int], statuses: list[dict[str, Any]], outcome: HostOutcome
 ) -> dict[str, Any]:
     """`ledger` (each process's young generation and triggers), and `types`, `sites`, `growth` where they ran."""
     ledger, steps = _ledger(folder, index, statuses, outcome)
@@ -48,7 +48,7 @@ def _by_step(facts: dict[str, Any], steps: int) -> dict[str, Any]:
 
 
 def _ledger(
-    folder: Path, index: dict[int, int], statuses: list[dict[str, Any]], outcome: Outcome
+    folder: Path, index: dict[int, int], statuses: list[dict[str, Any]], outcome: HostOutcome
 ) -> tuple[dict[str, Any], list[int]]:
     facts = {s["pid"]: s for s in statuses}
     found: dict[str, Any] = {}

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from kvtune.engine.driver import Driver, RequestLog
-from kvtune.engine.messages import LEDGER_FILE, PLAN_FILE, REQUESTS_FILE, Event, Plan
-from kvtune.engine.vllm_counts import Ledger
+from kvtune.engine.messages import COUNTS_FILE, PLAN_FILE, REQUESTS_FILE, Event, HostPlan
+from kvtune.engine.vllm_counts import VllmCounts
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
@@ -122,7 +122,7 @@ def describe_engine(config: Any) -> dict[str, Any]:
     }
 
 
-async def serve(plan: Plan, folder: Path, reporter: Reporter) -> None:
+async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     workload = build(plan.workload, seed=plan.seed)
@@ -130,9 +130,9 @@ async def serve(plan: Plan, folder: Path, reporter: Reporter) -> None:
     config = arguments.create_engine_config()
     max_model_len = int(config.model_config.max_model_len)
     check_fits(workload, max_model_len)
-    ledger = Ledger()
+    counts = VllmCounts()
     engine = AsyncLLM.from_vllm_config(
-        config, stat_loggers=[ledger.factory()], disable_log_stats=False, enable_log_requests=False
+        config, stat_loggers=[counts.factory()], disable_log_stats=False, enable_log_requests=False
     )
     vocab = int(config.model_config.get_vocab_size())
     try:
@@ -153,8 +153,8 @@ async def serve(plan: Plan, folder: Path, reporter: Reporter) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.stop)
-        ledger.reset()
-        watch = asyncio.create_task(_watch(driver, ledger, folder, reporter))
+        counts.reset()
+        watch = asyncio.create_task(_watch(driver, counts, folder, reporter))
         phase = Phase(folder)
 
         def measuring(start: int) -> None:
@@ -167,7 +167,7 @@ async def serve(plan: Plan, folder: Path, reporter: Reporter) -> None:
             0.05
         )  # vLLM's output handler logs a step's statistics after it hands out the tokens
         watch.cancel()
-        _progress(driver, ledger, folder, reporter)
+        _progress(driver, counts, folder, reporter)
         if driver.failure is not None:
             raise driver.failure
         reporter.send(Event(kind="phase", name="finishing", at_ns=end))
@@ -182,14 +182,14 @@ async def serve(plan: Plan, folder: Path, reporter: Reporter) -> None:
             why = f"the pass for the culprits failed: {second.failure}" if second.failure else ""
             reporter.send(Event(kind="phase", name="over", at_ns=monotonic_ns(), message=why))
         phase.enter(OVER)
-        await _ledgers_written(level, folder)
+        await _tallies_written(level, folder)
     finally:
         # EngineCore does not answer SIGTERM in time even when all is well (vLLM 0.32); its workers end with it.
         engine.shutdown(timeout=1.0)
     reporter.send(Event(kind="done"))
 
 
-async def _ledgers_written(level: str, folder: Path) -> None:
+async def _tallies_written(level: str, folder: Path) -> None:
     """Give the processes' probes the time to write what they counted."""
     if level != "off":
         await asyncio.sleep(0.3)
@@ -201,14 +201,14 @@ async def _ledgers_written(level: str, folder: Path) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _watch(driver: Driver, ledger: Ledger, folder: Path, reporter: Reporter) -> None:
+async def _watch(driver: Driver, counts: VllmCounts, folder: Path, reporter: Reporter) -> None:
     while True:
         await asyncio.sleep(PROGRESS_S)
-        _progress(driver, ledger, folder, reporter)
+        _progress(driver, counts, folder, reporter)
 
 
-def _progress(driver: Driver, ledger: Ledger, folder: Path, reporter: Reporter) -> None:
-    ledger.write(folder / LEDGER_FILE)
+def _progress(driver: Driver, counts: VllmCounts, folder: Path, reporter: Reporter) -> None:
+    counts.write(folder / COUNTS_FILE)
     reporter.send(
         Event(
             kind="progress",
@@ -238,7 +238,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _unwind)
     die_with_parent(signal.SIGTERM)
-    plan = msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=Plan)
+    plan = msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=HostPlan)
     try:
         reporter.send(Event(kind="phase", name="starting"))
         asyncio.run(serve(plan, folder, reporter))

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from kvtune.engine.faults import cause, hint_for
-from kvtune.engine.messages import LOG_FILE, PLAN_FILE, Event, Plan
+from kvtune.engine.messages import LOG_FILE, PLAN_FILE, Event, HostPlan
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.process import (
     ProcessSampler,
@@ -38,7 +38,7 @@ GRACE_S = 15.0
 
 
 @dataclass(slots=True)
-class Outcome:
+class HostOutcome:
     """What a host did, as the launcher saw it. `error` is set when the run is not complete."""
 
     started_at: str
@@ -54,15 +54,15 @@ class Outcome:
 
 
 def launch(
-    plan: Plan,
+    plan: HostPlan,
     folder: Path,
     environment: Mapping[str, str],
     on_event: Callable[[Event], None],
     on_measuring: Callable[[int], None] = lambda pid: None,
-) -> Outcome:
+) -> HostOutcome:
     """Run `plan` in `folder` to its end. `on_event` gets each event; `on_measuring` the host's pid at second 0."""
     (folder / PLAN_FILE).write_bytes(msgspec.json.encode(plan))
-    outcome = Outcome(datetime.now(UTC).isoformat(timespec="seconds"), monotonic_ns())
+    outcome = HostOutcome(datetime.now(UTC).isoformat(timespec="seconds"), monotonic_ns())
     reader, writer = os.pipe()
     try:
         with (folder / LOG_FILE).open("wb") as log:
@@ -124,7 +124,7 @@ def _stop_signals() -> Iterator[None]:
 def _follow(
     host: subprocess.Popen[bytes],
     reader: int,
-    outcome: Outcome,
+    outcome: HostOutcome,
     on_event: Callable[[Event], None],
     on_measuring: Callable[[int], None],
 ) -> None:

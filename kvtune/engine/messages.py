@@ -9,10 +9,10 @@ import msgspec
 PLAN_FILE = "plan.json"
 LOG_FILE = "engine.log"
 REQUESTS_FILE = "requests.bin"
-LEDGER_FILE = "ledger.json"
+COUNTS_FILE = "vllm-counts.json"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     """`vllm_args` go through vLLM's own parser; `workload` and `seed` rebuild the requests in the host."""
 
     model: str  # as given; what vLLM loads stands in vllm_args

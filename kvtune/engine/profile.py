@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvtune.engine.launch import launch
-from kvtune.engine.messages import Event, Plan
+from kvtune.engine.messages import Event, HostPlan
 from kvtune.engine.record import record
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import KvtuneError, UsageError
@@ -31,7 +31,7 @@ NEEDED_BYTES = 300 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProfileJob:
     """What to profile. `core_settings` are only those that differ from the core's defaults."""
 
     model: str
@@ -56,7 +56,7 @@ class Profiled:
     error: KvtuneError | None
 
 
-def profile(job: Job, on_event: Callable[[Event], None] = lambda event: None) -> Profiled:
+def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: None) -> Profiled:
     """Run the job on the real engine and write its run file, also when the run ended early."""
     version = check_engine()
     resolved = resolve(job.model, dummy=job.dummy, engine_args=job.engine_args)
@@ -66,7 +66,9 @@ def profile(job: Job, on_event: Callable[[Event], None] = lambda event: None) ->
         from kvtune.probe.stacks import Stacks
 
         stacks = Stacks.preflight()
-    plan = Plan(model=job.model, vllm_args=resolved.args, workload=job.workload.spec, seed=job.workload.seed)
+    plan = HostPlan(
+        model=job.model, vllm_args=resolved.args, workload=job.workload.spec, seed=job.workload.seed
+    )
     folder, path = reserve(job)
     try:
         outcome = launch(
@@ -137,7 +139,7 @@ def check_output(folder: Path) -> None:
         )
 
 
-def reserve(job: Job) -> tuple[Path, Path]:
+def reserve(job: ProfileJob) -> tuple[Path, Path]:
     """A work folder, and the run file's name with it: two runs that begin in the same second get two of each."""
     base, n = run_name(job), 1
     while True:
@@ -151,14 +153,14 @@ def reserve(job: Job) -> tuple[Path, Path]:
             return folder, path
 
 
-def run_name(job: Job) -> str:
+def run_name(job: ProfileJob) -> str:
     """`tiny-gemma3_rounds_kvtune_20261121-094501`: what, how, when."""
     model = re.sub(r"[^\w.-]+", "-", Path(job.model).name or job.model).strip("-")[:40]
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return f"{model}_{job.workload.name}_{job.core}_{stamp}"
 
 
-def _environment(job: Job, offline: bool) -> dict[str, str]:
+def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
     found = {
         "KVTUNE_CORE": job.core,
         "KVTUNE_PROBE": job.probe,

@@ -20,8 +20,8 @@ from kvtune import __version__
 from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
-from kvtune.engine.launch import Outcome
-from kvtune.engine.messages import LEDGER_FILE, LOG_FILE, REQUESTS_FILE, Plan
+from kvtune.engine.launch import HostOutcome
+from kvtune.engine.messages import COUNTS_FILE, LOG_FILE, REQUESTS_FILE, HostPlan
 from kvtune.engine.rings import read_rings, table
 from kvtune.probe.process import Sample
 from kvtune.probe.status import read_statuses
@@ -47,9 +47,9 @@ DISTORTING = {
 
 def record(
     folder: Path,
-    plan: Plan,
+    plan: HostPlan,
     workload: Workload,
-    outcome: Outcome,
+    outcome: HostOutcome,
     *,
     command: Sequence[str],
     core: CoreInfo,
@@ -61,15 +61,15 @@ def record(
     samples = outcome.sampler.samples if outcome.sampler is not None else []
     processes = _processes(statuses, samples, outcome)
     index = {p.pid: i for i, p in enumerate(processes)}
-    ledger = _ledger(folder / LEDGER_FILE)
+    counts = _counts(folder / COUNTS_FILE)
     rings = read_rings(folder, index, outcome)
     names = {i: f"{p.role}:{p.pid}" for i, p in enumerate(processes)}
     tables: dict[str, Table] = {"steps": rings.steps, "gc": rings.gc, "pool": rings.pool}
-    tables["requests"], tables["tokens"] = _request_tables(folder, workload, ledger, outcome)
+    tables["requests"], tables["tokens"] = _request_tables(folder, workload, counts, outcome)
     tables["memory"] = _memory_table(samples, index, outcome)
     engine_core = next((s for s in statuses if s["role"] == "engine_core"), {})
     worker_cores = [s["core"] for s in statuses if s["role"] == "worker" and s.get("core")]
-    counters = dict(ledger.get("counters", {}))
+    counters = dict(counts.get("counters", {}))
     header = Header(
         kvtune=__version__,
         source="engine",
@@ -122,7 +122,7 @@ def record(
 
 
 def _processes(
-    statuses: list[dict[str, Any]], samples: Sequence[Sample], outcome: Outcome
+    statuses: list[dict[str, Any]], samples: Sequence[Sample], outcome: HostOutcome
 ) -> list[ProcessInfo]:
     """Those that said who they are first, then others that psutil saw while measuring (helpers, trackers)."""
     names = outcome.sampler.names if outcome.sampler is not None else {}
@@ -198,7 +198,7 @@ def _engine(facts: dict[str, Any], cache: dict[str, Any], args: Sequence[str]) -
     )
 
 
-def _ledger(path: Path) -> dict[str, Any]:
+def _counts(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
         return found
@@ -207,10 +207,10 @@ def _ledger(path: Path) -> dict[str, Any]:
 
 
 def _request_tables(
-    folder: Path, workload: Workload, ledger: dict[str, Any], outcome: Outcome
+    folder: Path, workload: Workload, counts: dict[str, Any], outcome: HostOutcome
 ) -> tuple[Table, Table]:
     served = {s.index: s for s in read_request_log(folder / REQUESTS_FILE)}
-    preemptions = ledger.get("preemptions", {})
+    preemptions = counts.get("preemptions", {})
     n = len(workload.requests)
     zero = outcome.start_ns
     hits = np.full(n, -1, "i8")
@@ -255,7 +255,7 @@ def _request_tables(
     return requests, tokens
 
 
-def _memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: Outcome) -> Table:
+def _memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:
     zero, end = outcome.start_ns, outcome.end_ns
     rows = [
         (index[s.pid], (s.at_ns - zero) / 1e9, s.rss_bytes, s.uss_bytes, s.cpu_s, s.threads)

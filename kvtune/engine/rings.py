@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvtune.engine.launch import Outcome
+from kvtune.engine.launch import HostOutcome
 from kvtune.probe.pool import MOST_TIERS
 from kvtune.probe.ring import COLLECTION, DIGEST, POOL, STEP, read_ring
 from kvtune.run.types import TABLES, Table
@@ -29,7 +29,7 @@ class Rings:
     backwards: dict[int, int] = field(default_factory=dict)
 
 
-def read_rings(folder: Path, index: dict[int, int], outcome: Outcome) -> Rings:
+def read_rings(folder: Path, index: dict[int, int], outcome: HostOutcome) -> Rings:
     """What the processes of `index` (pid to number) left; a file that cannot be read is left out."""
     found = Rings()
     steps: list[tuple[float, ...]] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Ledger:
+class VllmCounts:
     """Counts from vLLM's scheduler and request statistics since `reset`."""
 
     def __init__(self) -> None:
@@ -59,10 +59,10 @@ class Ledger:
         part.replace(path)
 
     def factory(self) -> Any:
-        """A class that vLLM's StatLoggerManager can make per engine, all feeding this ledger."""
+        """A class that vLLM's StatLoggerManager can make per engine, all feeding these counts."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
-        ledger = self
+        counts = self
 
         class Feed(StatLoggerBase):  # type: ignore[misc]
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -75,7 +75,7 @@ class Ledger:
                 mm_cache_stats: Any = None,
                 engine_idx: int = 0,
             ) -> None:
-                ledger.record(scheduler_stats, iteration_stats)
+                counts.record(scheduler_stats, iteration_stats)
 
             def log_engine_initialized(self) -> None:
                 pass

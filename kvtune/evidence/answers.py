@@ -38,7 +38,7 @@ ENGINE: dict[str, Any] = {
 }
 
 
-class Plan(msgspec.Struct, forbid_unknown_fields=True):
+class AnswerPlan(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     prompts: list[str]
     at_once: int
@@ -57,7 +57,7 @@ class Answered(msgspec.Struct, forbid_unknown_fields=True):
 def answers(folder: Path, core: Literal["kvtune", "stock"], asked: list[Question], blocks: int) -> Answered:
     """Ask everything of one engine, started for it. A KvtuneError with the engine's last words where it fails."""
     texts = len({q.text for q in asked})
-    plan = Plan(model=str(folder), prompts=[q.prompt for q in asked], at_once=texts, blocks=blocks)
+    plan = AnswerPlan(model=str(folder), prompts=[q.prompt for q in asked], at_once=texts, blocks=blocks)
     environment = {**os.environ, "KVTUNE_CORE": core, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     for name in ("KVTUNE_SET", "KVTUNE_RECIPE"):
         environment.pop(name, None)
@@ -106,7 +106,7 @@ def main() -> None:
     from kvtune.probe.lifetime import die_with_parent
 
     die_with_parent(signal.SIGKILL)
-    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
+    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=AnswerPlan)
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 

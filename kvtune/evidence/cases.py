@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtune.evidence.claims import Case, Side
+from kvtune.evidence.claims import Case, CaseSide
 
 OFF = dict.fromkeys(("pool", "pinning", "reuse", "rows", "steady", "empty_blocks", "freeze"), False)
 """The core with none of its ideas: what a side turns on again is all that it differs in."""
 
-STOCK = Side("stock", core="stock")
-FRESH = Side("fresh lists", {**OFF, "legacy_empty_blocks": True})
-SHARED = Side("shared list", {**OFF, "empty_blocks": True})
-ROWS = Side("arrays", {**OFF, "rows": True})
-LINKED = Side("linked list", {**OFF})
-LINEAR = Side("linear list", {**OFF, "legacy_free_list": True})
-TIERED = Side("tiered")
-PIN = Side("pin", {"policy": "pin"})
-PIN_ALL = Side("pin, min-drop 0", {"policy": "pin", "min_drop": 0})
+STOCK = CaseSide("stock", core="stock")
+FRESH = CaseSide("fresh lists", {**OFF, "legacy_empty_blocks": True})
+SHARED = CaseSide("shared list", {**OFF, "empty_blocks": True})
+ROWS = CaseSide("arrays", {**OFF, "rows": True})
+LINKED = CaseSide("linked list", {**OFF})
+LINEAR = CaseSide("linear list", {**OFF, "legacy_free_list": True})
+TIERED = CaseSide("tiered")
+PIN = CaseSide("pin", {"policy": "pin"})
+PIN_ALL = CaseSide("pin, min-drop 0", {"policy": "pin", "min_drop": 0})
 # Stock crashes on Mamba-2 with caching on a CPU where a chunk ends inside a state; whole_states keeps it from that.
-WHOLE = Side("stock's blocks", {**OFF, "whole_states": True})
-PACKED = Side("packed", {**OFF, "packed": True})
+WHOLE = CaseSide("stock's blocks", {**OFF, "whole_states": True})
+PACKED = CaseSide("packed", {**OFF, "packed": True})
 
 
 @dataclass(frozen=True, slots=True)

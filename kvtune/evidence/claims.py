@@ -1,6 +1,6 @@
 """The published results on vLLM's KV cache: which figure of which case each claim is about, and what was published.
 
-Plain data, any process. `claim_cases.py` has the cases, for a CPU engine and for a GPU; `evidence.py` runs them,
+Plain data, any process. `cases.py` has the cases, for a CPU engine and for a GPU; `runs.py` runs them,
 `evidence/judge.py` judges.
 """
 
@@ -13,7 +13,7 @@ Direction = Literal["higher", "lower", "equal"]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class CaseSide:
     """One way to run a case; `settings` are core settings. The stock side has the core not loaded at all."""
 
     name: str
@@ -30,7 +30,7 @@ class Case:
     name: str
     model: str
     workload: str
-    sides: tuple[Side, ...]
+    sides: tuple[CaseSide, ...]
     repeats: int
     args: tuple[str, ...] = ()
     turns: int = 0

@@ -19,10 +19,10 @@ from kvtune.engine.messages import Event
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.evidence.cases import SCALES, Scale
-from kvtune.evidence.claims import CLAIMS, THROUGHPUT, Asked, Case, Claim, Side
+from kvtune.evidence.claims import CLAIMS, THROUGHPUT, Asked, Case, CaseSide, Claim
 from kvtune.evidence.extras import free_list, planned_blocks, real_answers, row
 from kvtune.evidence.judge import ratio, reason
-from kvtune.evidence.runs import Done, command, run_case, run_turns
+from kvtune.evidence.runs import CaseRun, command, run_case, run_turns
 from kvtune.run.file import read_run
 from kvtune.run.machine import this_host
 
@@ -31,7 +31,7 @@ NO_GPU = "Not yet measured on a GPU: these loads are sized for a CPU engine (on 
 FREE_LIST, AGGREGATE, REAL = "free-list", "aggregate-blocks", "real-weights"
 NAMES = (*(claim.name for claim in CLAIMS), REAL)
 
-Start = Callable[[Case, Side, int], Callable[[Event], None]]
+Start = Callable[[Case, CaseSide, int], Callable[[Event], None]]
 Summaries = Mapping[tuple[str, str], list[dict[str, Any]]]
 
 
@@ -69,7 +69,7 @@ def evidence(
     """Run what is missing, judge all. A run that failed is named under its claim; the others stand."""
     version = check_engine()
     began = monotonic()
-    done: list[Done] = []
+    done: list[CaseRun] = []
     seen: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for case in cases_of(names, scale):
         if not case.turns:
@@ -78,7 +78,7 @@ def evidence(
         try:
             found = run_turns(case, folder, lambda turn, case=case: on_turn(case, turn))  # type: ignore[misc]
         except KvtuneError as error:
-            done.append(Done(case.name, "all sides", 0, "", error.message))
+            done.append(CaseRun(case.name, "all sides", 0, "", error.message))
             continue
         seen |= {(case.name, side): told for side, told in found.items()}
     for one in done:
@@ -128,7 +128,7 @@ def evidence(
     }
 
 
-def _claim(claim: Claim, scale: Scale, seen: Summaries, done: Sequence[Done]) -> dict[str, Any]:
+def _claim(claim: Claim, scale: Scale, seen: Summaries, done: Sequence[CaseRun]) -> dict[str, Any]:
     figures = [
         _figure(claim.name, asked, scale, seen) for asked in claim.figures if asked.case in scale.cases
     ]

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from kvtune.engine.messages import Event
-from kvtune.engine.profile import Job, profile
+from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
-from kvtune.evidence.claims import Case, Side
+from kvtune.evidence.claims import Case, CaseSide
 from kvtune.evidence.turns import in_turns
 from kvtune.run.rows import add_row, read_rows
 from kvtune.workload.spec import build
@@ -22,7 +22,7 @@ JOURNAL = "evidence.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CaseRun:
     """One run of a side; `why` says what failed where there is no file."""
 
     case: str
@@ -32,7 +32,7 @@ class Done:
     why: str = ""
 
 
-def command(case: Case, side: Side) -> str:
+def command(case: Case, side: CaseSide) -> str:
     """What a person types to have this run alone."""
     settings = "".join(f" --set core.{name}={str(value).lower()}" for name, value in side.settings.items())
     core = " --core stock" if side.core == "stock" else ""
@@ -40,22 +40,22 @@ def command(case: Case, side: Side) -> str:
     return f"kvtune profile {case.model} -w {case.workload}{core}{settings}{' -- ' + args if args else ''}"
 
 
-def order(case: Case) -> Iterator[tuple[int, Side]]:
+def order(case: Case) -> Iterator[tuple[int, CaseSide]]:
     """Sides in turn, every second time backwards: a machine that slows down slows all of them."""
     for repeat in range(case.repeats):
         for side in case.sides if repeat % 2 == 0 else case.sides[::-1]:
             yield repeat, side
 
 
-def key(case: Case, side: Side) -> str:
+def key(case: Case, side: CaseSide) -> str:
     return sha256(command(case, side).encode()).hexdigest()[:12]
 
 
 def run_case(
     case: Case,
     folder: Path,
-    on_start: Callable[[Case, Side, int], Callable[[Event], None]],
-) -> list[Done]:
+    on_start: Callable[[Case, CaseSide, int], Callable[[Event], None]],
+) -> list[CaseRun]:
     """Every run of a case: those of the journal where the same command made them, the others now."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = {
@@ -65,7 +65,7 @@ def run_case(
     for repeat, side in order(case):
         row = kept.get((key(case, side), repeat))
         if row is not None and (folder / row["path"]).is_file():
-            found.append(Done(case.name, side.name, repeat, row["path"]))
+            found.append(CaseRun(case.name, side.name, repeat, row["path"]))
             continue
         found.append(_run(case, side, repeat, folder, on_start(case, side, repeat)))
     return found
@@ -86,8 +86,8 @@ def run_turns(case: Case, folder: Path, on_turn: Callable[[int], None]) -> dict[
     return found
 
 
-def _run(case: Case, side: Side, repeat: int, folder: Path, on_event: Callable[[Event], None]) -> Done:
-    job = Job(
+def _run(case: Case, side: CaseSide, repeat: int, folder: Path, on_event: Callable[[Event], None]) -> CaseRun:
+    job = ProfileJob(
         model=case.model,
         workload=build(case.workload, seed=0),
         core=side.core,
@@ -100,11 +100,11 @@ def _run(case: Case, side: Side, repeat: int, folder: Path, on_event: Callable[[
     except KvtuneError as error:
         if error.exit_code == EXIT_INTERRUPTED:
             raise
-        return Done(case.name, side.name, repeat, "", error.message)
+        return CaseRun(case.name, side.name, repeat, "", error.message)
     if done.error is not None:
         if done.error.exit_code == EXIT_INTERRUPTED:
             raise done.error
-        return Done(case.name, side.name, repeat, "", done.error.message)
+        return CaseRun(case.name, side.name, repeat, "", done.error.message)
     row = {"key": key(case, side), "repeat": repeat, "path": done.path.name}
     add_row(folder / JOURNAL, row)
-    return Done(case.name, side.name, repeat, done.path.name)
+    return CaseRun(case.name, side.name, repeat, done.path.name)

@@ -22,12 +22,12 @@ import msgspec
 
 from kvtune.engine.faults import cause
 from kvtune.errors import KvtuneError
-from kvtune.evidence.claims import Case, Side
+from kvtune.evidence.claims import Case, CaseSide
 
 WARM_TURNS = 1
 
 
-class Plan(msgspec.Struct, forbid_unknown_fields=True):
+class TurnPlan(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     workload: str
     args: list[str]
@@ -54,13 +54,13 @@ def in_turns(case: Case, on_turn: Callable[[int], None]) -> dict[str, list[dict[
 class _Engine:
     """A side's processes: one session, stopped but in its turns."""
 
-    def __init__(self, case: Case, side: Side) -> None:
+    def __init__(self, case: Case, side: CaseSide) -> None:
         self._case, self._side = case, side
 
     def __enter__(self) -> _Engine:
         self._made = tempfile.TemporaryDirectory(prefix="kvtune-turns-")
         folder = Path(self._made.name)
-        plan = Plan(self._case.model, self._case.workload, [*self._case.args, *self._side.args])
+        plan = TurnPlan(self._case.model, self._case.workload, [*self._case.args, *self._side.args])
         (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVTUNE_")}
         environment |= {
@@ -156,7 +156,7 @@ class _Timed:
             self.collections[info["generation"]] += 1
 
 
-def _build(plan: Plan) -> Any:
+def _build(plan: TurnPlan) -> Any:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
@@ -169,7 +169,7 @@ def _build(plan: Plan) -> Any:
     return EngineCore(config, Executor.get_class(config), log_stats=False)
 
 
-def _serve(engine: Any, plan: Plan, timed: _Timed, seed: int) -> dict[str, Any]:
+def _serve(engine: Any, plan: TurnPlan, timed: _Timed, seed: int) -> dict[str, Any]:
     """One turn: the workload with this seed, on an empty prefix cache."""
     from kvtune.workload.spec import build
 
@@ -271,7 +271,7 @@ def main() -> None:
     from kvtune.probe.lifetime import die_with_parent
 
     die_with_parent(signal.SIGKILL)
-    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
+    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=TurnPlan)
     with os.fdopen(os.dup(1), "wb", buffering=0) as out:
         os.dup2(2, 1)  # what vLLM prints goes to the log
         engine = _build(plan)

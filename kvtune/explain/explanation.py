@@ -20,7 +20,7 @@ from kvtune.sim.profile import cost_of
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import CAUSES, split
-from kvtune.sim.verdicts.listener import Verdict
+from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.sim.worker import Report
 from kvtune.workload.types import Workload
@@ -219,7 +219,7 @@ def class_of(kind: str, round_: int) -> str:
     return ", ".join(words) or "all"
 
 
-def _blame(verdict: Verdict, counts: Counts, by_group: dict[str, Counts]) -> None:
+def _blame(verdict: PromptVerdict, counts: Counts, by_group: dict[str, Counts]) -> None:
     if counts["not_retained"] and verdict.unkept:
         by_group[verdict.unkept]["not_retained"] += counts["not_retained"]
     for cause in ("evicted", "lagging_group"):
@@ -227,7 +227,7 @@ def _blame(verdict: Verdict, counts: Counts, by_group: dict[str, Counts]) -> Non
             by_group[verdict.lagging][cause] += counts[cause]
 
 
-def _pressure(verdict: Verdict, table: dict[str, Any]) -> str:
+def _pressure(verdict: PromptVerdict, table: dict[str, Any]) -> str:
     fate = verdict.evicted
     if fate is None or not fate.by:
         return "unknown"
@@ -237,7 +237,7 @@ def _pressure(verdict: Verdict, table: dict[str, Any]) -> str:
     return f"{fate.phase} of {class_of(str(table['kind'][row]), int(table['round'][row]))}"
 
 
-def _age(verdict: Verdict) -> float:
+def _age(verdict: PromptVerdict) -> float:
     return verdict.at_s - verdict.evicted.at_s if verdict.evicted is not None else float("nan")
 
 

@@ -19,7 +19,7 @@ TRIGGERS = 1000
 UNUSED = (0,) * (VALUES - 8)
 
 
-class Listener(Protocol):
+class CollectionListener(Protocol):
     """An instrument that works at collections, outside the measured pause. One that raises is dropped."""
 
     name: str
@@ -45,7 +45,7 @@ class CollectorProbe:
         """Objects that were young at the collections so far: with gc.get_count() the net number ever made."""
         self.failed = ""
         self.failed_listeners: dict[str, str] = {}
-        self.listeners: list[Listener] = []
+        self.listeners: list[CollectionListener] = []
 
     def install(self) -> None:
         gc.callbacks.append(self._call)

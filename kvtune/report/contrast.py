@@ -23,7 +23,7 @@ Facts = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RunGroup:
     """One or more runs of equal settings. `name` is short and differs from the other sides'."""
 
     name: str
@@ -43,7 +43,7 @@ class Side:
 class Contrast:
     """`comparisons[i]` sets `sides[i + 1]` against `sides[0]`; `differing` are settings with a value per side."""
 
-    sides: tuple[Side, ...]
+    sides: tuple[RunGroup, ...]
     comparisons: tuple[Comparison, ...]
     differing: Facts
 
@@ -62,7 +62,7 @@ def contrast(runs: Sequence[Run], names: Sequence[str]) -> Contrast:
     firsts = [own[0][1] for own in groups]
     differing = _differing(firsts)
     titles = _short([own[0][0] for own in groups], differing)
-    sides = tuple(Side(t, tuple(run for _, run in own)) for t, own in zip(titles, groups, strict=True))
+    sides = tuple(RunGroup(t, tuple(run for _, run in own)) for t, own in zip(titles, groups, strict=True))
     if len(sides[0].runs) > 1:
         found = tuple(compare_repeats(sides[0].runs, side.runs) for side in sides[1:])
     else:

@@ -45,7 +45,7 @@ class Machine:
     cost: StepCost
 
 
-class Done:
+class VirtualResult:
     """What EngineCore waits for: a result that is there at a virtual time."""
 
     __slots__ = ("_clock", "_end_s", "_value")
@@ -119,7 +119,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
         scheduled = scheduler_output.num_scheduled_tokens
         aside, context = self.aside
         if not scheduled and not aside:
-            return Done(self.machine.clock, self.machine.clock.now_s, EMPTY_MODEL_RUNNER_OUTPUT)
+            return VirtualResult(self.machine.clock, self.machine.clock.now_s, EMPTY_MODEL_RUNNER_OUTPUT)
         made = _TOKEN if self.decode_tokens == 1 else None
         rows: list[list[int]] = []
         requests = self.requests
@@ -161,7 +161,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
         output = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=rows
         )
-        self._pending = Done(clock, end, output)
+        self._pending = VirtualResult(clock, end, output)
         return self._pending
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvtune.engine.profile import Job, Profiled, check_output, run_name
+from kvtune.engine.profile import Profiled, ProfileJob, check_output, run_name
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.slo import with_slo
@@ -15,7 +15,7 @@ from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
 
 
-def profile(job: Job, mode: Mode, like: Run | None, on_report: Callable[[Report], None]) -> Profiled:
+def profile(job: ProfileJob, mode: Mode, like: Run | None, on_report: Callable[[Report], None]) -> Profiled:
     """Replay the job's workload and write the run file, also (as a partial one) when Ctrl-C ends it early.
 
     `like`: a recorded run whose engine is simulated: its KV specs, pool and flags (the job's own go over them), and a
@@ -45,7 +45,7 @@ def profile(job: Job, mode: Mode, like: Run | None, on_report: Callable[[Report]
     return Profiled(run, path, error)
 
 
-def settings_for(job: Job, mode: Mode, like: Run | None) -> SimSettings:
+def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
     """The simulated engine of a job, after a recorded run where one is given."""
     flags, specs, cost, ahead = list(job.engine_args), {}, NOMINAL, None
     if like is not None:

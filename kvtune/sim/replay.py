@@ -11,7 +11,7 @@ import gc
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from kvtune.sim.fast.jump import Jumper
 from kvtune.sim.fast.mixed import Mixer
 from kvtune.sim.fast.stride import Strider
 from kvtune.sim.front_end import FrontEnd
+from kvtune.sim.journal import ReplayJournal
 from kvtune.sim.record import record
 from kvtune.sim.requests import Factory
 from kvtune.sim.settings import SimSettings
@@ -36,7 +37,7 @@ PROGRESS_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplayProgress:
     """`eta_s` is by finished requests; None before the first."""
 
     finished: int
@@ -65,43 +66,12 @@ class Observer(Protocol):
         """The request has its last token."""
 
 
-@dataclass(slots=True)
-class Journal:
-    """What a replay writes down while it runs; record.py makes the tables of it."""
-
-    hits: Any
-    sent_s: Any
-    first_s: Any
-    finished_s: Any
-    output: Any
-    preemptions: Any
-    token_request: array[int] = field(default_factory=lambda: array("i"))
-    token_s: array[float] = field(default_factory=lambda: array("d"))
-    written: set[int] = field(default_factory=set)  # requests whose token of this step is in `token_request`
-    steps: list[array[Any]] = field(default_factory=list)
-    tiers: tuple[str, ...] = ()
-    pool: list[tuple[float, int, int, int, int]] = field(
-        default_factory=list
-    )  # t, tier, evicted, demoted, free
-    digests: array[int] = field(default_factory=lambda: array("L"))
-    refused: dict[int, str] = field(default_factory=dict)
-    jumps: int = 0
-    jumped_steps: int = 0
-
-    def pool_news(self, watch: PoolWatch, start_s: float, free: int) -> None:
-        """What the pool evicted and demoted for the step that starts now."""
-        news = watch.news()
-        if news is not None:
-            counted = enumerate(zip(*news, strict=True))
-            self.pool += [(start_s, tier, *counts, free) for tier, counts in counted if any(counts)]
-
-
 def replay(
     workload: Workload,
     settings: SimSettings,
     *,
     observers: Sequence[Observer] = (),
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[ReplayProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
     command: Sequence[str] = (),
 ) -> Run:
@@ -149,7 +119,7 @@ class Player:
         engine: Any,
         clock: VirtualClock,
         observers: Sequence[Observer] = (),
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[ReplayProgress], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
         self._workload, self._engine, self._clock = workload, engine, clock
@@ -162,7 +132,7 @@ class Player:
         self._digests = settings.digests
         n = len(workload.requests)
         self._token_rows = workload.output_tokens <= settings.token_rows
-        self.journal = Journal(
+        self.journal = ReplayJournal(
             hits=np.full(n, -1, "i8"),
             sent_s=np.full(n, np.nan),
             first_s=np.full(n, np.nan),
@@ -247,7 +217,7 @@ class Player:
                 if self._progress is not None and now - report >= PROGRESS_S:
                     report = now
                     self._progress(
-                        Progress(self._finished, len(self._workload.requests), clock.now_s, now - begin)
+                        ReplayProgress(self._finished, len(self._workload.requests), clock.now_s, now - begin)
                     )
             mixed = self._mixer.run() if self._mixer is not None else None
             if mixed is not None:

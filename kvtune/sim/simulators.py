@@ -20,7 +20,7 @@ from kvtune.errors import KvtuneError
 from kvtune.run.file import SUFFIX, read_run
 from kvtune.run.types import Run
 from kvtune.sim.settings import SimSettings
-from kvtune.sim.worker import Job, Report
+from kvtune.sim.worker import ReplayJob, Report
 from kvtune.workload.types import Workload
 
 STOP_S = 20.0
@@ -35,7 +35,7 @@ class Simulators:
     def __init__(self, parallel: int | None = None, model: str = "") -> None:
         self.parallel = parallel or max(1, min(2, len(os.sched_getaffinity(0))))
         self.running: set[int] = set()
-        self._queued: list[Job] = []
+        self._queued: list[ReplayJob] = []
         self._model = model
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
@@ -108,7 +108,7 @@ class Simulators:
     ) -> None:
         """Hand a job over; it begins as soon as there is room. `number` comes back with its run."""
         self._queued.append(
-            Job(
+            ReplayJob(
                 number=number,
                 spec=workload.spec,
                 seed=workload.seed,

@@ -42,7 +42,7 @@ PRELOAD = (
 """What nearly every job imports: done once, before the first fork."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
     """One replay. `out` is where its run file goes; `workload_hash` must be what the spec builds again ("": any)."""
 
     number: int
@@ -83,10 +83,10 @@ class Reports:
         os.write(self._descriptor, line + b"\n")
 
 
-def answer(job: Job, workload: Workload, reports: Reports) -> None:
+def answer(job: ReplayJob, workload: Workload, reports: Reports) -> None:
     """Run the job in this process; what goes wrong is a report."""
     from kvtune.run.file import write_run
-    from kvtune.sim.replay import Progress, replay
+    from kvtune.sim.replay import ReplayProgress, replay
 
     stopping = False
 
@@ -94,7 +94,7 @@ def answer(job: Job, workload: Workload, reports: Reports) -> None:
         nonlocal stopping
         stopping = True
 
-    def progress(now: Progress) -> None:
+    def progress(now: ReplayProgress) -> None:
         reports.send(
             Report(
                 kind="progress",
@@ -150,7 +150,7 @@ class Server:
                 ended = not chunk
                 *lines, self._unread = (self._unread + chunk).split(b"\n")
                 for line in lines:
-                    self._start(msgspec.json.decode(line, type=Job))
+                    self._start(msgspec.json.decode(line, type=ReplayJob))
             self._reap()
         self.stop()
         while self._children:
@@ -160,7 +160,7 @@ class Server:
         for pid in self._children:
             os.kill(pid, signal.SIGTERM)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: ReplayJob) -> None:
         try:
             workload = self._built(job)
         except KvtuneError as error:
@@ -175,7 +175,7 @@ class Server:
                 os._exit(0)
         self._children[child] = job.number
 
-    def _built(self, job: Job) -> Workload:
+    def _built(self, job: ReplayJob) -> Workload:
         """The job's workload, kept for the next job: children share its memory."""
         from kvtune.workload.spec import build
 

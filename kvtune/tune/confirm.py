@@ -18,9 +18,10 @@ from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.tune.objective import Objective
+from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.engine import engine_trial
-from kvtune.tune.trials.journal import Journal
-from kvtune.tune.trials.trial import Bench, Role, Settings, Trial
+from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.trial import Bench, Role, Trial
 from kvtune.workload.types import Workload
 
 FEWEST_ROUNDS = 2
@@ -28,7 +29,7 @@ DRIFT_PATH = "ttft_ms.mean"
 
 
 @dataclass(slots=True)
-class Side:
+class Contender:
     """One setting and its engine runs."""
 
     settings: Settings
@@ -42,10 +43,10 @@ class Side:
 class Confirmed:
     """`winner` None: no finalist was shown to be better than stock. `figures` are the winner's (or leader's)."""
 
-    baseline: Side
-    finalists: tuple[Side, ...]
-    leader: Side | None
-    winner: Side | None
+    baseline: Contender
+    finalists: tuple[Contender, ...]
+    leader: Contender | None
+    winner: Contender | None
     figures: tuple[Figure, ...]
     drift: float | None  # relative change of stock's first-token time from its first run to its last
     why: str
@@ -58,7 +59,7 @@ class Bout:
         self,
         bench: Bench,
         workload: Workload,
-        journal: Journal,
+        journal: StudyJournal,
         output: Path,
         say: Callable[[Trial], None],
         on_event: Callable[[Any], None],
@@ -67,7 +68,7 @@ class Bout:
         self._say, self._on_event = say, on_event
         self._kept = [t for t in journal.trials if t.on == "engine" and t.state == "complete"]
 
-    def run(self, side: Side) -> Run | None:
+    def run(self, side: Contender) -> Run | None:
         """One more run of a side; None where the engine failed (the side is then out)."""
         kept = self._from_journal(side)
         if kept is not None:
@@ -92,7 +93,7 @@ class Bout:
         side.runs.append(run)
         return run
 
-    def _from_journal(self, side: Side) -> Run | None:
+    def _from_journal(self, side: Contender) -> Run | None:
         for i, trial in enumerate(self._kept):
             if trial.role == side.role and trial.settings == side.settings:
                 del self._kept[i]
@@ -108,8 +109,8 @@ class Bout:
 
 def confirm(
     bout: Bout,
-    baseline: Side,
-    finalists: Sequence[Side],
+    baseline: Contender,
+    finalists: Sequence[Contender],
     by: Objective,
     *,
     rounds: int,
@@ -134,7 +135,7 @@ def confirm(
     return judge(baseline, finalists, by)
 
 
-def judge(baseline: Side, finalists: Sequence[Side], by: Objective) -> Confirmed:
+def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> Confirmed:
     """Who won, by intervals over whole runs. Pure."""
     drift = _drift(baseline)
     alive = [side for side in finalists if side.runs and not side.failed]
@@ -149,7 +150,7 @@ def judge(baseline: Side, finalists: Sequence[Side], by: Objective) -> Confirmed
     own = [verdicts[o.path] for o in by.all if o.path in verdicts]
     better = [f for f in own if f.verdict == "better"]
     timed = {o.path for o in by.all if o.timed}
-    winner: Side | None = None
+    winner: Contender | None = None
     if any(f.verdict == "worse" for f in own):
         why = f"the best finalist was worse than stock in {name}"
     elif not better:
@@ -174,19 +175,19 @@ def _wins(figures: Sequence[Figure], by: Objective) -> int:
     return -1 if "worse" in verdicts else int("better" in verdicts)
 
 
-def _shown(baseline: Side, finalists: Sequence[Side], by: Objective) -> bool:
+def _shown(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> bool:
     """Whether some finalist is shown to be better, or all to be worse: more rounds would change nothing."""
     alive = [side for side in finalists if side.runs and not side.failed]
     wins = [_wins(compare_repeats(baseline.runs, side.runs).figures, by) for side in alive]
     return not wins or max(wins) != 0
 
 
-def _mean(side: Side, by: Objective) -> float:
+def _mean(side: Contender, by: Objective) -> float:
     values = [v for t in side.trials if t.state == "complete" and (v := by.of(t.summary)) is not None]
     return sum(values) / len(values) if values else float("-inf") * by.better
 
 
-def _drift(baseline: Side) -> float | None:
+def _drift(baseline: Contender) -> float | None:
     times = [t.summary.get("ttft_ms", {}).get("mean") for t in baseline.trials if t.state == "complete"]
     if len(times) < 2 or not times[0] or not times[-1]:
         return None

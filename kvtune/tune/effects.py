@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from kvtune.tune.objective import OBJECTIVES, Objective
 from kvtune.tune.space.grid import shown
-from kvtune.tune.trials.trial import Trial, Value
+from kvtune.tune.space.values import Value
+from kvtune.tune.trials.trial import Trial
 
 FEWEST = 3
 """Trials of a value before it is blamed for what several knobs may have done."""

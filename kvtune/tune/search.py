@@ -13,10 +13,11 @@ from msgspec import structs
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
-from kvtune.tune.space.knobs import LAYOUT, ModelFacts, candidates
-from kvtune.tune.storage import Study
+from kvtune.tune.space.knobs import LAYOUT, candidates
+from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.storage import OptunaStudy
 from kvtune.tune.sweep import Wanted, sim_trial
-from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
 from kvtune.tune.trials.trial import Bench, Trial
 
@@ -57,7 +58,7 @@ def search(
     bench: Bench,
     space: Space,
     by: Objective,
-    journal: Journal,
+    journal: StudyJournal,
     *,
     trials: int,
     seed: int,
@@ -67,7 +68,7 @@ def search(
     join: bool = False,
 ) -> list[Trial]:
     """The simulated trials of a study, different settings only, baseline included."""
-    study = Study(bench, by, seed, storage=storage, join=join)
+    study = OptunaStudy(bench, by, seed, storage=storage, join=join)
     cost = study.share_cost(cost, mine=not join)
     known = {t.key: t for t in (*study.told(), *journal.trials) if t.on == "sim"}
     number = 1 + max((t.number for t in journal.trials), default=-1)

@@ -19,13 +19,14 @@ from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
-from kvtune.tune.trials.trial import Bench, Settings, Trial
+from kvtune.tune.space.values import Settings
+from kvtune.tune.trials.trial import Bench, Trial
 
 STARTUP = 12  # random trials before the sampler models anything
 TRIAL = "trial"
 
 
-class Study:
+class OptunaStudy:
     """Asks for settings and is told what they reached. Alone with one seed, it asks for the same settings again."""
 
     def __init__(

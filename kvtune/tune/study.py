@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.tune.confirm import Side, judge
+from kvtune.tune.confirm import Contender, judge
 from kvtune.tune.effects import effects
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
@@ -131,12 +131,12 @@ def _finalists(
     trials: Sequence[Trial], by: Objective, saved: dict[str, Any] | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Every setting that ran on the engine more than once, against stock there; and the verdict over them."""
-    stock = Side({}, "baseline")
-    sides: dict[str, Side] = {}
+    stock = Contender({}, "baseline")
+    sides: dict[str, Contender] = {}
     for t in trials:
         if t.on != "engine" or t.state != "complete":
             continue
-        side = stock if t.role == "baseline" else sides.setdefault(t.key, Side(t.settings, "trial"))
+        side = stock if t.role == "baseline" else sides.setdefault(t.key, Contender(t.settings, "trial"))
         side.trials.append(t)
     several = [side for side in sides.values() if len(side.trials) > 1]
     if not several or not stock.trials:
@@ -157,7 +157,7 @@ def _finalists(
 
 
 def _as_saved(
-    rows: list[dict[str, Any]], several: Sequence[Side], saved: dict[str, Any], by: Objective
+    rows: list[dict[str, Any]], several: Sequence[Contender], saved: dict[str, Any], by: Objective
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The intervals that were computed while the run files were there."""
     by_settings = {json.dumps(f["settings"], sort_keys=True): f["figures"] for f in saved["finalists"]}
@@ -171,7 +171,7 @@ def _as_saved(
     return rows, {"confirmed": shown, "winner": shown, "why": "", "drift_ttft": verdict.get("drift_ttft")}
 
 
-def _read_runs(side: Side) -> None:
+def _read_runs(side: Contender) -> None:
     from kvtune.run.file import read_run
 
     for trial in side.trials:
@@ -181,7 +181,7 @@ def _read_runs(side: Side) -> None:
             continue  # its run file is gone: the trial's own figures are still told
 
 
-def _row(side: Side, stock: Side, by: Objective) -> dict[str, Any]:
+def _row(side: Contender, stock: Contender, by: Objective) -> dict[str, Any]:
     from kvtune.analysis.comparison.repeats import compare_repeats
 
     values = [value for t in side.trials if (value := by.of(t.summary)) is not None]

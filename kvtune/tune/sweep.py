@@ -13,10 +13,11 @@ from kvtune.errors import KvtuneError
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, best, front
+from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.engine import engine_trial
-from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import Answer, SimPool
-from kvtune.tune.trials.trial import Bench, Place, Role, Settings, Trial, refused
+from kvtune.tune.trials.trial import Bench, Place, Role, Trial, refused
 from kvtune.workload.types import Workload
 
 SCHEMA = 1
@@ -45,7 +46,7 @@ def wanted(bench: Bench, chosen: Sequence[Settings]) -> list[Wanted]:
 def run_sim(
     bench: Bench,
     asked: Sequence[Wanted],
-    journal: Journal,
+    journal: StudyJournal,
     say: Callable[[Trial], None],
     cost: StepCost = NOMINAL,
 ) -> None:
@@ -93,7 +94,7 @@ def run_engine(
     bench: Bench,
     workload: Workload,
     asked: Sequence[Wanted],
-    journal: Journal,
+    journal: StudyJournal,
     output: Path,
     say: Callable[[Trial], None],
     on_event: Callable[[Any], None] = lambda event: None,

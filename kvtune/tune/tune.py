@@ -12,14 +12,15 @@ from kvtune.errors import KvtuneError
 from kvtune.recipe import Recipe, write_recipe
 from kvtune.sim.cost import NOMINAL, StepCost, fit
 from kvtune.tune import guard
-from kvtune.tune.confirm import Bout, Confirmed, Side, confirm
+from kvtune.tune.confirm import Bout, Confirmed, Contender, confirm
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, front, objective
 from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
 from kvtune.tune.search import search, tuned_space
-from kvtune.tune.space.knobs import ModelFacts
-from kvtune.tune.trials.journal import Journal
-from kvtune.tune.trials.trial import Bench, Settings, Trial, flag_value
+from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.space.values import Settings
+from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.trial import Bench, Trial, flag_value
 from kvtune.workload.types import Workload
 
 SCHEMA = 1
@@ -56,7 +57,7 @@ def tune(
     workload: Workload,
     facts: ModelFacts,
     by: Objective,
-    journal: Journal,
+    journal: StudyJournal,
     limits: Limits,
     *,
     seed: int,
@@ -71,7 +72,7 @@ def tune(
     """Search, confirm, write the recipe. No winner is a result: no recipe, and the verdict says why."""
     begun = time.monotonic()
     bout = Bout(bench, workload, journal, output, say, on_event)
-    baseline = Side({}, "baseline")
+    baseline = Contender({}, "baseline")
     cost = NOMINAL
     if limits.guards:
         phase("stock on the guards")
@@ -113,9 +114,9 @@ def tune(
     if not limits.on_engine:
         return _simulated(bench, by, journal, stock, best[0], recipe, len(simulated))
     phase("finalists on the engine")
-    sides = [Side(t.settings, "trial") for t in best]
+    sides = [Contender(t.settings, "trial") for t in best]
     if limits.collector:
-        sides += [Side({**best[0].settings, **more}, "trial") for more in COLLECTOR]
+        sides += [Contender({**best[0].settings, **more}, "trial") for more in COLLECTOR]
     left_s = max(0.0, limits.budget_s - (time.monotonic() - begun))
     found = confirm(bout, baseline, sides, by, rounds=limits.rounds, budget_s=left_s)
     if found.winner is not None:
@@ -129,7 +130,7 @@ def _engine_names() -> tuple[str, ...]:
     return tuple(ENGINE_KNOBS)
 
 
-def _fitted(baseline: Side) -> StepCost:
+def _fitted(baseline: Contender) -> StepCost:
     """This machine's step cost; nominal where the run was too short to fit one."""
     try:
         return fit(baseline.runs[0])
@@ -140,7 +141,7 @@ def _fitted(baseline: Side) -> StepCost:
 def _simulated(
     bench: Bench,
     by: Objective,
-    journal: Journal,
+    journal: StudyJournal,
     stock: Trial | None,
     best: Trial,
     recipe: Path,
@@ -159,7 +160,7 @@ def _simulated(
     return _done(journal, stock, best, by, None, recipe, text)
 
 
-def _judged(journal: Journal, found: Confirmed, by: Objective, recipe: Path) -> Tuned:
+def _judged(journal: StudyJournal, found: Confirmed, by: Objective, recipe: Path) -> Tuned:
     best = found.leader.trials[-1] if found.leader is not None else None
     if found.winner is None:
         return _done(journal, found.baseline.trials[-1], best, by, found, None, f"no winner: {found.why}")
@@ -169,7 +170,7 @@ def _judged(journal: Journal, found: Confirmed, by: Objective, recipe: Path) -> 
 
 
 def _done(
-    journal: Journal,
+    journal: StudyJournal,
     baseline: Trial | None,
     best: Trial | None,
     by: Objective,
@@ -197,7 +198,7 @@ def _done(
     return Tuned(tuple(journal.trials), baseline, best, verdict, recipe, sides)
 
 
-def _finalist(found: Confirmed, side: Side) -> dict[str, Any]:
+def _finalist(found: Confirmed, side: Contender) -> dict[str, Any]:
     from dataclasses import asdict
 
     from kvtune.analysis.comparison.repeats import compare_repeats

@@ -9,7 +9,7 @@ from kvtune.workload.types import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Draft:
     """As in `Workload`: `concurrency` None lets arrivals alone decide, `barrier` separates rounds."""
 
     requests: Sequence[Request]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.workload.draft import Plan
+from kvtune.workload.draft import Draft
 from kvtune.workload.types import Span
 
 Ints = NDArray[np.int64]
@@ -45,7 +45,7 @@ def merged(prompts: Sequence[Sequence[Span]]) -> Pieces:
     return Pieces(np.bincount(owner[at], minlength=len(prompts)), stream[at], start[at], joined)
 
 
-def work_hash(plan: Plan, seed: int) -> str:
+def work_hash(plan: Draft, seed: int) -> str:
     """32 hex digits over all that makes two workloads the same work.
 
     Names, ids, kinds and the cuts between spans do not count.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtune.workload import synthetic
-from kvtune.workload.draft import Plan
+from kvtune.workload.draft import Draft
 
 Value = str | int | float
 
@@ -36,7 +36,7 @@ class WorkloadKind:
     name: str
     help: str
     keys: tuple[Key, ...]
-    builder: Callable[..., Plan]
+    builder: Callable[..., Draft]
 
     def preset(self, name: str, help: str, **defaults: Value) -> WorkloadKind:
         """The same workload with other defaults; every key can still be given."""
@@ -53,7 +53,7 @@ def _show(key: Key) -> str:
     return "FILE" if key.default == "" else str(key.default)
 
 
-def _trace(**values: Any) -> Plan:
+def _trace(**values: Any) -> Draft:
     from kvtune.workload.trace_file import (
         trace,
     )  # here, because msgspec takes longer to import than all of this

@@ -1,4 +1,4 @@
-"""The made-up workloads: pure functions from their keys to a Plan. Each names its token streams at its top.
+"""The made-up workloads: pure functions from their keys to a Draft. Each names its token streams at its top.
 
 A request that waits for nothing has `arrival_s` 0.0 in an open loop, None in a closed one (concurrency > 0).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtune.errors import UsageError
-from kvtune.workload.draft import Plan
+from kvtune.workload.draft import Draft
 from kvtune.workload.draws import poisson_arrivals, uniform, zipf_picks
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
@@ -17,10 +17,10 @@ MOST_REQUESTS = 5_000_000
 
 def decode(
     *, requests: int, prompt: int, output: int, concurrency: int, rate: float, seed: int, kind: str = "decode"
-) -> Plan:
+) -> Draft:
     """Unrelated prompts. Stream i is the prompt of request i."""
     arrivals = _arrivals(requests, concurrency, rate, seed)
-    return Plan(
+    return Draft(
         [
             Request(f"{kind}-{i}", (Span(i, 0, prompt),), output, arrival_s=arrivals[i], kind=kind)
             for i in range(requests)
@@ -29,7 +29,7 @@ def decode(
     )
 
 
-def prefill(*, requests: int, prompt: int, output: int, concurrency: int, rate: float, seed: int) -> Plan:
+def prefill(*, requests: int, prompt: int, output: int, concurrency: int, rate: float, seed: int) -> Draft:
     """`decode` under another name and with other defaults, so that reports say what was meant."""
     return decode(
         requests=requests,
@@ -44,10 +44,10 @@ def prefill(*, requests: int, prompt: int, output: int, concurrency: int, rate: 
 
 def rounds(
     *, prefixes: int, prefix: int, suffix: int, output: int, rounds: int, concurrency: int, seed: int
-) -> Plan:
+) -> Draft:
     """The same prefixes in turn, each time with a new suffix. Streams: the prefixes, then the suffixes."""
     _check_count(prefixes * rounds, "prefixes x rounds")
-    return Plan(
+    return Draft(
         [
             Request(
                 f"round-{r}-prefix-{p}",
@@ -76,11 +76,11 @@ def zipf(
     concurrency: int,
     rate: float,
     seed: int,
-) -> Plan:
+) -> Draft:
     """Prefixes drawn by popularity, each with a new suffix. Streams: the prefixes, then the suffixes."""
     arrivals = _arrivals(requests, concurrency, rate, seed)
     picks = zipf_picks(seed, prefixes, s, requests)
-    return Plan(
+    return Draft(
         [
             Request(
                 f"zipf-{i}",
@@ -107,7 +107,7 @@ def mix(
     concurrency: int,
     rate: float,
     seed: int,
-) -> Plan:
+) -> Draft:
     """Cold prompts that never come again (`share` of the requests) among hot prefixes, drawn evenly.
 
     Streams: the hot prefixes, then one for each request (a cold prompt, or a hot one's suffix).
@@ -122,7 +122,7 @@ def mix(
         prompt = (Span(own, 0, cold),) if is_cold else (Span(picks[i], 0, prefix), Span(own, 0, suffix))
         kind = "cold" if is_cold else "hot"
         planned.append(Request(f"{kind}-{i}", prompt, output, arrival_s=arrivals[i], kind=kind))
-    return Plan(planned, concurrency or None)
+    return Draft(planned, concurrency or None)
 
 
 def chat(
@@ -138,7 +138,7 @@ def chat(
     concurrency: int,
     rate: float,
     seed: int,
-) -> Plan:
+) -> Draft:
     """Sessions that grow turn by turn, interleaved: all first turns, then all second turns, and so on.
 
     Turn k+1 sends the whole conversation so far, the answer of turn k included. With answers=engine (the
@@ -173,7 +173,7 @@ def chat(
                 kind="turn",
             )
         )
-    return Plan(planned, concurrency or None)
+    return Draft(planned, concurrency or None)
 
 
 def _arrivals(count: int, concurrency: int, rate: float, seed: int) -> Sequence[float | None]:

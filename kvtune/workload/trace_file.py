@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from kvtune.errors import UsageError
-from kvtune.workload.draft import Plan
+from kvtune.workload.draft import Draft
 from kvtune.workload.trace_rows import AZURE, BURSTGPT, MOONCAKE_BLOCK, Row, mooncake_rows, table_rows
 from kvtune.workload.types import Request, Span
 
@@ -29,7 +29,7 @@ def trace(
     sort: int,
     concurrency: int,
     seed: int,
-) -> Plan:
+) -> Draft:
     """The requests of a trace file that came between `from_s` and `to_s` (0: no end), `speed` times as fast.
 
     Times count from the trace's first request. With `concurrency` the arrivals are dropped: that many in
@@ -64,7 +64,7 @@ def trace(
     if not planned:
         what = f"{file} is empty" if origin is None else f"{file} has no request between from= and to="
         raise UsageError(what, "give a trace with at least one request, or a wider from= and to=")
-    return Plan(planned, concurrency or None)
+    return Draft(planned, concurrency or None)
 
 
 # Span._make without its check, three times as fast: a trace has hundreds of thousands of spans.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvtune.analysis.culprits import culprits, grown
-from kvtune.report.pages.frame import run_page
+from kvtune.report.pages.run import run_page
 from kvtune.run.types import Run
 from tests.golden.synthetic import HOSTILE, replace_header, rounds_run
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kvtune.engine.profile import Job, profile
+from kvtune.engine.profile import ProfileJob, profile
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.sim.profile import cost_of, settings_for
@@ -41,8 +41,8 @@ ONE_THREAD = {
 }
 
 
-def job(model: str, core: str, workload: str, folder: Path) -> Job:
-    return Job(
+def job(model: str, core: str, workload: str, folder: Path) -> ProfileJob:
+    return ProfileJob(
         model=model,
         workload=build(workload, seed=0),
         core="stock" if core == "stock" else "kvtune",
@@ -68,7 +68,7 @@ def cpu_s(workload: Workload, settings: SimSettings) -> tuple[Run, float]:
 def compare(real: Run, fitted: Run) -> bool:
     """Print one line; whether the prediction is worth its mark and the hits are the engine's."""
     info, core = real.header.workload, real.header.core
-    wanted = Job(
+    wanted = ProfileJob(
         model=real.header.model,
         workload=build(info.spec, seed=info.seed),
         core="stock" if core.name == "stock" else "kvtune",

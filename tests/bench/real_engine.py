@@ -16,7 +16,7 @@ from vllm.v1.request import Request
 
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.cost import NOMINAL
-from kvtune.sim.executor import Done, Machine, SimExecutor
+from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
 from kvtune.sim.replay import Player
 from kvtune.sim.settings import SimSettings
 from kvtune.workload.tokens import prompt_ids
@@ -35,7 +35,7 @@ class RealExecutor(UniProcExecutor):
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
         virtual = SimExecutor.execute_model(self, scheduler_output)  # type: ignore[arg-type]
         real = super().execute_model(scheduler_output, non_block=True)
-        return Done(self.machine.clock, virtual._end_s, real.result())
+        return VirtualResult(self.machine.clock, virtual._end_s, real.result())
 
 
 class RealPlayer(Player):

@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from kvtune.core.tokens import install, outputs
 from kvtune.core.tokens import rows as tokens
 from tests.core.steady_rig import ModelRunnerOutput
 
@@ -29,7 +30,7 @@ def dumps(output: Any, packed: bool) -> bytes:
     pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = dict(copyreg.dispatch_table)
     if packed:
-        pickler.dispatch_table[ModelRunnerOutput] = tokens._reduce_output
+        pickler.dispatch_table[ModelRunnerOutput] = install._reduce_output
     pickler.dump(output)
     return buffer.getvalue()
 
@@ -92,7 +93,7 @@ def main() -> None:
         (
             "rows for the output",
             lambda: [[token] for token in flat],
-            lambda: list(map(tokens.OneToken, flat)),
+            lambda: list(map(outputs.OneToken, flat)),
         ),
     ]
     print(f"batch {batch}              microseconds: stock   kvtune    objects tracked: stock  kvtune")

@@ -33,7 +33,8 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from kvtune.tune.trials.trial import Bench, Settings, core_part, flags_of
+from kvtune.tune.space.values import Settings
+from kvtune.tune.trials.trial import Bench, core_part, flags_of
 from kvtune.workload.spec import build
 
 ROOT = Path(__file__).parents[2]

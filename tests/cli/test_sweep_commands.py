@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.cli.app import run
-from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.trial import Bench
 
 pytestmark = pytest.mark.vllm  # the installed vLLM's version is checked first
@@ -56,7 +56,9 @@ def test_bad_input(
 
 def test_a_study_of_another_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.jsonl"
-    with Journal(path, "sweep", Bench(model="tiny-gemma3", spec="rounds", seed=0, workload_hash="other")):
+    with StudyJournal(
+        path, "sweep", Bench(model="tiny-gemma3", spec="rounds", seed=0, workload_hash="other")
+    ):
         pass
     assert run(["sweep", "tiny-gemma3", "-w", "rounds:prefixes=3", "--study", str(path)]) == 2
     assert "belongs to another study" in capsys.readouterr().err

@@ -45,7 +45,7 @@ with warnings.catch_warnings():
     from kvtune.core.cache import adopt
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import empty, scheduler, steady
-    from kvtune.core.tokens import rows as tokens
+    from kvtune.core.tokens import install as tokens
 
 MODEL = str(Path(__file__).parents[2] / "kvtune" / "engine" / "models" / "tiny-opt")
 VOCAB = 512

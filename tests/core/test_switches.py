@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     from kvtune.core.cache.windows import KeepingWindowManager
     from kvtune.core.settings import parse
     from kvtune.core.steps import empty, scheduler
-    from kvtune.core.tokens import rows as tokens
+    from kvtune.core.tokens import install as tokens
 
 from tests.core.pool_rig import BOTH, HYBRID
 from tests.core.steady_rig import build

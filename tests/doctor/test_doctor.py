@@ -17,7 +17,7 @@ import pytest
 from kvtune.cli.app import run as cli
 from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor import model as doctor_model
-from kvtune.doctor.diagnosis import Diagnosis, Finding
+from kvtune.doctor.diagnosis import Diagnosis
 from kvtune.doctor.environment import (
     ENTRY_POINTS,
     disk_findings,
@@ -28,6 +28,7 @@ from kvtune.doctor.environment import (
     vllm_findings,
 )
 from kvtune.doctor.facts import Facts, Group, Visits
+from kvtune.doctor.finding import Finding
 from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of, given, read_config
 from kvtune.doctor.rules import settings_findings
 from kvtune.doctor.text import lines

@@ -41,7 +41,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.sim import build
     from kvtune.sim.clock import VirtualClock, policies_see
     from kvtune.sim.cost import NOMINAL
-    from kvtune.sim.executor import Done, Machine, SimExecutor
+    from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
     from kvtune.sim.replay import Player
     from kvtune.sim.settings import SimSettings
     from kvtune.workload.spec import build as workload_of
@@ -59,7 +59,7 @@ def main(job: dict[str, Any], out: Path) -> None:
         def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
             virtual = SimExecutor.execute_model(self, scheduler_output)
             real = super().execute_model(scheduler_output, non_block=True)
-            return Done(self.machine.clock, virtual._end_s, real.result())
+            return VirtualResult(self.machine.clock, virtual._end_s, real.result())
 
     class RealPlayer(Player):
         answers: dict[int, list[int]]

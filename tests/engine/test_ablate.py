@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.analysis.comparison.ablation import KEY, Ablation, Side, extra, figures, read, stored, worths
+from kvtune.analysis.comparison.ablation import (
+    KEY,
+    Ablation,
+    AblationSide,
+    extra,
+    figures,
+    read,
+    stored,
+    worths,
+)
 from kvtune.cli import ablate as cli
 from kvtune.core.settings import KNOBS, LEGACY, CoreSettings, parse
 from kvtune.engine import ablate as module
@@ -20,14 +29,14 @@ from kvtune.engine.ablate import (
     JOURNAL,
     NAMED_ONLY,
     THRESHOLDS,
-    Progress,
+    AblationProgress,
     Variant,
     ablate,
     folder_of,
     order,
     variants,
 )
-from kvtune.engine.profile import Job, Profiled
+from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.console.ablation import print_ablation
 from kvtune.run.file import read_run, write_run
@@ -35,7 +44,7 @@ from kvtune.run.types import Run
 from kvtune.workload.spec import build
 from tests.analysis.made import header_of, table
 
-JOB = Job(model="tiny-opt", workload=build("decode:requests=2,prompt=8,output=8"))
+JOB = ProfileJob(model="tiny-opt", workload=build("decode:requests=2,prompt=8,output=8"))
 
 
 def test_each_switch_is_turned_over_once_and_the_thresholds_too() -> None:
@@ -56,7 +65,7 @@ def test_what_vllm_once_did_is_brought_back_only_when_named() -> None:
 
 
 def test_what_the_job_has_off_is_turned_on() -> None:
-    job = Job(model="m", workload=JOB.workload, core_settings={"rows": False, "gc_threshold0": 9000})
+    job = ProfileJob(model="m", workload=JOB.workload, core_settings={"rows": False, "gc_threshold0": 9000})
     found = {v.name: v for v in variants(job)}
     assert found["rows"].settings == {"rows": True} and found["rows"].turned == "on"
     assert found["thresholds"].settings["gc_threshold0"] == 0
@@ -66,7 +75,7 @@ def test_a_wrong_name_and_the_stock_core_are_refused() -> None:
     with pytest.raises(UsageError, match="rovs"):
         variants(JOB, ("rovs",))
     with pytest.raises(UsageError, match="--core stock"):
-        variants(Job(model="m", workload=JOB.workload, core="stock"))
+        variants(ProfileJob(model="m", workload=JOB.workload, core="stock"))
 
 
 @pytest.mark.parametrize(("count", "repeats"), [(1, 1), (3, 4), (10, 3)])
@@ -104,8 +113,8 @@ def test_verdicts() -> None:
 def result() -> Ablation:
     base, other = ([figures(run_of(us + n, 5000)) for n in range(3)] for us in (1000, 500))
     sides = (
-        Side(BASELINE, runs=tuple(base), files=("a", "b", "c")),
-        Side("freeze", "off", {"freeze": False}, tuple(other), ("d", "e", "f"), ("died",)),
+        AblationSide(BASELINE, runs=tuple(base), files=("a", "b", "c")),
+        AblationSide("freeze", "off", {"freeze": False}, tuple(other), ("d", "e", "f"), ("died",)),
     )
     return read(json.loads(json.dumps(extra(sides, planned=8, repeats=4, why="interrupted"))))
 
@@ -143,7 +152,7 @@ class Engine:
     def __init__(self, codes: Iterator[int | type[BaseException]]) -> None:
         self.codes, self.ran = codes, 0
 
-    def __call__(self, job: Job, on_event: object) -> Profiled:
+    def __call__(self, job: ProfileJob, on_event: object) -> Profiled:
         code = next(self.codes, 0)
         if not isinstance(code, int):
             raise code
@@ -158,7 +167,7 @@ class Engine:
 CHOSEN = (Variant(BASELINE, {}, ""), Variant("freeze", {"freeze": False}, "off"))
 
 
-def job_in(folder: Path) -> Job:
+def job_in(folder: Path) -> ProfileJob:
     return replace(JOB, output=folder)
 
 
@@ -168,12 +177,12 @@ def with_engine(monkeypatch: pytest.MonkeyPatch, *codes: int | type[BaseExceptio
     return engine
 
 
-def silent(now: Progress) -> object:
+def silent(now: AblationProgress) -> object:
     return lambda event: None
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> ProfileJob:
     found = job_in(tmp_path)
     folder_of(found).mkdir()
     return found
@@ -181,7 +190,7 @@ def job(tmp_path: Path) -> Job:
 
 @pytest.mark.parametrize("stop", [130, KeyboardInterrupt])
 def test_a_failed_run_is_told_and_an_interrupted_call_goes_on(
-    job: Job, monkeypatch: pytest.MonkeyPatch, stop: int | type[BaseException]
+    job: ProfileJob, monkeypatch: pytest.MonkeyPatch, stop: int | type[BaseException]
 ) -> None:
     with_engine(monkeypatch, 0, 1, 0, stop)
     found = ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
@@ -197,7 +206,7 @@ def test_a_failed_run_is_told_and_an_interrupted_call_goes_on(
     assert [len(made.files) for made in found.made.values()] == [3, 3]
 
 
-def test_without_a_baseline_it_ends_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_baseline_it_ends_at_once(job: ProfileJob, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = with_engine(monkeypatch, 1)
     with pytest.raises(KvtuneError, match="no"):
         ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
@@ -205,12 +214,12 @@ def test_without_a_baseline_it_ends_at_once(job: Job, monkeypatch: pytest.Monkey
 
 
 def test_the_budget_ends_it_before_a_run_that_would_not_fit(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: ProfileJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, told = [0.0], []
     engine = with_engine(monkeypatch)
 
-    def start(progress: Progress) -> object:
+    def start(progress: AblationProgress) -> object:
         told.append(progress)
         now[0] += 30.0  # what a run takes
         return lambda event: None

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from kvtune.engine import launch as launch_module
-from kvtune.engine.launch import Outcome, launch
-from kvtune.engine.messages import LOG_FILE, Event, Plan
+from kvtune.engine.launch import HostOutcome, launch
+from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.probe import process as process_module
 from tests.living import living
 
-PLAN = Plan(model="m", vllm_args=[], workload="decode:requests=1", seed=0)
+PLAN = HostPlan(model="m", vllm_args=[], workload="decode:requests=1", seed=0)
 
 PRELUDE = """
 import os, sys, time, json, signal, subprocess
@@ -37,7 +37,7 @@ def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore
     def popen(command: list[str], **options: object) -> object:
         return real([sys.executable, str(tmp_path / "host.py"), *command[3:]], **options)  # type: ignore[call-overload]
 
-    def run(body: str, on_event=lambda event: None) -> tuple[Outcome, list[Event]]:  # type: ignore[no-untyped-def]
+    def run(body: str, on_event=lambda event: None) -> tuple[HostOutcome, list[Event]]:  # type: ignore[no-untyped-def]
         (tmp_path / "host.py").write_text(PRELUDE + body)
         monkeypatch.setattr(launch_module.subprocess, "Popen", popen)
         events: list[Event] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.engine.messages import Event
-from kvtune.engine.profile import Job, Profiled, profile
+from kvtune.engine.profile import Profiled, ProfileJob, profile
 from kvtune.run.file import read_run
 from kvtune.workload.spec import build
 from tests.engine.real import commands, engine_of, in_shared_memory, left_in_shared_memory
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 def profile_and_kill(output: Path, role: str) -> Profiled:
     """Kill one process of the engine once some requests have finished."""
-    job = Job(
+    job = ProfileJob(
         model="tiny-opt",
         workload=build("decode:requests=4000,prompt=48,output=60,concurrency=64"),
         core="stock",

@@ -11,7 +11,7 @@ import pytest
 
 from kvtune.engine import profile as profile_module
 from kvtune.engine.models import NAMES
-from kvtune.engine.profile import Job, check_output, reserve, run_name
+from kvtune.engine.profile import ProfileJob, check_output, reserve, run_name
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.workload.spec import build
@@ -133,7 +133,9 @@ def test_a_full_output_is_found_before_the_engine_starts(
 
 
 def test_run_names_are_safe_in_a_file_system(tmp_path: Path) -> None:
-    name = run_name(Job(model="org/some model:x", workload=build("decode:requests=1"), output=tmp_path))
+    name = run_name(
+        ProfileJob(model="org/some model:x", workload=build("decode:requests=1"), output=tmp_path)
+    )
     assert "/" not in name and " " not in name and ":" not in name
 
 
@@ -142,7 +144,7 @@ def test_runs_that_begin_in_the_same_second_have_files_of_their_own(
 ) -> None:
     """None has written its run file when the others begin."""
     monkeypatch.setattr(profile_module, "run_name", lambda job: "tiny-opt_decode_kvtune_20261121-120000")
-    job = Job(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
+    job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: reserve(job), range(8)))
     assert len({folder for folder, _ in found}) == len({path for _, path in found}) == 8
@@ -159,5 +161,5 @@ def test_processes_begin_as_those_of_vllm_serve_unless_told(
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
     if given is not None:
         monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", given)
-    job = Job(model="tiny-opt", workload=build("decode:requests=1"))
+    job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"))
     assert profile_module._environment(job, offline=True)["VLLM_WORKER_MULTIPROC_METHOD"] == used

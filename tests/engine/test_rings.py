@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.engine.launch import Outcome
+from kvtune.engine.launch import HostOutcome
 from kvtune.engine.rings import read_rings
 from kvtune.probe import gc as gc_module
 from kvtune.probe.gc import CollectorProbe
@@ -16,8 +16,8 @@ from kvtune.probe.ring import COLLECTION, STEP, VALUES, Ring
 NONE = (0,) * VALUES
 
 
-def outcome(start_ns: int = 1000, end_ns: int = 10**12) -> Outcome:
-    return Outcome("", 0, start_ns=start_ns, end_ns=end_ns)
+def outcome(start_ns: int = 1000, end_ns: int = 10**12) -> HostOutcome:
+    return HostOutcome("", 0, start_ns=start_ns, end_ns=end_ns)
 
 
 def record(*first: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from kvtune.evidence import collect as published
 from kvtune.evidence import extras as published_extras
 from kvtune.evidence import runs as evidence
 from kvtune.evidence.cases import CPU, GPU, SCALES, STOCK, Scale
-from kvtune.evidence.claims import CLAIMS, Case, Side
+from kvtune.evidence.claims import CLAIMS, Case, CaseSide
 from kvtune.evidence.collect import NAMES, _claim, cases_of, chosen, chosen_scale, in_short
 from kvtune.evidence.extras import planned_blocks, real_answers
 from kvtune.evidence.turns import in_turns
@@ -58,7 +58,7 @@ def test_cases_can_run(scale: Scale, case: Case) -> None:
 
 
 def test_sides_take_turns_and_turn_round() -> None:
-    sides = (STOCK, Side("a"), Side("b"))
+    sides = (STOCK, CaseSide("a"), CaseSide("b"))
     turns = [(n, side.name) for n, side in evidence.order(Case("c", "tiny-opt", "decode", sides, 2))]
     assert turns == [(0, "stock"), (0, "a"), (0, "b"), (1, "b"), (1, "a"), (1, "stock")]
 
@@ -70,7 +70,7 @@ def test_a_command_repeats_a_side() -> None:
 
 
 def test_runs_of_the_journal_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case("c", "tiny-opt", "decode:requests=4", (STOCK, Side("a")), 2)
+    case = Case("c", "tiny-opt", "decode:requests=4", (STOCK, CaseSide("a")), 2)
     made: list[str] = []
 
     class Profiled:

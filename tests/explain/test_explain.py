@@ -27,13 +27,13 @@ from kvtune.explain.text import lines, to_json
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.verdicts.causes import CAUSES, Boundaries
-from kvtune.sim.verdicts.listener import Fate, Verdict
+from kvtune.sim.verdicts.listener import Fate, PromptVerdict
 from kvtune.workload.spec import build
 
 SPEC = "rounds:prefixes=1,prefix=100,suffix=0,output=2,rounds=3"
 
 
-def run_of(hits: list[int], verdicts: list[Verdict | None] | None = None, **header: Any) -> Run:
+def run_of(hits: list[int], verdicts: list[PromptVerdict | None] | None = None, **header: Any) -> Run:
     """A run of three requests of 100 tokens, one a round."""
     workload = build(SPEC)
     info = WorkloadInfo(
@@ -66,9 +66,9 @@ def run_of(hits: list[int], verdicts: list[Verdict | None] | None = None, **head
     return Run(Header(**fields), {"requests": requests})
 
 
-def verdict(number: int, at: Boundaries, **more: Any) -> Verdict:
+def verdict(number: int, at: Boundaries, **more: Any) -> PromptVerdict:
     fields: dict[str, Any] = {"lagging": "", "unkept": "", "evicted": None, **more}
-    return Verdict(request_id=str(number), at_s=10.0 * number, boundaries=at, **fields)
+    return PromptVerdict(request_id=str(number), at_s=10.0 * number, boundaries=at, **fields)
 
 
 COLD = verdict(0, Boundaries(100, 0, 0, 0, 0, 0, 0))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvtune.analysis.comparison.ablation import Side, extra
+from kvtune.analysis.comparison.ablation import AblationSide, extra
 from kvtune.run.types import (
     TABLES,
     CoreInfo,
@@ -268,11 +268,11 @@ def ablated_run() -> Run:
 
     files = ("run-1.kvrun", "run-2.kvrun", "run-3.kvrun")
     sides = (
-        Side("baseline", runs=runs(2.0), files=files),
-        Side("freeze", "off", {"freeze": False}, runs(6.0), files),
-        Side("rows", "off", {"rows": False}, runs(2.0), files),
-        Side("thresholds", "on", {"gc_threshold0": 20000}, runs(0.5), files),
-        Side("steady", "off", {"steady": False}, runs(2.0, 1), files[:1], ("EngineCore died",)),
+        AblationSide("baseline", runs=runs(2.0), files=files),
+        AblationSide("freeze", "off", {"freeze": False}, runs(6.0), files),
+        AblationSide("rows", "off", {"rows": False}, runs(2.0), files),
+        AblationSide("thresholds", "on", {"gc_threshold0": 20000}, runs(0.5), files),
+        AblationSide("steady", "off", {"steady": False}, runs(2.0, 1), files[:1], ("EngineCore died",)),
     )
     run = kvtune_run()
     told = msgspec.json.decode(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtune.report.contrast import contrast
-from kvtune.report.pages.frame import compare_page, run_page
+from kvtune.report.pages.run import compare_page, run_page
 from kvtune.report.pages.study import sweep_page
 from kvtune.run.file import read_run
 from kvtune.run.types import CoreInfo

@@ -8,7 +8,7 @@ import pytest
 from kvtune.analysis.comparison.average import average
 from kvtune.analysis.latency import ttft_ms
 from kvtune.report.contrast import contrast, sentence
-from kvtune.report.pages.frame import compare_page
+from kvtune.report.pages.run import compare_page
 from kvtune.run.types import CoreInfo, Run
 from tests.golden.synthetic import rounds_run
 

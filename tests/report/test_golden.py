@@ -16,7 +16,7 @@ from kvtune.report.contrast import contrast
 from kvtune.report.export.csv import write_csv
 from kvtune.report.export.speedscope import speedscope
 from kvtune.report.export.trace import chrome_trace
-from kvtune.report.pages.frame import compare_page, run_page
+from kvtune.report.pages.run import compare_page, run_page
 from kvtune.report.sections import run_sections
 from kvtune.run.file import read_run
 from kvtune.run.types import SCHEMA

@@ -16,7 +16,8 @@ import pytest
 from kvtune.analysis.rebuild import workload_of
 from kvtune.errors import UsageError
 from kvtune.report.contrast import contrast
-from kvtune.report.pages.frame import compare_page, run_page, write_page
+from kvtune.report.pages.frame import write_page
+from kvtune.report.pages.run import compare_page, run_page
 from kvtune.run.types import CoreInfo, Run, empty_table
 from tests.golden.synthetic import HOSTILE, empty_run, rounds_run
 from tests.report.drawn import KINDS, run_of, words

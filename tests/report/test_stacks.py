@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from kvtune.probe.stacks import flame, of_loops, top_functions
-from kvtune.report.pages.frame import run_page
+from kvtune.report.pages.run import run_page
 from kvtune.report.sections.stacks import section
 from kvtune.run.types import Run
 from tests.golden.synthetic import HOSTILE

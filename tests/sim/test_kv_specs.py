@@ -12,7 +12,7 @@ from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock, policies_see
 from kvtune.sim.kv_specs import restore
-from kvtune.sim.requests import with_answers
+from kvtune.workload.answers import with_answers
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 

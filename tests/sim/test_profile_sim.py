@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvtune.cli.app import run as kvtune
-from kvtune.engine.profile import Job
+from kvtune.engine.profile import ProfileJob
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
@@ -42,7 +42,7 @@ def test_a_recorded_engine_is_simulated_without_it(simulators: Simulators, core:
     recorded = read_run(GALLERY / f"rounds-{core}.kvrun")
     info = recorded.header.workload
     work = build(info.spec, seed=info.seed)
-    job = Job(
+    job = ProfileJob(
         model="tiny-gemma3",
         workload=work,
         core="stock" if core == "stock" else "kvtune",
@@ -63,7 +63,7 @@ def test_a_recorded_engine_is_simulated_without_it(simulators: Simulators, core:
 def test_blocks_of_another_device_are_kept(simulators: Simulators) -> None:
     """What a GPU engine would have captured: blocks of 16 tokens, which no CPU backend takes; steps sent ahead."""
     work = build("zipf:prefixes=5,prefix=210,requests=20,output=8", seed=0)
-    job = Job(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS)
+    job = ProfileJob(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS)
     here = replayed(simulators, work, settings_for(job, "exact", None))[0]
     captured = json.loads(
         json.dumps(here.header.engine.kv_specs).replace('"block_size": 32', '"block_size": 16')
@@ -73,7 +73,9 @@ def test_blocks_of_another_device_are_kept(simulators: Simulators) -> None:
     )
     there = Run(msgspec.structs.replace(here.header, engine=engine), here.tables)
     again = replayed(
-        simulators, work, settings_for(Job(model="tiny-llama", workload=work, core="stock"), "exact", there)
+        simulators,
+        work,
+        settings_for(ProfileJob(model="tiny-llama", workload=work, core="stock"), "exact", there),
     )[0]
     assert (again.header.engine.block_size, again.header.engine.num_blocks) == (16, 300)
     assert again.header.engine.async_scheduling and again.header.extra["sim"]["batch_queue"]
@@ -96,7 +98,7 @@ def test_a_run_without_specs_cannot_stand_for_an_engine() -> None:
     work = build("rounds", seed=0)
     with pytest.raises(KvtuneError, match="no KV specs"):
         settings_for(
-            Job(model="tiny-gemma3", workload=work), "exact", read_run(GOLDEN / "schema1-bare.kvrun")
+            ProfileJob(model="tiny-gemma3", workload=work), "exact", read_run(GOLDEN / "schema1-bare.kvrun")
         )
 
 
@@ -115,7 +117,7 @@ def test_odd_traces(simulators: Simulators, tmp_path: Path, mode: str) -> None:
     rows = [(0, 600, 1, [1, 2]), (0, 600, 1, [1, 2]), (0, 600, 40, [1, 2]), (9 * hour, 600, 40, [1, 2])]
     rows += [(9 * hour + 1, 1, 1, [7])]
     work = trace(tmp_path, rows)
-    job = Job(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS)
+    job = ProfileJob(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS)
     run = replayed(simulators, work, settings_for(job, mode, None))[0]  # type: ignore[arg-type]
     requests = run.table("requests")
     assert run.header.state == "complete" and run.header.wall_s > 9 * 3600

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from kvtune.tune import confirm as module
-from kvtune.tune.confirm import Side, judge
+from kvtune.tune.confirm import Contender, judge
 from kvtune.tune.objective import OBJECTIVES, objective
 from kvtune.tune.trials.trial import Trial
 
 
-def side(role: Any, ttft: Sequence[float], hits: float) -> Side:
+def side(role: Any, ttft: Sequence[float], hits: float) -> Contender:
     trials = [
         Trial(
             number=i,
@@ -24,7 +24,7 @@ def side(role: Any, ttft: Sequence[float], hits: float) -> Side:
         )
         for i, t in enumerate(ttft)
     ]
-    return Side({}, role, trials, [t.summary for t in trials])  # type: ignore[arg-type]
+    return Contender({}, role, trials, [t.summary for t in trials])  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_a_drift_as_large_as_the_gain_is_no_winner() -> None:
     assert "drifted" in found.why
 
 
-def both(ttft: Sequence[float], hits: float) -> Side:
+def both(ttft: Sequence[float], hits: float) -> Contender:
     return side("trial", ttft, hits)
 
 
@@ -94,7 +94,7 @@ def test_a_finalist_that_loses_nothing_leads_one_that_gains_more_and_loses() -> 
 
 
 def test_failed_finalists_are_told() -> None:
-    broken = Side({}, "trial", failed="out of memory")
+    broken = Contender({}, "trial", failed="out of memory")
     found = judge(side("baseline", [10, 10], 0.3), [broken], OBJECTIVES["hit-rate"])
     assert found.winner is None
     assert "out of memory" in found.why

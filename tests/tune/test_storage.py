@@ -16,9 +16,10 @@ from kvtune.tune import search as module
 from kvtune.tune.objective import OBJECTIVES, axes, front, objective
 from kvtune.tune.search import search
 from kvtune.tune.space.grid import shown
-from kvtune.tune.trials.journal import Journal
+from kvtune.tune.space.values import Settings
+from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import Answer
-from kvtune.tune.trials.trial import Bench, Settings, Trial
+from kvtune.tune.trials.trial import Bench, Trial
 from tests.tune.postgres import Cluster
 
 SPACE = {"slack": tuple(range(40)), "windows": tuple(range(20))}
@@ -67,7 +68,7 @@ def bench(name: str) -> Bench:
 
 
 def worker(own: Bench, path: Path, url: str, *, trials: int = 20, join: bool = False) -> list[Trial]:
-    with Journal(path, "tune", own) as journal:
+    with StudyJournal(path, "tune", own) as journal:
         limits = {"trials": trials, "seed": 3, "cost": NOMINAL, "say": lambda t: None}
         return search(own, SPACE, BY, journal, **limits, storage=url, join=join)
 
@@ -85,7 +86,7 @@ def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
     sizes = [simulator.submitted for simulator in Simulator.made[1:]]
     assert min(sizes) > 3, f"both worked: {sizes}"
     for name, told in zip("bc", both, strict=True):
-        with Journal(tmp_path / f"{name}.jsonl", "tune", own) as journal:
+        with StudyJournal(tmp_path / f"{name}.jsonl", "tune", own) as journal:
             assert {t.key for t in journal.trials} == {t.key for t in told}, (
                 "the page shows what others found, too"
             )
@@ -161,10 +162,10 @@ def test_two_objectives_are_searched_at_once(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(module, "SimPool", Trading)
     own, by = bench("two"), objective("hit-rate,ttft")
-    with Journal(tmp_path / "a.jsonl", "tune", own) as journal:
+    with StudyJournal(tmp_path / "a.jsonl", "tune", own) as journal:
         found = search(own, SPACE, by, journal, trials=30, seed=1, cost=NOMINAL, say=lambda t: None)
     ahead = front([t for t in found if t.role == "trial"], axes(by))
     assert len(ahead) > 2, "hits are bought with waiting: several settings are worth having"
-    with Journal(tmp_path / "b.jsonl", "tune", own) as journal:
+    with StudyJournal(tmp_path / "b.jsonl", "tune", own) as journal:
         again = search(own, SPACE, by, journal, trials=30, seed=1, cost=NOMINAL, say=lambda t: None)
     assert [t.settings for t in again] == [t.settings for t in found]

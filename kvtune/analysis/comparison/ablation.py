@@ -42,7 +42,7 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class AblationSide:
     """A variant: the baseline with one thing turned `off` or `on` (`turned` is "" for the baseline itself).
 
     `runs` has FIGURES of each run that ended well, `files` their names beside the run that holds this, `failed` why
@@ -66,8 +66,8 @@ class Ablation:
     done: int
     repeats: int
     why: str
-    baseline: Side
-    turned: tuple[Side, ...]
+    baseline: AblationSide
+    turned: tuple[AblationSide, ...]
 
 
 def figures(run: Run) -> dict[str, float | None]:
@@ -84,7 +84,7 @@ def figures(run: Run) -> dict[str, float | None]:
     }
 
 
-def extra(sides: Sequence[Side], *, planned: int, repeats: int, why: str) -> dict[str, Any]:
+def extra(sides: Sequence[AblationSide], *, planned: int, repeats: int, why: str) -> dict[str, Any]:
     """The stored form, plain data: what was run and its figures. Verdicts are worked out when it is read."""
     told = [{k: v for k, v in asdict(side).items() if k != "worths"} for side in sides]
     return {"schema": 1, "planned": planned, "repeats": repeats, "why": why, "sides": told}
@@ -103,7 +103,7 @@ def read(told: Mapping[str, Any]) -> Ablation:
     sides = [_side(each) for each in told["sides"]]
     base = next(side for side in sides if not side.turned)
     turned = tuple(
-        Side(s.name, s.turned, s.settings, s.runs, s.files, s.failed, worths(base.runs, s.runs))
+        AblationSide(s.name, s.turned, s.settings, s.runs, s.files, s.failed, worths(base.runs, s.runs))
         for s in sides
         if s.turned
     )
@@ -116,8 +116,8 @@ def worths(baseline: Sequence[Figures], turned: Sequence[Figures]) -> tuple[Wort
     return tuple(_worth(figure, baseline, turned) for figure in FIGURES)
 
 
-def _side(told: Mapping[str, Any]) -> Side:
-    return Side(
+def _side(told: Mapping[str, Any]) -> AblationSide:
+    return AblationSide(
         name=str(told["name"]),
         turned=str(told["turned"]),
         settings=dict(told["settings"]),

@@ -42,7 +42,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FailOnOutcome:
     """Whether the expression holds, and for each condition that does, a line that says with which values."""
 
     holds: bool
@@ -56,11 +56,11 @@ class FailOn:
     text: str
     anyof: tuple[tuple[Condition, ...], ...]
 
-    def evaluate(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> Outcome:
+    def evaluate(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> FailOnOutcome:
         """On the summaries of the first and the second run. A field that a run has no value for is an error."""
         results = [[_check(condition, a, b) for condition in allof] for allof in self.anyof]
         reasons = tuple(reason for row in results if all(row) for reason in row)
-        return Outcome(any(all(row) for row in results), reasons)
+        return FailOnOutcome(any(all(row) for row in results), reasons)
 
 
 def parse_fail_on(text: str) -> FailOn:

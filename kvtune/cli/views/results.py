@@ -14,7 +14,8 @@ from kvtune.workload.types import Workload
 def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool) -> None:
     """Write each run's page; print the run (of several: the one of median throughput, with all in `repeats`)."""
     from kvtune.analysis.summary import summary
-    from kvtune.report.pages.frame import run_page, write_page
+    from kvtune.report.pages.frame import write_page
+    from kvtune.report.pages.run import run_page
 
     found: list[tuple[float, dict[str, Any], Profiled, Path]] = []
     for result in done:

@@ -19,9 +19,10 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from kvtune.core import policies, state
+from kvtune.core import state
 from kvtune.core.policies import FAR, Policy
 from kvtune.core.policies.lru import InOrder
+from kvtune.core.policies.make import make
 from kvtune.core.settings import CoreSettings
 
 logger = logging.getLogger("vllm.kvtune")
@@ -40,7 +41,7 @@ class Tiers:
         self.num_blocks = len(blocks)
         self.tier_of = bytearray(len(blocks))
         self.grade_of = bytearray(len(blocks))
-        self.use(policies.make(policy_name, self, settings))
+        self.use(make(policy_name, self, settings))
         self.settings = settings
         self.names = ("blank", *self.policy.tiers)
         self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.tiers) + 2)]

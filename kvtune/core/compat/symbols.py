@@ -1,6 +1,6 @@
 """Every symbol of vLLM that the core replaces, wraps, or relies on the inside of. Data only.
 
-Not listed: what it merely calls by its documented signature. `compat.py` checks these against the manifest.
+Not listed: what it merely calls by its documented signature. `manifest.py` checks these against the manifest.
 """
 
 from __future__ import annotations

@@ -21,8 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from kvtune.core.settings import CoreSettings
-
 WINDOW, NEAR, FAR, SPECULATIVE, TERMINAL = range(5)
 """Grades: why a block was kept. WINDOW also stands for full attention; the others only occur with pinning.
 NEAR and FAR are slack, SPECULATIVE the windows before it; TERMINAL is the end of an output, where a chat goes on."""
@@ -54,16 +52,3 @@ class Policy(Protocol):
     def stored(self, block_id: int, key: bytes, resident: bool) -> None: ...
     def evicted(self, block_id: int, key: bytes) -> None: ...
     def reset(self) -> None: ...
-
-
-def make(name: str, shelves: Shelves, settings: CoreSettings) -> Policy:
-    """The policy of that name over a pool."""
-    from kvtune.core.policies import lru, pin, tiered, two_class
-
-    kinds = {
-        "lru": lru.Lru,
-        "pin": pin.Pin,
-        "tiered": tiered.Tiered,
-        "two_class": two_class.TwoClass,
-    }
-    return kinds[name](shelves, settings)

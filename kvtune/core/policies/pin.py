@@ -12,7 +12,7 @@ AGED, PINNED = 1, 2
 
 
 class Pin(InOrder):
-    """Grade SPECULATIVE marks a pin here: the window at the end of a chunk (see window.py)."""
+    """Grade SPECULATIVE marks a pin here: the window at the end of a chunk (see cache/windows.py)."""
 
     name = "pin"
     tiers = ("aged", "pinned")

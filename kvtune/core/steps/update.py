@@ -21,7 +21,8 @@ from vllm.v1.request import RequestStatus
 
 from kvtune.core import state
 from kvtune.core.steps.steady import PREEMPTED, Cohort, Rows, owes_more
-from kvtune.core.tokens import rows as tokens
+from kvtune.core.tokens.outputs import out_rows
+from kvtune.core.tokens.rows import make_rows, one_each
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -63,7 +64,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                 return _merge(rows, sampled, special, dead, found)
             # Stock moves the rows now: they may no longer be in lockstep.
             self._cohort = None
-        tokens.make_rows(model_runner_output)
+        make_rows(model_runner_output)
         result: Outputs = super().update_from_output(scheduler_output, model_runner_output)
         return result
 
@@ -93,7 +94,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             or output.sampling_masks is not None
         ):
             return None
-        sampled = tokens.one_each(output.sampled_token_ids)
+        sampled = one_each(output.sampled_token_ids)
         if sampled is None:
             return None
         order = self._order_of(rows, output)
@@ -189,7 +190,7 @@ def _output_of(
 
 def _merge(rows: Rows, sampled: list[int], special: list[int], dead: list[int], found: Outputs) -> Outputs:
     """Outputs of all rows in the order they were scheduled in, as stock makes them; `found` has the special ones."""
-    outputs: list[Any] = list(map(EngineCoreOutput, rows.ids, tokens.out_rows(sampled)))
+    outputs: list[Any] = list(map(EngineCoreOutput, rows.ids, out_rows(sampled)))
     of_stock = {output.request_id: output for one in found.values() for output in one.outputs}
     for i in special:
         outputs[i] = of_stock.pop(rows.ids[i], None)

@@ -12,19 +12,13 @@ rows (speculative decoding) travel as tokens and counts. With the switch off not
 
 from __future__ import annotations
 
-import copyreg
 import functools
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
-
-from kvtune.core import state
-from kvtune.core.patches import Replaced
-from kvtune.core.settings import CoreSettings
 
 Tokens = NDArray[np.int32]
 
@@ -159,101 +153,3 @@ def unpack(packed: tuple[bytes, bytes | None]) -> PackedRows:
     )
     assert isinstance(rows, PackedRows)
     return rows
-
-
-def _reduce_output(output: Any) -> tuple[Any, ...]:
-    fields = dict(output.__dict__)
-    packed = pack(fields["sampled_token_ids"])
-    if packed is not None:
-        del fields["sampled_token_ids"]
-    return restore_output, (fields, packed)
-
-
-def restore_output(fields: dict[str, Any], packed: tuple[bytes, bytes | None] | None) -> Any:
-    """A ModelRunnerOutput as its worker sent it."""
-    from vllm.v1.outputs import ModelRunnerOutput
-
-    output = ModelRunnerOutput.__new__(ModelRunnerOutput)
-    output.__dict__.update(fields)
-    if packed is not None:
-        output.sampled_token_ids = unpack(packed)
-    return output
-
-
-class OneToken(msgspec.Struct, array_like=True, gc=False, eq=False):
-    """A row of one token that the collector does not see; encodes as the list of one that it stands for.
-
-    Only in a process whose outputs are encoded for another one (EngineCoreProc): nobody there changes a row.
-    """
-
-    token: int
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: Any) -> Any:
-        return [self.token][index]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter((self.token,))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, list | OneToken) and list(other) == [self.token]
-
-    def __hash__(self) -> int:
-        return hash(self.token)
-
-    def __repr__(self) -> str:
-        return f"[{self.token}]"
-
-
-outputs_are_encoded = False
-"""Whether this process sends its outputs to another one (set when an EngineCoreProc's loop begins)."""
-
-
-def out_rows(sampled: list[int]) -> Iterator[Any]:
-    """One row a token, for EngineCoreOutput.new_token_ids."""
-    if outputs_are_encoded:
-        return map(OneToken, sampled)
-    return ([token] for token in sampled)
-
-
-REPLACED = Replaced()
-
-
-def install(settings: CoreSettings) -> None:
-    """Pack what workers send; make no rows where nobody reads them."""
-    uninstall()
-    if not settings.rows:
-        return
-    from vllm.v1.engine.core import EngineCoreProc
-    from vllm.v1.outputs import ModelRunnerOutput
-
-    from kvtune.core.tokens import runners
-
-    copyreg.pickle(ModelRunnerOutput, _reduce_output)
-    loop = EngineCoreProc._process_input_queue
-
-    @functools.wraps(loop)
-    def looped(self: Any) -> Any:
-        # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
-        global outputs_are_encoded
-        outputs_are_encoded = True
-        return loop(self)
-
-    REPLACED.put(EngineCoreProc, "_process_input_queue", looped)
-    runners.install()
-    state.part("rows", True)
-
-
-def uninstall() -> None:
-    """Model outputs are pickled, rows made and put out as stock does."""
-    from vllm.v1.outputs import ModelRunnerOutput
-
-    from kvtune.core.tokens import runners
-
-    global outputs_are_encoded
-    outputs_are_encoded = False
-    copyreg.dispatch_table.pop(ModelRunnerOutput, None)
-    runners.REPLACED.undo()
-    REPLACED.undo()

@@ -60,7 +60,7 @@ def type_name(kind: type) -> str:
 
 
 def save(folder: Path, name: str, facts: dict[str, Any]) -> None:
-    """Replace `NAME-PID.json` whole. A failure to write is ignored: a ledger is not worth an engine."""
+    """Replace `NAME-PID.json` whole. A failure to write is ignored: a tally is not worth an engine."""
     path = folder / f"{name}-{os.getpid()}.json"
     part = path.with_suffix(".part")
     with contextlib.suppress(OSError, TypeError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import IO, Any
 
-from kvtune.analysis.comparison.ablation import FIGURES, Ablation, Side, Worth
+from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth
 
 TITLES = {
     "collections": "collections",
@@ -53,7 +53,7 @@ def plain(found: Ablation) -> dict[str, Any]:
     return asdict(found)
 
 
-def _means(side: Side) -> list[str]:
+def _means(side: AblationSide) -> list[str]:
     found = []
     for figure in FIGURES:
         told = [value for run in side.runs if (value := run[figure]) is not None]

@@ -20,7 +20,7 @@ FACTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """Microseconds on the run's clock. `args` are small facts for a tooltip."""
 
     name: str
@@ -29,7 +29,7 @@ class Span:
     args: Mapping[str, float] = field(default_factory=dict)
 
 
-def step_spans(run: Run, process: int) -> Iterator[Span]:
+def step_spans(run: Run, process: int) -> Iterator[TimeSpan]:
     """Steps of one process in order of time, each followed by its phases.
 
     With a batch queue, schedule and update of a step belong to different batches: the phases stand in their
@@ -40,23 +40,23 @@ def step_spans(run: Run, process: int) -> Iterator[Span]:
     for i in sorted(rows, key=lambda row: float(steps["t_s"][row])):
         start = float(steps["t_s"][i]) * 1e6
         end = start + float(steps["step_us"][i])
-        yield Span("step", start, end, {name: int(steps[name][i]) for name in FACTS})
+        yield TimeSpan("step", start, end, {name: int(steps[name][i]) for name in FACTS})
         at = start
         for phase in PHASES:
             until = min(end, at + float(steps[f"{phase}_us"][i]))
             if until > at:
-                yield Span(phase, at, until)
+                yield TimeSpan(phase, at, until)
             at = until
 
 
-def collection_spans(run: Run, process: int) -> Iterator[Span]:
+def collection_spans(run: Run, process: int) -> Iterator[TimeSpan]:
     """Collections of one process in order of time; `t_s` of a collection is its start."""
     gc = run.table("gc")
     rows = [int(i) for i in (gc["process"] == process).nonzero()[0]]
     for i in sorted(rows, key=lambda row: float(gc["t_s"][row])):
         start = float(gc["t_s"][i]) * 1e6
         facts = {"collected": int(gc["collected"][i]), "uncollectable": int(gc["uncollectable"][i])}
-        yield Span(f"gc generation {gc['generation'][i]}", start, start + float(gc["pause_us"][i]), facts)
+        yield TimeSpan(f"gc generation {gc['generation'][i]}", start, start + float(gc["pause_us"][i]), facts)
 
 
 def process_numbers(run: Run) -> list[int]:

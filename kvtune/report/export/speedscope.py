@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtune.report.export.spans import Span, collection_spans, process_numbers, step_spans
+from kvtune.report.export.spans import TimeSpan, collection_spans, process_numbers, step_spans
 from kvtune.report.names import process_name
 from kvtune.run.types import Run
 
@@ -41,7 +41,7 @@ def speedscope(run: Run) -> dict[str, Any]:
     }
 
 
-def _nested(spans: list[Span], frames: dict[str, int]) -> list[dict[str, Any]]:
+def _nested(spans: list[TimeSpan], frames: dict[str, int]) -> list[dict[str, Any]]:
     """Open and close events in order of time, nested: a span ends with the one around it at the latest."""
     events: list[dict[str, Any]] = []
     open_spans: list[tuple[int, float]] = []

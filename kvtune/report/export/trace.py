@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvtune.report.export.spans import Span, collection_spans, process_numbers, step_spans
+from kvtune.report.export.spans import TimeSpan, collection_spans, process_numbers, step_spans
 from kvtune.report.names import process_name
 from kvtune.run.types import Run
 
@@ -58,7 +58,7 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 
-def _complete(span: Span, pid: int, tid: int, category: str) -> Event:
+def _complete(span: TimeSpan, pid: int, tid: int, category: str) -> Event:
     return {
         "ph": "X",
         "name": span.name,

@@ -17,10 +17,10 @@ TONE = {"holds": "better", "does not hold here": "worse"}
 
 def evidence_page(found: Mapping[str, Any]) -> str:
     """One self-contained HTML file."""
-    from kvtune.report.pages.frame import _render
+    from kvtune.report.pages.frame import render
 
     machine = found["machine"]
-    return _render(
+    return render(
         title="Evidence · kvtune",
         eyebrow="kvtune evidence",
         heading="The published results, measured again",

@@ -1,4 +1,4 @@
-"""One self-contained HTML file for a run or a comparison: `run_page`, `write_page`. Runs in the parent.
+"""One self-contained HTML file from sections: the frame of every page. Runs in the parent.
 
 The file loads nothing: styles, data, charts and the drawing library are inside, and its content security
 policy forbids the rest. Text from runs is escaped by Jinja2, and as JSON where it stands in a script element.
@@ -13,59 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
-from kvtune.report.banners import Banner, banners, contrast_banners
+from kvtune.report.banners import Banner
 from kvtune.report.charts import Section, script_json, vega_bundle
-from kvtune.report.contrast import Contrast
 from kvtune.report.files import write_new
-from kvtune.report.names import when
-from kvtune.report.sections import comparison, run_sections
-from kvtune.run.types import Run
-from kvtune.workload.types import Workload
 
 HERE = Path(__file__).parents[1]
-
-
-def run_page(run: Run, workload: Workload | None = None) -> str:
-    """The page of one run. With its workload, misses are told apart by cause."""
-    h = run.header
-    return _render(
-        title=f"{h.model} · {h.workload.name} · kvtune",
-        eyebrow="kvtune prediction" if h.source == "sim" else "kvtune run",
-        heading=h.model,
-        subtitle=_subtitle(run),
-        sections=run_sections(run, workload),
-        banners=banners(run),
-    )
-
-
-def compare_page(found: Contrast) -> str:
-    """The page of two or more runs, the others against the first."""
-    first = found.sides[0].run.header
-    names = " against ".join((", ".join(side.name for side in found.sides[1:]), found.sides[0].name))
-    return _render(
-        title=f"{names} · {first.model} · kvtune",
-        eyebrow="kvtune comparison",
-        heading=names,
-        subtitle=f"{first.model}, {first.workload.spec}",
-        sections=comparison.sections(found),
-        banners=contrast_banners(found),
-    )
-
-
-def _subtitle(run: Run) -> str:
-    h = run.header
-    device = h.engine.device_name or h.engine.device.replace("cpu", "CPU")
-    return ", ".join(
-        part
-        for part in (
-            h.workload.spec,
-            f"{h.core.name} core",
-            f"vLLM {h.engine.vllm}",
-            device,
-            when(h.started_at),
-        )
-        if part
-    )
 
 
 def write_page(html: str, path: Path, *, force: bool = False) -> Path:
@@ -73,7 +25,7 @@ def write_page(html: str, path: Path, *, force: bool = False) -> Path:
     return write_new(html, path, force=force)
 
 
-def _render(
+def render(
     *, title: str, eyebrow: str, heading: str, subtitle: str, sections: list[Section], banners: list[Banner]
 ) -> str:
     from markupsafe import Markup

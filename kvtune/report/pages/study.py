@@ -25,16 +25,16 @@ from kvtune.report.pages.study_charts import (
     shown,
     text_of,
 )
-from kvtune.report.sections.verdict import Figure
+from kvtune.report.sections.verdict import Tile
 from kvtune.units import count
 
 
 def sweep_page(found: Mapping[str, Any]) -> str:
     """One self-contained HTML file."""
-    from kvtune.report.pages.frame import _render
+    from kvtune.report.pages.frame import render
 
     bench = found["bench"]
-    return _render(
+    return render(
         title=f"{bench['model']} · {found['kind']} · kvtune",
         eyebrow=f"kvtune {found['kind']}",
         heading=bench["model"],
@@ -96,14 +96,12 @@ def _outcome(found: Mapping[str, Any], by: str) -> Section:
     figures = []
     title = FIGURES[by][1].partition(" (")[0]
     if best is not None:
-        figures.append(Figure(f"Best {title}", quantity(best, by), settings_text(best)))
+        figures.append(Tile(f"Best {title}", quantity(best, by), settings_text(best)))
     if stock is not None and stock is not best:
-        figures.append(Figure(f"Baseline {title}", quantity(stock, by), settings_text(stock)))
+        figures.append(Tile(f"Baseline {title}", quantity(stock, by), settings_text(stock)))
     states = [t["state"] for t in found["trials"]]
     rest = len(states) - states.count("complete")
-    figures.append(
-        Figure("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else "")
-    )
+    figures.append(Tile("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else ""))
     ahead = "Ahead in simulation" if verdict["on"] == "sim" else "A winner"
     heading = ahead if verdict["winner"] else "No winner"
     result, advice, command = _words(found, by)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtune.analysis.comparison.ablation import FIGURES, Ablation, Side, Worth, stored
+from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth, stored
 from kvtune.core.settings import KNOBS
 from kvtune.report.charts import Cell, Chart, Columns, Grid, Section, columns, grid, spec_of
 from kvtune.run.types import Run
@@ -73,7 +73,7 @@ def _lead(found: Ablation) -> str:
     return " ".join(told)
 
 
-def _name(side: Side) -> str:
+def _name(side: AblationSide) -> str:
     return f"{side.name} {side.turned}"
 
 
@@ -102,7 +102,7 @@ def _cell(worth: Worth) -> Cell:
     return Cell(_text(worth.difference, worth.figure, sign=True) + word, worth.difference, css)
 
 
-def _about(side: Side) -> tuple[str, str]:
+def _about(side: AblationSide) -> tuple[str, str]:
     knob = KNOBS.get(side.name)
     return side.name, knob.help if knob is not None else "the thresholds of Python's collector"
 

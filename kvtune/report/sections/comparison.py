@@ -11,7 +11,7 @@ from kvtune.analysis.comparison.compare import Comparison
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
-from kvtune.report.contrast import Contrast, Side, sentence
+from kvtune.report.contrast import Contrast, RunGroup, sentence
 from kvtune.report.measures import SHARES, change_text, interval_text, measure_text, measure_title, reasons
 from kvtune.report.names import command_text, when
 from kvtune.units import ms, percent
@@ -280,5 +280,5 @@ def _differences(found: Contrast) -> Section:
     )
 
 
-def _started(side: Side) -> str:
+def _started(side: RunGroup) -> str:
     return ", ".join(when(run.header.started_at) for run in side.runs)

@@ -17,7 +17,7 @@ from kvtune.workload.types import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Tile:
     name: str
     value: str
     more: str = ""
@@ -28,31 +28,29 @@ def section(run: Run, workload: Workload | None) -> Section:
     return Section("verdict", "What to change", "", "verdict.html", values)
 
 
-def _figures(run: Run, workload: Workload | None) -> list[Figure]:
+def _figures(run: Run, workload: Workload | None) -> list[Tile]:
     times, cache = latency(run), prefix_cache(run, workload)
     found = []
     if times.throughput_tok_s is not None:
         found.append(
-            Figure(
-                "Output", f"{times.throughput_tok_s:,.4g} tok/s", f"{ms(times.wall_s * 1000)} of wall time"
-            )
+            Tile("Output", f"{times.throughput_tok_s:,.4g} tok/s", f"{ms(times.wall_s * 1000)} of wall time")
         )
     if times.ttft_ms.p50 is not None and times.ttft_ms.p99 is not None:
-        found.append(Figure("First token, median", ms(times.ttft_ms.p50), f"p99 {ms(times.ttft_ms.p99)}"))
+        found.append(Tile("First token, median", ms(times.ttft_ms.p50), f"p99 {ms(times.ttft_ms.p99)}"))
     if times.itl_ms.p50 is not None and times.itl_ms.p99 is not None:
-        found.append(Figure("Between tokens, median", ms(times.itl_ms.p50), f"p99 {ms(times.itl_ms.p99)}"))
+        found.append(Tile("Between tokens, median", ms(times.itl_ms.p50), f"p99 {ms(times.itl_ms.p99)}"))
     if cache.query_tokens:
         of = f"{count(cache.hit_tokens)} of {count(cache.query_tokens)} prompt tokens"
-        found.append(Figure("Prefix cache hits", percent(cache.hit_tokens, cache.query_tokens), of))
+        found.append(Tile("Prefix cache hits", percent(cache.hit_tokens, cache.query_tokens), of))
     core = next((c for key, c in collectors(run).items() if key.startswith("engine_core")), None)
     if core is not None and core.share_of_step is not None:
         found.append(
-            Figure("Collector pauses", percent(core.share_of_step, digits=2), "of EngineCore's step time")
+            Tile("Collector pauses", percent(core.share_of_step, digits=2), "of EngineCore's step time")
         )
     peak = sum(m.rss_peak_bytes for m in memory(run).values())
     if peak:
-        found.append(Figure("Memory, all processes", size(peak), "sum of the peaks of RSS"))
+        found.append(Tile("Memory, all processes", size(peak), "sum of the peaks of RSS"))
     unfinished = times.requests - times.finished
     if unfinished:
-        found.append(Figure("Not finished", count(unfinished), f"of {count(times.requests)} requests sent"))
+        found.append(Tile("Not finished", count(unfinished), f"of {count(times.requests)} requests sent"))
     return found

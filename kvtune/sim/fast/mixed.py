@@ -28,7 +28,7 @@ from kvtune.sim.fast.stride import Strider
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock
     from kvtune.sim.fast.jump import Jumper
-    from kvtune.sim.replay import Journal
+    from kvtune.sim.journal import ReplayJournal
 
 FEWEST = 2
 """Requests that are worth setting aside."""
@@ -42,7 +42,7 @@ class Mixer:
         engine: Any,
         strider: Strider,
         clock: VirtualClock,
-        journal: Journal,
+        journal: ReplayJournal,
         *,
         tokens: bool,
         digests: bool,

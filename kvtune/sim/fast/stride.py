@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvtune.probe.pool import PoolWatch
     from kvtune.sim.clock import VirtualClock
     from kvtune.sim.front_end import FrontEnd
-    from kvtune.sim.replay import Journal
+    from kvtune.sim.journal import ReplayJournal
 
 LONGEST = 4096
 NEVER = 1 << 60
@@ -37,7 +37,7 @@ class Strider:
         engine: Any,
         front: FrontEnd,
         clock: VirtualClock,
-        journal: Journal,
+        journal: ReplayJournal,
         watch: PoolWatch,
         *,
         tokens: bool,

@@ -26,7 +26,7 @@ class Fate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PromptVerdict:
     """One request's admission: its boundaries, and who is to blame for each kind of loss ("" for nobody)."""
 
     request_id: str
@@ -37,7 +37,7 @@ class Verdict:
     evicted: Fate | None
 
 
-class Listener:
+class LookupListener:
     """What one scheduler's cache ever held, and a verdict on each request that it admits.
 
     `spans_of` gives the tokens of a request by its id, prompt and answer; `now_s` the (virtual) time.
@@ -46,7 +46,7 @@ class Listener:
     def __init__(self, spans_of: Callable[[str], Sequence[Span]], now_s: Callable[[], float]) -> None:
         self.spans_of = spans_of
         self.now_s = now_s
-        self.verdicts: dict[str, Verdict] = {}
+        self.verdicts: dict[str, PromptVerdict] = {}
         self.seen = PrefixTree()
         self._fates: dict[Any, Fate | None] = {}  # every key ever cached; None while it is cached
         self._busy: tuple[str, str] = ("", "")
@@ -151,7 +151,7 @@ class Listener:
 
         cached.insert, cached.pop = listening_insert, listening_pop
 
-    def _judge(self, request: Any, hit: int) -> Verdict:
+    def _judge(self, request: Any, hit: int) -> PromptVerdict:
         prompt = request.num_tokens
         seen = max(self.seen.match(self.spans_of(request.request_id), prompt), hit)
         unit = self._alignment
@@ -162,7 +162,7 @@ class Listener:
             reachable = max(min(reachable, matched - unit), 0)
         if not self._manager.prefix_cache_lookup_enabled(request):
             at = Boundaries(prompt, hit, hit, hit, reachable, seen // unit * unit, seen, skipped=True)
-            return Verdict(request.request_id, self.now_s(), at, "", "", None)
+            return PromptVerdict(request.request_id, self.now_s(), at, "", "", None)
         now = [(self._reach(group, self._pool, request, reachable), group) for group in self._groups]
         history = _History(self._pool, self._fates)
         kept = [(self._reach(group, history, request, reachable), group) for group in self._groups]
@@ -171,7 +171,7 @@ class Listener:
         least, unkept = min(kept, key=lambda entry: entry[0])
         at = Boundaries(prompt, hit, alone, ever, reachable, seen // unit * unit, seen)
         fate = self._lost(laggard, request, ever) if ever > max(alone, hit) else None
-        return Verdict(
+        return PromptVerdict(
             request.request_id,
             self.now_s(),
             at,

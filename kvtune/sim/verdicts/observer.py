@@ -1,4 +1,4 @@
-"""The replay's observer behind `SimSettings.verdicts`: puts a Listener on the scheduler, its verdicts into the run."""
+"""The replay's observer behind `SimSettings.verdicts`: a LookupListener on the scheduler, its verdicts into the run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 import msgspec
 
 from kvtune.run.types import Run
-from kvtune.sim.verdicts.listener import Listener, Verdict
+from kvtune.sim.verdicts.listener import LookupListener, PromptVerdict
 from kvtune.workload.types import Span, Workload
 
 
 class Watch:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self.listener: Listener | None = None
+        self.listener: LookupListener | None = None
 
     def started(self, engine: Any) -> None:
-        from kvtune.sim.requests import with_answers
+        from kvtune.workload.answers import with_answers
 
         spans: list[tuple[Span, ...]] = [request.prompt for request in with_answers(self._workload.requests)]
         clock = engine.model_executor.machine.clock
-        self.listener = Listener(lambda name: spans[int(name)], clock)
+        self.listener = LookupListener(lambda name: spans[int(name)], clock)
         self.listener.attach(engine.scheduler)
 
     def sent(self, index: int, request: Any) -> None: ...
@@ -30,7 +30,7 @@ class Watch:
 
     def finished(self, index: int) -> None: ...
 
-    def verdicts(self) -> list[Verdict | None]:
+    def verdicts(self) -> list[PromptVerdict | None]:
         """By place in the workload; None for a request that was never looked up."""
         found = self.listener.verdicts if self.listener is not None else {}
         return [found.get(str(index)) for index in range(len(self._workload.requests))]
@@ -40,6 +40,6 @@ class Watch:
         return Run(msgspec.structs.replace(run.header, extra=extra), run.tables)
 
 
-def verdicts_of(run: Run) -> list[Verdict | None]:
+def verdicts_of(run: Run) -> list[PromptVerdict | None]:
     """What `Watch.tell` stored."""
-    return msgspec.convert(run.header.extra.get("verdicts", []), list[Verdict | None])
+    return msgspec.convert(run.header.extra.get("verdicts", []), list[PromptVerdict | None])

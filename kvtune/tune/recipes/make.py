@@ -10,9 +10,10 @@ from typing import Any
 from kvtune import __version__
 from kvtune.errors import UsageError
 from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
-from kvtune.tune.confirm import Confirmed, Side
+from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
-from kvtune.tune.trials.trial import Bench, Settings, Trial, core_part, engine_part, flag_value
+from kvtune.tune.space.values import Settings
+from kvtune.tune.trials.trial import Bench, Trial, core_part, engine_part, flag_value
 
 NOT_FOR_RECIPES = (
     "num_gpu_blocks_override",
@@ -23,7 +24,7 @@ NOT_FOR_RECIPES = (
 """Sizes of one machine: part of the evidence, not of what a recipe sets elsewhere."""
 
 
-def recipe_of(bench: Bench, by: Objective, found: Confirmed, side: Side, simulated: int) -> Recipe:
+def recipe_of(bench: Bench, by: Objective, found: Confirmed, side: Contender, simulated: int) -> Recipe:
     """The recipe of a side that ran on the engine."""
     summary = side.trials[-1].summary
     evidence = {
@@ -101,7 +102,7 @@ def _evidence(bench: Bench, by: Objective) -> dict[str, Any]:
     }
 
 
-def _runs(side: Side) -> list[str]:
+def _runs(side: Contender) -> list[str]:
     return [Path(t.run_file).name for t in side.trials if t.run_file]
 
 

@@ -15,13 +15,14 @@ from kvtune import __version__
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import Recipe, differences
-from kvtune.tune.confirm import Bout, Side, confirm
+from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import bench_of
-from kvtune.tune.space.knobs import installed_device
-from kvtune.tune.trials.journal import Journal
+from kvtune.tune.space.model import installed_device
+from kvtune.tune.space.values import Settings
+from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
-from kvtune.tune.trials.trial import Bench, Settings, Trial
+from kvtune.tune.trials.trial import Bench, Trial
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 
@@ -99,11 +100,11 @@ def _on_engine(
     output.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="verify-", dir=output) as folder,
-        Journal(Path(folder) / "verify.jsonl", "verify", bench) as journal,
+        StudyJournal(Path(folder) / "verify.jsonl", "verify", bench) as journal,
     ):
         bout = Bout(bench, workload, journal, Path(folder), say, lambda event: None)
-        sides = [Side(settings, "trial")]
-        found = confirm(bout, Side({}, "baseline"), sides, by, rounds=rounds, budget_s=float("inf"))
+        sides = [Contender(settings, "trial")]
+        found = confirm(bout, Contender({}, "baseline"), sides, by, rounds=rounds, budget_s=float("inf"))
     if found.leader is None:
         raise KvtuneError(f"the recipe's engine failed: {found.why}", "see `kvtune doctor`, or tune again")
     holds = found.winner is not None

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from kvtune.errors import UsageError
-from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, ModelFacts, candidates, canonical, read_value
-from kvtune.tune.trials.trial import Bundle, Settings, Value
+from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, candidates, canonical, read_value
+from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.space.values import Bundle, Settings, Value
 
 Space = dict[str, tuple[Value | Bundle, ...]]
 """Knob -> its values, in the order in which they were named."""

@@ -10,8 +10,9 @@ from typing import Literal
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import UsageError
-from kvtune.tune.space.knobs import ModelFacts, model_facts
-from kvtune.tune.trials.trial import Bench, Settings, flag_value
+from kvtune.tune.space.model import ModelFacts, model_facts
+from kvtune.tune.space.values import Settings
+from kvtune.tune.trials.trial import Bench, flag_value
 from kvtune.workload.spec import DEFAULT_SPEC, build
 from kvtune.workload.types import Workload
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvtune.engine.messages import Event
-from kvtune.engine.profile import Job, profile
+from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.run.types import Run
-from kvtune.tune.trials.trial import Bench, Role, Settings, Trial, core_part, flags_of, refused
+from kvtune.tune.space.values import Settings
+from kvtune.tune.trials.trial import Bench, Role, Trial, core_part, flags_of, refused
 from kvtune.workload.types import Workload
 
 
@@ -30,7 +31,7 @@ def engine_trial(
 
     core = "stock" if stock else bench.core
     started = time.monotonic()
-    job = Job(
+    job = ProfileJob(
         model=bench.model,
         workload=workload,
         core=core,

@@ -25,7 +25,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     bench: Bench
 
 
-class Journal:
+class StudyJournal:
     """Open with `with`. `trials` are those that ended before."""
 
     def __init__(self, path: Path, kind: str, bench: Bench) -> None:

@@ -13,7 +13,8 @@ from kvtune.run.slo import with_slo
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
-from kvtune.tune.trials.trial import Bench, Settings, core_part, flags_of
+from kvtune.tune.space.values import Settings
+from kvtune.tune.trials.trial import Bench, core_part, flags_of
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

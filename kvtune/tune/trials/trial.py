@@ -10,11 +10,9 @@ import msgspec
 
 from kvtune.errors import UsageError
 from kvtune.recipe import engine_flags
+from kvtune.tune.space.model import packed_pool
+from kvtune.tune.space.values import Settings, Value
 
-Value = bool | int | float | str
-Settings = dict[str, Value]
-Bundle = tuple[tuple[str, Value], ...]
-"""Settings that go together: one value of a knob of the search that stands for several (a layout of blocks)."""
 Place = Literal["sim", "engine"]
 Role = Literal["trial", "baseline"]
 
@@ -107,8 +105,6 @@ def flags_of(bench: Bench, settings: Mapping[str, Value]) -> list[str]:
     ):
         own["num_gpu_blocks_override"] = max(2, int(given) * bench.block_tokens // int(block))
     if settings.get("packed") and given is not None and "num_gpu_blocks_override" not in own:
-        from kvtune.tune.space.knobs import packed_pool
-
         own["num_gpu_blocks_override"] = packed_pool(
             bench.model, int(given), bench.block_tokens, int(settings.get("states_per_block", 1))
         )

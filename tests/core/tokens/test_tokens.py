@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.core.tokens import rows as tokens
-from kvtune.core.tokens import runners
-from kvtune.core.tokens.rows import OneToken, PackedRows, PassingRows, TokenRows, one_each, pack, unpack
+from kvtune.core.tokens import install, runners
+from kvtune.core.tokens.outputs import OneToken
+from kvtune.core.tokens.rows import PackedRows, PassingRows, TokenRows, one_each, pack, unpack
 
 token = st.integers(-1, 2**31 - 1)
 ragged = st.lists(st.lists(token, max_size=4), min_size=1, max_size=30)
@@ -177,7 +177,7 @@ def test_a_model_output_crosses_as_bytes() -> None:
     stock = pickle.loads(pickle.dumps(output))
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, protocol=5)
-    pickler.dispatch_table = {**copyreg.dispatch_table, ModelRunnerOutput: tokens._reduce_output}
+    pickler.dispatch_table = {**copyreg.dispatch_table, ModelRunnerOutput: install._reduce_output}
     pickler.dump(output)
     found = pickle.loads(buffer.getvalue())
     assert type(found) is ModelRunnerOutput

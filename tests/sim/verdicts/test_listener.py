@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvtune.sim.verdicts.causes import split
-from kvtune.sim.verdicts.listener import Verdict
+from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.workload.spec import build
 from kvtune.workload.types import STREAM_ANSWER, Request, Span, Workload
 
@@ -31,7 +31,7 @@ ENGINES: dict[str, tuple[str, list[str]]] = {
 LENGTH = ["--max-model-len", "2048", "--max-num-batched-tokens", "1024", "--max-num-seqs", "8"]
 
 
-def replayed(workload: Workload, engine: str) -> tuple[list[int], list[Verdict | None]]:
+def replayed(workload: Workload, engine: str) -> tuple[list[int], list[PromptVerdict | None]]:
     """Hits without and verdicts with a listener; both replays must hit alike."""
     pytest.importorskip("vllm")
     from kvtune.sim.replay import replay

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from kvtune.errors import UsageError
 from kvtune.tune.search import tuned_space
-from kvtune.tune.space import grid
-from kvtune.tune.space.grid import build_space, choose, shown, size
-from kvtune.tune.space.knobs import GROUPS, ModelFacts, canonical, model_facts, read_value
+from kvtune.tune.space.grid import build_space, choose, grid, shown, size
+from kvtune.tune.space.knobs import GROUPS, canonical, read_value
+from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.tune.trials.trial import Bench, core_part, engine_part, flag_value, flags_of, refused
 
 FACTS = ModelFacts(window=512, alignment=32, block_tokens=128, blocks=(32, 64, 128))

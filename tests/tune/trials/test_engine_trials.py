@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
-from kvtune.engine.profile import Job, Profiled
+from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError, UsageError
 from kvtune.run.file import read_run
 from kvtune.tune import sweep as sweeps
-from kvtune.tune.confirm import Bout, Side, confirm
+from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.trials import engine as module
-from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.trial import Bench, Trial
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "schema1-real.kvrun"
@@ -31,10 +31,10 @@ class Engines:
     """Answers each job with the golden run, or with the failure that its settings were given."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[ProfileJob] = []
         self.fails: dict[int, Exception] = {}
 
-    def __call__(self, job: Job, on_event: Any = None) -> Profiled:
+    def __call__(self, job: ProfileJob, on_event: Any = None) -> Profiled:
         self.jobs.append(job)
         error = self.fails.get(job.core_settings.get("slack", -1))
         if isinstance(error, UsageError):
@@ -51,7 +51,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
 
 def sweep(path: Path, values: list[int], seen: list[Trial]) -> list[Trial]:
     asked = sweeps.wanted(BENCH, [{"slack": value} for value in values])
-    with Journal(path, "sweep", BENCH) as journal:
+    with StudyJournal(path, "sweep", BENCH) as journal:
         sweeps.run_engine(BENCH, WORK, asked, journal, path.parent, seen.append)
         return list(journal.trials)
 
@@ -94,7 +94,7 @@ def test_a_stopped_trial_is_not_journalled(engines: Engines, tmp_path: Path) -> 
 def test_stock_that_cannot_run_ends_the_sweep(
     engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(job: Job, on_event: Any = None) -> Profiled:
+    def refused(job: ProfileJob, on_event: Any = None) -> Profiled:
         raise UsageError("no such flag", "leave it out")
 
     monkeypatch.setattr(module, "profile", refused)
@@ -111,20 +111,20 @@ def test_every_trial_failed_is_a_failure(engines: Engines, tmp_path: Path) -> No
 
 def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Path) -> None:
     engines.fails[1] = KvtuneError("EngineCore died", "", EXIT_FAILED)
-    with Journal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
+    with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
         bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None, lambda e: None)
-        sides = [Side({"slack": 1}, "trial"), Side({"slack": 2}, "trial")]
-        found = confirm(bout, Side({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
+        sides = [Contender({"slack": 1}, "trial"), Contender({"slack": 2}, "trial")]
+        found = confirm(bout, Contender({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
         assert found.leader is sides[1] and found.winner is None, "the same run on both sides is no gain"
         assert sides[0].failed == "EngineCore died"
         states = [(t.role, t.state) for t in journal.trials]
     assert states.count(("trial", "failed")) == 1
     assert states.count(("baseline", "complete")) == 3, "stock once more at the end"
     engines.jobs.clear()
-    with Journal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
+    with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
         bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None, lambda e: None)
-        sides = [Side({"slack": 2}, "trial")]
-        confirm(bout, Side({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
+        sides = [Contender({"slack": 2}, "trial")]
+        confirm(bout, Contender({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
     assert engines.jobs == [], "a study that is resumed takes the runs that it has"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.tune.trials.journal import Journal
+from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.trial import Bench, Trial
 
 BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="abc", vllm="0.32.0")
@@ -22,10 +22,10 @@ def trial(number: int) -> Trial:
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.jsonl"
-    with Journal(path, "sweep", BENCH) as journal:
+    with StudyJournal(path, "sweep", BENCH) as journal:
         journal.add(trial(0))
         journal.add(trial(1))
-    with Journal(path, "sweep", BENCH) as journal:
+    with StudyJournal(path, "sweep", BENCH) as journal:
         assert journal.trials == [trial(0), trial(1)]
 
 
@@ -35,47 +35,47 @@ def test_a_crash_at_any_byte_loses_at_most_the_running_trial(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ) -> None:
     path = tmp_path_factory.mktemp("j") / "a.jsonl"
-    with Journal(path, "sweep", BENCH) as journal:
+    with StudyJournal(path, "sweep", BENCH) as journal:
         for number in range(3):
             journal.add(trial(number))
     whole = path.read_bytes()
     kept = whole[: max(0, len(whole) - cut)]
     path.write_bytes(kept)
     complete = max(0, kept.count(b"\n") - 1)
-    with Journal(path, "sweep", BENCH) as journal:
+    with StudyJournal(path, "sweep", BENCH) as journal:
         assert len(journal.trials) == complete
         journal.add(trial(9))
-    with Journal(path, "sweep", BENCH) as journal:
+    with StudyJournal(path, "sweep", BENCH) as journal:
         assert [t.number for t in journal.trials] == [*range(complete), 9]
 
 
 @pytest.mark.parametrize("field", ["model", "workload_hash", "vllm", "spec"])
 def test_a_journal_of_another_study_is_refused(tmp_path: Path, field: str) -> None:
     path = tmp_path / "a.jsonl"
-    with Journal(path, "sweep", BENCH):
+    with StudyJournal(path, "sweep", BENCH):
         pass
     other = msgspec.structs.replace(BENCH, **{field: "other"})
-    with pytest.raises(UsageError, match=field), Journal(path, "sweep", other):
+    with pytest.raises(UsageError, match=field), StudyJournal(path, "sweep", other):
         pass
 
 
 def test_a_journal_of_another_command_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    with Journal(path, "sweep", BENCH):
+    with StudyJournal(path, "sweep", BENCH):
         pass
-    with pytest.raises(UsageError, match="kvtune sweep"), Journal(path, "tune", BENCH):
+    with pytest.raises(UsageError, match="kvtune sweep"), StudyJournal(path, "tune", BENCH):
         pass
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with (
-        Journal(path, "sweep", BENCH),
+        StudyJournal(path, "sweep", BENCH),
         pytest.raises(UsageError, match="in use"),
-        Journal(path, "sweep", BENCH),
+        StudyJournal(path, "sweep", BENCH),
     ):
         pass
-    with Journal(path, "sweep", BENCH) as again:
+    with StudyJournal(path, "sweep", BENCH) as again:
         assert again.trials == []
 
 
@@ -83,17 +83,17 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 def test_another_file_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(text)
-    with pytest.raises(UsageError, match="not a journal"), Journal(path, "sweep", BENCH):
+    with pytest.raises(UsageError, match="not a journal"), StudyJournal(path, "sweep", BENCH):
         pass
     assert path.read_text() == text
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    with Journal(path, "sweep", BENCH) as journal:
+    with StudyJournal(path, "sweep", BENCH) as journal:
         journal.add(trial(0))
     path.write_text(path.read_text() + "garbage\n")
-    with pytest.raises(UsageError, match="line 3"), Journal(path, "sweep", BENCH):
+    with pytest.raises(UsageError, match="line 3"), StudyJournal(path, "sweep", BENCH):
         pass
 
 
@@ -103,7 +103,7 @@ def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    with Journal(path, "sweep", BENCH) as journal:
+    with StudyJournal(path, "sweep", BENCH) as journal:
         journal.add(trial(0))
         monkeypatch.setattr("os.fsync", full)
         with pytest.raises(KvtuneError, match="No space") as refused:

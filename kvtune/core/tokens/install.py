@@ -1,0 +1,66 @@
+"""Switches rows of sampled tokens on and off in this process: how workers send them, how EngineCore puts them out."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from typing import Any
+
+from kvtune.core import state
+from kvtune.core.patches import Replaced
+from kvtune.core.settings import CoreSettings
+from kvtune.core.tokens import outputs, runners
+from kvtune.core.tokens.rows import pack, unpack
+
+REPLACED = Replaced()
+
+
+def _reduce_output(output: Any) -> tuple[Any, ...]:
+    fields = dict(output.__dict__)
+    packed = pack(fields["sampled_token_ids"])
+    if packed is not None:
+        del fields["sampled_token_ids"]
+    return restore_output, (fields, packed)
+
+
+def restore_output(fields: dict[str, Any], packed: tuple[bytes, bytes | None] | None) -> Any:
+    """A ModelRunnerOutput as its worker sent it."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    output = ModelRunnerOutput.__new__(ModelRunnerOutput)
+    output.__dict__.update(fields)
+    if packed is not None:
+        output.sampled_token_ids = unpack(packed)
+    return output
+
+
+def install(settings: CoreSettings) -> None:
+    """Pack what workers send; make no rows where nobody reads them."""
+    uninstall()
+    if not settings.rows:
+        return
+    from vllm.v1.engine.core import EngineCoreProc
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    copyreg.pickle(ModelRunnerOutput, _reduce_output)
+    loop = EngineCoreProc._process_input_queue
+
+    @functools.wraps(loop)
+    def looped(self: Any) -> Any:
+        # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
+        outputs.outputs_are_encoded = True
+        return loop(self)
+
+    REPLACED.put(EngineCoreProc, "_process_input_queue", looped)
+    runners.install()
+    state.part("rows", True)
+
+
+def uninstall() -> None:
+    """Model outputs are pickled, rows made and put out as stock does."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    outputs.outputs_are_encoded = False
+    copyreg.dispatch_table.pop(ModelRunnerOutput, None)
+    runners.REPLACED.undo()
+    REPLACED.undo()

@@ -1,0 +1,19 @@
+"""What every check of `kvtune doctor` gives: one line of the diagnosis. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "note", "warning", "error"]
+LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the diagnosis; `hint` says what to do about it ("" when nothing needs doing)."""
+
+    level: Level
+    topic: str
+    text: str
+    hint: str = ""

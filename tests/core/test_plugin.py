@@ -43,7 +43,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def part(monkeypatch: pytest.MonkeyPatch) -> Part:
     found = Part()
-    monkeypatch.setattr(plugin, "_part", lambda name: found if name == "adopt" else None)
+    monkeypatch.setattr(plugin, "_part", lambda name: found if name == "cache.adopt" else None)
     monkeypatch.setattr(compat, "check", lambda: None)
     return found
 
@@ -154,7 +154,7 @@ def test_what_was_installed_is_taken_back_when_a_later_part_fails(
     first = Part()
     first.uninstall = lambda: taken_back.append("first")  # type: ignore[attr-defined]
     bad = Part(RuntimeError("broken"))
-    found = {"adopt": first, "tokens": bad}
+    found = {"cache.adopt": first, "tokens.install": bad}
     monkeypatch.setattr(plugin, "_part", found.get)
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     plugin.register()

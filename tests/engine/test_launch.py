@@ -198,11 +198,11 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from kvtune.engine import launch as module
-from kvtune.engine.messages import Plan
+from kvtune.engine.messages import HostPlan
 folder = Path(sys.argv[1])
 real = module.subprocess.Popen
 module.subprocess.Popen = lambda command, **o: real([sys.executable, str(folder / "host.py"), *command[3:]], **o)
-module.launch(Plan(model="m", vllm_args=[], workload="w", seed=0), folder, {}, lambda event: None)
+module.launch(HostPlan(model="m", vllm_args=[], workload="w", seed=0), folder, {}, lambda event: None)
 """
 
 HOST = """

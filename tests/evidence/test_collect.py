@@ -225,7 +225,7 @@ def test_an_engine_that_does_not_start_says_why() -> None:
 
 def test_a_claim_without_runs_says_so_and_is_drawn() -> None:
     hostile = "<script>alert(1)</script>"
-    done = [evidence.Done("decode-heavy", "stock", 0, "", hostile)]
+    done = [evidence.CaseRun("decode-heavy", "stock", 0, "", hostile)]
     claim = _claim(CLAIMS[0], CPU, {}, done)
     assert {figure["verdict"] for figure in claim["figures"]} == {"not measured"}
     figures, why = planned_blocks()

@@ -22,7 +22,6 @@ from tests.core.steady_rig import (
     scheduler,
     state,
     steady,
-    tokens,
 )
 
 pytestmark = pytest.mark.vllm
@@ -102,7 +101,7 @@ def test_reading_that_raises(asynchronous: bool, broken: str, monkeypatch: pytes
         raise RuntimeError("ours")
 
     if broken == "one_each":
-        monkeypatch.setattr(tokens, "one_each", fails)
+        monkeypatch.setattr("kvtune.core.steps.update.one_each", fails)
     else:
         monkeypatch.setattr("kvtune.core.steps.update.owes_more", fails)
         twins.ours._cohort.rows.fresh = True

@@ -18,6 +18,7 @@ import psutil
 from kvtune.doctor.finding import Finding
 from kvtune.engine.resolve import ENGINES, SUPPORTED_VLLM
 from kvtune.errors import KvtuneError
+from kvtune.run.cpu import VARIABLE, avx512_bf16, forced
 from kvtune.units import size
 
 ENTRY_POINTS = ("kvtune_core", "kvtune_probe", "kvtune_recorder", "kvtune_weights")
@@ -29,6 +30,10 @@ VARIABLES = {
     "KVTUNE_AUDIT",
     "KVTUNE_PROBE",
     "KVTUNE_RUN_DIR",
+    "KVTUNE_RECORD",
+    "KVTUNE_METRICS_DIR",
+    "KVTUNE_DIGESTS",
+    "KVTUNE_AVX512_BF16",
 }
 SHARED_MEMORY_NEEDED = 512 << 20  # vLLM's message queues between processes: ten chunks of 16 MiB, and slack
 DISK_NEEDED = 1 << 30
@@ -150,7 +155,9 @@ def device_findings() -> Iterator[Finding]:
                 "install kvtune[cuda] instead of kvtune[cpu]",
             )
     else:
-        yield Finding("ok", "device", f"no NVIDIA GPU; CPU with {cores} cores")
+        has = "with" if avx512_bf16() else "without"
+        said = f", as {VARIABLE} says" if forced() is not None else ""
+        yield Finding("ok", "device", f"no NVIDIA GPU; CPU with {cores} cores, {has} AVX-512 BF16{said}")
         if cores < 2:
             yield Finding(
                 "warning",

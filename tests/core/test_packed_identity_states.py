@@ -34,7 +34,7 @@ BLOCKS = {False: (256, 160), True: (384, 288)}
 
 
 def jobs(packed_block: int) -> dict[str, dict[str, Any]]:
-    """`control` and `fine`: prompts cut as packed blocks cut them, by stock (which caches nothing) and by packed ones."""
+    """`control` and `fine`: prompts cut as packed blocks cut them, by stock without caching and by packed blocks."""
     fine = [*FLAGS, "--max-num-batched-tokens", str(packed_block)]
     return {
         "stock": {"cores": ["stock"], "args": [*FLAGS, *CHUNK], "cases": CASES},

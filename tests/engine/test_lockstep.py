@@ -71,8 +71,8 @@ def test_both_cores_were_compared(compared: list[dict[str, Any]]) -> None:
 # A hybrid's block holds a whole state: 256 tokens, or 384 where the CPU's rule keeps states in float32.
 STATES = ["--max-num-batched-tokens", "1024", "--max-num-seqs", "16", "--max-model-len", "2400"]
 STATE_CASES = [
-    ("rounds:prefixes=2,prefix=1200,suffix=40,output=4,rounds=3", 30),
-    ("chat:sessions=3,turns=3,system=64,first=700,user=40,output=20", 20),
+    ("rounds:prefixes=2,prefix=1200,suffix=40,output=4,rounds=3", 60),
+    ("chat:sessions=3,turns=3,system=64,first=700,user=40,output=20", 40),
 ]
 
 

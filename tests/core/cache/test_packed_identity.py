@@ -1,4 +1,4 @@
-"""Packed blocks of tiny-granite on the real engine: answers are stock's to the token, hits and block ids the simulator's.
+"""Packed blocks of tiny-granite on the real engine: answers are stock's, hits and block ids the simulator's.
 
 Stock without prefix caching is what every other engine is compared with. The model is float32 all through, so the CPU's
 rule for the type of states (KVTUNE_AVX512_BF16) changes nothing here.

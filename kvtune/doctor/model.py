@@ -9,7 +9,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -37,6 +36,7 @@ from kvtune.layout.plan import (
     plan_per_layer,
 )
 from kvtune.run.cpu import avx512_bf16
+from kvtune.run.scratch import scratch
 from kvtune.units import count, size
 from kvtune.workload.types import Workload
 
@@ -152,8 +152,8 @@ def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
 def ask_vllm(model: str, engine_args: Sequence[str]) -> Facts:
     """Facts from vLLM's own configuration and KV specs, in a process without weights."""
     resolve(model, dummy=True, engine_args=engine_args)  # what is wrong with it is said at once
-    with tempfile.TemporaryDirectory(prefix="kvtune-doctor-") as folder:
-        answer = Path(folder) / "facts.json"
+    with scratch("doctor") as folder:
+        answer = folder / "facts.json"
         question = {"model": model, "args": list(engine_args), "given": given(engine_args)}
         command = [sys.executable, "-m", "kvtune.doctor.child", str(answer)]
         try:

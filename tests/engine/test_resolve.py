@@ -147,8 +147,10 @@ def test_runs_that_begin_in_the_same_second_have_files_of_their_own(
     job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: reserve(job), range(8)))
-    assert len({folder for folder, _ in found}) == len({path for _, path in found}) == 8
-    for folder, _ in found:
+    assert len({folder for folder, _, _ in found}) == len({path for _, path, _ in found}) == 8
+    for folder, _, lock in found:
+        os.close(lock)
+        (folder / LOCK).unlink()
         folder.rmdir()
     (tmp_path / "tiny-opt_decode_kvtune_20261121-120000.kvrun").write_bytes(b"")
     assert reserve(job)[1].name == "tiny-opt_decode_kvtune_20261121-120000-2.kvrun"

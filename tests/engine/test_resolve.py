@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kvtune.engine.models import NAMES
 from kvtune.engine.profile import ProfileJob, check_output, reserve, run_name
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.run.scratch import LOCK
 from kvtune.workload.spec import build
 
 

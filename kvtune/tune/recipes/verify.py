@@ -18,12 +18,11 @@ from kvtune.recipe import Recipe, differences
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import bench_of
-from kvtune.tune.space.knobs import installed_state_dtype
 from kvtune.tune.space.model import installed_device, installed_state_dtype
 from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
-from kvtune.tune.trials.trial import Bench, Trial
+from kvtune.tune.trials.trial import Bench, Trial, flag_value
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 

@@ -135,9 +135,7 @@ def _shape(config: dict[str, Any], model: str, backend: Backend, state_dtype: st
     return shape_of(config, model, state_dtype=state_dtype, float32_states=backend.float32_states)
 
 
-def packed_pool(
-    model: str, blocks: int, block_tokens: int, states: int, *, state_dtype: str = "auto"
-) -> int:
+def packed_pool(model: str, blocks: int, block_tokens: int, states: int, *, state_dtype: str = "auto") -> int:
     """As many packed blocks as take the memory of `blocks` blocks of stock's layout at `block_tokens`."""
     from kvtune.layout.plan import least_aggregate_tokens, plan_aggregate, plan_per_layer
 

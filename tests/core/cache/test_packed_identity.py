@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.identity_rig import (
+from tests.core.cache.identity_rig import (
     CHAT,
     CHUNK,
     DECODE,

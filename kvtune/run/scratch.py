@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 
+from kvtune.errors import KvtuneError
+
 PREFIX = "kvtune-"
 LOCK = ".lock"
 UNLOCKED_S = 60.0
@@ -25,9 +27,15 @@ UNLOCKED_S = 60.0
 @contextlib.contextmanager
 def scratch(kind: str) -> Iterator[Path]:
     """A new folder in the temp folder; removed at the end, or swept later if the end never comes."""
-    sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
-    lock = hold(folder)
+    try:
+        sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
+        lock = hold(folder)
+    except OSError as error:
+        raise KvtuneError(
+            f"no folder can be made in the temp folder: {error.strerror or error}",
+            "free space there, or choose another: TMPDIR=/path kvtune ..",
+        ) from error
     try:
         yield folder
     finally:

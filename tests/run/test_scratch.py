@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.errors import KvtuneError
 from kvtune.run.scratch import LOCK, UNLOCKED_S, hold, scratch, sweep
 
 
@@ -92,6 +94,16 @@ def test_several_users_of_one_folder_keep_it_until_the_last(temp: Path) -> None:
     os.close(second)
     assert (folder / LOCK).exists()
     assert sweep(temp, folder.name) == [folder]
+
+
+def test_a_temp_folder_that_cannot_be_used_is_named(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: str) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(KvtuneError, match="No space left") as raised, scratch("x"):
+        pass
+    assert "TMPDIR" in raised.value.hint
 
 
 def test_a_folder_that_cannot_be_read_is_no_error(temp: Path) -> None:

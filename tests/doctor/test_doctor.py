@@ -315,9 +315,9 @@ def test_cores_of_the_machine_and_of_the_container(
 @pytest.mark.parametrize(
     ("total", "limit", "used", "level", "text"),
     [
-        (8 << 30, None, 0, "ok", "6.00 GiB of 8.00 GiB available"),
-        (64 << 30, 6 << 30, 3 << 30, "warning", "3.00 GiB of 6.00 GiB available to this container"),
-        (4 << 30, None, 0, "warning", "3.00 GiB of 4.00 GiB available"),
+        (8 << 30, None, 0, "ok", "6 GiB of 8 GiB available"),
+        (64 << 30, 6 << 30, 3 << 30, "warning", "3 GiB of 6 GiB available to this container"),
+        (4 << 30, None, 0, "warning", "3 GiB of 4 GiB available"),
     ],
 )
 def test_memory_of_the_machine_and_of_the_container(

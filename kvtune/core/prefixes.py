@@ -47,6 +47,7 @@ class Prefixes:
         self._several = len(self._coordinator.single_type_managers) > 1
         self._places: dict[int, Place] = {}
         self._map: Any = None
+        self._failed: Exception | None = None
         self._forget()
 
     def __len__(self) -> int:
@@ -73,6 +74,8 @@ class Prefixes:
 
     def best(self) -> Place | None:
         """Who has most in the cache now, by vLLM's own lookup; None when nobody has anything."""
+        if self._failed is not None:
+            raise self._failed
         if self._pool.cached_block_hash_to_block is not self._map:
             self._listen()
         self._walk()
@@ -117,7 +120,10 @@ class Prefixes:
         def insert_and_tell(key: Any, block: Any) -> None:
             insert(key, block)
             if key in filed:
-                self.stored(key)
+                try:
+                    self.stored(key)
+                except Exception as error:
+                    self._failed = error  # the pool must not see it: whoever asks next does
 
         cached.insert = insert_and_tell
 
@@ -162,7 +168,7 @@ class Prefixes:
     def _limit(self, request: Any) -> int:
         if not self._manager.prefix_cache_lookup_enabled(request):
             return 0
-        return min(len(request.block_hashes), (request.num_tokens - 1) // self._tokens)
+        return min(len(request.block_hashes), int(request.num_tokens - 1) // self._tokens)
 
     def _rank(self, place: Place, length: int) -> None:
         place.length = length
@@ -173,7 +179,7 @@ class Prefixes:
             heapq.heapify(self._ranked)
 
     def _file(self, place: Place, at: int) -> None:
-        """Have it told when its block `at` is stored. Where that one is there, another group ended the hit: look again."""
+        """Tell it when its block `at` is stored. If that one is there, another group ended the hit: look again later."""
         self._unfile(place)
         request = place.request
         if at >= self._limit(request):

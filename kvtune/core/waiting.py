@@ -3,7 +3,7 @@
 Contract: a scheduler sees vLLM's RequestQueue. Stock's order holds
   - while nobody has waited through a whole step, and among requests that have equally much in the cache;
   - for whoever came back (preempted, skipped): in front of all others;
-  - for requests with structured output, streaming input, or computed tokens: they overtake nobody, and nobody passes them;
+  - for requests with structured output, streaming input, or computed tokens: they pass nobody, and nobody passes them;
   - for a request that was first overtaken `age_s` ago or longer: whoever came after it goes after it.
 An exception in our own bookkeeping leaves stock's order from there on, and is noted.
 """

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvtune.core import admission, state
 from kvtune.core.settings import CoreSettings, parse
-from kvtune.core.steps import scheduler
 from tests.core.pool_rig import Engine
-from tests.core.steady_rig import Shape
+from tests.core.steady_rig import Shape, admission, scheduler, state
 
 
 class Clock:

@@ -11,7 +11,8 @@ from kvtune.run.types import Run
 class Admission:
     """Requests that came to the queue in turn. `overtaken`: admitted, or given up, after one that came later.
 
-    `longest_wait_s`: the longest time from being overtaken first to being admitted. `by_age`: admissions that
+    `longest_wait_s`: the longest time from the first admission that passed a request until the last one's turn was
+    over, at most the bound and one admission. `by_age`: admissions that
     `admission_age_s` decided against a request with more in the cache. `in_force` False: stock's order; see the notes.
     """
 

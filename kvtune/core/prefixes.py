@@ -19,6 +19,8 @@ from collections import deque
 from typing import Any
 
 LOOKS = 1024
+A_PLACE = 4
+"""Looks that a request costs beside its blocks."""
 TRIES = 8
 
 
@@ -64,6 +66,10 @@ class Prefixes:
 
     def lead(self) -> Place | None:
         """Who has most as far as is known, not looked up again; None while nobody has anything."""
+        self._catch_up()
+        return self._top()
+
+    def _top(self) -> Place | None:
         ranked = self._ranked
         while ranked:
             less, _, place = ranked[0]
@@ -74,15 +80,11 @@ class Prefixes:
 
     def best(self) -> Place | None:
         """Who has most in the cache now, by vLLM's own lookup; None when nobody has anything."""
-        if self._failed is not None:
-            raise self._failed
-        if self._pool.cached_block_hash_to_block is not self._map:
-            self._listen()
-        self._walk()
+        self._catch_up()
         if self._doubtful:
             self._look_up(self._doubtful.pop(next(iter(self._doubtful))))
         seen: dict[int, Place] = {}
-        while (place := self.lead()) is not None:
+        while (place := self._top()) is not None:
             if place.number in seen:
                 return place
             if len(seen) == TRIES:
@@ -100,6 +102,13 @@ class Prefixes:
             for place in filed.values():
                 place.key = None
             self._grown.extend(filed.values())
+
+    def _catch_up(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        if self._pool.cached_block_hash_to_block is not self._map:
+            self._listen()
+        self._walk()
 
     def _forget(self) -> None:
         self._ranked: list[tuple[int, int, Place]] = []
@@ -142,7 +151,7 @@ class Prefixes:
                 # Chained hashes: who has the same one there is the same up to there.
                 at = upto
             end = min(limit, at + left)
-            left -= 1
+            left -= A_PLACE
             while at < end and hashes[at] + group in cache:
                 at += 1
                 left -= 1
@@ -179,7 +188,7 @@ class Prefixes:
             heapq.heapify(self._ranked)
 
     def _file(self, place: Place, at: int) -> None:
-        """Tell it when its block `at` is stored. If that one is there, another group ended the hit: look again later."""
+        """Tell it when its block `at` is stored. If that one is there, another group ended the hit: look again."""
         self._unfile(place)
         request = place.request
         if at >= self._limit(request):

@@ -11,16 +11,15 @@ An exception in our own bookkeeping leaves stock's order from there on, and is n
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from operator import itemgetter
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
 from kvtune.core import state
+from kvtune.core.passes import Passes
 from kvtune.core.prefixes import Place, Prefixes
 
 logger = logging.getLogger("vllm.kvtune")
@@ -40,9 +39,7 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
         self._chosen: Place | None = None
         self._by_age = False  # why it was chosen
         self._left: list[tuple[Place, float, bool]] = []  # taken out of turn or in turn; admitted or skipped?
-        self._passed: list[
-            tuple[int, float]
-        ] = []  # arrival numbers, rising, and when they first passed others
+        self._passes = Passes()
         self.off = ""
         self.admitted = self.ahead = self.overtaken = self.by_age = 0
         self.longest_wait_s = 0.0
@@ -113,7 +110,11 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
         Overtaken are those that somebody passed, counted when they were admitted or given up by their clients.
         """
         left = [entry for entry in tuple(self._left) if entry[0].request.status >= RequestStatus.RUNNING]
-        waits_s = [wait_s for place, at_s, _ in left if (wait_s := self._wait_s(place, at_s)) is not None]
+        waits_s = [
+            wait_s
+            for place, at_s, _ in left
+            if (wait_s := self._passes.wait_s(place.number, at_s)) is not None
+        ]
         return {
             "admission_admitted": self.admitted + len(left),
             "admission_ahead": self.ahead,
@@ -130,10 +131,9 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
     def _choose(self, first: Place) -> Place:
         if self._scheduler.current_step - first.step <= 1:
             return first  # nobody has waited yet
-        passed = self._passed
-        if passed and passed[0][0] <= first.number:
-            del passed[: bisect_right(passed, first.number, key=itemgetter(0))]
-        if passed and state.clock() - passed[0][1] >= self._age_s:
+        self._passes.forget(first.number)
+        since_s = self._passes.since_s(first.number)
+        if since_s is not None and state.clock() - since_s >= self._age_s:
             lead = self._prefixes.lead()
             self._by_age = lead is not None and lead.length > first.length
             return first
@@ -168,11 +168,11 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
                 continue
             self.admitted += 1
             self.by_age += by_age
+            self._passes.admitted(at_s)
             self._note_wait(place, at_s)
             if any(one.number < place.number for one in self._waiting_longest()):
                 self.ahead += 1
-                if not self._passed or self._passed[-1][0] < place.number:
-                    self._passed.append((place.number, at_s))
+                self._passes.passed(place.number, at_s)
 
     def _waiting_longest(self) -> Iterator[Place]:
         """The first of the queue that did not come back."""
@@ -182,15 +182,10 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
                 return
 
     def _note_wait(self, place: Place, at_s: float) -> None:
-        wait_s = self._wait_s(place, at_s)
+        wait_s = self._passes.wait_s(place.number, at_s)
         if wait_s is not None:
             self.overtaken += 1
             self.longest_wait_s = max(self.longest_wait_s, wait_s)
-
-    def _wait_s(self, place: Place, at_s: float) -> float | None:
-        """How long ago it was overtaken for the first time; None when it never was."""
-        at = bisect_right(self._passed, place.number, key=itemgetter(0))
-        return at_s - self._passed[at][1] if at < len(self._passed) else None
 
     def _give_up(self, error: Exception) -> None:
         self.off = f"gave up: {type(error).__name__}: {error}"

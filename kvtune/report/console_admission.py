@@ -16,7 +16,7 @@ def admission_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("admitted before earlier ones", f"{count(found['ahead'])} of {count(admitted)} requests"),
         ("overtaken", f"{count(found['overtaken'])} ({percent(found['overtaken'], admitted)})"),
-        ("longest wait after being overtaken", ms(found["longest_wait_s"] * 1000)),
+        ("longest extra wait", ms(found["longest_wait_s"] * 1000)),
         (
             "the bound decided",
             f"{count(found['by_age'])} admissions (admission_age_s {found['age_s']:g})",

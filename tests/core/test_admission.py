@@ -168,21 +168,24 @@ def test_everybody_is_answered_once_and_nobody_is_passed_after_the_bound(
         everybody = {f"r-{n + 1}" for n in range(engine.count)}
         assert everybody - set(engine.admitted) <= aborted
         came = {name: int(name.split("-")[1]) for name in everybody}
-        passed_at_s: dict[str, float] = {}
+        order, at_s = engine.admitted, engine.at_s
         waits_s = []
-        for n, name in enumerate(engine.admitted):
-            now_s = engine.at_s[name]
-            if name in passed_at_s:
-                waits_s.append(now_s - passed_at_s[name])
-            for other in engine.admitted[n + 1 :]:
-                if came[other] < came[name]:
-                    first_s = passed_at_s.setdefault(other, now_s)
-                    assert now_s - first_s < age_s or now_s == first_s, f"{name} passed {other}"
+        for n, name in enumerate(order):
+            # A request cannot be passed before it is there: whoever came later was admitted later than it came.
+            passes = [i for i in range(n) if came[order[i]] > came[name]]
+            if passes:
+                first_s = at_s[order[passes[0]]]
+                assert all(at_s[order[i]] - first_s < age_s or at_s[order[i]] == first_s for i in passes), (
+                    name
+                )
+                waits_s.append(at_s[order[passes[-1] + 1]] - first_s)
         counted = engine.queue.counters()
         assert counted["admission_admitted"] == len(engine.admitted)
         # Who was aborted after somebody had passed it counts too, so there may be more.
         assert len(waits_s) <= counted["admission_overtaken"] <= len(waits_s) + len(aborted)
-        assert counted["admission_longest_wait_us"] >= 1e6 * max(waits_s, default=0)
+        longest_us = 1e6 * max(waits_s, default=0)
+        assert counted["admission_longest_wait_us"] >= longest_us
+        assert aborted or counted["admission_longest_wait_us"] == longest_us
         if age_s == 1e4:
             assert waits_s and counted["admission_by_age"] == 0 and counted["admission_ahead"] > 0
 
@@ -205,7 +208,7 @@ def test_the_bound_decides_and_is_counted() -> None:
         engine.drain()
         counted = engine.queue.counters()
         assert counted["admission_by_age"] >= 1
-        assert counted["admission_longest_wait_us"] == 1e6 * (engine.at_s[cold] - first_s)
+        assert 30e6 <= counted["admission_longest_wait_us"] <= 1e6 * (engine.at_s[cold] - first_s)
 
 
 def test_a_preempted_request_comes_back_before_all_others() -> None:

@@ -19,7 +19,7 @@ from collections import deque
 from typing import Any
 
 LOOKS = 1024
-A_PLACE = 4
+A_PLACE = 16
 """Looks that a request costs beside its blocks."""
 TRIES = 8
 

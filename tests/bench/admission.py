@@ -177,9 +177,9 @@ def main() -> int:
     return 0
 
 
-WORDS = """It gains where the pool is turned over while requests wait: what a prompt would find now is gone later. Time to
-the first token then falls for everybody, the overtaken included, because less is computed. A bound that is short
-beside the wait takes most of that away again.
+WORDS = """It gains where the pool is turned over while requests wait: what a prompt would find now is gone later.
+Time to the first token then falls for everybody, the overtaken included, because less is computed. A bound that is
+short beside the wait takes most of that away again.
 
 It harms
 - where nothing would be lost by waiting (one hot prefix that is always cached): hits stay what they were, the hot

@@ -101,7 +101,7 @@ def timed(work: Callable[[], Any], spent_us: list[float]) -> Callable[[], Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--waiting", default="10,1000,10000")
-    parser.add_argument("--calls", type=int, default=40)
+    parser.add_argument("--calls", type=int, default=400)
     options = parser.parse_args()
     print(
         "| load | waiting | call us: stock | ours | choosing: stock | ours | largest | arrival: stock | ours |"

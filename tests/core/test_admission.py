@@ -406,3 +406,34 @@ def test_a_finished_requests_place_is_forgotten() -> None:
         queue = engine.queue
         assert not queue and not queue._prefixes and not queue._prefixes._filed
         assert not queue._prefixes._doubtful and not queue._behind
+
+
+def test_a_hit_that_a_window_brings_is_seen_though_full_attention_had_it_all_along() -> None:
+    """The prefix is in the cache, its window is not: a second visitor computes it anew, a third one hits."""
+    with clocked() as clock:
+        shape = Shape(seqs=1, windows=(12,), blocks=400, batched=16, max_len=400)
+        engine = Overloaded(shape, clock, pinning=False, policy="lru")
+        prefix = tokens(1, 80)
+        warm(engine, prefix + tokens(2, 24))
+        second = engine.add(prefix + tokens(3, 24), 2)
+        cold = engine.add(tokens(4, 40), 2)
+        third = engine.add(prefix + tokens(5, 24), 2)
+        prefixes = engine.queue._prefixes
+        prefixes.best()
+        while len(engine.admitted) < 3:
+            engine.step()
+            prefixes.best()  # also between the chunks of the second one, when the window is not there yet
+        engine.drain()
+        assert engine.admitted == [second, third, cold]
+        assert engine.hits[second] == 0 and engine.hits[third] == 80
+
+
+def test_what_one_request_has_in_the_cache_is_not_taken_for_anothers() -> None:
+    with clocked() as clock:
+        engine = Overloaded(ONE, clock)
+        warm(engine, tokens(1, 80))
+        engine.add(tokens(1, 80) + tokens(5, 8), 2)
+        engine.add(tokens(3, 120), 2)
+        engine.add(tokens(1, 40) + tokens(6, 60), 2)
+        engine.queue._prefixes.lead()
+        assert [place.length for place in engine.queue._prefixes._places.values()] == [20, 0, 10]

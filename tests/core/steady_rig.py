@@ -41,7 +41,8 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request, RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from kvtune.core import admission, state
+    from kvtune.core import state
+    from kvtune.core.admission import install as admission
     from kvtune.core.cache import adopt
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import empty, scheduler, steady

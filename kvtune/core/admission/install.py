@@ -15,10 +15,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from kvtune.core import state
+from kvtune.core.admission.prefixes import Prefixes
+from kvtune.core.admission.waiting import LongestPrefixQueue
 from kvtune.core.patches import Replaced
-from kvtune.core.prefixes import Prefixes
 from kvtune.core.settings import CoreSettings
-from kvtune.core.waiting import LongestPrefixQueue
 
 logger = logging.getLogger("vllm.kvtune")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.core.passes import Passes
+from kvtune.core.admission.passes import Passes
 
 
 @given(st.permutations(range(12)), st.integers(0, 12))

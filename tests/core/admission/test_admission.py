@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 
 from kvtune.core.cache import audit
 from kvtune.core.settings import parse
-from tests.core.admission_rig import Overloaded, clocked
+from tests.core.admission.admission_rig import Overloaded, clocked
 from tests.core.pool_rig import BOTH, random_steps, tokens
 from tests.core.steady_rig import VOCAB, RequestStatus, Shape, admission, build, inside, request, state
 

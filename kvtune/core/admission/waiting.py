@@ -19,8 +19,8 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
 from kvtune.core import state
-from kvtune.core.passes import Passes
-from kvtune.core.prefixes import Place, Prefixes
+from kvtune.core.admission.passes import Passes
+from kvtune.core.admission.prefixes import Place, Prefixes
 
 logger = logging.getLogger("vllm.kvtune")
 

@@ -48,6 +48,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kvtune: str
     python: str = ""
     device_name: str = ""
+    state_dtype: str = (
+        ""  # of recurrent states in the evidence's engine: another CPU's vLLM may choose another
+    )
     status: Status = "hand-written"
     created: str = ""
     note: str = ""
@@ -100,7 +103,10 @@ def read_recipe(path: Path) -> Recipe:
 def checksum(recipe: Recipe) -> str:
     """Over everything but the checksum itself."""
     bare = msgspec.structs.replace(recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=""))
-    text = json.dumps(msgspec.to_builtins(bare), sort_keys=True, separators=(",", ":"))
+    plain = msgspec.to_builtins(bare)
+    if not bare.recipe.state_dtype:  # a field that older recipes have not
+        del plain["recipe"]["state_dtype"]
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -166,7 +172,13 @@ def engine_flags(engine: Mapping[str, Any]) -> list[str]:
 
 
 def differences(
-    recipe: Recipe, *, model: str = "", vllm: str = "", device: str = "", kvtune: str = ""
+    recipe: Recipe,
+    *,
+    model: str = "",
+    vllm: str = "",
+    device: str = "",
+    kvtune: str = "",
+    state_dtype: str = "",
 ) -> list[str]:
     """What differs from where the recipe is to be used, in words; fields that are not told are not compared."""
     about = recipe.recipe
@@ -175,5 +187,6 @@ def differences(
         ("vLLM", about.vllm.split("+", 1)[0], vllm.split("+", 1)[0]),
         ("device", about.device, device),
         ("kvtune", about.kvtune, kvtune),
+        ("recurrent states in", about.state_dtype, state_dtype),
     )
     return [f"{name} {mine} (here: {here})" for name, mine, here in pairs if mine and here and mine != here]

@@ -10,8 +10,10 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -45,6 +47,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(
                 f"{item.nodeid} starts an engine or a browser: move it to one of {FOLDERS}"
             )
+
+
+@pytest.fixture(params=[False, True], ids=["no-avx512-bf16", "avx512-bf16"], scope="module")
+def avx512_bf16(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """A CPU without AVX-512 BF16, then one with it, whichever this is: in this process and in what it starts."""
+    from kvtune.run.cpu import VARIABLE
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(int(request.param)))
+        if find_spec("vllm") is None:
+            yield request.param
+            return
+        from kvtune.core import cpu_flags
+
+        with answered_here(cpu_flags):
+            yield request.param
+
+
+@contextmanager
+def answered_here(cpu_flags: Any) -> Iterator[None]:
+    """vLLM's platform is told the answer in this process, and asks the CPU again afterwards."""
+    if cpu_flags.installed():  # by the whole test run's variable
+        yield
+        return
+    cpu_flags.install()
+    try:
+        yield
+    finally:
+        cpu_flags.uninstall()
 
 
 @pytest.fixture(autouse=True)

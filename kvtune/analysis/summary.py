@@ -23,6 +23,7 @@ from kvtune.analysis.leaks import pool_bytes, trends
 from kvtune.analysis.ledger import Ledger, as_json, ledgers
 from kvtune.analysis.memory import memory
 from kvtune.analysis.verdict import verdict
+from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
 from kvtune.workload.types import Workload
 
@@ -64,6 +65,7 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
             "executor": h.engine.executor,
             "block_size": h.engine.block_size,
             "num_blocks": h.engine.num_blocks,
+            "state_dtype": state_dtype(h.engine),
             "settings": h.engine.settings,
             "args": h.engine.args,
         },
@@ -73,6 +75,7 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
             "cores": h.host.cores,
             "memory_bytes": h.host.memory_bytes,
             "os": h.host.os,
+            "avx512_bf16": h.host.avx512_bf16,
         },
         "kvtune": h.kvtune,
         "started_at": h.started_at,

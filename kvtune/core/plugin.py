@@ -12,7 +12,7 @@ import logging
 import os
 from typing import Any
 
-from kvtune.core import state
+from kvtune.core import cpu_flags, state
 from kvtune.core.settings import CoreSettings, from_environment
 from kvtune.errors import KvtuneError
 
@@ -35,6 +35,7 @@ _registered = False
 def register() -> None:
     """Load the optimized core when the environment asks for it; idempotent and cheap."""
     global _registered
+    cpu_flags.install()
     if _registered or not (os.environ.get("KVTUNE_CORE") or os.environ.get("KVTUNE_RECIPE")):
         return
     _registered = True

@@ -16,6 +16,7 @@ import msgspec
 
 from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
 from kvtune.errors import KvtuneError
+from kvtune.run.cpu import avx512_bf16
 from kvtune.workload.types import Request, Span
 
 POOL_BYTES = 4 << 30  # where only a started engine knows its memory
@@ -105,6 +106,8 @@ def _facts(question: dict[str, Any], config: Any, engine: Any, pool_known: bool)
         architecture=model.architecture,
         device=current_platform.device_type,
         dtype=str(model.dtype).removeprefix("torch."),
+        avx512_bf16=avx512_bf16() if current_platform.is_cpu() else None,
+        state_dtype=_state_dtype(kv),
         kv_cache_dtype=cache.cache_dtype,
         given=question["given"],
         max_model_len=model.max_model_len,
@@ -129,6 +132,17 @@ def _facts(question: dict[str, Any], config: Any, engine: Any, pool_known: bool)
         resent=again,
         config=json.loads(json.dumps(text, default=str)),
     )
+
+
+def _state_dtype(kv: Any) -> str:
+    """Of the recurrent tensor of the model's states; "" where it has none."""
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    for group in kv.kv_cache_groups:
+        inner = list(getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()) or [group.kv_cache_spec]
+        if isinstance(inner[0], MambaSpec):
+            return str(inner[0].dtypes[-1]).removeprefix("torch.")
+    return ""
 
 
 def kernel_refusal(config: Any, kv: Any) -> str:

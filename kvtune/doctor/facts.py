@@ -39,6 +39,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str = ""
     device: str = ""
     dtype: str = ""
+    avx512_bf16: bool | None = (
+        None  # the CPU has it (or is said to): states are float32. None: the device is no CPU
+    )
+    assumed: str = ""  # what a `config` source took for granted of the machine, in words
+    state_dtype: str = ""  # of recurrent states; empty where there are none
+    model_state_block_tokens: int = (
+        0  # the block with states of the model's own type, where the CPU's rule raises it
+    )
+    state_dtype_flag: str = ""  # what gives it; empty: no flag does
     kv_cache_dtype: str = ""
     given: dict[str, str] = {}  # flags that the person gave, without dashes
     max_model_len: int = 0

@@ -6,24 +6,37 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
+from kvtune.engine.models import builtin, engine_defaults
 from kvtune.engine.resolve import ENGINES, resolve
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.layout.choice import Layouts, layouts_of, load_of
-from kvtune.layout.config import shape_of
-from kvtune.layout.plan import CPU, GPU, BlockPlan, ModelShape, match_units, plan_per_layer
+from kvtune.layout.config import StateTypes, family_of, keeps_asked_state_dtype, shape_of, state_dtype_of
+from kvtune.layout.plan import (
+    CPU,
+    CPU_BF16,
+    GPU,
+    Backend,
+    BlockPlan,
+    ModelShape,
+    cpu_backend,
+    match_units,
+    plan_per_layer,
+)
+from kvtune.run.cpu import avx512_bf16
+from kvtune.run.scratch import scratch
 from kvtune.units import count, size
 from kvtune.workload.types import Workload
 
@@ -102,9 +115,9 @@ def examine_model(
             # A model may need kernels that this machine's vLLM has not: its config still says a lot.
             if UNBUILDABLE not in error.message:
                 raise
-            facts = read_config(model, engine_args)
+            facts = read_config(model, engine_args, "gpu")
             notes = (Finding("note", "model", error.message, "what is said here is planned for a GPU"),)
-    facts = _with_gpu(facts)
+    facts = with_state_rule(_with_gpu(facts))
     layouts = layouts_for(facts, workload)
     if layouts is not None and layouts.recommended:
         row = layouts.rows[layouts.recommended]
@@ -117,17 +130,10 @@ def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
     """Stock's layout and the packed ones; None where there are no states, or the planner knows other blocks."""
     if not facts.hybrid or not facts.config:
         return None
-    backend = CPU if facts.device.startswith("cpu") else GPU
-    asked = facts.given.get("block-size", "")
-    wanted = int(asked) if asked.isdigit() else None
+    backend = backend_of(facts)
+    wanted = _asked_block(facts)
     try:
-        shape = shape_of(
-            facts.config,
-            facts.model,
-            dtype=facts.dtype or "auto",
-            kv_cache_dtype=facts.kv_cache_dtype or "auto",
-            state_dtype=facts.given.get("mamba-ssm-cache-dtype", "auto"),
-        )
+        shape = _shape(facts, backend)
         plan = plan_per_layer(shape, backend, wanted)
     except UsageError:
         return None
@@ -146,8 +152,8 @@ def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
 def ask_vllm(model: str, engine_args: Sequence[str]) -> Facts:
     """Facts from vLLM's own configuration and KV specs, in a process without weights."""
     resolve(model, dummy=True, engine_args=engine_args)  # what is wrong with it is said at once
-    with tempfile.TemporaryDirectory(prefix="kvtune-doctor-") as folder:
-        answer = Path(folder) / "facts.json"
+    with scratch("doctor") as folder:
+        answer = folder / "facts.json"
         question = {"model": model, "args": list(engine_args), "given": given(engine_args)}
         command = [sys.executable, "-m", "kvtune.doctor.child", str(answer)]
         try:
@@ -171,26 +177,63 @@ def ask_vllm(model: str, engine_args: Sequence[str]) -> Facts:
     return msgspec.convert(said, Facts)
 
 
-def read_config(model: str, engine_args: Sequence[str]) -> Facts:
-    """Facts from config.json alone, by the planner's rule for a GPU: what can be said without vLLM."""
+def backend_of(facts: Facts) -> Backend:
+    """The planner's backend for the device of these facts."""
+    return cpu_backend(bool(facts.avx512_bf16)) if facts.device.startswith("cpu") else GPU
+
+
+def _shape(facts: Facts, backend: Backend, *, state_dtype: str = "") -> ModelShape:
+    return shape_of(
+        facts.config,
+        facts.model,
+        dtype=facts.dtype or "auto",
+        kv_cache_dtype=facts.kv_cache_dtype or "auto",
+        state_dtype=state_dtype or facts.given.get("mamba-ssm-cache-dtype", "auto"),
+        float32_states=backend.float32_states,
+    )
+
+
+def _asked_block(facts: Facts) -> int | None:
+    asked = facts.given.get("block-size", "")
+    return int(asked) if asked.isdigit() else None
+
+
+def read_config(model: str, engine_args: Sequence[str], device: Literal["", "cpu", "gpu"] = "") -> Facts:
+    """Facts from config.json alone, by the planner's rule: what can be said without vLLM.
+
+    `device` "": a GPU where `nvidia-smi` is on PATH, else this machine's CPU. The facts say which was assumed.
+    """
     config = config_of(model)
-    flags = given(engine_args)
-    shape = shape_of(config, model)
+    flags = {**engine_defaults(model), **given(engine_args)}
+    device = device or ("gpu" if shutil.which("nvidia-smi") else "cpu")
+    float32 = device == "cpu" and avx512_bf16()
+    backend = cpu_backend(float32) if device == "cpu" else GPU
+    types: StateTypes = {
+        "dtype": flags.get("dtype", "auto"),
+        "state_dtype": flags.get("mamba-ssm-cache-dtype", "auto"),
+        "float32_states": float32,
+    }
+    shape = shape_of(config, model, **types)
     asked = flags.get("block-size")
-    plan = plan_per_layer(shape, GPU, int(asked) if asked and asked.isdigit() else None)
+    plan = plan_per_layer(shape, backend, int(asked) if asked and asked.isdigit() else None)
+    has = "with AVX-512 BF16, so recurrent states in float32" if float32 else "without AVX-512 BF16"
+    assumed = f"this machine's CPU, {has}" if device == "cpu" else "a GPU, states as the config has them"
     text = config.get("text_config") or config
     length = flags.get("max-model-len", "")
     return Facts(
         source="config",
         model=model,
         architecture=", ".join(config.get("architectures", [])),
-        device="gpu (assumed)",
-        dtype=str(text.get("dtype") or text.get("torch_dtype") or ""),
-        given=flags,
+        device=f"{device} (assumed)",
+        dtype=flags.get("dtype") or str(text.get("dtype") or text.get("torch_dtype") or ""),
+        avx512_bf16=float32 if device == "cpu" else None,
+        assumed=assumed,
+        state_dtype=state_dtype_of(config, **types),
+        given=given(engine_args),
         max_model_len=int(length) if length.isdigit() else int(text.get("max_position_embeddings") or 0),
         caching="no-enable-prefix-caching" not in flags,
         block_tokens=plan.block_tokens,
-        default_block_tokens=GPU.default,
+        default_block_tokens=backend.default,
         state_mode="align" if shape.hybrid else "",
         match_unit=int(flags["prefix-match-unit"]) if flags.get("prefix-match-unit", "").isdigit() else 0,
         retention=0,
@@ -239,8 +282,6 @@ def given(engine_args: Sequence[str]) -> dict[str, str]:
 
 def config_of(model: str) -> dict[str, Any]:
     """The config.json of a built-in model or a folder; UsageError for a model that only a hub knows."""
-    from kvtune.engine.models import builtin
-
     folder = builtin(model) or Path(model).expanduser()
     path = folder / "config.json"
     if not path.exists():
@@ -263,9 +304,26 @@ def _with_gpu(facts: Facts) -> Facts:
         shape = shape_of(facts.config, facts.model, kv_cache_dtype="auto")
     except UsageError:
         return facts
-    asked = facts.given.get("block-size", "")
-    plan = plan_per_layer(shape, GPU, int(asked) if asked.isdigit() else None)
+    plan = plan_per_layer(shape, GPU, _asked_block(facts))
     return msgspec.structs.replace(facts, gpu_block_tokens=plan.block_tokens)
+
+
+def with_state_rule(facts: Facts) -> Facts:
+    """Add what the CPU's rule for states costs, and the flag that avoids it, where it raises the block."""
+    if not (facts.avx512_bf16 and facts.hybrid and facts.config):
+        return facts
+    kept = keeps_asked_state_dtype(family_of(facts.config))
+    model_dtype = facts.dtype if facts.dtype in ("float16", "bfloat16") else "bfloat16"
+    asked = _asked_block(facts)
+    try:
+        now = plan_per_layer(_shape(facts, CPU_BF16), CPU_BF16, asked).block_tokens
+        otherwise = plan_per_layer(_shape(facts, CPU, state_dtype="auto"), CPU, asked).block_tokens
+    except UsageError:
+        return facts
+    if now != facts.block_tokens or otherwise >= now:
+        return facts
+    flag = f"--mamba-ssm-cache-dtype {model_dtype}" if kept else ""
+    return msgspec.structs.replace(facts, model_state_block_tokens=otherwise, state_dtype_flag=flag)
 
 
 def block_why(facts: Facts) -> str:

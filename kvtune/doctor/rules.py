@@ -68,6 +68,24 @@ def block_raised(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def states_in_float32(facts: Facts) -> Iterator[Finding]:
+    """The CPU's rule for recurrent states, where it makes blocks larger than the model's own type would."""
+    if not facts.model_state_block_tokens:
+        return
+    hint = (
+        f"{facts.state_dtype_flag} gives blocks of {facts.model_state_block_tokens}"
+        if facts.state_dtype_flag
+        else "no flag changes it for this model: vLLM resets --mamba-ssm-cache-dtype on such a CPU"
+    )
+    yield Finding(
+        "warning",
+        "state type",
+        f"this CPU has AVX-512 BF16, so vLLM keeps recurrent states in float32: a block is {facts.block_tokens} tokens "
+        f"where states of the model's own type need {facts.model_state_block_tokens}",
+        hint,
+    )
+
+
 def block_refused(facts: Facts) -> Iterator[Finding]:
     if facts.kernel_refusal:
         least = 32 if facts.device == "cpu" else 16
@@ -178,6 +196,7 @@ RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     block_beyond_length,
     blocks_disagree,
     block_raised,
+    states_in_float32,
     block_refused,
     state_block_inert,
     chunk_below_block,

@@ -57,11 +57,13 @@ def _model(report: ModelReport) -> Iterator[Line]:
     facts = report.facts
     yield None, f"Model {facts.model}" + (f" ({facts.architecture})" if facts.architecture else "")
     if facts.source == "config":
-        yield from _pair("source", "config.json alone, without vLLM: a GPU's block sizes, by the planner")
+        yield from _pair("source", "config.json alone, without vLLM: block sizes by the planner")
+        yield from _pair("assumed", facts.assumed)
     yield from _pair("block", f"{facts.block_tokens} tokens: {block_why(facts)}")
     if facts.gpu_block_tokens:
         yield from _pair(
-            "block on a GPU", f"{facts.gpu_block_tokens} tokens (planned: steps of 16, state types alike)"
+            "block on a GPU",
+            f"{facts.gpu_block_tokens} tokens (planned: steps of 16, states of the config's type)",
         )
     yield from _pair("block of the pool", f"{size(facts.block_bytes)} over {facts.group_layers} layers")
     first = 0
@@ -80,7 +82,8 @@ def _model(report: ModelReport) -> Iterator[Line]:
     if report.token_bytes:
         yield from _pair("a token", f"{size(report.token_bytes)} in all full-attention layers")
     if report.state_bytes:
-        yield from _pair("a sequence's states", size(report.state_bytes))
+        kept = f" in {facts.state_dtype}" if facts.state_dtype else ""
+        yield from _pair("a sequence's states", f"{size(report.state_bytes)}{kept}")
     yield from _pair(
         "tail waste", f"{size(report.tail_bytes)} a sequence on average (half of its last blocks)"
     )

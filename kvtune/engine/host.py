@@ -22,6 +22,7 @@ from kvtune.engine.vllm_counts import VllmCounts
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
+from kvtune.probe.status import FRONT_END
 from kvtune.workload.spec import build
 from kvtune.workload.types import Request, Span, Workload
 
@@ -234,6 +235,7 @@ def _unwind(number: int, frame: Any) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     reporter = Reporter(int(sys.argv[2]))
+    os.environ[FRONT_END] = str(os.getpid())
     # Before the driver can end a run in good order, a request to stop unwinds: the engine is shut down on the way.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _unwind)

@@ -19,9 +19,11 @@ import msgspec
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import Event, HostPlan
 from kvtune.engine.record import record
-from kvtune.engine.resolve import check_engine, resolve
+from kvtune.engine.resolve import check_engine, installed_engine, resolve
+from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.file import SUFFIX, write_run
+from kvtune.run.scratch import hold, sweep
 from kvtune.run.slo import with_slo
 from kvtune.run.types import CoreInfo, Run
 from kvtune.workload.types import Workload
@@ -61,6 +63,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
     version = check_engine()
     resolved = resolve(job.model, dummy=job.dummy, engine_args=job.engine_args)
     check_output(job.output)
+    check_shared_memory(installed_engine())
     stacks = None
     if job.stacks:
         from kvtune.probe.stacks import Stacks
@@ -69,7 +72,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
     plan = HostPlan(
         model=job.model, vllm_args=resolved.args, workload=job.workload.spec, seed=job.workload.seed
     )
-    folder, path = reserve(job)
+    folder, path, lock = reserve(job)
     try:
         outcome = launch(
             plan,
@@ -101,6 +104,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         write_run(run, path)
         return Profiled(run, path, outcome.error)
     finally:
+        os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -139,8 +143,12 @@ def check_output(folder: Path) -> None:
         )
 
 
-def reserve(job: ProfileJob) -> tuple[Path, Path]:
-    """A work folder, and the run file's name with it: two runs that begin in the same second get two of each."""
+def reserve(job: ProfileJob) -> tuple[Path, Path, int]:
+    """A work folder, the run file's name and the folder's lock: two runs that begin in the same second get two of each.
+
+    Work folders that killed runs left behind are removed.
+    """
+    sweep(job.output, ".kvtune-*_*")
     base, n = run_name(job), 1
     while True:
         name = base if n == 1 else f"{base}-{n}"
@@ -150,7 +158,7 @@ def reserve(job: ProfileJob) -> tuple[Path, Path]:
             continue
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-            return folder, path
+            return folder, path, hold(folder)
 
 
 def run_name(job: ProfileJob) -> str:

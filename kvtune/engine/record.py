@@ -190,6 +190,7 @@ def _engine(facts: dict[str, Any], cache: dict[str, Any], args: Sequence[str]) -
                     "retention_interval",
                     "scheduler",
                     "pool",
+                    "policy",
                     "tiers",
                 )
                 if k in cache

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ import msgspec
 from kvtune.engine.faults import cause
 from kvtune.errors import KvtuneError
 from kvtune.evidence.reading import Question
+from kvtune.run.scratch import scratch
 
 LIMIT_S = 1200
 OUTPUT_TOKENS = 8
@@ -61,10 +61,9 @@ def answers(folder: Path, core: Literal["kvtune", "stock"], asked: list[Question
     environment = {**os.environ, "KVTUNE_CORE": core, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     for name in ("KVTUNE_SET", "KVTUNE_RECIPE"):
         environment.pop(name, None)
-    with tempfile.TemporaryDirectory(prefix="kvtune-answers-") as made:
-        work = Path(made)
+    with scratch("answers") as work:
         # A run of ours: its processes end with the one that started them, also where that one was killed.
-        environment |= {"KVTUNE_RUN_DIR": made, "KVTUNE_PROBE": "off"}
+        environment |= {"KVTUNE_RUN_DIR": str(work), "KVTUNE_PROBE": "off"}
         (work / "plan.json").write_bytes(msgspec.json.encode(plan))
         out, log = work / "answers.json", work / "log"
         command = [sys.executable, "-m", "kvtune.evidence.answers", str(work / "plan.json"), str(out)]

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter, time
@@ -23,6 +22,8 @@ import msgspec
 from kvtune.engine.faults import cause
 from kvtune.errors import KvtuneError
 from kvtune.evidence.claims import Case, CaseSide
+from kvtune.run.cpu import VARIABLE
+from kvtune.run.scratch import scratch
 
 WARM_TURNS = 1
 
@@ -58,11 +59,12 @@ class _Engine:
         self._case, self._side = case, side
 
     def __enter__(self) -> _Engine:
-        self._made = tempfile.TemporaryDirectory(prefix="kvtune-turns-")
-        folder = Path(self._made.name)
+        self._scratch = scratch("turns")
+        folder = self._scratch.__enter__()
         plan = TurnPlan(self._case.model, self._case.workload, [*self._case.args, *self._side.args])
         (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVTUNE_")}
+        kept = (n for n in os.environ if n == VARIABLE or not n.startswith("KVTUNE_"))
+        environment = {name: os.environ[name] for name in kept}
         environment |= {
             # A run of ours: its processes end with the one that started them, also where that one was killed.
             "KVTUNE_RUN_DIR": str(folder),
@@ -90,7 +92,7 @@ class _Engine:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
-        self._made.cleanup()
+        self._scratch.__exit__(None, None, None)
 
     def turn(self, seed: int) -> dict[str, Any]:
         os.killpg(self._process.pid, signal.SIGCONT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import Any
+from typing import Any, TypedDict
 
 from kvtune.errors import UsageError
 from kvtune.layout.plan import ModelShape, StateTensor
@@ -25,6 +25,16 @@ ELEMENT_BYTES = {
 }
 
 Config = dict[str, Any]
+
+
+class StateTypes(TypedDict):
+    """What decides the type of recurrent states: --dtype, --mamba-ssm-cache-dtype, the platform's rule."""
+
+    dtype: str
+    state_dtype: str
+    float32_states: bool
+
+
 Reader = Callable[["_Fields", int, str, str], tuple[int, tuple[StateTensor, ...]]]
 
 
@@ -36,23 +46,22 @@ def shape_of(
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     state_dtype: str = "auto",
+    float32_states: bool = False,
 ) -> ModelShape:
     """The shape of the model that `config` describes, on one of `tensor_parallel` ranks.
 
     `dtype`, `kv_cache_dtype`, `state_dtype` are vLLM's --dtype, --kv-cache-dtype, --mamba-ssm-cache-dtype.
+    `float32_states`: the platform's rule (planner.Backend).
     """
-    family = str(config.get("model_type", ""))
+    family = family_of(config)
     text = config.get("text_config") or config
-    fields = _Fields(text, name or family or "config.json")
-    model_dtype = _dtype(
-        dtype, text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or "bfloat16"
-    )
-    family = str(text.get("model_type", family)).removesuffix("_text")
+    fields = _Fields(text, name or str(config.get("model_type", "")) or "config.json")
+    model_dtype = _model_dtype(config, dtype)
     reader = STATE_READERS.get(family)
     state_layers: int = 0
     states: tuple[StateTensor, ...] = ()
     if reader is not None:
-        resolved = _state_dtype(family, text, model_dtype, state_dtype)
+        resolved = state_dtype_of(config, dtype=dtype, state_dtype=state_dtype, float32_states=float32_states)
         state_layers, states = reader(fields, tensor_parallel, model_dtype, resolved)
     elif fields.get("layer_types") and {"mamba", "linear_attention"} & set(fields.get("layer_types")):
         raise UsageError(
@@ -120,14 +129,46 @@ def _dtype(asked: str, fallback: str) -> str:
     return name
 
 
-def _state_dtype(family: str, text: Config, model_dtype: str, asked: str) -> str:
-    """The recurrent state's type: asked for, or the family's own rule in vLLM, or the model's."""
+def _model_dtype(config: Config, asked: str) -> str:
+    text = config.get("text_config") or config
+    return _dtype(asked, text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or "bfloat16")
+
+
+def state_dtype_of(
+    config: Config, *, dtype: str = "auto", state_dtype: str = "auto", float32_states: bool = False
+) -> str:
+    """The recurrent state's type: asked for, or the family's own rule in vLLM, or the platform's, or the model's.
+
+    Empty for a model without states. Parameters as of `shape_of`.
+    """
+    family, text = family_of(config), config.get("text_config") or config
+    if family not in STATE_READERS:
+        return ""
+    model_dtype, asked = _model_dtype(config, dtype), state_dtype
+    if STATE_READERS[family] is _short_conv:  # a convolution's window only, always of the model's type
+        return model_dtype
     if asked == "auto":
         if family == "nemotron_h":
             asked = text.get("mamba_ssm_cache_dtype") or "float32"
         elif family.startswith("qwen3_5"):
             asked = text.get("mamba_ssm_dtype") or "auto"
+    if float32_states and not (keeps_asked_state_dtype(family) and asked in ("float16", "bfloat16")):
+        return "float32"
     return _dtype(asked, model_dtype)
+
+
+def keeps_asked_state_dtype(family: str) -> bool:
+    """Whether --mamba-ssm-cache-dtype is heeded where the platform keeps states in float32.
+
+    vLLM heeds it where transformers calls a layer `linear_attention`, and so calls most families' Mamba layers, too.
+    """
+    return family != "falcon_h1"
+
+
+def family_of(config: Config) -> str:
+    """The name by which `STATE_READERS` knows a model."""
+    text = config.get("text_config") or config
+    return str(text.get("model_type", config.get("model_type", ""))).removesuffix("_text")
 
 
 def _attention_layers(fields: _Fields, family: str, state_layers: int) -> tuple[int, int]:

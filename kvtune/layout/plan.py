@@ -71,15 +71,26 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Block sizes of a device's attention backend: multiples of `alignment`; `default` when none is asked."""
+    """Block sizes of a device's attention backend: multiples of `alignment`; `default` when none is asked.
+
+    `float32_states`: vLLM keeps recurrent states in float32 there, whatever the model's type (planner_config).
+    """
 
     name: str
     alignment: int
     default: int
+    float32_states: bool = False
 
 
 GPU = Backend("gpu", alignment=16, default=16)
 CPU = Backend("cpu", alignment=32, default=128)
+CPU_BF16 = Backend("cpu", alignment=32, default=128, float32_states=True)
+"""A CPU without AVX-512 BF16, and one with it."""
+
+
+def cpu_backend(avx512_bf16: bool) -> Backend:
+    """The backend of a CPU that has AVX-512 BF16, or has it not (run.cpu knows of this machine's)."""
+    return CPU_BF16 if avx512_bf16 else CPU
 
 
 @dataclass(frozen=True, slots=True)

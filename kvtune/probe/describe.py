@@ -29,6 +29,7 @@ def describe_cache(scheduler: Any) -> dict[str, Any]:
         "groups": groups,
         "scheduler": type(scheduler).__name__,
         "pool": type(scheduler.kv_cache_manager.block_pool).__name__,
+        "policy": _policy(scheduler.kv_cache_manager.block_pool),
         "prefix_caching": bool(scheduler.kv_cache_manager.enable_caching),
     }
     try:
@@ -40,3 +41,8 @@ def describe_cache(scheduler: Any) -> dict[str, Any]:
     except Exception as error:
         facts["kv_specs_failed"] = f"{type(error).__name__}: {error}"
     return facts
+
+
+def _policy(pool: Any) -> str:
+    """By which policy of the core blocks are given out; empty for vLLM's own queue."""
+    return str(getattr(getattr(getattr(pool, "free_block_queue", None), "policy", None), "name", ""))

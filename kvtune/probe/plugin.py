@@ -43,6 +43,8 @@ def register() -> None:
     folder = os.environ.get("KVTUNE_RUN_DIR", "")
     if folder and role() != "front_end":
         die_with_parent(signal.SIGKILL)
+    if role() == "helper":
+        return
     if level == "off" or not folder or _installed_pid == os.getpid():
         return
     _install(Path(folder), level)

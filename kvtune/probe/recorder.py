@@ -6,6 +6,8 @@ reads its counters when it is scraped. Nothing here may raise into the engine: w
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import logging
 import mmap
@@ -19,6 +21,7 @@ from typing import Any
 import msgspec
 
 from kvtune.probe.status import role
+from kvtune.run.scratch import PREFIX, hold, sweep
 from kvtune.workload.recording import Line, PrefixHasher, TraceWriter
 
 logger = logging.getLogger("vllm.kvtune")
@@ -44,6 +47,8 @@ def register() -> None:
         elif role() == "front_end" and metrics:
             from prometheus_client import REGISTRY
 
+            lock = _use(Path(metrics))
+            atexit.register(_leave, Path(metrics), lock)
             REGISTRY.register(CounterReader(Path(metrics)))
     except Exception as error:
         logger.warning("kvtune does not record: %r", error)
@@ -58,11 +63,28 @@ def _watch_scheduler(record: str, metrics: str) -> None:
     def built(self: Any, *args: Any, **options: Any) -> None:
         build(self, *args, **options)
         try:
+            if metrics:
+                _use(Path(metrics))
             Recorder(Path(record) if record else None, Path(metrics) if metrics else None).attach(self)
         except Exception as error:
             logger.warning("kvtune does not record: %r", error)
 
     Scheduler.__init__ = built
+
+
+def _use(folder: Path) -> int:
+    """Make the folder of counters, or join those who use it; folders that killed servers left are removed."""
+    sweep(folder.parent, f"{PREFIX}serve-*")
+    while True:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # swept between the two: it is made again
+            return hold(folder)
+
+
+def _leave(folder: Path, lock: int) -> None:
+    """At a front end's exit: the folder goes with the last of its users."""
+    os.close(lock)
+    sweep(folder.parent, folder.name)
 
 
 class Recorder:

@@ -15,10 +15,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+FRONT_END = "KVTUNE_FRONT_END"
+"""The pid of an engine's front end, set by itself: what else vLLM starts under a main process's name is none."""
+
 
 def role() -> str:
-    """front_end, engine_core or worker, by the process's name (vLLM names the processes that it starts)."""
+    """front_end, engine_core, worker or helper, by the process's name (vLLM names most processes that it starts).
+
+    A helper is a program that the front end runs: on a model's first use vLLM inspects its class in one.
+    """
     name = multiprocessing.current_process().name
+    if name == "MainProcess" and os.environ.get(FRONT_END, str(os.getpid())) != str(os.getpid()):
+        return "helper"
     if name.startswith("EngineCore"):
         return "engine_core"
     if name.startswith(("VllmWorker", "Worker")) or "RayWorker" in name:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from kvtune.run.cpu import avx512_bf16
 from kvtune.run.types import HostInfo
 
 
@@ -17,6 +18,7 @@ def this_host() -> HostInfo:
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=int(psutil.virtual_memory().total),
         os=platform.platform(),
+        avx512_bf16=avx512_bf16(),
     )
 
 

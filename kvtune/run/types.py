@@ -136,6 +136,9 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = 0
     memory_bytes: int = 0
     os: str = ""
+    avx512_bf16: bool | None = (
+        None  # None: files from before it was recorded. Decides the type of states (run.cpu)
+    )
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -192,7 +192,15 @@ def _engine(engine: Any, settings: SimSettings, tiers: Sequence[str]) -> EngineI
     cache = {**describe_cache(engine.scheduler), "tiers": list(tiers)}
     known = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
     info = msgspec.convert({**known, "args": settings.engine_args}, EngineInfo)
-    more = ("hash_block_size", "hit_alignment_tokens", "retention_interval", "scheduler", "pool", "tiers")
+    more = (
+        "hash_block_size",
+        "hit_alignment_tokens",
+        "retention_interval",
+        "scheduler",
+        "pool",
+        "policy",
+        "tiers",
+    )
     return msgspec.structs.replace(
         info,
         num_blocks=cache["num_blocks"],

@@ -9,7 +9,6 @@ import os
 import select
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ import msgspec
 
 from kvtune.errors import KvtuneError
 from kvtune.run.file import SUFFIX, read_run
+from kvtune.run.scratch import scratch
 from kvtune.run.types import Run
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.worker import ReplayJob, Report
@@ -42,8 +42,9 @@ class Simulators:
         self._ready = False
 
     def __enter__(self) -> Simulators:
-        self._folder = tempfile.TemporaryDirectory(prefix="kvtune-sim-")
-        log = (Path(self._folder.name) / "log").open("wb")
+        self._scratch = scratch("sim")
+        self._folder = self._scratch.__enter__()
+        log = (self._folder / "log").open("wb")
         receive, send = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -74,7 +75,7 @@ class Simulators:
                 os.killpg(process.pid, 9)
                 process.wait()
         os.close(self._reports)
-        self._folder.cleanup()
+        self._scratch.__exit__(None, None, None)
 
     def map(
         self,
@@ -176,10 +177,10 @@ class Simulators:
         return run
 
     def _out(self, number: int) -> Path:
-        return Path(self._folder.name) / f"{number}{SUFFIX}"
+        return self._folder / f"{number}{SUFFIX}"
 
     def _dead(self) -> KvtuneError:
-        tail = (Path(self._folder.name) / "log").read_text(errors="replace").strip().splitlines()
+        tail = (self._folder / "log").read_text(errors="replace").strip().splitlines()
         said = tail[-1] if tail else "it said nothing"
         return KvtuneError(f"the simulator process ended: {said}", "run the command again with --debug")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -165,7 +166,7 @@ def test_flags_that_a_person_gave() -> None:
 
 def test_without_vllm_the_config_says_it(tmp_path: Path) -> None:
     shutil.copy(CONFIGS / "qwen3-next-80b-a3b.json", tmp_path / "config.json")
-    facts = read_config(str(tmp_path), ["--max-model-len", "8192"])
+    facts = read_config(str(tmp_path), ["--max-model-len", "8192"], "gpu")
     assert (facts.source, facts.block_tokens, facts.max_model_len) == ("config", 544, 8192)
     assert [group.kind for group in facts.groups] == ["full attention", "state", "state", "state"]
     assert [group.layers for group in facts.groups] == [12, 12, 12, 12]
@@ -173,8 +174,45 @@ def test_without_vllm_the_config_says_it(tmp_path: Path) -> None:
     assert "a shared prefix of 544 tokens" in text
     assert "must hold one state of 1.05 MiB" in text
     assert "groups 1 to 3         state: 3 x 12 layers, 544 tokens a block, 1.5% padding" in text
+    assert "assumed               a GPU, states as the config has them" in text
     with pytest.raises(UsageError, match=r"there is no .*config\.json"):
         read_config("some/model", [])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "has", "assumed", "block"),
+    [
+        (True, True, "a GPU, states as the config has them", 144),
+        (False, True, "this machine's CPU, with AVX-512 BF16, so recurrent states in float32", 384),
+        (False, False, "this machine's CPU, without AVX-512 BF16", 256),
+    ],
+)
+def test_without_vllm_doctor_says_what_it_assumed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpu: bool,
+    has: bool,
+    assumed: str,
+    block: int,
+) -> None:
+    monkeypatch.setattr(doctor_environment, "installed", lambda name: None)
+    monkeypatch.setenv("KVTUNE_AVX512_BF16", str(int(has)))
+    real = shutil.which
+    monkeypatch.setattr(
+        shutil,
+        "which",
+        lambda name, *a, **k: ("/bin/true" if gpu else None) if name == "nvidia-smi" else real(name, *a, **k),
+    )
+    report, findings = doctor_model.examine_model("tiny-qwen3next", [])
+    assert (report.facts.source, report.facts.block_tokens, report.facts.assumed) == (
+        "config",
+        block,
+        assumed,
+    )
+    named = [f for f in findings if f.topic == "state type"]
+    assert bool(named) is (has and not gpu)
+    text = "\n".join(line for _, line in lines(Diagnosis((), (), report)))
+    assert "config.json alone, without vLLM" in text and " ".join(assumed.split()[-3:]) in text
 
 
 def test_a_model_that_this_machine_cannot_build_is_planned(
@@ -255,6 +293,42 @@ def test_tracing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = ptrace_findings()
     assert found.level == "warning"
     assert "SYS_PTRACE" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("cores", "allowed", "said"),
+    [(1, None, ["ok", "warning"]), (2, None, ["ok"]), (64, None, ["ok"]), (64, 2, ["ok", "warning"])],
+)
+def test_cores_of_the_machine_and_of_the_container(
+    monkeypatch: pytest.MonkeyPatch, cores: int, allowed: int | None, said: list[str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(doctor_environment, "cpu_limit", lambda: allowed)
+    monkeypatch.setattr(shutil, "which", lambda name, **options: None)
+    found = list(doctor_environment.device_findings())
+    assert [f.level for f in found] == said
+    assert f"CPU with {cores} cores" in found[0].text
+    if allowed:
+        assert "may use 2 of the 64 cores" in found[1].text and "OMP_NUM_THREADS=1" in found[1].hint
+
+
+@pytest.mark.parametrize(
+    ("total", "limit", "used", "level", "text"),
+    [
+        (8 << 30, None, 0, "ok", "6 GiB of 8 GiB available"),
+        (64 << 30, 6 << 30, 3 << 30, "warning", "3 GiB of 6 GiB available to this container"),
+        (4 << 30, None, 0, "warning", "3 GiB of 4 GiB available"),
+    ],
+)
+def test_memory_of_the_machine_and_of_the_container(
+    monkeypatch: pytest.MonkeyPatch, total: int, limit: int | None, used: int, level: str, text: str
+) -> None:
+    memory = SimpleNamespace(total=total, available=total * 3 // 4)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor_environment, "memory_limit_bytes", lambda: limit)
+    monkeypatch.setattr(doctor_environment, "memory_used_bytes", lambda: used)
+    (found,) = doctor_environment.memory_findings()
+    assert (found.level, found.text) == (level, text)
 
 
 def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtune.doctor.facts import Facts
-from kvtune.doctor.model import ModelReport, floor_of
+from kvtune.doctor.model import ModelReport, floor_of, given, read_config, with_state_rule
+from kvtune.doctor.rules import states_in_float32
 from kvtune.engine import models
 from kvtune.layout.config import shape_of
-from kvtune.layout.plan import CPU, plan_per_layer
+from kvtune.layout.plan import cpu_backend, plan_per_layer
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -21,8 +21,11 @@ QWEN3_NEXT = Path(__file__).parents[1] / "layout" / "configs" / "qwen3-next-80b-
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Facts]:
-    """What the doctor's child process finds, here in this process: vLLM is loaded once for all tests."""
+def facts(tmp_path_factory: pytest.TempPathFactory, avx512_bf16: bool) -> dict[str, Facts]:
+    """What the doctor's child process finds, here in this process: vLLM is loaded once for all tests.
+
+    All tests of this file run for a CPU without AVX-512 BF16 and for one with it.
+    """
     pytest.importorskip("vllm")
     from kvtune.doctor.child import facts_of
 
@@ -35,18 +38,23 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Facts]:
         "tiny-gemma3": ("tiny-gemma3", []),
         "tiny-qwen3next": ("tiny-qwen3next", []),
         "raised": ("tiny-qwen3next", ["--block-size", "64"]),
+        "asked": ("tiny-qwen3next", ["--mamba-ssm-cache-dtype", "bfloat16"]),
         "real": (str(real), ["--enable-prefix-caching"]),
     }
     return {
-        name: facts_of({"model": model, "args": args, "given": {}}) for name, (model, args) in asked.items()
+        name: facts_of({"model": model, "args": args, "given": given(args)})
+        for name, (model, args) in asked.items()
     }
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-qwen3next"])
-def test_the_planner_agrees_with_vllm(facts: dict[str, Facts], name: str) -> None:
+def test_the_planner_agrees_with_vllm(facts: dict[str, Facts], name: str, avx512_bf16: bool) -> None:
     found = facts[name]
     dtype = "bfloat16" if name == "tiny-qwen3next" else "float32"
-    plan = plan_per_layer(shape_of(models.config(name), name, dtype=dtype), CPU)
+    backend = cpu_backend(avx512_bf16)
+    shape = shape_of(models.config(name), name, dtype=dtype, float32_states=backend.float32_states)
+    plan = plan_per_layer(shape, backend)
+    assert found.avx512_bf16 is avx512_bf16
     assert plan.block_tokens == found.block_tokens
     assert plan.groups == len(found.groups)
     assert plan.block_bytes == found.block_bytes
@@ -54,28 +62,59 @@ def test_the_planner_agrees_with_vllm(facts: dict[str, Facts], name: str) -> Non
     assert plan.shape.state_bytes * plan.shape.state_layers == ModelReport(found, None).state_bytes
 
 
-def test_a_request_only_raises_the_block(facts: dict[str, Facts]) -> None:
-    shape = shape_of(models.config("tiny-qwen3next"), dtype="bfloat16")
-    assert facts["raised"].block_tokens == plan_per_layer(shape, CPU, 64).block_tokens > 64
+def test_a_request_only_raises_the_block(facts: dict[str, Facts], avx512_bf16: bool) -> None:
+    backend = cpu_backend(avx512_bf16)
+    shape = shape_of(models.config("tiny-qwen3next"), dtype="bfloat16", float32_states=backend.float32_states)
+    assert facts["raised"].block_tokens == plan_per_layer(shape, backend, 64).block_tokens > 64
+
+
+@pytest.mark.parametrize(("name", "bf16", "float32"), [("tiny-qwen3next", 256, 384), ("real", 640, 1152)])
+def test_the_rule_for_states_is_named_where_it_raises_the_block(
+    facts: dict[str, Facts], name: str, bf16: int, float32: int, avx512_bf16: bool
+) -> None:
+    found = with_state_rule(facts[name])
+    assert found.block_tokens == (float32 if avx512_bf16 else bf16)
+    assert found.state_dtype == ("float32" if avx512_bf16 else "bfloat16")
+    said = list(states_in_float32(found))
+    assert [f.hint for f in said] == (
+        [f"--mamba-ssm-cache-dtype bfloat16 gives blocks of {bf16}"] if avx512_bf16 else []
+    )
+    # Where vLLM is missing, the planner says the same, and what it took for granted.
+    planned = read_config(found.model, ["--enable-prefix-caching"], "cpu")
+    assert (planned.block_tokens, planned.state_dtype) == (found.block_tokens, found.state_dtype)
+    assert ("so recurrent states in float32" in planned.assumed) is avx512_bf16
+    assert planned.assumed.startswith("this machine's CPU, with")
+
+
+def test_the_flag_that_doctor_names_does_what_it_says(facts: dict[str, Facts]) -> None:
+    found = with_state_rule(facts["asked"])
+    assert (found.block_tokens, found.state_dtype) == (256, "bfloat16")
+    assert not list(states_in_float32(found))
+
+
+def test_models_without_states_have_no_rule(facts: dict[str, Facts]) -> None:
+    for name in ("tiny-llama", "tiny-gemma3"):
+        found = with_state_rule(facts[name])
+        assert found.state_dtype == "" and not list(states_in_float32(found))
 
 
 def hits(visits: Any) -> dict[int, list[int]]:
     return {visit.prefix_tokens: visit.hit_tokens for visit in visits}
 
 
-def test_qwen3_next_says_which_prefix_can_hit_and_why(facts: dict[str, Facts]) -> None:
+def test_qwen3_next_says_which_prefix_can_hit_and_why(facts: dict[str, Facts], avx512_bf16: bool) -> None:
     found = facts["real"]
+    block = 1152 if avx512_bf16 else 640
     floor = floor_of(found)
     assert floor is not None
-    shape = shape_of(json.loads(QWEN3_NEXT.read_text()))
-    assert floor.tokens == found.block_tokens == plan_per_layer(shape, CPU).block_tokens == 640
+    assert floor.tokens == found.block_tokens == block
     assert "must hold one state" in floor.why
     replayed = hits(found.shared_prefix)
     assert replayed[floor.tokens - 1] == [0, 0, 0, 0]
-    assert replayed[floor.tokens] == [0, 640, 640, 640]
+    assert replayed[floor.tokens] == [0, block, block, block]
     assert (floor.first_visit, floor.last_first_visit) == (2, 3)
     assert hits(found.resent)[floor.tokens] == [0, 0]
-    assert hits(found.resent)[floor.tokens + 1] == [0, 640]
+    assert hits(found.resent)[floor.tokens + 1] == [0, block]
 
 
 def test_windows_hit_from_the_third_visit(facts: dict[str, Facts]) -> None:

@@ -1,10 +1,11 @@
 """The real engine and the simulated one, step by step: same blocks in every step, same hits of every request.
 
-One engine start for all: some 20 s, and half as long to compute the workloads with both cores.
+One engine start for all of tiny-gemma3: some 20 s, and half as long to compute the workloads with both cores.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +66,22 @@ def test_every_step_and_every_hit_is_the_engines(
 def test_both_cores_were_compared(compared: list[dict[str, Any]]) -> None:
     pools = {c["core"]: c["pool"] for c in compared}
     assert pools["stock"] == "BlockPool" and pools["kvtune"] != "BlockPool"
+
+
+# A hybrid's block holds a whole state: 256 tokens, or 384 where the CPU's rule keeps states in float32.
+STATES = ["--max-num-batched-tokens", "1024", "--max-num-seqs", "16", "--max-model-len", "2400"]
+STATE_CASES = [
+    ("rounds:prefixes=2,prefix=1200,suffix=40,output=4,rounds=3", 60),
+    ("chat:sessions=3,turns=3,system=64,first=700,user=40,output=20", 40),
+]
+
+
+def test_states_of_either_type_are_replayed_step_by_step(tmp_path: Path, avx512_bf16: bool) -> None:
+    cases = [{"workload": work, "blocks": blocks} for work, blocks in STATE_CASES]
+    job = {"model": "tiny-qwen3next", "cores": ["stock", "kvtune"], "args": STATES, "cases": cases}
+    found = lockstep(tmp_path, job)["cases"]
+    assert len(found) == 4
+    for case in found:
+        assert case["block"] == (384 if avx512_bf16 else 256)
+        assert case["hits"][0] == case["hits"][1] and sum(case["hits"][0]) > 0
+        assert case["digests"][0] == case["digests"][1] and len(case["digests"][0]) > 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kvtune.engine.models import NAMES
 from kvtune.engine.profile import ProfileJob, check_output, reserve, run_name
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.run.scratch import LOCK
 from kvtune.workload.spec import build
 
 
@@ -147,8 +149,10 @@ def test_runs_that_begin_in_the_same_second_have_files_of_their_own(
     job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: reserve(job), range(8)))
-    assert len({folder for folder, _ in found}) == len({path for _, path in found}) == 8
-    for folder, _ in found:
+    assert len({folder for folder, _, _ in found}) == len({path for _, path, _ in found}) == 8
+    for folder, _, lock in found:
+        os.close(lock)
+        (folder / LOCK).unlink()
         folder.rmdir()
     (tmp_path / "tiny-opt_decode_kvtune_20261121-120000.kvrun").write_bytes(b"")
     assert reserve(job)[1].name == "tiny-opt_decode_kvtune_20261121-120000-2.kvrun"
@@ -163,3 +167,18 @@ def test_processes_begin_as_those_of_vllm_serve_unless_told(
         monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", given)
     job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"))
     assert profile_module._environment(job, offline=True)["VLLM_WORKER_MULTIPROC_METHOD"] == used
+
+
+def test_a_killed_runs_work_folder_is_removed_by_the_next_run_and_a_living_ones_is_not(
+    tmp_path: Path,
+) -> None:
+    job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
+    killed, _, lock = reserve(job)
+    (killed / "ring").touch()
+    os.close(lock)  # as the kernel does
+    alive, _, held = reserve(job)
+    third, _, another = reserve(job)
+    assert not (killed / "ring").exists()
+    assert alive.is_dir() and third.is_dir()
+    for lock in (held, another):
+        os.close(lock)

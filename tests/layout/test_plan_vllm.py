@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.layout.config import shape_of
-from kvtune.layout.plan import CPU, GPU, Backend, plan_per_layer
+from kvtune.layout.config import shape_of, state_dtype_of
+from kvtune.layout.plan import GPU, Backend, cpu_backend, plan_per_layer
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -23,7 +23,9 @@ UNSUPPORTED = {"bamba-9b"}  # vLLM dropped the class in 0.23
 NEED_TORCHVISION = {"qwen3.5-27b"}  # vLLM's module imports the image processor
 
 
-def vllm_answer(folder: Path, backend: Backend, block_size: int | None) -> tuple[int, list[tuple[Any, str]]]:
+def vllm_answer(
+    folder: Path, backend: Backend, block_size: int | None, state_dtype: str = "auto"
+) -> tuple[int, list[tuple[Any, str]]]:
     """Effective block size and (shape, dtype) of each state tensor, from vLLM's code for this config."""
     pytest.importorskip("vllm")
     from vllm.engine.arg_utils import EngineArgs
@@ -51,6 +53,7 @@ def vllm_answer(folder: Path, backend: Backend, block_size: int | None) -> tuple
         load_format="dummy",
         enable_prefix_caching=True,
         max_model_len=2048,
+        mamba_ssm_cache_dtype=state_dtype,
     )
     config = args.create_engine_config()
     cache = config.cache_config
@@ -80,15 +83,52 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
-def test_block_size_is_vllms(path: Path, tmp_path: Path) -> None:
+def test_block_size_is_vllms(path: Path, tmp_path: Path, avx512_bf16: bool) -> None:
+    """On a CPU with and without AVX-512 BF16; a GPU's platform has no such rule, as this CPU's has not without it."""
+    config = usable(path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cpu = cpu_backend(avx512_bf16)
+    for backend, asked in ((cpu, None), (cpu, 64)) if avx512_bf16 else ((GPU, None), (GPU, 64), (cpu, None)):
+        shape = shape_of(config, path.stem, float32_states=backend.float32_states)
+        block, states = vllm_answer(tmp_path, backend, asked)
+        assert plan_per_layer(shape, backend, asked).block_tokens == block
+        assert [tuple(state.shape) for state in shape.states] == [tuple(s) for s, _ in states]
+        named = state_dtype_of(config, float32_states=backend.float32_states)
+        assert f"torch.{named}" == (states[-1][1] if states else "torch.")
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("asked", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3-next-80b-a3b",
+        "granite-4.0-h-small",
+        "nemotron-h-8b",
+        "falcon-h1-0.5b",
+        "jamba-1.5-mini",
+        "zamba2-2.7b",
+    ],
+)
+def test_an_asked_state_type_is_kept_where_vllm_keeps_it(
+    name: str, asked: str, tmp_path: Path, avx512_bf16: bool
+) -> None:
+    """On a CPU with AVX-512 BF16 Falcon-H1's states are float32 whatever is asked; the others keep what is asked."""
+    config = usable(CONFIGS / f"{name}.json")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    backend = cpu_backend(avx512_bf16)
+    shape = shape_of(config, name, state_dtype=asked, float32_states=backend.float32_states)
+    block, states = vllm_answer(tmp_path, backend, None, asked)
+    assert plan_per_layer(shape, backend).block_tokens == block
+    named = state_dtype_of(config, state_dtype=asked, float32_states=backend.float32_states)
+    assert f"torch.{named}" == states[-1][1]
+
+
+def usable(path: Path) -> dict[str, Any]:
+    """The config, or a skip where this vLLM cannot load the model's class."""
     if path.stem in UNSUPPORTED:
         pytest.skip("vLLM 0.32 has no class for this model")
     if path.stem in NEED_TORCHVISION:
         pytest.importorskip("torchvision")
-    config = json.loads(path.read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    shape = shape_of(config, path.stem)
-    for backend, asked in ((GPU, None), (GPU, 64), (CPU, None)):
-        block, states = vllm_answer(tmp_path, backend, asked)
-        assert plan_per_layer(shape, backend, asked).block_tokens == block
-        assert [tuple(state.shape) for state in shape.states] == [tuple(s) for s, _ in states]
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kvtune.analysis.comparison.measures import MEASURES, Columns, Measure, Statistic
 from kvtune.analysis.spread import CONFIDENCE
 from kvtune.analysis.summary import summary
+from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
 
 Verdict = Literal["better", "worse", "no difference shown"]
@@ -64,7 +65,11 @@ class Comparison:
 def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
     """Checked fields that differ; the core and the engine's settings may, they are what runs are compared for."""
     pairs = zip(_checked(a).items(), _checked(b).values(), strict=True)
-    return tuple(Mismatch(field, left, right) for (field, left), right in pairs if left != right)
+    found = [Mismatch(field, left, right) for (field, left), right in pairs if left != right]
+    states = _states(a), _states(b)
+    if all(states) and states[0].split()[0] != states[1].split()[0]:
+        found.append(Mismatch("recurrent states", *states))
+    return tuple(found)
 
 
 def compare(a: Run, b: Run, *, seed: int = 0) -> Comparison:
@@ -99,6 +104,17 @@ def _checked(run: Run) -> dict[str, str]:
         "device": " ".join(filter(None, (h.engine.device, h.engine.device_name))),
         "python": h.python,
     }
+
+
+def _states(run: Run) -> str:
+    """The type of recurrent states where vLLM's platform chose it, by the CPU; empty where a person did, or unknown."""
+    h = run.header
+    if any(a.replace("_", "-").startswith(("--mamba-ssm-cache-dtype", "--dtype")) for a in h.engine.args):
+        return ""
+    dtype, has = state_dtype(h.engine), h.host.avx512_bf16
+    if not dtype or has is None:
+        return dtype
+    return f"{dtype} (CPU {'with' if has else 'without'} AVX-512 BF16)" if h.engine.device == "cpu" else dtype
 
 
 def _figure(m: Measure, a: Run, b: Run, left: float | None, right: float | None, seed: int) -> Figure:

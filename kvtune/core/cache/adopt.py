@@ -84,16 +84,16 @@ def adopt(manager: Any, settings: CoreSettings) -> None:
     policy = effective_policy(settings, bool(windows))
     if policy == "lru" and not (windows and settings.pinning):
         # Stock's own queue is exactly this, at no cost.
-        state.part("pool", True, "least recently used: stock's own queue")
-        state.part("pinning", False, "" if windows else "no sliding-window groups")
+        state.part("pool", True)
+        state.part("pinning", False, _missed_windows(settings, windows))
         state.part("reuse", False)
         return
 
     pool.__class__ = TieredPool
     pool.adopt_tiers(policy, settings)
-    state.part("pool", True, f"policy {policy}")
+    state.part("pool", True)
     state.part("reuse", settings.reuse and policy in ("tiered", "two_class"))
-    state.part("pinning", bool(windows) and settings.pinning)
+    state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows))
     if settings.pinning and windows:
         for group in windows:
             group.__class__ = window.KeepingWindowManager
@@ -102,6 +102,14 @@ def adopt(manager: Any, settings: CoreSettings) -> None:
             manager.__class__ = KeepingManager
             manager.keeps_output = tuple(windows)
     state.gauge(pool.counters)
+
+
+def _missed_windows(settings: CoreSettings, windows: list[Any]) -> str:
+    """What a reader must know where one of pinning's knobs was set and there is nothing to pin."""
+    asked = settings.changed().keys() & {"pin_window", "slack", "min_drop", "windows", "output_window"}
+    return (
+        f"no sliding-window groups: {', '.join(sorted(asked))} does nothing" if asked and not windows else ""
+    )
 
 
 def effective_policy(settings: CoreSettings, has_windows: bool) -> str:

@@ -78,6 +78,7 @@ def _recipe(
         model=bench.model,
         device=engine.get("device", ""),
         device_name=engine.get("device_name", ""),
+        state_dtype=engine.get("state_dtype", ""),
         vllm=bench.vllm,
         kvtune=__version__,
         python=summary.get("python", ""),

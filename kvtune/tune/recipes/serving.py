@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 import msgspec
 
 from kvtune.engine.resolve import resolve
 from kvtune.errors import UsageError
 from kvtune.recipe import Recipe, engine_flags
+from kvtune.run.scratch import PREFIX
 from kvtune.tune.recipes.shelf import load
 from kvtune.tune.recipes.verify import refuse_foreign
 from kvtune.tune.trials.trial import flag_value
@@ -53,7 +55,7 @@ def serving(
     environment = {
         **environ,
         "KVTUNE_CORE": "kvtune",
-        "KVTUNE_METRICS_DIR": tempfile.mkdtemp(prefix="kvtune-serve-"),
+        "KVTUNE_METRICS_DIR": str(Path(tempfile.gettempdir()) / f"{PREFIX}serve-{token_hex(6)}"),
     }
     environment.pop("KVTUNE_RECIPE", None)
     environment["KVTUNE_SET"] = msgspec.json.encode(recipe.core if recipe is not None else {}).decode()

@@ -71,7 +71,8 @@ def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
         head.replace("\n", " "),
         "# source this file before each `vllm serve --config config.yaml`; kvtune must be installed beside vLLM",
         "export KVTUNE_CORE=kvtune",
-        'KVTUNE_METRICS_DIR="$(mktemp -d "${TMPDIR:-/tmp}/kvtune-serve-XXXXXX")"  # counters, shown on /metrics',
+        "# Counters, shown on /metrics: the server makes the folder and removes it.",
+        'KVTUNE_METRICS_DIR="${TMPDIR:-/tmp}/kvtune-serve-$$-$(date +%s%N)"',
         "export KVTUNE_METRICS_DIR",
         f"export KVTUNE_SET={_shell(json.dumps(recipe.core, sort_keys=True))}",
     ]

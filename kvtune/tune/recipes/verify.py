@@ -18,11 +18,11 @@ from kvtune.recipe import Recipe, differences
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import bench_of
-from kvtune.tune.space.model import installed_device
+from kvtune.tune.space.model import installed_device, installed_state_dtype
 from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
-from kvtune.tune.trials.trial import Bench, Trial
+from kvtune.tune.trials.trial import Bench, Trial, flag_value
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 
@@ -30,6 +30,20 @@ from kvtune.workload.types import Workload
 def expired(recipe: Recipe) -> list[str]:
     """Versions that are not those of the evidence: what was found then need not hold now."""
     return differences(recipe, vllm=check_engine(), kvtune=__version__)
+
+
+def other_states(recipe: Recipe) -> list[str]:
+    """Where this machine's vLLM keeps recurrent states in another type: other blocks, so other hits. Not refused."""
+    about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
+    if about.device and about.device != installed_device():
+        return []
+    given = [str(flag) for flag in flags]
+    here = installed_state_dtype(
+        about.model,
+        dtype=flag_value(given, "dtype"),
+        state_dtype=flag_value(given, "mamba-ssm-cache-dtype"),
+    )
+    return differences(recipe, state_dtype=here)
 
 
 def refuse_foreign(recipe: Recipe, where: str, anyway: bool, *, model: str = "") -> None:
@@ -59,6 +73,8 @@ def state_of(recipe: Recipe) -> dict[str, str]:
     about = recipe.recipe
     told = expired(recipe)
     state = f"expired: {', '.join(told)}" if told else about.status
+    if other := other_states(recipe):
+        state += f", made with {other[0]}"
     if about.device and about.device != (here := installed_device()):
         state = f"for another device than this {here}, {state}"
     return {"model": about.model, "device": about.device, "state": state}
@@ -84,8 +100,12 @@ def verify(
             "restore its trace file, or tune again",
         )
     if recipe.recipe.status == "simulated":
-        return _in_simulation(bench, settings, by)
-    return _on_engine(bench, settings, by, workload, rounds, output, say)
+        found = _in_simulation(bench, settings, by)
+    else:
+        found = _on_engine(bench, settings, by, workload, rounds, output, say)
+    other = other_states(recipe)
+    told = f"; it was made with {other[0]}: blocks and hits differ from its evidence" if other else ""
+    return {**found, "text": found["text"] + told, "differences": other}
 
 
 def _on_engine(

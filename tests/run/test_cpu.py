@@ -1,0 +1,51 @@
+"""What the CPU can do is read from the kernel, or said by a variable; nothing else is believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtune.errors import UsageError
+from kvtune.run import cpu
+from kvtune.run.cpu import VARIABLE, avx512_bf16
+from kvtune.run.machine import this_host
+
+GENOA = "processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t\t: fpu avx512f avx512_bf16 sse\n\n"
+ROME = "processor\t: 0\nmodel name\t: AMD EPYC 7742\nflags\t\t: fpu avx2 sse\n\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd bf16\n"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file that stands in for the kernel's, and no variable."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
+    return tmp_path / "cpuinfo"
+
+
+@pytest.mark.parametrize(("text", "has"), [(GENOA, True), (ROME, False), (ARM, False), ("", False)])
+def test_the_kernels_flags_decide(asked: Path, text: str, has: bool) -> None:
+    asked.write_text(text)
+    assert avx512_bf16() is has
+    assert this_host().avx512_bf16 is has
+
+
+def test_a_machine_that_does_not_say_has_none(asked: Path) -> None:
+    assert not asked.exists()
+    assert avx512_bf16() is False
+
+
+@pytest.mark.parametrize(("value", "has"), [("0", False), ("1", True)])
+def test_the_variable_answers_in_the_cpus_place(
+    asked: Path, monkeypatch: pytest.MonkeyPatch, value: str, has: bool
+) -> None:
+    asked.write_text(ROME if has else GENOA)
+    monkeypatch.setenv(VARIABLE, value)
+    assert avx512_bf16() is has
+
+
+def test_another_value_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "yes")
+    with pytest.raises(UsageError, match=VARIABLE):
+        avx512_bf16()

@@ -1,0 +1,31 @@
+"""The type of recurrent states is read from what every run file holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvtune.run.states import state_dtype
+from kvtune.run.types import EngineInfo
+
+
+def specs(*dtypes: str) -> dict[str, Any]:
+    """Captured specs: attention, and a state whose tensors have these types."""
+    state = {"$spec": "MambaSpec", "fields": {"dtypes": {"$tuple": [{"$dtype": d} for d in dtypes]}}}
+    attention = {"$spec": "FullAttentionSpec", "fields": {"dtype": {"$dtype": "bfloat16"}}}
+    return {"specs": [attention, state] if dtypes else [attention]}
+
+
+@pytest.mark.parametrize(
+    ("kv_specs", "found"),
+    [
+        (specs("bfloat16", "float32"), "float32"),
+        (specs("bfloat16", "bfloat16"), "bfloat16"),
+        (specs("float16"), "float16"),
+        (specs(), ""),
+        ({}, ""),
+    ],
+)
+def test_the_last_tensor_of_a_state_decides(kv_specs: dict[str, Any], found: str) -> None:
+    assert state_dtype(EngineInfo(kv_specs=kv_specs)) == found

@@ -92,6 +92,6 @@ class Leaper:
             request = rows.requests[i]
             computed = request.num_computed_tokens
             manager.cache_blocks(request, computed)
-            manager._quiet.pop(request.request_id, None)
-            event = next_event(request, scheduler._quiet(request), 0, scheduler.max_model_len)
+            manager.noop_limits.pop(request.request_id, None)
+            event = next_event(request, scheduler.steady_limits(request), 0, scheduler.max_model_len)
             cohort.due[i] = cohort.scheduled + max(1, event - computed + 1)

@@ -22,7 +22,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
-from kvtune.core.steps.steady import PREEMPTED, Cohort, Rows, gather, owes_more, unfit
+from kvtune.core.steps.steady import Cohort, Rows, carries_extras, gather, is_finished, is_plain_decode
 from kvtune.sim.fast.stride import Strider
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Mixer:
         scheduler = self._scheduler
         if (
             scheduler.steady_off
-            or scheduler._placed
+            or scheduler.steady_placed
             or scheduler._pause_state is not PauseState.UNPAUSED
             or len(scheduler.running) < FEWEST
         ):
@@ -106,15 +106,15 @@ class Mixer:
         """The running requests, from the first on, that are plain decodes; kept by the scheduler from step to step."""
         scheduler = self._scheduler
         running: list[Any] = scheduler.running
-        cohort: Cohort | None = scheduler._cohort
+        cohort: Cohort | None = scheduler.steady_cohort
         if cohort is not None:
-            alive = [request for request in cohort.running if request.status <= PREEMPTED]
-            if not alive or running[: len(alive)] != alive or not cohort.follow(alive):
+            alive = [request for request in cohort.running if not is_finished(request)]
+            if not alive or running[: len(alive)] != alive or not cohort.sync(alive):
                 cohort = None
         begin = len(cohort.rows) if cohort is not None else 0
         more = list(takewhile(_plain, running[begin:]))
         if more:
-            found = gather(more, scheduler._quiet, scheduler.max_model_len, scheduler.hash_block_size)
+            found = gather(more, scheduler.steady_limits, scheduler.max_model_len, scheduler.hash_block_size)
             if not isinstance(found, Cohort):
                 return None
             cohort = found if cohort is None else _join(cohort, found)
@@ -123,16 +123,16 @@ class Mixer:
                 cohort = None
             else:
                 self._looked_at = cohort.rows
-        scheduler._cohort = cohort
+        scheduler.steady_cohort = cohort
         return cohort
 
     def _step(self, cohort: Cohort, others: Callable[[int], Any]) -> Any:
         scheduler, rows = self._scheduler, cohort.rows
         count = len(rows)
         begun = [request.num_computed_tokens for request in rows.requests]
-        blocks = scheduler._at_events(cohort) if count < self._room() else None
+        blocks = scheduler.allocate_steady_blocks(cohort) if count < self._room() else None
         if blocks is None:
-            scheduler._cohort = None
+            scheduler.steady_cohort = None
             return None
         output = others(count)
         cohort.scheduled += 1
@@ -148,7 +148,7 @@ class Mixer:
         if stopping:
             result = _with_rows(rows, stopping, output, result)
         scheduler.prev_step_scheduled_req_ids.update(rows.ids)
-        scheduler._last_rows = None
+        scheduler.steady_last_rows = None
         return self._update(output, result)
 
     def _room(self) -> int:
@@ -187,7 +187,7 @@ class Mixer:
             if i not in stopping:
                 output.append(0)
                 tokens.append(0)
-        for i in cohort.to_hash(rows).tolist():
+        for i in cohort.completing_blocks(rows).tolist():
             if i not in stopping:
                 rows.requests[i].update_block_hashes()
         for i in stopping:
@@ -208,7 +208,7 @@ class Mixer:
 
 
 def _plain(request: Any) -> bool:
-    return not unfit(request, 0) and not owes_more(request)
+    return is_plain_decode(request, 0) and not carries_extras(request)
 
 
 def _join(cohort: Cohort, more: Cohort) -> Cohort:

@@ -111,7 +111,7 @@ def lone_group(scheduler: Any) -> Any:
         return None
     group = groups[0]
     plain = not group._record_new_block_ids and group.block_size == scheduler.hash_block_size
-    return group if plain and hasattr(manager, "_quiet") else None
+    return group if plain and hasattr(manager, "noop_limits") else None
 
 
 def adopt_events(scheduler: Any) -> None:
@@ -124,7 +124,7 @@ def adopt_events(scheduler: Any) -> None:
 
     def allocate(request: Any) -> Any:
         name = request.request_id
-        manager._quiet.pop(name, None)
+        manager.noop_limits.pop(name, None)
         blocks, upto = blocks_of[name], request.num_computed_tokens + 1
         new = pool.get_new_blocks(1) if upto > len(blocks) * size else []
         blocks.extend(new)
@@ -133,4 +133,4 @@ def adopt_events(scheduler: Any) -> None:
             manager.cache_blocks(request, upto)
         return manager.create_kv_cache_blocks((new,))
 
-    scheduler._allocate = allocate
+    scheduler.steady_allocate = allocate

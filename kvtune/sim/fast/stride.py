@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvtune.core.steps.steady import owes_more
+from kvtune.core.steps.steady import carries_extras
 from kvtune.probe.digest import digest
 from kvtune.sim.fast.leap import Leaper
 from kvtune.sim.fast.pool import lone_group
@@ -59,18 +59,18 @@ class Strider:
         if not isinstance(engine.model_executor, SimExecutor):
             return False
         off = getattr(engine.scheduler, "steady_off", "another scheduler")
-        return not off and engine.batch_queue is None and not engine.scheduler._runs_ahead
+        return not off and engine.batch_queue is None and not engine.scheduler.steady_runs_ahead
 
     def run(self) -> bool:
         scheduler = self._scheduler
         if scheduler.steady_off:
             return False
-        cohort = scheduler._lockstep()
+        cohort = scheduler.find_steady_cohort()
         if cohort is None or cohort.stop_table is not None:
             return False
         rows = cohort.rows
         if rows.fresh:
-            rows.fresh = any(map(owes_more, rows.requests))
+            rows.fresh = any(map(carries_extras, rows.requests))
         if rows.fresh or (rows.eos >= 0).any():
             return False
         left = int(rows.stop_at.min()) - cohort.updated - 1
@@ -82,10 +82,10 @@ class Strider:
         scheduler.current_step += taken
         # The first of these steps would have told the workers.
         scheduler.finished_req_ids, scheduler.reset_preempted_req_ids = set(), set()
-        if rows is not scheduler._last_rows:
+        if rows is not scheduler.steady_last_rows:
             scheduler.prev_step_scheduled_req_ids.clear()
             scheduler.prev_step_scheduled_req_ids.update(rows.ids)
-            scheduler._last_rows = rows
+            scheduler.steady_last_rows = rows
         return True
 
     def _leap(self, cohort: Any, most: int) -> int:
@@ -125,7 +125,7 @@ class Strider:
                 for i in (cohort.due <= cohort.scheduled + 1).nonzero()[0].tolist():
                     _catch_up(rows, i, step - done[i])
                     done[i] = step
-                blocks = scheduler._at_events(cohort)
+                blocks = scheduler.allocate_steady_blocks(cohort)
                 if blocks is None:
                     break
                 free = pool.get_num_free_blocks()

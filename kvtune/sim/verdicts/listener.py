@@ -105,7 +105,7 @@ class LookupListener:
             self._busy = (request.request_id, "decode")
             return original(request)
 
-        scheduler._allocate = allocate
+        scheduler.steady_allocate = allocate
 
     def _wrap_end(self, manager: Any) -> None:
         # With async scheduling a request's blocks are popped now and freed later.

@@ -1,7 +1,7 @@
 """Until when does a decoding request need nothing from the KV cache manager? Runs in EngineCore.
 
-`quiet_until` answers it in closed form from the managers' own state; between a request's events `allocate_slots` of
-stock is a no-op that returns the empty block list, so `QuietSlots` returns that one immutable object at once.
+`noop_limits` answers it in closed form from the managers' own state; between a request's events `allocate_slots` of
+stock is a no-op that returns the empty block list, so `NoopSlots` returns that one immutable object at once.
 The limits only ever err on the early side: then stock's code runs, does nothing and the limits are taken anew.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NEVER = 1 << 60
 
 
-class Quiet(NamedTuple):
+class NoopLimits(NamedTuple):
     """Nothing happens while all of it holds for a request's next step of one token.
 
     | limit | holds while | else |
@@ -37,7 +37,7 @@ class Quiet(NamedTuple):
     echo: int
 
 
-def quiet_until(manager: KVCacheManager, request: Request) -> Quiet:
+def noop_limits(manager: KVCacheManager, request: Request) -> NoopLimits:
     """The limits of a running request, from the state of its groups' managers."""
     request_id = request.request_id
     processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
@@ -62,7 +62,7 @@ def quiet_until(manager: KVCacheManager, request: Request) -> Quiet:
             whole = (request.num_prompt_tokens - 1) // size
             if group.enable_caching and 0 < whole <= len(blocks) and not blocks[whole - 1].is_null:
                 echo = max(echo, (whole + 1) * size)
-    return Quiet(slots, cached, window, echo)
+    return NoopLimits(slots, cached, window, echo)
 
 
 def _state_kept_until(group: Any, request_id: str, blocks: Sequence[Any]) -> int:
@@ -75,7 +75,7 @@ def _state_kept_until(group: Any, request_id: str, blocks: Sequence[Any]) -> int
     return until
 
 
-def understands(manager: KVCacheManager) -> str:
+def why_unsupported(manager: KVCacheManager) -> str:
     """Why the closed form does not hold for this engine's managers; empty when it does."""
     from vllm.v1.core.single_type_kv_cache_manager import (
         FullAttentionManager,
@@ -105,16 +105,16 @@ def understands(manager: KVCacheManager) -> str:
     return ""
 
 
-class QuietSlots:
+class NoopSlots:
     """Mixin in front of a KVCacheManager class: `allocate_slots` costs next to nothing between a request's events."""
 
-    _quiet: dict[str, Quiet]
+    noop_limits: dict[str, NoopLimits]
 
     def allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **options: Any) -> Any:
         manager: Any = self
         if num_new_tokens != 1 or args or options != ONE_DECODE:
             return super().allocate_slots(request, num_new_tokens, *args, **options)  # type: ignore[misc]
-        limits = self.quiet(request)
+        limits = self.limits_of(request)
         computed = request.num_computed_tokens
         if (
             computed < limits.slots
@@ -127,8 +127,8 @@ class QuietSlots:
     def allocate_at_event(self, request: Any) -> Any:
         """`allocate_slots` of one token where something is to be done; the limits are taken anew when next asked."""
         manager: Any = self
-        limits = self.quiet(request)
-        del self._quiet[request.request_id]
+        limits = self.limits_of(request)
+        del self.noop_limits[request.request_id]
         computed = request.num_computed_tokens
         if computed < limits.slots and computed - request.num_in_flight_tokens < limits.window:
             # A full block is to be hashed, and nothing else.
@@ -136,19 +136,19 @@ class QuietSlots:
             return manager.empty_kv_cache_blocks
         return super().allocate_slots(request, 1, **ONE_DECODE)  # type: ignore[misc]
 
-    def quiet(self, request: Any) -> Quiet:
+    def limits_of(self, request: Any) -> NoopLimits:
         """The limits of a request, remembered until its next event."""
-        limits = self._quiet.get(request.request_id)
+        limits = self.noop_limits.get(request.request_id)
         if limits is None:
-            limits = self._quiet[request.request_id] = quiet_until(self, request)
+            limits = self.noop_limits[request.request_id] = noop_limits(self, request)
         return limits
 
     def free(self, request: Any) -> None:
-        self._quiet.pop(request.request_id, None)
+        self.noop_limits.pop(request.request_id, None)
         super().free(request)  # type: ignore[misc]
 
     def pop_blocks_for_free(self, request: Any) -> Any:
-        self._quiet.pop(request.request_id, None)
+        self.noop_limits.pop(request.request_id, None)
         return super().pop_blocks_for_free(request)  # type: ignore[misc]
 
 
@@ -156,12 +156,12 @@ ONE_DECODE = {"num_lookahead_tokens": 0}
 
 
 @cache
-def with_quiet_slots(manager_class: type[Any]) -> type[Any]:
-    """The subclass of a KVCacheManager class that has QuietSlots in front."""
-    return type(f"Quiet{manager_class.__name__}", (QuietSlots, manager_class), {"__module__": __name__})
+def with_noop_slots(manager_class: type[Any]) -> type[Any]:
+    """The subclass of a KVCacheManager class that has NoopSlots in front."""
+    return type(f"NoopLimits{manager_class.__name__}", (NoopSlots, manager_class), {"__module__": __name__})
 
 
 def adopt(manager: KVCacheManager) -> None:
-    """Put QuietSlots in front of a manager that vLLM (and maybe the core's pool) has built."""
-    manager._quiet = {}
-    manager.__class__ = with_quiet_slots(type(manager))  # type: ignore[arg-type]
+    """Put NoopSlots in front of a manager that vLLM (and maybe the core's pool) has built."""
+    manager.noop_limits = {}
+    manager.__class__ = with_noop_slots(type(manager))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from kvtune.core import state
 from kvtune.core.steps import empty
-from kvtune.core.steps.steady import Cohort, gather, next_event, unfit
+from kvtune.core.steps.steady import Cohort, gather, is_plain_decode, next_event
 from kvtune.core.steps.update import SteadyUpdate
 
 
@@ -31,49 +31,49 @@ class SteadyDecode(SteadyUpdate):
         own: Any = self
         self.steady_off = why_not
         self.steady_steps = 0
-        self._runs_ahead = isinstance(self, AsyncScheduler)
+        self.steady_runs_ahead = isinstance(self, AsyncScheduler)
         manager = own.kv_cache_manager
         self._groups = manager.coordinator.single_type_managers
-        self._quiet: Callable[[Request], empty.Quiet] = getattr(manager, "quiet", None) or functools.partial(
-            empty.quiet_until, manager
-        )
-        self._allocate: Callable[[Request], Any] = getattr(
+        self.steady_limits: Callable[[Request], empty.NoopLimits] = getattr(
+            manager, "limits_of", None
+        ) or functools.partial(empty.noop_limits, manager)
+        self.steady_allocate: Callable[[Request], Any] = getattr(
             manager, "allocate_at_event", None
         ) or functools.partial(manager.allocate_slots, num_new_tokens=1)
         # Blocks given to requests by a step of ours that was then left to stock, which must still report them.
-        self._placed: dict[str, tuple[list[int], ...]] = {}
+        self.steady_placed: dict[str, tuple[list[int], ...]] = {}
         # A running request that was no plain decode when last looked at.
         self._unfit: Request | None = None
-        self._last_rows: Any = None
+        self.steady_last_rows: Any = None
         self._in_flight = deque()
         self._order = ([], None, None)
-        self._cohort = None
+        self.steady_cohort = None
         state.part("steady", not self.steady_off, self.steady_off)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if not (throttle_prefills or self.steady_off):
             try:
-                cohort = self._lockstep()
-                new_blocks = None if cohort is None else self._at_events(cohort)
+                cohort = self.find_steady_cohort()
+                new_blocks = None if cohort is None else self.allocate_steady_blocks(cohort)
             except Exception as error:
                 self._give_up(error)
                 cohort = new_blocks = None
             if cohort is not None and new_blocks is not None:
                 return self._decode_all(cohort, new_blocks)
-        self._cohort = None
+        self.steady_cohort = None
         output: SchedulerOutput = super().schedule(throttle_prefills)
-        if self._placed:
+        if self.steady_placed:
             self._report_placed(output)
         return output
 
-    def _lockstep(self) -> Cohort | None:
+    def find_steady_cohort(self) -> Cohort | None:
         """The cohort, when this step is a plain decode of all of it and nothing can be admitted."""
         own: Any = self
         running: list[Request] = own.running
         count = len(running)
         if not 0 < count <= min(own.max_num_scheduled_tokens, own.scheduler_config.max_num_batched_tokens):
             return None
-        if own._pause_state is not PauseState.UNPAUSED or self._placed:
+        if own._pause_state is not PauseState.UNPAUSED or self.steady_placed:
             return None
         # Also where it was bound after the scheduler was built; blocks that wait for a step are counted by stock's.
         if own.defer_block_free or own.connector is not None:
@@ -82,10 +82,10 @@ class SteadyDecode(SteadyUpdate):
             count + own.num_waiting_for_streaming_input < own.max_num_active_reqs
         ):
             return None
-        cohort = self._cohort
+        cohort = self.steady_cohort
         if (
             cohort is not None
-            and cohort.follow(running)
+            and cohort.sync(running)
             and cohort.rows.ids
             and cohort.rows.requests[0].num_output_placeholders == cohort.ahead
         ):
@@ -98,12 +98,12 @@ class SteadyDecode(SteadyUpdate):
         if (
             culprit is not None
             and culprit.status == RequestStatus.RUNNING
-            and unfit(culprit, culprit.num_output_placeholders)
+            and not is_plain_decode(culprit, culprit.num_output_placeholders)
         ):
             return None
-        found = gather(own.running, self._quiet, own.max_model_len, own.hash_block_size)
+        found = gather(own.running, self.steady_limits, own.max_model_len, own.hash_block_size)
         self._unfit = None if isinstance(found, Cohort) else found
-        if not isinstance(found, Cohort) or (found.ahead and not self._runs_ahead):
+        if not isinstance(found, Cohort) or (found.ahead and not self.steady_runs_ahead):
             return None
         if own.use_v2_model_runner:
             step = own.current_step + 1
@@ -111,10 +111,10 @@ class SteadyDecode(SteadyUpdate):
                 return None
         elif not own.prev_step_scheduled_req_ids.issuperset(found.rows.ids):
             return None
-        self._cohort = found
+        self.steady_cohort = found
         return found
 
-    def _at_events(self, cohort: Cohort) -> list[Any] | None:
+    def allocate_steady_blocks(self, cohort: Cohort) -> list[Any] | None:
         """New block ids (or None) of every row, by position; None when stock has to decide."""
         own: Any = self
         tick = cohort.scheduled + 1
@@ -134,7 +134,7 @@ class SteadyDecode(SteadyUpdate):
                 done.append(i)
                 continue
             events.append((i, request))
-            if computed >= self._quiet(request).slots:
+            if computed >= self.steady_limits(request).slots:
                 needed += len(self._groups)
         if needed > own.kv_cache_manager.block_pool.get_num_free_blocks():
             return None
@@ -143,20 +143,20 @@ class SteadyDecode(SteadyUpdate):
         own.kv_cache_manager.new_step_starts()
         new_blocks: list[Any] = [None] * len(rows)
         for i, request in events:
-            blocks = self._allocate(request)
+            blocks = self.steady_allocate(request)
             if blocks is None:
                 return None
             new_blocks[i] = block_ids = blocks.get_block_ids(allow_none=True)
             if block_ids is not None:
-                self._placed[request.request_id] = block_ids
-            event = next_event(request, self._quiet(request), ahead, own.max_model_len)
+                self.steady_placed[request.request_id] = block_ids
+            event = next_event(request, self.steady_limits(request), ahead, own.max_model_len)
             cohort.due[i] = tick + max(1, event - request.num_computed_tokens)
         if done:
             # Their last token is in flight: they run on, but are scheduled no more.
-            cohort.leave(done)
+            cohort.drop(done)
             for i in reversed(done):
                 del new_blocks[i]
-        self._placed.clear()
+        self.steady_placed.clear()
         # As stock does in every step: hand-offs to a connector, of which there is none here, do not pile up.
         own.kv_cache_manager.take_boundary_state_offloads()
         return new_blocks
@@ -167,12 +167,12 @@ class SteadyDecode(SteadyUpdate):
         rows = cohort.rows
         own.current_step += 1
         cohort.scheduled += 1
-        if not own.use_v2_model_runner and rows is not self._last_rows:
+        if not own.use_v2_model_runner and rows is not self.steady_last_rows:
             own.prev_step_scheduled_req_ids.clear()
             own.prev_step_scheduled_req_ids.update(rows.ids)
-        self._last_rows = rows
+        self.steady_last_rows = rows
         computed = [request.num_computed_tokens for request in rows.requests]
-        if self._runs_ahead:
+        if self.steady_runs_ahead:
             ahead = cohort.ahead
             produced = [len(output) + ahead for output in rows.outputs]
             for request in rows.requests:
@@ -224,12 +224,12 @@ class SteadyDecode(SteadyUpdate):
         """Add the blocks that a step of ours had already given to those that stock's step reports."""
         own: Any = self
         data = output.scheduled_cached_reqs
-        for request_id, block_ids in list(self._placed.items()):
+        for request_id, block_ids in list(self.steady_placed.items()):
             request = own.requests.get(request_id)
             if request is None or request.status != RequestStatus.RUNNING:
-                del self._placed[request_id]
+                del self.steady_placed[request_id]
             elif request_id in output.num_scheduled_tokens:
                 i = data.req_ids.index(request_id)
                 more = data.new_block_ids[i] or tuple([] for _ in block_ids)
                 data.new_block_ids[i] = tuple(a + b for a, b in zip(block_ids, more, strict=True))
-                del self._placed[request_id]
+                del self.steady_placed[request_id]

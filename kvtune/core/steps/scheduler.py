@@ -19,7 +19,7 @@ from kvtune.core.steps import empty
 from kvtune.core.steps.schedule import SteadyDecode
 
 
-def never_steady(scheduler: Any) -> str:
+def why_never_steady(scheduler: Any) -> str:
     """Why this engine's steps are never plain decodes; empty when they may be."""
     config = scheduler.vllm_config
     reasons = {
@@ -40,7 +40,7 @@ def never_steady(scheduler: Any) -> str:
     for reason, holds in reasons.items():
         if holds:
             return reason
-    return empty.understands(scheduler.kv_cache_manager)
+    return empty.why_unsupported(scheduler.kv_cache_manager)
 
 
 class SteadyScheduler(SteadyDecode, Scheduler):  # type: ignore[misc]
@@ -63,7 +63,7 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
             state.part(name, False, "legacy_empty_blocks is on")
         return
     if settings.empty_blocks:
-        why = empty.understands(manager)
+        why = empty.why_unsupported(manager)
         if not why:
             empty.adopt(manager)
         state.part("empty_blocks", not why, why)
@@ -72,7 +72,7 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
             state.part("steady", False, f"{type(scheduler).__name__} is not vLLM's own scheduler")
             return
         scheduler.__class__ = successor
-        scheduler.adopt_steady(never_steady(scheduler))
+        scheduler.adopt_steady(why_never_steady(scheduler))
 
 
 REPLACED = Replaced()

@@ -16,15 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from vllm.v1.request import RequestStatus
 
-from kvtune.core.steps.empty import Quiet
+from kvtune.core.steps.empty import NoopLimits
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 VLLM_HASHER = "get_request_block_hasher.<locals>.request_block_hasher"
 ALWAYS, NO_HASHER = -2, -1
-PREEMPTED = int(RequestStatus.PREEMPTED)
-"""A status above this one is a finished one."""
+PREEMPTED = int(RequestStatus.PREEMPTED)  # the last status of a request that is not finished
 
 
 class Rows:
@@ -98,31 +97,31 @@ class Cohort:
         self.updated = 0
         self.stop_table = _stop_table(rows.requests)
 
-    def leave(self, gone: Sequence[int]) -> None:
+    def drop(self, gone: Sequence[int]) -> None:
         """Rows that are scheduled no more."""
         self.due = self.due[_all_but(gone, len(self.due))]
         self.rows = self.rows.without(gone)
 
-    def follow(self, running: list[Request]) -> bool:
+    def sync(self, running: list[Request]) -> bool:
         """Whether `running` is what it was, apart from requests that have finished: those leave the rows."""
         if running == self.running:
             return True
-        if [r for r in self.running if r.status <= PREEMPTED] != running:
+        if [r for r in self.running if not is_finished(r)] != running:
             return False
         self.running = running.copy()
-        gone = [i for i, r in enumerate(self.rows.requests) if r.status > PREEMPTED]
+        gone = [i for i, r in enumerate(self.rows.requests) if is_finished(r)]
         if gone:
-            self.leave(gone)
+            self.drop(gone)
         return True
 
-    def attention(self, rows: Rows, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def may_stop(self, rows: Rows, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Rows that may stop with these tokens at the next tick of `updated`: a superset of those that do."""
         found: NDArray[np.bool_] = (rows.stop_at <= self.updated + 1) | (tokens == rows.eos)
         if self.stop_table is not None:
             found |= self.stop_table[np.minimum(tokens, len(self.stop_table) - 1)]
         return found
 
-    def to_hash(self, rows: Rows) -> NDArray[np.int64]:
+    def completing_blocks(self, rows: Rows) -> NDArray[np.int64]:
         """Rows whose request completes a block of tokens to hash at the next tick of `updated`."""
         phase = rows.hash_phase
         ends: NDArray[np.bool_] = (phase + self.updated + 1) % self.hash_size == 0
@@ -138,10 +137,15 @@ def _all_but(gone: Sequence[int], count: int) -> NDArray[np.bool_]:
     return keep
 
 
-def unfit(request: Request, ahead: int) -> bool:
-    """Whether a running request is anything but a plain decode of one token with `ahead` outputs in flight."""
+def is_finished(request: Request) -> bool:
+    """What vLLM's `Request.is_finished` says, without its call."""
+    return bool(request.status > PREEMPTED)
+
+
+def is_plain_decode(request: Request, ahead: int) -> bool:
+    """Whether a running request decodes one token per step, with `ahead` outputs in flight, and needs nothing else."""
     sampling = request.sampling_params
-    return bool(
+    return not (
         request.num_output_placeholders != ahead
         or len(request._all_token_ids) + ahead - request.num_computed_tokens != 1
         or request.is_prefill_chunk
@@ -162,8 +166,8 @@ def unfit(request: Request, ahead: int) -> bool:
     )
 
 
-def owes_more(request: Request) -> bool:
-    """Whether the next output of a request carries more than its token."""
+def carries_extras(request: Request) -> bool:
+    """Whether a request's next output carries more than its token: statistics, events, a stop reason."""
     return bool(
         request.prefill_stats is not None
         or request.events
@@ -172,7 +176,7 @@ def owes_more(request: Request) -> bool:
     )
 
 
-def next_event(request: Request, limits: Quiet, ahead: int, max_model_len: int) -> int:
+def next_event(request: Request, limits: NoopLimits, ahead: int, max_model_len: int) -> int:
     """The number of computed tokens at which scheduling one more token of a request is more than counting."""
     last = max_model_len - 1
     if ahead:
@@ -182,7 +186,7 @@ def next_event(request: Request, limits: Quiet, ahead: int, max_model_len: int) 
 
 def gather(
     running: list[Request],
-    quiet: Callable[[Any], Quiet],
+    limits_of: Callable[[Request], NoopLimits],
     max_model_len: int,
     hash_size: int,
 ) -> Cohort | Request | None:
@@ -198,12 +202,12 @@ def gather(
     stop_at = np.empty(count, dtype=np.int64)
     phase = np.empty(count, dtype=np.int64)
     for i, request in enumerate(running):
-        if unfit(request, ahead):
+        if not is_plain_decode(request, ahead):
             return request
         sampling = request.sampling_params
         assert sampling is not None
         tokens = len(request._all_token_ids) + ahead
-        event = next_event(request, quiet(request), ahead, max_model_len)
+        event = next_event(request, limits_of(request), ahead, max_model_len)
         due[i] = max(1, event - request.num_computed_tokens + 1)
         eos[i] = -1 if sampling.eos_token_id is None else sampling.eos_token_id
         stop_at[i] = min(max_model_len, request.num_prompt_tokens + request.max_tokens) - tokens

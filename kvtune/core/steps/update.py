@@ -20,7 +20,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from kvtune.core import state
-from kvtune.core.steps.steady import PREEMPTED, Cohort, Rows, owes_more
+from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished
 from kvtune.core.tokens.outputs import out_rows
 from kvtune.core.tokens.rows import make_rows, one_each
 
@@ -38,8 +38,8 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     steady_off: str
     """Why the path is not taken; empty while it may be."""
     steady_steps: int
-    _runs_ahead: bool
-    _cohort: Cohort | None
+    steady_runs_ahead: bool
+    steady_cohort: Cohort | None
     _in_flight: deque[tuple[SchedulerOutput, Cohort, Rows]]
     _order: tuple[list[str], Rows | None, NDArray[np.int64] | None]
     """The worker's order of requests, the rows, and where in the former each of the latter is (None: the same)."""
@@ -51,7 +51,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
         if entry is not None:
             cohort, rows = entry
             read = None
-            if cohort is self._cohort:
+            if cohort is self.steady_cohort:
                 try:
                     read = self._read(cohort, rows, model_runner_output)
                 except Exception as error:
@@ -63,7 +63,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                 found: Outputs = super().update_from_output(*few)
                 return _merge(rows, sampled, special, dead, found)
             # Stock moves the rows now: they may no longer be in lockstep.
-            self._cohort = None
+            self.steady_cohort = None
         make_rows(model_runner_output)
         result: Outputs = super().update_from_output(scheduler_output, model_runner_output)
         return result
@@ -102,16 +102,16 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             sampled = sampled[order]
         elif len(sampled) != len(rows):
             return None
-        marked = cohort.attention(rows, sampled)
+        marked = cohort.may_stop(rows, sampled)
         if rows.fresh:
-            owing = [i for i, request in enumerate(rows.requests) if owes_more(request)]
+            owing = [i for i, request in enumerate(rows.requests) if carries_extras(request)]
             marked[owing] = True
             rows.fresh = bool(owing)
         dead: list[int] = []
         if rows is not cohort.rows or own.running != cohort.running:
             for i, request in enumerate(rows.requests):
                 if request.status != RequestStatus.RUNNING:
-                    if request.status <= PREEMPTED:
+                    if not is_finished(request):
                         return None
                     dead.append(i)
                     marked[i] = False
@@ -136,7 +136,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             for i in others:
                 keep[i] = False
             columns = compress(columns, keep)
-        if self._runs_ahead:
+        if self.steady_runs_ahead:
             idle = []
             for request, output, all_tokens, token in columns:
                 output.append(token)
@@ -150,11 +150,11 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                 output.append(token)
                 all_tokens.append(token)
                 request.num_in_flight_tokens -= 1
-        for i in cohort.to_hash(rows).tolist():
+        for i in cohort.completing_blocks(rows).tolist():
             if keep[i]:
                 rows.requests[i].update_block_hashes()
         cohort.updated += 1
-        if self._runs_ahead:
+        if self.steady_runs_ahead:
             # Nothing of these was scheduled since, and scheduling is what hashes full blocks: the queue is draining.
             own: Any = self
             for request in idle:
@@ -163,7 +163,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     def _give_up(self, error: Exception) -> None:
         """Our bookkeeping failed: stock from here on."""
         self.steady_off = f"gave up: {type(error).__name__}: {error}"
-        self._cohort = None
+        self.steady_cohort = None
         state.part("steady", False, self.steady_off)
         logger.warning("kvtune: the steady-decode path is off: %s", self.steady_off, exc_info=error)
 

@@ -21,9 +21,9 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
-from kvtune.core.steps.steady import Cohort, Rows, owes_more, unfit
+from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished, is_plain_decode
 from kvtune.sim.executor import NOBODY, SetAside
-from kvtune.sim.fast.steady_path import SteadyPath, unfinished
+from kvtune.sim.fast.steady_path import SteadyPath
 from kvtune.sim.fast.stride import StrideStepper
 from kvtune.sim.steps import StepResult
 from kvtune.sim.vllm_types import (
@@ -103,11 +103,11 @@ class MixedStepper:
         running, path = self._scheduler.running, self._path
         cohort = path.cohort
         if cohort is not None:
-            alive = unfinished(cohort.running)
-            if not alive or running[: len(alive)] != alive or not cohort.follow(alive):
+            alive = [request for request in cohort.running if not is_finished(request)]
+            if not alive or running[: len(alive)] != alive or not cohort.sync(alive):
                 cohort = None
         begin = len(cohort.rows) if cohort is not None else 0
-        more = list(takewhile(_is_plain_decode, running[begin:]))
+        more = list(takewhile(_only_decodes, running[begin:]))
         if more:
             gathered = path.gather(more)
             if gathered is None:
@@ -180,7 +180,7 @@ class MixedStepper:
             if i not in stopping:
                 output.append(0)
                 tokens.append(0)
-        for i in cohort.to_hash(rows).tolist():
+        for i in cohort.completing_blocks(rows).tolist():
             if i not in stopping:
                 rows.requests[i].update_block_hashes()
         for i in stopping:
@@ -214,8 +214,8 @@ def schedules_in_order(scheduler: EngineScheduler) -> bool:
     )
 
 
-def _is_plain_decode(request: EngineRequest) -> bool:
-    return not unfit(request, 0) and not owes_more(request)
+def _only_decodes(request: EngineRequest) -> bool:
+    return is_plain_decode(request, 0) and not carries_extras(request)
 
 
 def _join(cohort: Cohort, more: Cohort) -> Cohort:

@@ -13,7 +13,7 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
-from kvtune.sim.fast.steady_path import forget_quiet, remembers_quiet, replace_allocation
+from kvtune.sim.fast.steady_path import forget_limits, remembers_limits, replace_allocation
 from kvtune.sim.vllm_types import Block, EngineRequest, EngineScheduler, Pool
 
 
@@ -115,7 +115,7 @@ def lone_group(scheduler: EngineScheduler) -> Any:
         return None
     group: Any = groups[0]
     plain = not group._record_new_block_ids and group.block_size == scheduler.hash_block_size
-    return group if plain and remembers_quiet(manager) else None
+    return group if plain and remembers_limits(manager) else None
 
 
 def adopt_events(scheduler: EngineScheduler) -> None:
@@ -128,7 +128,7 @@ def adopt_events(scheduler: EngineScheduler) -> None:
 
     def allocate(request: EngineRequest) -> Any:
         name = request.request_id
-        forget_quiet(manager, name)
+        forget_limits(manager, name)
         blocks, upto = blocks_of[name], request.num_computed_tokens + 1
         new = pool.get_new_blocks(1) if upto > len(blocks) * size else []
         blocks.extend(new)

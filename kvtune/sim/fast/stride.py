@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvtune.core.steps.steady import Cohort, Rows, owes_more
+from kvtune.core.steps.steady import Cohort, Rows, carries_extras
 from kvtune.probe.digest import digest
 from kvtune.sim.fast.leap import Leaper
 from kvtune.sim.fast.pool import lone_group
@@ -62,7 +62,7 @@ class StrideStepper:
             return None
         rows = cohort.rows
         if rows.fresh:
-            rows.fresh = any(map(owes_more, rows.requests))
+            rows.fresh = any(map(carries_extras, rows.requests))
         if rows.fresh or (rows.eos >= 0).any():
             return None
         most = min(int(rows.stop_at.min()) - cohort.updated - 1, LONGEST)

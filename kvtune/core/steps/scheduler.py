@@ -6,17 +6,19 @@ state says so.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.core.steps import empty
 from kvtune.core.steps.schedule import SteadyDecode
+
+PART = "steps.scheduler"
 
 
 def why_never_steady(scheduler: Any) -> str:
@@ -75,24 +77,22 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
         scheduler.adopt_steady(why_never_steady(scheduler))
 
 
-REPLACED = Replaced()
-
-
 def install(settings: CoreSettings) -> None:
     """Schedulers that are built from now on get what the settings switch on."""
     uninstall()
     if not (settings.steady or settings.empty_blocks):
         return
-    build = Scheduler.__init__
 
-    @functools.wraps(build)
-    def built(self: Scheduler, *args: Any, **options: Any) -> None:
-        build(self, *args, **options)
-        adopt(self, settings)
+    def wrap(init: Callable[..., None]) -> Callable[..., None]:
+        def built(self: Scheduler, *args: Any, **options: Any) -> None:
+            init(self, *args, **options)
+            adopt(self, settings)
 
-    REPLACED.put(Scheduler, "__init__", built)
+        return built
+
+    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
 
 
 def uninstall() -> None:
     """Schedulers that are built from now on are stock's."""
-    REPLACED.undo()
+    PATCHES.undo(PART)

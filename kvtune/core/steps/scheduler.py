@@ -1,7 +1,7 @@
-"""Schedulers with the steady-decode path (`schedule.py`, `update.py`): which ones get it, and how. EngineCore.
+"""Which schedulers get the steady-decode path (`schedule.py`, `update.py`), and how. Runs in EngineCore.
 
-Contract: a scheduler of exactly vLLM's type gets a subclass once vLLM has built it; others stay as they are, and the
-state says so.
+Contract: a scheduler of exactly vLLM's class gets a subclass once vLLM has built it. Others stay as they are, and the
+core's state says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PART = "steps.scheduler"
 
 
 def why_never_steady(scheduler: Any) -> str:
-    """Why this engine's steps are never plain decodes; empty when they may be."""
+    """The feature of this engine that rules the path out; empty when none does."""
     config = scheduler.vllm_config
     reasons = {
         "speculative decoding": config.speculative_config is not None
@@ -57,7 +57,7 @@ SUCCESSORS: dict[type, type] = {Scheduler: SteadyScheduler, AsyncScheduler: Stea
 
 
 def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
-    """Give a scheduler that vLLM has built the paths that the settings switch on; subclasses of others are left."""
+    """Give a scheduler that vLLM has built what the settings switch on. A subclass by others keeps its class."""
     successor = SUCCESSORS.get(type(scheduler))
     manager = scheduler.kv_cache_manager
     if settings.legacy_empty_blocks:
@@ -78,7 +78,7 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
 
 
 def install(settings: CoreSettings) -> None:
-    """Schedulers that are built from now on get what the settings switch on."""
+    """Every scheduler that is built from now on gets what the settings switch on."""
     uninstall()
     if not (settings.steady or settings.empty_blocks):
         return

@@ -86,7 +86,8 @@ class Reports:
 def answer(job: ReplayJob, workload: Workload, reports: Reports) -> None:
     """Run the job in this process; what goes wrong is a report."""
     from kvtune.run.file import write_run
-    from kvtune.sim.replay import ReplayProgress, replay
+    from kvtune.sim.observers import ReplayProgress
+    from kvtune.sim.replay import replay
 
     stopping = False
 

@@ -25,16 +25,17 @@ class Request(Protocol):
     num_in_flight_tokens: int
     num_output_placeholders: int
     num_stale_output_tokens: int
+    num_preemptions: int
     num_nans_in_logits: int
     next_decode_eligible_step: int
     is_prefill_chunk: bool
     resumable: bool
     sampling_params: Any
     prompt_token_ids: list[int] | None
-    spec_token_ids: Sequence[int]
+    spec_token_ids: list[int]
     stop_reason: int | str | None
     events: Sequence[Any]
-    prefill_stats: Any
+    prefill_stats: Any  # PrefillStats until the first output takes it
     structured_output_request: Any
     mm_features: Any
     lora_request: Any
@@ -52,14 +53,17 @@ class Request(Protocol):
     @property
     def num_output_tokens(self) -> int: ...
     def update_block_hashes(self) -> None: ...
+    def append_output_token_ids(self, token_ids: list[int]) -> None: ...
 
 
 class KVCacheBlock(Protocol):
     block_id: int
     ref_cnt: int
     is_null: bool
+    pool: Any
     block_hash: bytes | None
-    _block_hash: bytes | None
+    _block_hash: bytes | None  # the key under which the pool finds it: with its group
+    _block_hash_num_tokens: int | None
     prev_free_block: KVCacheBlock | None
     next_free_block: KVCacheBlock | None
 
@@ -126,22 +130,33 @@ class NewRequestData(Protocol):
     block_ids: BlockIds
 
 
-class CachedRequestData(Protocol):
-    """Requests that the workers know from an earlier step, column by column."""
+class CachedRequests(Protocol):
+    """Of a CachedRequestData: requests that the workers know from an earlier step, column by column."""
 
+    new_block_ids: Sequence[Any]  # BlockIds, or None for no new block
+    num_computed_tokens: Sequence[int]
+
+
+class CachedRequestData(CachedRequests, Protocol):
     req_ids: list[str]
     resumed_req_ids: set[str]
-    new_block_ids: list[BlockIds | None]
-    num_computed_tokens: list[int]
     num_output_tokens: list[int]
 
 
-class SchedulerOutput(Protocol):
+class ScheduledStep(Protocol):
+    """Of a SchedulerOutput: which requests run, with which blocks."""
+
+    num_scheduled_tokens: dict[str, int]
+    scheduled_new_reqs: Sequence[NewRequestData]
+
+    @property
+    def scheduled_cached_reqs(self) -> CachedRequests: ...
+
+
+class SchedulerOutput(ScheduledStep, Protocol):
     """What one step runs."""
 
     total_num_scheduled_tokens: int
-    num_scheduled_tokens: dict[str, int]
-    scheduled_new_reqs: Sequence[NewRequestData]
     scheduled_cached_reqs: CachedRequestData
     scheduled_spec_decode_tokens: Mapping[str, Any]
     finished_req_ids: set[str]

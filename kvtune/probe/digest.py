@@ -10,10 +10,10 @@ from array import array
 from collections.abc import Iterable
 from zlib import crc32
 
-from kvtune.core.vllm_types import SchedulerOutput
+from kvtune.core.vllm_types import ScheduledStep
 
 
-def digest(scheduler_output: SchedulerOutput, seed: int = 0) -> int:
+def digest(scheduler_output: ScheduledStep, seed: int = 0) -> int:
     """32 bits over one vLLM SchedulerOutput; give the last one as `seed` to chain steps."""
     numbers = array("q", scheduler_output.num_scheduled_tokens.values())
     for new in scheduler_output.scheduled_new_reqs:

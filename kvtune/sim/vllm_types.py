@@ -1,4 +1,4 @@
-"""The parts of vLLM's objects that the simulator reads, calls or replaces, as Protocols.
+"""The parts of vLLM's objects that the simulator reads, calls or replaces, as Protocols; core/vllm_types.py has more.
 
 Types only: importing this module imports nothing of vLLM. Methods that the simulator replaces on an instance are
 declared as callables.
@@ -9,39 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from kvtune.core import vllm_types as core
 
-class EngineRequest(Protocol):
-    """vLLM's Request."""
-
-    request_id: str
-    status: int
-    max_tokens: int
-    num_prompt_tokens: int
-    num_computed_tokens: int
-    num_in_flight_tokens: int
-    num_preemptions: int
-    is_prefill_chunk: bool
-    spec_token_ids: list[int]
-    block_hashes: list[bytes]
-    prefill_stats: Any  # PrefillStats until the first output takes it
-
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def num_output_tokens(self) -> int: ...
-    def update_block_hashes(self) -> None: ...
-    def append_output_token_ids(self, token_ids: list[int]) -> None: ...
-
-
-class Block(Protocol):
-    """KVCacheBlock. `_block_hash` is the key under which the pool finds it, None without content."""
-
-    block_id: int
-    ref_cnt: int
-    is_null: bool
-    pool: Any
-    _block_hash: bytes | None
-    _block_hash_num_tokens: int | None
+EngineRequest = core.Request
+Block = core.KVCacheBlock
+ScheduledStep = core.ScheduledStep
 
 
 class BlockMap(Protocol):
@@ -62,7 +34,7 @@ class LookupPool(Protocol):
     def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> list[Block] | None: ...
 
 
-class Pool(LookupPool, Protocol):
+class Pool(LookupPool, core.BlockPool, Protocol):
     """BlockPool."""
 
     cached_block_hash_to_block: BlockMap
@@ -72,25 +44,21 @@ class Pool(LookupPool, Protocol):
     def free_blocks(self, ordered_blocks: Iterable[Block]) -> None: ...
 
 
-class GroupManager(Protocol):
+class GroupManager(core.GroupManager, Protocol):
     """SingleTypeKVCacheManager: one KV cache group's blocks, by request."""
 
-    block_size: int
-    kv_cache_spec: Any
     dcp_world_size: int
     pcp_world_size: int
-    req_to_blocks: Mapping[str, list[Block]]
-    num_cached_block: Mapping[str, int]
 
 
-class Coordinator(Protocol):
+class Coordinator(core.Coordinator, Protocol):
     single_type_managers: Sequence[GroupManager]
     eagle_group_ids: Sequence[int]
     scheduler_block_size: int
     cache_blocks: Callable[[EngineRequest, int], None]
 
 
-class CacheManager(Protocol):
+class CacheManager(core.KVCacheManager, Protocol):
     """KVCacheManager."""
 
     enable_caching: bool
@@ -115,7 +83,7 @@ class SchedulerLimits(Protocol):
     long_prefill_token_threshold: int
 
 
-class EngineScheduler(Protocol):
+class EngineScheduler(core.Scheduler, Protocol):
     """Scheduler, or a subclass. `running` is in the order in which requests are scheduled."""
 
     running: list[EngineRequest]
@@ -141,21 +109,6 @@ class EngineScheduler(Protocol):
     def add_request(self, request: EngineRequest) -> None: ...
     def has_requests(self) -> bool: ...
     def shutdown(self) -> None: ...
-
-
-class CachedRequests(Protocol):
-    """CachedRequestData: requests that the workers know from an earlier step."""
-
-    new_block_ids: Sequence[Any]
-    num_computed_tokens: Sequence[int]
-
-
-class ScheduledStep(Protocol):
-    """What `probe.digest` reads of a SchedulerOutput."""
-
-    num_scheduled_tokens: dict[str, int]
-    scheduled_new_reqs: Sequence[Any]
-    scheduled_cached_reqs: CachedRequests
 
 
 class SchedulerOutput(ScheduledStep, Protocol):

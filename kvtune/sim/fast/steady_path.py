@@ -6,20 +6,24 @@ What the core adds to a scheduler and its KV cache manager (`core/steps`) is rea
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, cast
 
 from vllm.v1.core.sched.interface import PauseState
 
+from kvtune.core.steps.api import NoopManager, SteadyDecodeScheduler
 from kvtune.core.steps.steady import Cohort, Rows, gather, next_event
 from kvtune.sim.vllm_types import CacheManager, EngineRequest, EngineScheduler
+
+
+class SteadyScheduler(SteadyDecodeScheduler, EngineScheduler, Protocol):
+    """The simulator's scheduler, with the path."""
 
 
 class SteadyPath:
     """`scheduler` must have the path (`available`)."""
 
     def __init__(self, scheduler: EngineScheduler) -> None:
-        adopted: Any = scheduler
-        self._scheduler: Any = adopted
+        self._scheduler = adopted = cast(SteadyScheduler, scheduler)
         self.lockstep: Callable[[], Cohort | None] = adopted.find_steady_cohort
         """The cohort of all running requests, where the next step is a plain decode of them; else None."""
         self.allocate_due: Callable[[Cohort], list[Any] | None] = adopted.allocate_steady_blocks
@@ -38,8 +42,7 @@ class SteadyPath:
 
     @property
     def cohort(self) -> Cohort | None:
-        cohort: Cohort | None = self._scheduler.steady_cohort
-        return cohort
+        return self._scheduler.steady_cohort
 
     @cohort.setter
     def cohort(self, cohort: Cohort | None) -> None:
@@ -82,8 +85,8 @@ def remembers_limits(manager: CacheManager) -> bool:
     return hasattr(manager, "noop_limits")
 
 
-def forget_limits(manager: Any, request_id: str) -> None:
-    manager.noop_limits.pop(request_id, None)
+def forget_limits(manager: CacheManager, request_id: str) -> None:
+    cast(NoopManager, manager).noop_limits.pop(request_id, None)
 
 
 def replace_allocation(scheduler: Any, allocate: Callable[[EngineRequest], Any]) -> None:

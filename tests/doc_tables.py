@@ -1,0 +1,114 @@
+"""Tables in docs/ that are made from the code: commands, knobs, workloads, columns of a run file.
+
+A document holds `<!-- from the code: NAME -->` .. `<!-- end -->`; `make docs` writes what stands between the two, and
+tests/test_docs.py holds the committed text to it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from kvtune.cli.app import build_app
+from kvtune.core.settings import KNOBS, LEGACY
+from kvtune.run.types import TABLES
+from kvtune.tune.space.knobs import ENGINE_KNOBS
+from kvtune.workload.registry import WORKLOADS
+
+ROOT = Path(__file__).parents[1]
+REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command of the app by its full name (`recipe show`), as click has it."""
+    for name, command in (group or typer.main.get_command(build_app())).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    return "" if value is None or value is False or value == "" or callable(value) else f"`{value}`"
+
+
+def command_table() -> Iterator[str]:
+    for name, command in commands():
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        words = [p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments]
+        yield f"### kvtune {' '.join([name, *words])}\n"
+        yield f"{_cell(command.help or '')}\n"
+        yield "| | default | |\n|---|---|---|"
+        for parameter in arguments:
+            yield f"| {parameter.name.upper()} | {_default(parameter)} | {_cell(parameter.help or '')} |"
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and "--help" not in parameter.opts:
+                names = ", ".join(f"`{name}`" for name in parameter.opts)
+                yield f"| {names} | {_default(parameter)} | {_cell(parameter.help or '')} |"
+        yield ""
+
+
+def knob_table() -> Iterator[str]:
+    yield "| `core.NAME` | default | takes | |\n|---|---|---|---|"
+    for knob in KNOBS.values():
+        if not knob.name.startswith(LEGACY):
+            default = str(knob.default).lower() if knob.kind == "switch" else knob.default
+            yield f"| `core.{knob.name}` | `{default}` | {_cell(knob.legal)} | {_cell(knob.help)} |"
+
+
+def engine_knob_table() -> Iterator[str]:
+    yield "| knob of vLLM | |\n|---|---|"
+    for name, text in ENGINE_KNOBS.items():
+        yield f"| `{name}` | {_cell(text)} |"
+
+
+def workload_table() -> Iterator[str]:
+    for kind in WORKLOADS.values():
+        yield f"### {kind.name}\n\n{kind.help[:1].upper()}{kind.help[1:]}.\n\n| key | default | |\n|---|---|---|"
+        for key in kind.keys:
+            default = "required" if key.default == "" else f"`{key.default}`"
+            choices = f" ({', '.join(key.choices)})" if key.choices else ""
+            yield f"| `{key.name}` | {default} | {_cell(key.help)}{choices} |"
+        yield ""
+
+
+def column_table() -> Iterator[str]:
+    yield "| table | columns (numpy type) |\n|---|---|"
+    for name, columns in TABLES.items():
+        yield f"| `{name}` | {', '.join(f'`{column}` {kind}' for column, kind in columns.items())} |"
+
+
+MADE: dict[str, Callable[[], Iterator[str]]] = {
+    "commands": command_table,
+    "knobs": knob_table,
+    "engine_knobs": engine_knob_table,
+    "workloads": workload_table,
+    "columns": column_table,
+}
+
+
+def rewritten(text: str) -> str:
+    """The document with each of its regions made anew."""
+    return REGION.sub(lambda m: m[1] + "\n".join(MADE[m[2]]()).strip("\n") + "\n" + m[3], text)
+
+
+def main() -> None:
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if rewritten(text) != text:
+            path.write_text(rewritten(text), encoding="utf-8")
+            print(f"docs: {path.name} follows the code", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test check lint unit long evidence gemma pythons coverage stress vllm-tests bench policies clean
+.PHONY: help setup setup-test profile test check lint unit long evidence gemma pythons coverage stress vllm-tests bench policies docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,9 @@ bench: setup-test  ## benchmarks that start no engine: pool, step path, token ro
 
 policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md
 	$(BIN)/python tests/bench/policies.py
+
+docs: setup-test  ## write the tables in docs/ that are made from the code (commands, knobs, workloads, columns)
+	$(BIN)/python -m tests.doc_tables
 
 clean:  ## remove the environment and caches (reports/ stays)
 	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -19,6 +19,7 @@ a session of its own), which is vLLM's front end. Also when anything dies, what 
     rings.py         ring files -> tables
     vllm_counts.py   what vLLM's own statistics say, to hold against ours
     culprits.py      the probes' counts of objects -> the header
+    shared_memory.py  whether /dev/shm has room for the engine's message queues, before it starts
     faults.py        an engine's log -> its cause
     ablate.py        `--ablate`: variants interleaved, with a journal so that the same command continues
     models.py        the built-in models; `models/` holds their config.json

@@ -7,6 +7,7 @@ measuring phase began. Units stand in the names. docs/run-file.md describes the 
     types.py     Run, Header, the tables and their columns, SCHEMA
     file.py      read_run, write_run: a zip of header.json and one .npy array per column; upgrades of older schemas
     machine.py   the machine that a run ran on
+    limits.py    cores and memory that this process may use: the machine's, or its container's
     cpu.py       what the CPU can do that vLLM's decisions depend on (KVTUNE_AVX512_BF16)
     states.py    the data type in which a recorded engine kept recurrent states
     slo.py       limits in milliseconds: `ttft=500,tpot=50`

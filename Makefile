@@ -68,7 +68,7 @@ bench: setup-test  ## benchmarks that start no engine: pool, step path, token ro
 policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md
 	$(BIN)/python tests/bench/policies.py
 
-docs: setup-test  ## write the tables in docs/ that are made from the code (commands, knobs, workloads, columns)
+docs: setup-test  ## write what documents say from the code: commands, knobs, workloads, columns, importers
 	$(BIN)/python -m tests.doc_tables
 
 clean:  ## remove the environment and caches (reports/ stays)

@@ -1,7 +1,7 @@
-"""Tables in docs/ that are made from the code: commands, knobs, workloads, columns of a run file.
+"""What documents say that is made from the code: tables of commands, knobs, workloads, columns; who imports a package.
 
 A document holds `<!-- from the code: NAME -->` .. `<!-- end -->`; `make docs` writes what stands between the two, and
-tests/test_docs.py holds the committed text to it.
+tests/test_docs.py holds the committed text to it. A package's docstring holds a line `Imported by: ..`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grimp
 import typer
 
 from kvtune.cli.app import build_app
@@ -21,6 +22,7 @@ from kvtune.tune.space.knobs import ENGINE_KNOBS
 from kvtune.workload.registry import WORKLOADS
 
 ROOT = Path(__file__).parents[1]
+IMPORTED = re.compile(r"^Imported by: .*$", re.M)
 REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -102,12 +104,34 @@ def rewritten(text: str) -> str:
     return REGION.sub(lambda m: m[1] + "\n".join(MADE[m[2]]()).strip("\n") + "\n" + m[3], text)
 
 
+def importers() -> dict[str, list[str]]:
+    """Which packages import each package of kvtune."""
+    graph = grimp.build_graph("kvtune", cache_dir=None)
+    found: dict[str, set[str]] = {path.parent.name: set() for path in (ROOT / "kvtune").glob("*/__init__.py")}
+    for module in graph.modules - {"kvtune", "kvtune.__main__"}:
+        for imported in graph.find_modules_directly_imported_by(module) - {"kvtune"}:
+            ours, theirs = module.split(".")[1], imported.split(".")[1]
+            if theirs in found and ours != theirs:
+                found[theirs].add(ours)
+    return {name: sorted(names) for name, names in found.items()}
+
+
+def with_importers(text: str, names: list[str]) -> str:
+    """A package's file with its line of importers made anew."""
+    return IMPORTED.sub(f"Imported by: {', '.join(names)}.", text)
+
+
 def main() -> None:
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    written = dict.fromkeys(sorted((ROOT / "docs").glob("*.md")), rewritten)
+    written |= {
+        ROOT / "kvtune" / name / "__init__.py": lambda text, names=names: with_importers(text, names)
+        for name, names in importers().items()
+    }
+    for path, made in written.items():
         text = path.read_text(encoding="utf-8")
-        if rewritten(text) != text:
-            path.write_text(rewritten(text), encoding="utf-8")
-            print(f"docs: {path.name} follows the code", file=sys.stderr)
+        if made(text) != text:
+            path.write_text(made(text), encoding="utf-8")
+            print(f"docs: {path.relative_to(ROOT)} follows the code", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 import kvtune
 from kvtune.core.settings import KNOBS
 from kvtune.doctor.environment import VARIABLES
-from tests.doc_tables import REGION, commands, rewritten
+from tests.doc_tables import IMPORTED, REGION, commands, importers, rewritten, with_importers
 from tests.documents import (
     DOCUMENTS,
     PACKAGE,
@@ -122,6 +122,15 @@ def test_a_package_names_its_modules_and_no_others(package: Path) -> None:
             modules = {path.name for path in package.glob("*.py")} - {"__init__.py"}
             folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
             assert {name for name in modules | folders if name not in text} == set()
+
+
+def test_a_package_names_the_packages_that_import_it() -> None:
+    found = importers()
+    assert found["report"] == ["cli"] and len(found) >= 14
+    for name, names in found.items():
+        text = (PACKAGE / name / "__init__.py").read_text(encoding="utf-8")
+        assert name == "cli" or len(IMPORTED.findall(text)) == 1
+        assert with_importers(text, names) == text, f"kvtune/{name} is imported by {names}: run `make docs`"
 
 
 def test_the_first_pages_are_short_and_name_the_two_commands() -> None:

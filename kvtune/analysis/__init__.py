@@ -1,8 +1,8 @@
 """From a run to its figures: pure functions, frozen results.
 
 In: a `Run`, and its `Workload` where causes of misses are asked for. Out: frozen results. No I/O, except that
-`rebuild.py` reads trace files. Imports run, workload, errors, units, numpy and scipy. Imported by report, tune,
-evidence, explain and cli.
+`rebuild.py` reads trace files. Imports nothing of vLLM.
+Imported by: cli, evidence, report, tune.
 
     latency.py      first token, between tokens, whole request; throughputs; arrays of each for drawings
     cache.py        hits and causes of miss, overall and per round

@@ -1,4 +1,4 @@
-"""The command line: one module a command, parse -> call -> print. Nobody imports it.
+"""The command line: one module a command, parse -> call -> print.
 
 app.py        the typer app, COMMANDS, the split at `--`, the one place that prints a KvtuneError
 settings.py   what several commands parse alike

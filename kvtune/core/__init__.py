@@ -1,8 +1,10 @@
 """The optimized KV core: classes that replace vLLM's own in an unmodified vLLM 0.32, loaded as a plugin.
 
 In: settings from the environment. Out: vLLM's own objects with other classes, and a record of what is in force.
-Runs in vLLM's processes. Outside of them only `settings.py` and `state.py` are imported (by probe, sim, cli, tune).
+Runs in vLLM's processes, and in those that sim, doctor and evidence start with vLLM in them. The command's own process
+reads `settings.py`, `state.py` and `compat/` only.
 docs/core.md describes the ideas and their switches for people.
+Imported by: cli, doctor, engine, evidence, explain, probe, report, sim, tune.
 
     plugin.py      the entry point: checks the manifest, then installs all parts or none
     settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values

@@ -1,7 +1,7 @@
 """What this machine has, and what a model's settings come to. No engine, no weights.
 
-In: nothing, or a MODEL with vLLM's flags. Out: findings, each with a level and the next thing to do. Imported by tune,
-evidence and cli.
+In: nothing, or a MODEL with vLLM's flags. Out: findings, each with a level and the next thing to do.
+Imported by: cli.
 
     finding.py       one finding: level, subject, text, hint
     diagnosis.py     all of them together; levels decide the exit code

@@ -1,6 +1,7 @@
 """The real engine: starts vLLM, sends a workload, and merges everything into one run.
 
-In: a `Workload`, vLLM's arguments, core settings. Out: a `Run`. Imported by sim, doctor, explain, tune, evidence, cli.
+In: a `Workload`, vLLM's arguments, core settings. Out: a `Run`.
+Imported by: bounds, cli, doctor, evidence, sim, tune.
 Two processes of ours: the launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host (`host.py`,
 a session of its own), which is vLLM's front end. Also when anything dies, what was measured is kept and marked partial.
 

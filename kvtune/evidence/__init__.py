@@ -1,7 +1,8 @@
 """The published results on vLLM's KV cache, measured again on this machine beside stock vLLM.
 
-In: a scale (cpu, gpu). Out: one plain object with a verdict a claim. Imported by cli; imports doctor, bounds, sim,
-engine and below. A case's sides are engines that live together and work in turns, or whole runs one after the other.
+In: a scale (cpu, gpu). Out: one plain object with a verdict a claim. A case's sides are engines that live together and
+work in turns, or whole runs one after the other.
+Imported by: cli.
 
     claims.py      the claims and what was published: data
     cases.py       the work for them on a CPU and on a GPU: data

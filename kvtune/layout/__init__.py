@@ -2,6 +2,7 @@
 
 In: a config.json, or a `ModelShape`. Out: layouts with what each costs. `plan.py` and `config.py` import `errors` only,
 so that the tuner may use them anywhere; the tests run vLLM's own code over the same configs.
+Imported by: bounds, doctor, evidence, explain, report, tune.
 
     config.py   config.json -> ModelShape, one reader per family of recurrent layers
     plan.py     ModelShape -> block sizes, by the two rules below

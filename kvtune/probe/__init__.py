@@ -2,7 +2,8 @@
 
 In: the environment (`KVTUNE_PROBE`, `KVTUNE_RUN_DIR`), set by `engine/profile.py` and `engine/launch.py`. Out: one ring
 file and one status file per engine process, psutil samples, py-spy files; `engine/record.py` merges them.
-Imported by engine, sim and above; imports core, run and below. A probe that fails switches itself off and says so.
+A probe that fails switches itself off and says so.
+Imported by: engine, evidence, sim.
 
 In vLLM's processes:
     plugin.py      the entry point: installs the instruments of a level, also after a fork

@@ -1,7 +1,8 @@
 """What people look at: pages, the console, files for other tools. Computes only what a drawing needs.
 
 In: a `Run` (with its workload, made again by `analysis.rebuild`) and results of `kvtune.analysis`. Out: one
-self-contained HTML file, text for a terminal, files for other tools. Imported by `cli` only; never imports `tune`.
+self-contained HTML file, text for a terminal, files for other tools. Never imports `tune`.
+Imported by: cli.
 
     Run --> analysis.<noun>(run) --> sections/<noun>.py --> Section --> templates/<template>
                                                                |

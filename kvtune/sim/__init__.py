@@ -1,8 +1,9 @@
 """The engine without a model: vLLM's own EngineCore on an executor that computes nothing, on a virtual clock.
 
 In: a `Workload` and `SimSettings` (model or captured KV specs, vLLM's flags, core, mode, step cost). Out: the same
-`Run` as a real engine's, `source = "sim"`. Imported by doctor, explain, tune, evidence and cli. vLLM is imported inside
-functions, or in modules marked *. docs/simulator.md describes it for people.
+`Run` as a real engine's, `source = "sim"`. vLLM is imported inside functions, or in modules marked *.
+docs/simulator.md describes it for people.
+Imported by: cli, doctor, explain, tune.
 
     simulators.py (parent) <-JSON lines-> worker.py* (imports vLLM once, forks for each job)
        |

@@ -1,7 +1,8 @@
 """Search over settings: sweeps, tuning, and the recipes they end in.
 
-In: a model, a workload, vLLM's flags. Out: trials (journalled), a verdict, a recipe. Imported by `cli` only; imports
-analysis, sim, engine and below. docs/tuning.md describes it for people.
+In: a model, a workload, vLLM's flags. Out: trials (journalled), a verdict, a recipe.
+docs/tuning.md describes it for people.
+Imported by: cli.
 
     trials/bench.py, space/     --> settings --> trials/simulated.py (sim/simulators.py): two at once
                                        |

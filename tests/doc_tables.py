@@ -1,4 +1,4 @@
-"""What documents say that is made from the code: tables of commands, knobs, workloads, columns; who imports a package.
+"""What documents say that is made from the code: tables of commands, knobs, workloads, columns; importers.
 
 A document holds `<!-- from the code: NAME -->` .. `<!-- end -->`; `make docs` writes what stands between the two, and
 tests/test_docs.py holds the committed text to it. A package's docstring holds a line `Imported by: ..`.
@@ -107,13 +107,15 @@ def rewritten(text: str) -> str:
 def importers() -> dict[str, list[str]]:
     """Which packages import each package of kvtune."""
     graph = grimp.build_graph("kvtune", cache_dir=None)
-    found: dict[str, set[str]] = {path.parent.name: set() for path in (ROOT / "kvtune").glob("*/__init__.py")}
+    packages: dict[str, set[str]] = {
+        path.parent.name: set() for path in (ROOT / "kvtune").glob("*/__init__.py")
+    }
     for module in graph.modules - {"kvtune", "kvtune.__main__"}:
         for imported in graph.find_modules_directly_imported_by(module) - {"kvtune"}:
             ours, theirs = module.split(".")[1], imported.split(".")[1]
-            if theirs in found and ours != theirs:
-                found[theirs].add(ours)
-    return {name: sorted(names) for name, names in found.items()}
+            if theirs in packages and ours != theirs:
+                packages[theirs].add(ours)
+    return {name: sorted(names) for name, names in packages.items()}
 
 
 def with_importers(text: str, names: list[str]) -> str:

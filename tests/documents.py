@@ -95,20 +95,20 @@ def missing_paths(text: str, folder: Path) -> list[str]:
     """Paths from the root, Python files by any tail of their path, and links, that lead nowhere."""
     files = [path.relative_to(ROOT) for top in (PACKAGE, ROOT / "tests") for path in top.rglob("*.py")]
     tails = {"/".join(path.parts[i:]) for path in files for i in range(len(path.parts))}
-    found = [path for path in PATH.findall(text) if not (ROOT / path).exists() and path not in tails]
-    found += [path for path in PYTHON.findall(text) if path not in tails]
+    missing = [path for path in PATH.findall(text) if not (ROOT / path).exists() and path not in tails]
+    missing += [path for path in PYTHON.findall(text) if path not in tails]
     for link in LINK.findall(text):
         path, _, anchor = link.partition("#")
         if "://" in link:
             continue
         target = folder / path if path else None
         if target is not None and not target.exists():
-            found.append(link)
+            missing.append(link)
             continue
         page = target.read_text(encoding="utf-8") if target and anchor else text
         if anchor and anchor not in anchors(page):
-            found.append(link)
-    return sorted(set(found))
+            missing.append(link)
+    return sorted(set(missing))
 
 
 def anchors(text: str) -> set[str]:
@@ -119,7 +119,7 @@ def anchors(text: str) -> set[str]:
 
 def variables_in_code() -> set[str]:
     """KVTUNE_* names that stand as strings in kvtune/, doctor's list of them left out."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         listed = [
@@ -128,7 +128,7 @@ def variables_in_code() -> set[str]:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "VARIABLES"
         ]
         inside = {id(node) for each in listed for node in ast.walk(each)}
-        found |= {
+        names |= {
             node.value
             for node in ast.walk(tree)
             if isinstance(node, ast.Constant)
@@ -136,4 +136,4 @@ def variables_in_code() -> set[str]:
             and VARIABLE.fullmatch(node.value)
             and id(node) not in inside
         }
-    return found
+    return names

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kvtune
-from kvtune.core.settings import KNOBS
+from kvtune.core.settings import KNOBS, POLICIES
 from kvtune.doctor.environment import VARIABLES
 from tests.doc_tables import IMPORTED, REGION, commands, importers, rewritten, with_importers
 from tests.documents import (
@@ -49,8 +49,8 @@ def test_every_kvtune_line_of_a_block_is_one_that_the_app_takes(document: Path) 
 
 
 def test_every_inline_command_and_option_exists(document: Path) -> None:
-    found = [span for span in spans(document.read_text()) if re.match(r"kvtune [a-z]", span)]
-    assert {span: why for span in found if (why := unknown(span))} == {}
+    inline = [span for span in spans(document.read_text()) if re.match(r"kvtune [a-z]", span)]
+    assert {span: why for span in inline if (why := unknown(span))} == {}
 
 
 def test_every_path_and_link_leads_somewhere(document: Path) -> None:
@@ -75,6 +75,12 @@ def test_every_core_setting_in_a_document_is_a_knob(document: Path) -> None:
 def test_tables_that_are_made_from_the_code_are_up_to_date(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     assert rewritten(text) == text, f"{title(document)} is behind the code: run `make docs`"
+
+
+def test_every_policy_stands_in_the_document_of_the_core() -> None:
+    text = (ROOT / "docs" / "core.md").read_text(encoding="utf-8")
+    rows = text.split("| policy |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", rows, re.M) == list(POLICIES)
 
 
 def test_every_command_with_every_option_stands_in_the_reference() -> None:
@@ -104,11 +110,11 @@ def test_the_file_that_reads_a_variable_names_it() -> None:
 
 def test_variables_of_scripts_and_tests_stand_in_the_document() -> None:
     scripts = [ROOT / "Makefile", *(path for path in (ROOT / ".ci").iterdir() if path.is_file())]
-    found = {name for path in scripts for name in VARIABLE.findall(path.read_text())}
+    names = {name for path in scripts for name in VARIABLE.findall(path.read_text())}
     for path in (ROOT / "tests").rglob("*.py"):
-        found |= set(re.findall(r'environ(?:\.get\(|\[)"(KVTUNE_[A-Z0-9_]+)"', path.read_text()))
-    assert len(found) >= 4
-    assert found <= set(VARIABLE.findall(ENVIRONMENT))
+        names |= set(re.findall(r'environ(?:\.get\(|\[)"(KVTUNE_[A-Z0-9_]+)"', path.read_text()))
+    assert len(names) >= 4
+    assert names <= set(VARIABLE.findall(ENVIRONMENT))
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=title)
@@ -125,9 +131,9 @@ def test_a_package_names_its_modules_and_no_others(package: Path) -> None:
 
 
 def test_a_package_names_the_packages_that_import_it() -> None:
-    found = importers()
-    assert found["report"] == ["cli"] and len(found) >= 14
-    for name, names in found.items():
+    packages = importers()
+    assert packages["report"] == ["cli"] and len(packages) >= 14
+    for name, names in packages.items():
         text = (PACKAGE / name / "__init__.py").read_text(encoding="utf-8")
         assert name == "cli" or len(IMPORTED.findall(text)) == 1
         assert with_importers(text, names) == text, f"kvtune/{name} is imported by {names}: run `make docs`"

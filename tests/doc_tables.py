@@ -1,11 +1,13 @@
 """What documents say that is made from the code: tables of commands, knobs, workloads, columns; importers.
 
 A document holds `<!-- from the code: NAME -->` .. `<!-- end -->`; `make docs` writes what stands between the two, and
-tests/test_docs.py holds the committed text to it. A package's docstring holds a line `Imported by: ..`.
+tests/test_docs.py holds the committed text to it. A package's docstring holds a line `Imported by: ..`, and
+a row for each module: `make docs` writes the line, adds a missing row from the module's docstring, and removes others.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +24,9 @@ from kvtune.tune.space.knobs import ENGINE_KNOBS
 from kvtune.workload.registry import WORKLOADS
 
 ROOT = Path(__file__).parents[1]
+WIDTH = 118
 IMPORTED = re.compile(r"^Imported by: .*$", re.M)
+ROW = re.compile(r"^( *)(\w+\.py)(?: +)(?=(\S.*))")
 REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -123,16 +127,53 @@ def with_importers(text: str, names: list[str]) -> str:
     return IMPORTED.sub(f"Imported by: {', '.join(names)}.", text)
 
 
+def with_modules(text: str, modules: dict[str, str]) -> str:
+    heads = {name: " ".join(text.split()).split(". ")[0] for name, text in docs.items()}
+    return {name: head.rstrip(".") for name, head in heads.items() if name != "__init__.py"}
+    lines = [line for line in text.splitlines() if not (row := ROW.match(line)) or row[2] in modules]
+    rows = [number for number, line in enumerate(lines) if ROW.match(line)]
+    at = rows[-1] + 1 if rows else len(lines) - 1
+    indent, width = (m[1], m.start(3)) if rows and (m := ROW.match(lines[at - 1])) else ("    ", 0)
+    while lines[at].startswith(f"{indent}    "):  # the last row goes on
+        at += 1
+    for name, sentence in sorted(modules.items()):
+        if name not in text:
+            lines.insert(at, f"{indent}{name} ".ljust(width) + shortened(sentence, WIDTH - width))
+            at += 1
+    return "\n".join(lines) + "\n"
+
+
+def shortened(sentence: str, width: int) -> str:
+    """As much of a sentence as a row has room for, cut at a colon or a comma."""
+    while len(sentence) > width and (cut := max(sentence.rfind(mark) for mark in ":;,(")) > 0:
+        sentence = sentence[:cut].rstrip()
+    return sentence[:width]
+
+
+def modules_of(package: Path) -> dict[str, str]:
+    """The modules of a folder, with the first sentence of their docstrings."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in package.glob("*.py")}
+    docs = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in texts.items()}
+    return {n: " ".join(d.split()).split(". ")[0].rstrip(".") for n, d in docs.items() if n != "__init__.py"}
+
+
+def packages() -> Iterator[Path]:
+    """The packages whose docstrings list their modules: all whose `__init__` holds nothing else."""
+    for path in sorted((ROOT / "kvtune").glob("*/**/__init__.py")):
+        if len(ast.parse(path.read_text(encoding="utf-8")).body) == 1:
+            yield path.parent
+
+
 def main() -> None:
-    written = dict.fromkeys(sorted((ROOT / "docs").glob("*.md")), rewritten)
-    written |= {
-        ROOT / "kvtune" / name / "__init__.py": lambda text, names=names: with_importers(text, names)
-        for name, names in importers().items()
-    }
-    for path, made in written.items():
-        text = path.read_text(encoding="utf-8")
-        if made(text) != text:
-            path.write_text(made(text), encoding="utf-8")
+    names = importers()
+    made = {path: rewritten(path.read_text(encoding="utf-8")) for path in (ROOT / "docs").glob("*.md")}
+    for package in packages():
+        path = package / "__init__.py"
+        text = with_modules(path.read_text(encoding="utf-8"), modules_of(package))
+        made[path] = with_importers(text, names[package.name]) if package.parent == ROOT / "kvtune" else text
+    for path, text in sorted(made.items()):
+        if path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
             print(f"docs: {path.relative_to(ROOT)} follows the code", file=sys.stderr)
 
 

@@ -14,7 +14,7 @@ import pytest
 import kvtune
 from kvtune.core.settings import KNOBS, POLICIES
 from kvtune.doctor.environment import VARIABLES
-from tests.doc_tables import IMPORTED, REGION, commands, importers, rewritten, with_importers
+from tests.doc_tables import IMPORTED, REGION, commands, importers, rewritten, with_importers, with_modules
 from tests.documents import (
     DOCUMENTS,
     PACKAGE,
@@ -127,7 +127,7 @@ def test_a_package_names_its_modules_and_no_others(package: Path) -> None:
         if package != PACKAGE:
             modules = {path.name for path in package.glob("*.py")} - {"__init__.py"}
             folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
-            assert {name for name in modules | folders if name not in text} == set()
+            assert {name for name in modules | folders if name not in text} == set(), "run `make docs`"
 
 
 def test_a_package_names_the_packages_that_import_it() -> None:
@@ -137,6 +137,23 @@ def test_a_package_names_the_packages_that_import_it() -> None:
         text = (PACKAGE / name / "__init__.py").read_text(encoding="utf-8")
         assert name == "cli" or len(IMPORTED.findall(text)) == 1
         assert with_importers(text, names) == text, f"kvtune/{name} is imported by {names}: run `make docs`"
+
+
+def test_the_list_of_a_packages_modules_gains_and_loses_rows() -> None:
+    kept = "    stays.py   as written by hand,\n               on two lines\n"
+    text = f'"""Two modules.\n\n    old.py     was here\n{kept}"""\n'
+    made = with_modules(
+        text, {"stays.py": "Other words", "added.py": "Adds numbers: all of them, " + "x" * 100}
+    )
+    assert made.splitlines() == [
+        '"""Two modules.',
+        "",
+        "    stays.py   as written by hand,",
+        "               on two lines",
+        "    added.py   Adds numbers: all of them",
+        '"""',
+    ]
+    assert with_modules(made, {"stays.py": "", "added.py": ""}) == made
 
 
 def test_the_first_pages_are_short_and_name_the_two_commands() -> None:

@@ -67,9 +67,7 @@ class Knob:
             if whole and self.low <= number <= self.high:
                 legal = int(number) if self.kind == "integer" else number
         if legal is None:
-            raise UsageError(
-                f"core.{self.name}={value!r} is not legal", f"{self.name} takes {self.legal}"
-            )
+            raise UsageError(f"core.{self.name}={value!r} is not legal", f"{self.name} takes {self.legal}")
         return legal
 
 

@@ -49,11 +49,11 @@ class Growth:
 
 def heap() -> Tally:
     """All objects that the collector tracks and has not frozen, by type and line, except the instruments' own."""
-    site, own, tally = site_reader(), own_folder(), Tally(2 * LIMIT)
+    site, folder, tally = site_reader(), own_folder(), Tally(2 * LIMIT)
     gc.collect()  # garbage is not growth
     for each in gc.get_objects():
         file, line = site(each)
-        if file.startswith(own):
+        if file.startswith(folder):
             continue
         tally.add((type_name(type(each)), file, line), 1, getsizeof(each))
     return tally

@@ -128,8 +128,7 @@ def with_importers(text: str, names: list[str]) -> str:
 
 
 def with_modules(text: str, modules: dict[str, str]) -> str:
-    heads = {name: " ".join(text.split()).split(". ")[0] for name, text in docs.items()}
-    return {name: head.rstrip(".") for name, head in heads.items() if name != "__init__.py"}
+    """A package's file with a row for each module (name -> first sentence), and without rows of other modules."""
     lines = [line for line in text.splitlines() if not (row := ROW.match(line)) or row[2] in modules]
     rows = [number for number, line in enumerate(lines) if ROW.match(line)]
     at = rows[-1] + 1 if rows else len(lines) - 1

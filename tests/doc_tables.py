@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 WIDTH = 118
 IMPORTED = re.compile(r"^Imported by: .*$", re.M)
 ROW = re.compile(r"^( *)(\w+\.py)(?: +)(?=(\S.*))")
+MODULE = re.compile(r"(?<![\w/])\w+\.py\b")
 REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -136,7 +137,7 @@ def with_modules(text: str, modules: dict[str, str]) -> str:
     while lines[at].startswith(f"{indent}    "):  # the last row goes on
         at += 1
     for name, sentence in sorted(modules.items()):
-        if name not in text:
+        if name not in MODULE.findall(text):
             lines.insert(at, f"{indent}{name} ".ljust(width) + shortened(sentence, WIDTH - width))
             at += 1
     return "\n".join(lines) + "\n"

@@ -37,6 +37,8 @@ class Jumper:
             self._scheduler.scheduler_config.max_num_batched_tokens,
         )
         self.blocked = self._decoding = False
+        # Who is next may be another one in each step where the queue goes by what is cached.
+        self._in_turn = not getattr(self._scheduler.waiting, "reorders", False)
         self._before = (0, 0)
         self.ends: list[float] | None = None
         self._update = self._scheduler._update_request_with_output
@@ -65,7 +67,7 @@ class Jumper:
 
     def rest(self, blocked: bool = False) -> None:
         """The last step was another's. `blocked`: everybody decoded, and those who waited still do."""
-        self.ends, self.blocked = None, blocked
+        self.ends, self.blocked = None, blocked and self._in_turn
 
     def settle(self, outputs: Any) -> None:
         """After the step: what changed says whether the waiting ones are still blocked."""
@@ -85,7 +87,7 @@ class Jumper:
                     manager.cache_blocks(request, request.num_computed_tokens)
         after = (len(self._scheduler.running), len(self._scheduler.waiting))
         # A pure decode step has room for a waiting request: if none came in, the first of them does not fit.
-        self.blocked = self._decoding and self._before[1] > 0 and after == self._before
+        self.blocked = self._in_turn and self._decoding and self._before[1] > 0 and after == self._before
 
     def _allow(self, tokens: int) -> None:
         self._scheduler.max_num_scheduled_tokens = max(tokens, self._limits[0])

@@ -1,20 +1,21 @@
-"""Admission by cached prefix (`admission=longest_prefix`, off by default): another waiting queue for a scheduler.
+"""Which waiting request is admitted next (`admission=longest_prefix`, off by default). Runs in EngineCore.
 
-In: a scheduler that vLLM has built. Out: the same scheduler, which admits the waiting request with most cached tokens
-first. Only the queue is replaced, so this holds in both of vLLM's schedulers and in the simulator's passes alike.
-Imported by `core.plugin` only.
+Another queue in the place of `scheduler.waiting`, so it holds for both of vLLM's schedulers and for the simulator;
+jumps over steps in which a request waits stand aside for it.
 
-    peek_request(): did a request come back (preempted, skipped), or has the first rules of its own? -> stock's order
-                    has the first not waited through a whole step yet?                              -> the first
-                    was the first overtaken longer ago than admission_age_s?                        -> the first
-                    else: most cached blocks on record, looked up again by vLLM's own lookup until it holds
+    peek_request():
+      a preempted or skipped request, or one with rules of its own, is first? -- yes --> stock's order
+        | no: has the first one waited through a whole step? -- no --> the first one
+      was it first overtaken longer ago than admission_age_s? -- yes --> the first one
+        | no
+      most cached blocks on record, looked up again by vLLM's own lookup until it holds --> that one
 
-`prefixes.py` who has most in the cache: a heap; requests filed under the hash that would lengthen them.
-`waiting.py` the queue, stock's exceptions, what is counted; a look-up that raises leaves stock's order for good.
-`passes.py` who was overtaken, since when, until when.
-`install.py` which schedulers get it: none with priorities, without caching, or without a full-attention group.
+    install.py     which schedulers get it: not with priorities, without caching, or without a full-attention group
+    waiting.py     the queue, stock's exceptions, counters; falls back to stock's order when a lookup raises
+    prefixes.py    the request with most blocks in the cache: a heap, with a bounded cost a look
+    passes.py      which requests were overtaken, since when and until when
 
-A request with structured output or streaming input is a fence: nobody passes it. A block stored costs one look into a
-dict more, an admission one lookup more of vLLM's kind (reports/tables/admission_cost.md).
-Loads that it harms: reports/tables/admission.md.
+A request with structured output or streaming input is a fence: those behind it are not ranked before it is gone.
+Models with windows or states: a hit that appears while a request waits, behind what its full-attention group holds, is
+seen when its turn for another look comes, one such request a call.
 """

@@ -20,7 +20,7 @@ from kvtune.errors import UsageError
 Value = bool | int | float | str
 Kind = Literal["switch", "integer", "number", "choice"]
 
-POLICIES = ("tiered", "pin", "lru", "two_class")
+POLICIES = ("density", "tiered", "pin", "lru", "two_class")
 LEGACY = "legacy_"
 
 
@@ -81,7 +81,7 @@ class CoreSettings:
     steady: bool = True
     empty_blocks: bool = True
     freeze: bool = True
-    policy: str = "tiered"
+    policy: str = "density"
     pin_window: int = 0
     min_drop: int = 16
     slack: int = 512
@@ -133,7 +133,7 @@ KNOBS: dict[str, Knob] = {
         _switch("steady", "a short path for steps that only decode"),
         _switch("empty_blocks", "one immutable empty block list instead of a new one per request and step"),
         _switch("freeze", "freeze the heap of the processes that vLLM leaves unfrozen"),
-        Knob("policy", "choice", "which free block is evicted next", "tiered", choices=POLICIES),
+        Knob("policy", "choice", "which free block is evicted next", "density", choices=POLICIES),
         _integer(
             "pin_window", "tokens kept behind a boundary (0 = the layer's window)", 0, 1 << 20, "tokens"
         ),

@@ -19,7 +19,7 @@ SHARED = Side("shared list", {**OFF, "empty_blocks": True})
 ROWS = Side("arrays", {**OFF, "rows": True})
 LINKED = Side("linked list", {**OFF})
 LINEAR = Side("linear list", {**OFF, "legacy_free_list": True})
-TIERED = Side("tiered")
+TIERED = Side("tiered", {"policy": "tiered"})
 PIN = Side("pin", {"policy": "pin"})
 PIN_ALL = Side("pin, min-drop 0", {"policy": "pin", "min_drop": 0})
 # Stock crashes on Mamba-2 with caching on a CPU where a chunk ends inside a state; whole_states keeps it from that.

@@ -48,8 +48,6 @@ def tuned_space(facts: ModelFacts, engine_args_given: Mapping[str, str | None]) 
     space = {
         name: candidates(name, facts) for name in names if engine_args_given.get(flag.get(name, name)) is None
     }
-    if not facts.window and not facts.state_layers:
-        space["policy"] = ("tiered", "two_class")
     return {name: values for name, values in space.items() if len(values) > 1}
 
 

@@ -32,7 +32,7 @@ REQUESTS = 400
 FEWEST, LEAST_HITTABLE = 100, 25.0
 SEEN = 0.5
 """Where the policy hits all but so many points, stock's other settings are not asked."""
-LONGEST = 6144
+LONGEST = 8192
 KIND = ("none", "sessions", "phases", "visits", "scan", "cold")
 
 

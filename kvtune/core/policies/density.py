@@ -31,7 +31,7 @@ ONCE, AGAIN, HIT = range(3)
 WORTH = 2.0
 """What a reused block's value counts, of which more depends than of its own hits."""
 REMEMBERED = 1.9
-"""Evicted blocks that are remembered, in pool sizes: 25 bytes a block of the pool; 13 more are kept of each block."""
+"""Evicted blocks that are remembered, in pool sizes: 25 bytes a block of the pool. 13 more are kept of each block."""
 RUN = 16
 """Blocks that one comparison of values may decide: those of one request stand together and are of one age."""
 EXPLORED = 16
@@ -53,10 +53,8 @@ class Density(InOrder):
     def reset(self) -> None:
         blocks = self.shelves.num_blocks
         self.use = bytearray(blocks)
-        self.freed_at = array(
-            "Q", bytes(8 * blocks)
-        )  # in blocks freed; 0: in use, or in a tier that goes first
-        self.mark_of = array("I", bytes(4 * blocks))
+        self.freed_at = array("Q", [0]) * blocks  # in blocks freed; 0: in use, or in a tier that goes first
+        self.mark_of = array("I", [0]) * blocks
         self.ages = Ages(blocks)
         self.guard = Guard(blocks)
         self.remembered = Remembered(int(REMEMBERED * blocks), self.ages.went)

@@ -25,10 +25,10 @@ class Remembered:
         self.forget = forget
         self.added = 0
         self.buckets = max(1, size // 2)
-        self.marks = array("I", bytes(4 * size))
-        self.older = array("I", bytes(4 * size))  # of each slot: the next one of its bucket, plus one
-        self.first = array("I", bytes(4 * self.buckets))  # of each bucket: its newest slot, plus one
-        self.epochs = array("H", bytes(2 * size))
+        self.marks = array("I", [0]) * size
+        self.older = array("I", [0]) * size  # of each slot: the next one of its bucket, plus one
+        self.first = array("I", [0]) * self.buckets  # of each bucket: its newest slot, plus one
+        self.epochs = array("H", [0]) * size
         self.kinds = bytearray(size)
 
     def add(self, mark: int, kind: int, epoch: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvtune.core.policies.ages import EPOCHS_A_POOL, Ages
 from kvtune.core.policies.density import ONCE, REUSED, SINGLE, Density
-from kvtune.core.policies.guard import MOST, RESUMED, START, TOLERATED, Guard
+from kvtune.core.policies.guard import EVIDENCE, MOST, START, TOLERATED, Guard
 from kvtune.core.policies.remembered import Remembered
 from kvtune.core.settings import CoreSettings
 
@@ -114,7 +114,8 @@ def test_it_hits_no_less_than_age_but_for_what_the_guard_tolerates(kind: str, se
     pool = Pool(blocks)
     for key in keys:
         pool.ask(key)
-    allowed = (START + TOLERATED * len(keys) / blocks + pool.policy.guard.turns) * blocks
+    turns = pool.policy.guard.turns
+    allowed = TOLERATED * len(keys) + turns * (START + 1) * blocks
     assert pool.hits >= by_age(keys, blocks) - allowed
     assert pool.hits >= by_age(keys, blocks) - 0.01 * len(keys)
 
@@ -144,10 +145,10 @@ def test_in_plain_age_the_account_sees_no_difference(kind: str) -> None:
     booked = [0, 0]
     settle = pool.policy.guard.settle
 
-    def book(won: int, lost: int, asked: int) -> None:
+    def book(won: int, lost: int, asked: int, promised: int) -> None:
         booked[0] += won
         booked[1] += lost
-        settle(won, lost, asked)
+        settle(won, lost, asked, promised)
 
     pool.policy.guard.settle = book  # type: ignore[method-assign]
     for key in keys:
@@ -208,20 +209,39 @@ def test_the_last_evicted_ones_are_remembered_and_no_others(size: int, marks: li
         assert ghost.take(mark) is None
 
 
-def test_the_guard_gives_up_when_the_account_is_empty_and_tries_again_when_it_is_not() -> None:
+def test_the_guard_wants_evidence_and_gives_up_when_the_account_is_empty() -> None:
     guard = Guard(1000)
-    guard.settle(0, int(START * 1000), 0)
+    assert guard.by_age
+    guard.settle(0, 0, 10**6, int(EVIDENCE * 1000))
+    guard.settle(0, 0, 0, -10)
+    assert guard.by_age
+    guard.settle(0, 0, 0, 11)
+    assert not guard.by_age and guard.turns == 1
+    guard.settle(0, int(START * 1000), 0, 0)
     assert not guard.by_age
-    guard.settle(0, 1, 0)
-    assert guard.by_age and guard.turns == 1
-    guard.settle(0, 0, int((RESUMED * 1000 + 1) / TOLERATED) - 1)
-    assert guard.by_age
-    guard.settle(0, 0, 1000)
-    assert not guard.by_age and guard.turns == 2
-    guard.settle(10**6, 0, 0)
+    guard.settle(0, 0, int(1000 / TOLERATED), 0)
     assert guard.balance == MOST * 1000
-    guard.settle(0, int(MOST * 1000) + 1, 0)
-    assert guard.by_age
+    guard.settle(0, int(MOST * 1000) + 1, 0, 10**6)
+    assert guard.by_age and guard.turns == 1
+    guard.settle(10**6, 0, 0, int(EVIDENCE * 1000))
+    assert guard.by_age, "what was promised before counts no more"
+
+
+def test_a_pool_that_prefers_reused_blocks_holds_as_many() -> None:
+    ages = Ages(3200)
+    for epoch in range(90):
+        for number in range(100):
+            ages.came(number < 20 + epoch // 3)
+        ages.tick()
+    reach = ages.reach(3000)
+    single_since, reused_since = ages.traded(reach)
+
+    def held(kind: int, since: int) -> int:
+        return sum(ages.left[kind][epoch & 255] for epoch in range(since, ages.epoch + 1))
+
+    assert reused_since < reach < single_since
+    assert ages.epoch - reused_since <= 2 * (ages.epoch - reach) + 2
+    assert abs(held(0, single_since) + held(1, reused_since) - 3000) <= 200
 
 
 def test_it_takes_at_most_forty_bytes_a_block() -> None:

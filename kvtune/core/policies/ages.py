@@ -89,6 +89,24 @@ class Ages:
             free -= here
         return 0.0
 
+    def traded(self, reach: float) -> tuple[int, int]:
+        """Epochs (single, reused) back to which a pool holds them that keeps reused blocks twice as long as age does.
+
+        It holds as many blocks in all, so it has fewer single ones.
+        """
+        single, reused = self.left
+        now, oldest = self.epoch, self.epoch - int(reach)
+        spare = sum(single[(now - age) & OLDEST] for age in range(min(oldest, OLDEST)))
+        kept, age = 0, oldest
+        while age < min(2 * oldest, OLDEST) and kept + reused[(now - age - 1) & OLDEST] <= spare:
+            age += 1
+            kept += reused[(now - age) & OLDEST]
+        held = oldest
+        while held > 0 and kept > 0:
+            held -= 1
+            kept -= single[(now - held) & OLDEST]
+        return now - held, now - age
+
     def value(self, kind: int, epoch: int) -> float:
         """The most hits per epoch that a block of this epoch can be expected to have, over any horizon from now."""
         age = min(self.epoch - epoch, OLDEST)

@@ -63,7 +63,8 @@ class Density(InOrder):
         self.reach: float | None = (
             0.0  # epochs since then are held by a pool that evicts by age; None: look again
         )
-        self.won = self.lost = self.asked = 0
+        self.won = self.lost = self.asked = self.promised = 0
+        self.single_since = self.reused_since = 0
         self.losing = False
         self.near_hits = self.terminal_hits = self.ghost_hits = 0
 
@@ -88,12 +89,17 @@ class Density(InOrder):
     def _end_epoch(self) -> None:
         self.epoch_ends += self.ages.length
         self.ages.tick()
-        self.guard.settle(self.won, self.lost, self.asked)
-        self.won = self.lost = self.asked = 0
+        self.guard.settle(self.won, self.lost, self.asked, self.promised)
+        self.won = self.lost = self.asked = self.promised = 0
         self.reach = None
         if self.ages.epoch % HALVED_AFTER == 0:
             self.near_hits //= 2
             self.terminal_hits //= 2
+
+    def _look(self, free: int) -> None:
+        """How far back a pool with so many free blocks would reach by age, and one that prefers reused blocks."""
+        self.reach = self.ages.reach(free)
+        self.single_since, self.reused_since = self.ages.traded(self.reach)
 
     def choose(self, wanted: int) -> tuple[int, int]:
         shelves = self.shelves
@@ -103,7 +109,7 @@ class Density(InOrder):
             if here:
                 return tier, min(wanted, here)
         if self.reach is None:
-            self.reach = self.ages.reach(shelves.num_free_blocks)
+            self._look(shelves.num_free_blocks)
         single, reused = shelves.head(SINGLE), shelves.head(REUSED)
         if reused < 0:
             return SINGLE, min(wanted, size(SINGLE))
@@ -123,7 +129,9 @@ class Density(InOrder):
         length = ages.length
         if self.reach is None:
             touched = sum(1 for block_id in block_ids if freed_at[block_id])
-            self.reach = ages.reach(self.shelves.num_free_blocks + touched)
+            self._look(self.shelves.num_free_blocks + touched)
+        assert self.reach is not None
+        single_since = self.single_since * length
         held_since = self.reach * length
         grade_of = self.shelves.grade_of
         beyond = near = False
@@ -131,7 +139,10 @@ class Density(InOrder):
         for block_id in block_ids:
             freed = freed_at[block_id]
             if freed:
-                ages.hit(1 if use[block_id] else 0, freed // length)
+                kind = 1 if use[block_id] else 0
+                ages.hit(kind, freed // length)
+                if not kind and held_since <= freed < single_since:
+                    self.promised -= 1
                 freed_at[block_id] = 0
                 # Blocks that follow one which age had evicted would have been of no use.
                 beyond = beyond or freed < held_since
@@ -162,9 +173,12 @@ class Density(InOrder):
         ages.hit(kind, epoch)
         self.use[block_id] = AGAIN
         self.ghost_hits += 1
-        if self._kept_by_age(ages.epoch - ((ages.epoch - epoch) & 0xFFFF) + 0.5):
+        epoch = ages.epoch - ((ages.epoch - epoch) & 0xFFFF)
+        if self._kept_by_age(epoch + 0.5):
             self.lost += 1
             self.losing = True
+        elif kind and epoch >= self.reused_since:
+            self.promised += 1
 
     def replaced(self, block_id: int) -> None:
         freed = self.freed_at[block_id]

@@ -1,4 +1,4 @@
-"""From a replay's journal to the run record: the tables of a real run, source "sim". Simulator's process only."""
+"""Makes a run of a replay's journal: the tables of a real run, with source "sim". Simulator's process only."""
 
 from __future__ import annotations
 

@@ -49,6 +49,8 @@ class JumpStepper:
             self._scheduler.scheduler_config.max_num_batched_tokens,
         )
         self._after_strides = after_strides
+        # With a queue that goes by what is cached, another request may be the next one in each step.
+        self.in_turn = not getattr(self._scheduler.waiting, "reorders", False)
         self._update = self._scheduler._update_request_with_output
         self.blocked = False
 
@@ -64,7 +66,7 @@ class JumpStepper:
         result = self._jump(ends) if len(ends) > 1 else self._engine_step.try_step()
         after = (len(scheduler.running), len(scheduler.waiting))
         # A step of decodes only has room for a waiting request: if none came in, the first of them does not fit.
-        self.blocked = decoding and before[1] > 0 and after == before
+        self.blocked = self.in_turn and decoding and before[1] > 0 and after == before
         return result
 
     def _jump(self, ends: list[float]) -> StepResult:

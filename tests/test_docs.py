@@ -42,6 +42,12 @@ PACKAGES = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
 WITH_IMPORTS = {PACKAGE / "core" / "policies", PACKAGE / "report" / "sections"}
 
 
+def used(name: str) -> bool:
+    """Whether a module of kvtune has this name in its code."""
+    paths = (path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    return any(re.search(rf"\b{name}\b", path.read_text(encoding="utf-8")) for path in paths)
+
+
 def title(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -131,6 +137,7 @@ def test_a_package_names_its_modules_and_no_others(package: Path) -> None:
     tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
     text = ast.get_docstring(tree) or ""
     assert missing_paths(text, package) == []
+    assert [name for name in re.findall(r"`([A-Z][a-z]\w+)`", text) if not used(name)] == []
     if package not in WITH_IMPORTS:
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         if package != PACKAGE:

@@ -7,12 +7,13 @@ and run what it can run. Loaded with the core's plugin, in every process that ma
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.run.cpu import VARIABLE, forced
 
-_replaced = Replaced()
+PART = "cpu_flags"
 _installed = False
 
 
@@ -24,20 +25,21 @@ def install() -> None:
     import torch
     from vllm.platforms.cpu import CpuPlatform
 
-    settle = CpuPlatform.check_and_update_config.__func__
+    def wrap(check: Callable[..., None]) -> Callable[..., None]:
+        def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+            answer = forced()
+            if answer is None:
+                return check(cls, vllm_config)
+            real = torch.cpu._is_avx512_bf16_supported
+            torch.cpu._is_avx512_bf16_supported = lambda: answer
+            try:
+                return check(cls, vllm_config)
+            finally:
+                torch.cpu._is_avx512_bf16_supported = real
 
-    def check_and_update_config(cls: Any, vllm_config: Any) -> Any:
-        answer = forced()
-        if answer is None:
-            return settle(cls, vllm_config)
-        real = torch.cpu._is_avx512_bf16_supported
-        torch.cpu._is_avx512_bf16_supported = lambda: answer
-        try:
-            return settle(cls, vllm_config)
-        finally:
-            torch.cpu._is_avx512_bf16_supported = real
+        return check_and_update_config
 
-    _replaced.put(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config))
+    PATCHES.wrap(PART, CpuPlatform, "check_and_update_config", wrap)
     _installed = True
 
 
@@ -48,5 +50,5 @@ def installed() -> bool:
 def uninstall() -> None:
     """vLLM's own method again."""
     global _installed
-    _replaced.undo()
+    PATCHES.undo(PART)
     _installed = False

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 
 HEADROOM = 20
 """With collect_at_wait, how many times later than at a wait a collection may come by itself."""
 
-REPLACED = Replaced()
+PART = "freeze"
 _frozen_here = False
 
 
@@ -48,27 +48,29 @@ def thaw_heap() -> None:
 
 def after(owner: Any, name: str, act: Callable[[Any], None]) -> None:
     """Call `act` with the instance each time the method has returned."""
-    method = getattr(owner, name)
 
-    @functools.wraps(method)
-    def followed(self: Any, *args: Any, **options: Any) -> Any:
-        result = method(self, *args, **options)
-        act(self)
-        return result
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        def followed(self: Any, *args: Any, **options: Any) -> Any:
+            result = method(self, *args, **options)
+            act(self)
+            return result
 
-    REPLACED.put(owner, name, followed)
+        return followed
+
+    PATCHES.wrap(PART, owner, name, wrap)
 
 
 def before(owner: Any, name: str, act: Callable[[Any], None]) -> None:
     """Call `act` with the instance each time the method is about to run."""
-    method = getattr(owner, name)
 
-    @functools.wraps(method)
-    def led(self: Any, *args: Any, **options: Any) -> Any:
-        act(self)
-        return method(self, *args, **options)
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        def preceded(self: Any, *args: Any, **options: Any) -> Any:
+            act(self)
+            return method(self, *args, **options)
 
-    REPLACED.put(owner, name, led)
+        return preceded
+
+    PATCHES.wrap(PART, owner, name, wrap)
 
 
 def set_thresholds(settings: CoreSettings) -> None:
@@ -146,7 +148,7 @@ def install(settings: CoreSettings) -> None:
 
 def uninstall() -> None:
     """The collector is vLLM's own affair again; heaps that are frozen stay so until shutdown."""
-    REPLACED.undo()
+    PATCHES.undo(PART)
 
 
 def _install_freeze() -> None:

@@ -64,6 +64,7 @@ def install(settings: CoreSettings) -> None:
         for module in modules:
             done.append(module)
             module.install(settings)
+        done.append(audit)
         audit.install()
     except Exception:
         # All or nothing: a half-installed core is worse than none.

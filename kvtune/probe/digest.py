@@ -7,11 +7,13 @@ scheduler's order; not request ids, which a front end may decorate.
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from collections.abc import Iterable
 from zlib import crc32
 
+from kvtune.core.vllm_types import ScheduledStep
 
-def digest(scheduler_output: Any, seed: int = 0) -> int:
+
+def digest(scheduler_output: ScheduledStep, seed: int = 0) -> int:
     """32 bits over one vLLM SchedulerOutput; give the last one as `seed` to chain steps."""
     numbers = array("q", scheduler_output.num_scheduled_tokens.values())
     for new in scheduler_output.scheduled_new_reqs:
@@ -24,7 +26,7 @@ def digest(scheduler_output: Any, seed: int = 0) -> int:
     return crc32(numbers.tobytes(), seed)
 
 
-def _add_blocks(numbers: array[int], groups: Any) -> None:
+def _add_blocks(numbers: array[int], groups: Iterable[Iterable[int]]) -> None:
     for blocks in groups:
         numbers.append(-1)
         numbers.extend(blocks)

@@ -1,8 +1,4 @@
-"""Python's collector, as seen from inside: one COLLECTION record per collection, in any thread of any process.
-
-Fields: v0 start ns (monotonic), v1 pause ns, v2 thread CPU ns within the pause, v3 collected, v4 uncollectable,
-v5 thread id, v6 young-generation count when it started, v7 number of the line that triggered it (see `triggers`).
-"""
+"""Python's garbage collector, measured from inside: one Collection record per collection, in any thread and process."""
 
 from __future__ import annotations
 
@@ -13,10 +9,11 @@ from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Protocol
 
-from kvtune.probe.ring import COLLECTION, VALUES, Ring
+from kvtune.probe.records import Collection
+from kvtune.probe.ring import Ring
 
 TRIGGERS = 1000
-UNUSED = (0,) * (VALUES - 8)
+"""Lines that are told apart; collections triggered by later ones have no line."""
 
 
 class CollectionListener(Protocol):
@@ -76,21 +73,12 @@ class CollectorProbe:
             if begun is None:  # installed within a collection
                 return
             young, line, cpu_start, start = begun
+            generation, collected, uncollectable = (
+                int(info[key]) for key in ("generation", "collected", "uncollectable")
+            )
+            pause, cpu = end - start, cpu - cpu_start
             self._ring.write(
-                COLLECTION,
-                int(info["generation"]),
-                0,
-                (
-                    start,
-                    end - start,
-                    cpu - cpu_start,
-                    int(info["collected"]),
-                    int(info["uncollectable"]),
-                    thread,
-                    young,
-                    line,
-                    *UNUSED,
-                ),
+                Collection(generation, start, pause, cpu, collected, uncollectable, thread, young, line)
             )
             if self.listeners:
                 self._tell("after", info["generation"])

@@ -7,9 +7,10 @@ is watched where blocks leave it (one call a request that gets blocks). A step w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-MOST_TIERS = 6
+from kvtune.core.vllm_types import BlockPool, FreeQueue, KVCacheBlock
+from kvtune.probe.records import MOST_TIERS
+
 HASHED = (
     2  # kvtune.core.cache.pool: queue 0 is none, 1 holds blocks without a hash, the policy's tiers follow
 )
@@ -18,7 +19,7 @@ HASHED = (
 class PoolWatch:
     """One pool's evictions and demotions by tier; `tiers` are their names, in the order they are given out."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: BlockPool) -> None:
         queue = pool.free_block_queue
         if hasattr(queue, "taken"):
             self.tiers: tuple[str, ...] = tuple(queue.names[1:])
@@ -33,15 +34,15 @@ class PoolWatch:
             raise ValueError(f"a pool of {len(self.tiers)} tiers, of {MOST_TIERS} at most")
         self._seen = list(self._evicted), list(self._demoted)
 
-    def _count(self, queue: Any) -> None:
+    def _count(self, queue: FreeQueue) -> None:
         take, evicted = queue.popleft_n, self._evicted
 
-        def counted(n: int) -> Any:
+        def counted(n: int) -> list[KVCacheBlock]:
             blocks = take(n)
             evicted[0] += sum([block._block_hash is not None for block in blocks])
             return blocks
 
-        queue.popleft_n = counted
+        queue.popleft_n = counted  # type: ignore[method-assign]
 
     def news(self) -> tuple[Sequence[int], Sequence[int]] | None:
         """Blocks evicted and demoted by tier since the last call; None when there are none."""

@@ -13,19 +13,22 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import msgspec
 
+from kvtune.core.patches import PATCHES
+from kvtune.core.vllm_types import Request, Scheduler
 from kvtune.probe.status import role
 from kvtune.run.scratch import PREFIX, hold, sweep
 from kvtune.workload.recording import Line, PrefixHasher, TraceWriter
 
 logger = logging.getLogger("vllm.kvtune")
 
+PART = "probe.recorder"
 PAGE = ".counters"
 READ_ATTEMPTS = 20
 BATCH_S = 0.1
@@ -57,19 +60,20 @@ def register() -> None:
 def _watch_scheduler(record: str, metrics: str) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    build = Scheduler.__init__
+    def wrap(init: Callable[..., None]) -> Callable[..., None]:
+        def built(self: Any, *args: Any, **options: Any) -> None:
+            init(self, *args, **options)
+            try:
+                if metrics:
+                    _use(Path(metrics))
+                Recorder(Path(record) if record else None, Path(metrics) if metrics else None).attach(self)
+            except Exception as error:
+                logger.warning("kvtune does not record: %r", error)
 
-    @functools.wraps(build)
-    def built(self: Any, *args: Any, **options: Any) -> None:
-        build(self, *args, **options)
-        try:
-            if metrics:
-                _use(Path(metrics))
-            Recorder(Path(record) if record else None, Path(metrics) if metrics else None).attach(self)
-        except Exception as error:
-            logger.warning("kvtune does not record: %r", error)
+        return built
 
-    Scheduler.__init__ = built
+    PATCHES.undo(PART)
+    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
 
 
 def _use(folder: Path) -> int:
@@ -100,22 +104,22 @@ class Recorder:
         self._page = CounterPage(metrics / f"{os.getpid()}{PAGE}") if metrics is not None else None
         self._begun = self._written = monotonic()
         self._open: dict[str, tuple[float, Any]] = {}
-        self._ended: list[tuple[float, Any, Any]] = []
+        self._ended: list[tuple[float, Any, Request]] = []
         self._hashed_tokens = 0
         self._broken = False
         self.totals = {"requests": 0, "prefix_query_tokens": 0, "prefix_hit_tokens": 0}
 
-    def attach(self, scheduler: Any) -> None:
+    def attach(self, scheduler: Scheduler) -> None:
         """Instance attributes: the scheduler's class, which the core may have swapped, stays as it is."""
         add, free = scheduler.add_request, scheduler._free_request
 
         @functools.wraps(add)
-        def added(request: Any) -> Any:
+        def added(request: Request) -> Any:
             self._guard(self.came, request)
             return add(request)
 
         @functools.wraps(free)
-        def freed(request: Any, *args: Any, **options: Any) -> Any:
+        def freed(request: Request, *args: Any, **options: Any) -> Any:
             self._guard(self.ended, request)
             return free(request, *args, **options)
 
@@ -123,7 +127,7 @@ class Recorder:
         scheduler.add_request, scheduler._free_request = added, freed
         self._tell()
 
-    def _guard(self, do: Any, request: Any) -> None:
+    def _guard(self, do: Callable[[Request], None], request: Request) -> None:
         if self._broken:
             return
         try:
@@ -134,12 +138,12 @@ class Recorder:
             self._open.clear()
             self._ended.clear()
 
-    def came(self, request: Any) -> None:
+    def came(self, request: Request) -> None:
         """vLLM fills the request's prefill statistics in, then takes them away from it: they are kept here."""
         if request.request_id not in self._open:  # else a streamed prompt goes on
             self._open[request.request_id] = (monotonic(), request.prefill_stats)
 
-    def ended(self, request: Any) -> None:
+    def ended(self, request: Request) -> None:
         told = self._open.pop(request.request_id, None)
         if told is None:
             return

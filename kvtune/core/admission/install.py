@@ -6,8 +6,8 @@ both of vLLM's schedulers, for the core's own ones and for the simulator's passe
 
 from __future__ import annotations
 
-import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, SchedulingPolicy
@@ -17,7 +17,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from kvtune.core import state
 from kvtune.core.admission.prefixes import Prefixes
 from kvtune.core.admission.waiting import LongestPrefixQueue
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 
 logger = logging.getLogger("vllm.kvtune")
@@ -60,7 +60,7 @@ def adopt(scheduler: Any, settings: CoreSettings) -> None:
     state.gauge(queue.counters)
 
 
-REPLACED = Replaced()
+PART = "admission.install"
 
 
 def install(settings: CoreSettings) -> None:
@@ -68,20 +68,21 @@ def install(settings: CoreSettings) -> None:
     uninstall()
     if settings.admission == "fcfs":
         return
-    build = Scheduler.__init__
 
-    @functools.wraps(build)
-    def built(self: Scheduler, *args: Any, **options: Any) -> None:
-        build(self, *args, **options)
-        try:
-            adopt(self, settings)
-        except Exception as error:
-            state.part("admission", False, f"could not be put in: {error!r}")
-            logger.error("kvtune: requests are admitted as they come", exc_info=error)
+    def wrap(build: Callable[..., None]) -> Callable[..., None]:
+        def built(self: Scheduler, *args: Any, **options: Any) -> None:
+            build(self, *args, **options)
+            try:
+                adopt(self, settings)
+            except Exception as error:
+                state.part("admission", False, f"could not be put in: {error!r}")
+                logger.error("kvtune: requests are admitted as they come", exc_info=error)
 
-    REPLACED.put(Scheduler, "__init__", built)
+        return built
+
+    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
 
 
 def uninstall() -> None:
     """Schedulers that are built from now on have stock's queue."""
-    REPLACED.undo()
+    PATCHES.undo(PART)

@@ -13,14 +13,17 @@ Contract: reads only, O(blocks). KVTUNE_AUDIT=1 counts and logs violations, KVTU
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
+from kvtune.core.patches import PATCHES
 from kvtune.errors import KvtuneError
+
+PART = "cache.audit"
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -90,20 +93,26 @@ def check(scheduler: Any) -> list[str]:
 
 
 def install() -> None:
-    """Check every scheduler that is built from now on after each of its steps, when KVTUNE_AUDIT asks for it."""
+    """With KVTUNE_AUDIT, check every scheduler that is built from now on after each of its steps."""
+    uninstall()
     if os.environ.get("KVTUNE_AUDIT") not in ("1", "raise"):
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    build = Scheduler.__init__
+    def wrap(init: Callable[..., None]) -> Callable[..., None]:
+        def built(self: Any, *args: Any, **options: Any) -> None:
+            init(self, *args, **options)
+            watch(self)
 
-    @functools.wraps(build)
-    def built(self: Any, *args: Any, **options: Any) -> None:
-        build(self, *args, **options)
-        watch(self)
+        return built
 
-    Scheduler.__init__ = built
+    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
     state.part("audit", True)
+
+
+def uninstall() -> None:
+    """Schedulers that are built from now on are not checked."""
+    PATCHES.undo(PART)
 
 
 def watch(scheduler: Any) -> None:

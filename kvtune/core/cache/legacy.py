@@ -18,10 +18,10 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 
-REPLACED = Replaced()
+PART = "cache.legacy"
 
 
 class LinearQueue:
@@ -74,7 +74,7 @@ def install(settings: CoreSettings) -> None:
     """Bring back what is asked for; `adopt` puts in the queue when a manager is built."""
     uninstall()
     if settings.legacy_empty_blocks:
-        REPLACED.put(KVCacheManager, "create_kv_cache_blocks", _fresh_blocks)
+        PATCHES.replace(PART, KVCacheManager, "create_kv_cache_blocks", _fresh_blocks)
         state.part("legacy_empty_blocks", True)
     if settings.legacy_free_list:
         state.part("legacy_free_list", True)
@@ -82,4 +82,4 @@ def install(settings: CoreSettings) -> None:
 
 def uninstall() -> None:
     """vLLM is what it is again."""
-    REPLACED.undo()
+    PATCHES.undo(PART)

@@ -7,20 +7,20 @@ tables, allocator and kernels are stock's. What it cannot do is refused by name,
 
 from __future__ import annotations
 
-import functools
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil, lcm
 from typing import Any
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.errors import KvtuneError
 
 logger = logging.getLogger("vllm.kvtune")
 
-REPLACED = Replaced()
+PART = "cache.packed"
 
 LAYOUT_OF_SIBLING = {"LBHNC": "BLHNC", "LBNHC": "BLNHC"}
 """A page's inside is the same in both: a kernel that reads strides reads either."""
@@ -31,7 +31,7 @@ STRIDED = ("CPU_ATTN",)
 
 def install(settings: CoreSettings) -> None:
     """Wrap where vLLM sizes blocks, lists layouts and groups layers; by default both switches are off: no wraps."""
-    REPLACED.undo()
+    PATCHES.undo(PART)
     if settings.whole_states or settings.packed:
         _install_whole_states()
     if not settings.packed:
@@ -43,56 +43,49 @@ def install(settings: CoreSettings) -> None:
     from vllm.v1.kv_cache_interface import MambaSpec
     from vllm.v1.worker import worker_base
 
-    stock_align = vars(_owner(type(current_platform), "_align_hybrid_block_size"))[
-        "_align_hybrid_block_size"
-    ].__func__
+    def wrap_align(stock_align: Callable[..., None]) -> Callable[..., None]:
+        def align(cls: Any, vllm_config: Any, backend_cls: Any) -> None:
+            requested = vllm_config.cache_config.block_size
+            stock_align(cls, vllm_config, backend_cls)
+            why = refusal(vllm_config, cls._find_non_ssm_backends(vllm_config))
+            if not why:
+                why = _shrink(vllm_config, cls._find_non_ssm_backends(vllm_config), settings, requested)
+            state.part("packed", not why, why)
+            if why:
+                logger.warning("kvtune: blocks stay stock's: %s", why)
 
-    @functools.wraps(stock_align)
-    def align(cls: Any, vllm_config: Any, backend_cls: Any) -> None:
-        asked = vllm_config.cache_config.block_size
-        stock_align(cls, vllm_config, backend_cls)
-        why = refusal(vllm_config, cls._find_non_ssm_backends(vllm_config))
-        if not why:
-            why = _shrink(vllm_config, cls._find_non_ssm_backends(vllm_config), settings, asked)
-        state.part("packed", not why, why)
-        if why:
-            logger.warning("kvtune: blocks stay stock's: %s", why)
+        return align
 
-    REPLACED.put(
-        _owner(type(current_platform), "_align_hybrid_block_size"),
-        "_align_hybrid_block_size",
-        classmethod(align),
-    )
+    def wrap_layouts(stock_layouts: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def layouts(backends: Any) -> Any:
+            supported = stock_layouts(backends)
+            return _block_outermost(supported) if state.state()["parts"].get("packed") else supported
 
-    stock_layouts = utils.get_supported_kv_cache_layouts
+        return layouts
 
-    @functools.wraps(stock_layouts)
-    def layouts(backends: Any) -> Any:
-        found = stock_layouts(backends)
-        return _block_outermost(found) if state.state()["parts"].get("packed") else found
+    def wrap_groups(stock_groups: Callable[..., Any]) -> Callable[..., Any]:
+        def groups(vllm_config: Any, kv_cache_spec: Any) -> Any:
+            packed = stock_groups(vllm_config, kv_cache_spec)
+            if not packed:
+                return packed
+            plain = [_plain(group) for group in packed]
+            # In EngineCore, which groups what its workers sized, the layout first shows here.
+            if any(isinstance(group.kv_cache_spec, MambaSpec) for group in plain):
+                state.part("packed", True)
+            return plain
 
+        return groups
+
+    platform = _owner(type(current_platform), "_align_hybrid_block_size")
+    PATCHES.wrap(PART, platform, "_align_hybrid_block_size", wrap_align)
     for module in (utils, worker_base):
-        REPLACED.put(module, "get_supported_kv_cache_layouts", layouts)
-
-    stock_groups = kv_cache_utils._get_packed_kv_cache_groups
-
-    @functools.wraps(stock_groups)
-    def groups(vllm_config: Any, kv_cache_spec: Any) -> Any:
-        found = stock_groups(vllm_config, kv_cache_spec)
-        if not found:
-            return found
-        plain = [_plain(group) for group in found]
-        # EngineCore groups what its workers sized (and a simulator what a run captured): it sees the layout here only.
-        if any(isinstance(group.kv_cache_spec, MambaSpec) for group in plain):
-            state.part("packed", True)
-        return plain
-
-    REPLACED.put(kv_cache_utils, "_get_packed_kv_cache_groups", groups)
+        PATCHES.wrap(PART, module, "get_supported_kv_cache_layouts", wrap_layouts)
+    PATCHES.wrap(PART, kv_cache_utils, "_get_packed_kv_cache_groups", wrap_groups)
 
 
 def uninstall() -> None:
     """vLLM's own functions are back."""
-    REPLACED.undo()
+    PATCHES.undo(PART)
 
 
 def refusal(vllm_config: Any, backends: Any) -> str:
@@ -123,7 +116,7 @@ def refusal(vllm_config: Any, backends: Any) -> str:
     return ""
 
 
-def _shrink(vllm_config: Any, backends: Any, settings: CoreSettings, asked: int) -> str:
+def _shrink(vllm_config: Any, backends: Any, settings: CoreSettings, requested: int) -> str:
     """Set the aggregate block size; the reason where the kernels do not take it."""
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
@@ -131,7 +124,7 @@ def _shrink(vllm_config: Any, backends: Any, settings: CoreSettings, asked: int)
     stock, padded = cache.block_size, cache.mamba_page_size_padded
     cache.mamba_page_size_padded = None
     specs = list(get_kv_cache_spec(vllm_config).values())
-    wanted = asked if cache.user_specified_block_size else 0
+    wanted = requested if cache.user_specified_block_size else 0
     block, why = block_of(specs, backends, settings.states_per_block, wanted)
     if why:
         cache.mamba_page_size_padded = padded
@@ -198,7 +191,7 @@ def _install_whole_states() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        REPLACED.put(MambaMixer2, "get_kv_cache_spec", MambaBase.get_kv_cache_spec)
+        PATCHES.replace(PART, MambaMixer2, "get_kv_cache_spec", MambaBase.get_kv_cache_spec)
 
 
 def _owner(cls: type, name: str) -> Any:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copyreg
-import functools
+from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.core.tokens import outputs, runners
 from kvtune.core.tokens.rows import pack, unpack
 
-REPLACED = Replaced()
+PART = "tokens.install"
 
 
 def _reduce_output(output: Any) -> tuple[Any, ...]:
@@ -43,15 +43,16 @@ def install(settings: CoreSettings) -> None:
     from vllm.v1.outputs import ModelRunnerOutput
 
     copyreg.pickle(ModelRunnerOutput, _reduce_output)
-    loop = EngineCoreProc._process_input_queue
 
-    @functools.wraps(loop)
-    def looped(self: Any) -> Any:
-        # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
-        outputs.outputs_are_encoded = True
-        return loop(self)
+    def wrap(loop: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def looped(self: Any) -> Any:
+            # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
+            outputs.outputs_are_encoded = True
+            return loop(self)
 
-    REPLACED.put(EngineCoreProc, "_process_input_queue", looped)
+        return looped
+
+    PATCHES.wrap(PART, EngineCoreProc, "_process_input_queue", wrap)
     runners.install()
     state.part("rows", True)
 
@@ -62,5 +63,5 @@ def uninstall() -> None:
 
     outputs.outputs_are_encoded = False
     copyreg.dispatch_table.pop(ModelRunnerOutput, None)
-    runners.REPLACED.undo()
-    REPLACED.undo()
+    runners.uninstall()
+    PATCHES.undo(PART)

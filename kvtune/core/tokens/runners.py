@@ -6,15 +6,14 @@ stock's lists, because somebody cuts or keeps their rows.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.tokens.rows import PassingRows
 
-REPLACED = Replaced()
+PART = "tokens.runners"
 
 
 def install() -> None:
@@ -27,20 +26,25 @@ def install() -> None:
         _install_gpu_outputs()
 
 
+def uninstall() -> None:
+    """Workers make their rows as stock does."""
+    PATCHES.undo(PART)
+
+
 def _install_cpu_runner() -> None:
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    to_list = CPUModelRunner._to_list
+    def wrap(to_list: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def passing(self: Any, sampled_token_ids: Any) -> Any:
+            # The runner clears the rows of unfinished prefills, and drafters keep rows: both want lists that stay.
+            discards = self.discard_request_mask.np[: self.input_batch.num_reqs].any()
+            if discards or self.speculative_config is not None or not len(sampled_token_ids):
+                return to_list(self, sampled_token_ids)
+            return PassingRows.of_flat(sampled_token_ids.flatten().tolist())
 
-    @functools.wraps(to_list)
-    def passing(self: Any, sampled_token_ids: Any) -> Any:
-        # The runner clears the rows of unfinished prefills, and drafters keep rows: both want lists that stay.
-        discards = self.discard_request_mask.np[: self.input_batch.num_reqs].any()
-        if discards or self.speculative_config is not None or not len(sampled_token_ids):
-            return to_list(self, sampled_token_ids)
-        return PassingRows.of_flat(sampled_token_ids.flatten().tolist())
+        return passing
 
-    REPLACED.put(CPUModelRunner, "_to_list", passing)
+    PATCHES.wrap(PART, CPUModelRunner, "_to_list", wrap)
 
 
 class Singles:
@@ -86,14 +90,14 @@ def _install_gpu_outputs() -> None:
 
 
 def _prepared(kind: Any, prepare: Callable[[Any], None]) -> None:
-    get_output = kind.get_output
+    def wrap(get_output: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def prepared(self: Any) -> Any:
+            try:
+                prepare(self)
+            except Exception as error:
+                state.note(f"rows: stock's lists are used: {error!r}")
+            return get_output(self)
 
-    @functools.wraps(get_output)
-    def prepared(self: Any) -> Any:
-        try:
-            prepare(self)
-        except Exception as error:
-            state.note(f"rows: stock's lists are used: {error!r}")
-        return get_output(self)
+        return prepared
 
-    REPLACED.put(kind, "get_output", prepared)
+    PATCHES.wrap(PART, kind, "get_output", wrap)

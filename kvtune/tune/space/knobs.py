@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from kvtune.core.settings import KNOBS
+from kvtune.core.settings import KNOBS, LISTED
 from kvtune.errors import UsageError
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.space.values import Bundle, Value
@@ -90,7 +90,7 @@ def canonical(text: str) -> str:
     name = ALIASES.get(name, name)
     if name in KNOBS or name in ENGINE_KNOBS:
         return name
-    known = (*KNOBS, *ENGINE_KNOBS)
+    known = (*LISTED, *ENGINE_KNOBS)
     near = difflib.get_close_matches(name, known, n=1)
     mean = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"--set {text}: there is no knob {name!r}", f"{mean}knobs: {', '.join(known)}")

@@ -182,6 +182,14 @@ def test_the_first_pages_are_short_and_name_the_two_commands() -> None:
     assert all(f"({title(path)})" in readme + architecture for path in (ROOT / "docs").glob("*.md"))
 
 
+def test_the_layers_are_those_that_import_linter_checks() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    section = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("## Who may import whom")[1]
+    block = section.split("```")[1].strip().splitlines()
+    assert [line.split("   ")[0] for line in block] == [layer.replace("kvtune.", "") for layer in layers]
+
+
 def test_the_hook_is_make_lint_and_downloads_nothing() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")

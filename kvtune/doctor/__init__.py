@@ -6,9 +6,12 @@ Imported by: cli.
     finding.py       one finding: level, subject, text, hint
     diagnosis.py     all of them together; levels decide the exit code
     environment.py   the machine: Python, vLLM, devices, plugins, ptrace, memory, disk; VARIABLES. Imports no vLLM
-    model.py         a model: asks the child process, or config.json and the planner where vLLM is missing
+    model.py         a model's effective settings, from either of the next two
+    ask_vllm.py      facts from vLLM itself, in a child process
+    planned.py       facts from config.json and the planner, where vLLM is missing
     child.py         the child process: vLLM's configuration, the model on the meta device, a few visits replayed
-    facts.py         what either gives: plain data
+    facts.py         the facts: plain data
+    flags.py         vLLM's flags on a command line, by name
     rules.py         Facts -> findings, one function a rule
     text.py          lines for a terminal
 """

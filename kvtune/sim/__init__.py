@@ -7,10 +7,10 @@ Imported by: cli, doctor, explain, tune.
 
     simulators.py (parent) <-JSON lines-> worker.py* (imports vLLM once, forks for each job)
        |
-    replay.py   front_end.py -> requests.py* -> EngineCore.step_fn -> journal.py -> record.py -> Run
-       |                                    |        ^
-    build.py* VllmConfig + specs            v        | futures move the VirtualClock (clock.py)
-       meta_model.py* or kv_specs.py*  executor.py* -+ a step's length: cost.py
+    replay.py   player.py: front_end.py -> requests.py* -> steps.py, fast/ -> journal.py -> record.py -> Run
+       |                                               |        ^
+    build.py* VllmConfig + specs                       v        | futures move the VirtualClock (clock.py)
+       meta_model.py* or kv_specs.py*             executor.py* -+ a step's length: cost.py
 
     simulators.py   one simulator process, jobs in parallel, runs back
     worker.py       the simulator process
@@ -19,7 +19,10 @@ Imported by: cli, doctor, explain, tune.
     build.py        EngineCore on the executor that computes nothing
     meta_model.py   a model on torch's meta device, asked for its KV specs
     kv_specs.py     captured KV specs -> vLLM's (probe/kv_specs.py writes them)
-    replay.py       the loop: requests in, steps, answers out
+    replay.py       one replay from settings to run
+    player.py       the loop: sends requests as they are due, steps the engine, keeps the journal
+    steps.py        steppers: each advances the engine its own way; `EngineStepper` lets vLLM make the step
+    observers.py    what can watch a replay
     requests.py     a workload's requests as vLLM's, without making a token
     front_end.py    the way of a request to the engine and of its answers back
     delay.py        how long these ways take, fitted to a recorded run
@@ -28,6 +31,7 @@ Imported by: cli, doctor, explain, tune.
     clock.py        virtual time
     journal.py      what a replay notes while it runs
     record.py       journal -> Run
+    vllm_types.py   the parts of vLLM's objects that the simulator uses, as Protocols
     fast/           many steps at once, exact
     verdicts/       an observer that says where every prompt token went
 

@@ -7,4 +7,7 @@ a stride's steps, where one full-attention group    leaps (leap.py)           hi
 k decode steps while no request comes or goes       jumps (jump.py)           vLLM takes k - 1 tokens as accepted drafts
 requests that only decode, in steps that prefill    mixed.py                  they head the list and are served first
 stock's loops over blocks                           pool.py                   every field of every block is stock's
+
+choose.py        which steppers a replay gets, in the order in which they are asked
+steady_path.py   the core's steady-decode path of one scheduler, as the steppers use it
 """

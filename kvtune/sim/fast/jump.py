@@ -1,8 +1,8 @@
-"""Jumps: while nobody can arrive or finish, k steady decode steps are scheduled as one. Simulator's process only.
+"""Jumps: while no request can arrive or finish, k steady decode steps are scheduled as one. Simulator's process only.
 
 vLLM takes the k - 1 tokens in advance as speculative ones that are all accepted. Exact, because between two events the
 scheduler would repeat itself: it hands out the same number of blocks (one full-attention group), or none at all (a
-jump ends before any other group takes or gives back a block), and looks nobody up in the prefix cache.
+jump ends before any other group takes or gives back a block), and looks no prompt up in the prefix cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 class JumpStepper:
     """Makes one step of the engine, and turns it into a jump where it can.
 
-    `blocked`: in the last step everybody decoded, and no waiting request came in: the first of them does not fit.
+    `blocked`: the last step only decoded and admitted no waiting request, so the first of them does not fit.
     `after_strides`: a stride was tried before; then only what strides cannot take is left to jumps.
     """
 
@@ -63,7 +63,7 @@ class JumpStepper:
         ends = self._ends(steps) if steps > 1 else []
         result = self._jump(ends) if len(ends) > 1 else self._engine_step.try_step()
         after = (len(scheduler.running), len(scheduler.waiting))
-        # A step of decodes only has room for a waiting request: if none came in, the first of them does not fit.
+        # A step that only decodes has tokens left for a waiting request; none was admitted for lack of blocks.
         self.blocked = decoding and before[1] > 0 and after == before
         return result
 
@@ -75,7 +75,7 @@ class JumpStepper:
         # No request ends inside a jump: vLLM need not look at each of its tokens.
         scheduler._update_request_with_output = _append_all
         executor.jump_ends_s = ends
-        # A pause for new requests: nobody is looked up in a jump, and the kvtune core's steady path stands aside.
+        # Pause new requests: a jump looks none of them up, and the kvtune core's steady path stands aside.
         scheduler._pause_state = PauseState.PAUSED_NEW
         self._limit(max(len(ends) * len(scheduler.running), limit) for limit in self._limits)
         result = self._engine_step.try_step()

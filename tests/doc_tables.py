@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 WIDTH = 118
 IMPORTED = re.compile(r"^Imported by: .*$", re.M)
 ROW = re.compile(r"^( *)(\w+\.py)(?: +)(?=(\S.*))")
+MODULE = re.compile(r"(?<![\w/])\w+\.py\b")
 REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -128,8 +129,7 @@ def with_importers(text: str, names: list[str]) -> str:
 
 
 def with_modules(text: str, modules: dict[str, str]) -> str:
-    heads = {name: " ".join(text.split()).split(". ")[0] for name, text in docs.items()}
-    return {name: head.rstrip(".") for name, head in heads.items() if name != "__init__.py"}
+    """A package's file with a row for each module (name -> first sentence), and without rows of other modules."""
     lines = [line for line in text.splitlines() if not (row := ROW.match(line)) or row[2] in modules]
     rows = [number for number, line in enumerate(lines) if ROW.match(line)]
     at = rows[-1] + 1 if rows else len(lines) - 1
@@ -137,7 +137,7 @@ def with_modules(text: str, modules: dict[str, str]) -> str:
     while lines[at].startswith(f"{indent}    "):  # the last row goes on
         at += 1
     for name, sentence in sorted(modules.items()):
-        if name not in text:
+        if name not in MODULE.findall(text):
             lines.insert(at, f"{indent}{name} ".ljust(width) + shortened(sentence, WIDTH - width))
             at += 1
     return "\n".join(lines) + "\n"

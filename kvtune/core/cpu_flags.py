@@ -1,7 +1,7 @@
-"""Answers in the CPU's place when vLLM's CPU platform settles a configuration. Inert unless KVTUNE_AVX512_BF16 is set.
+"""Overrides what vLLM's CPU platform believes about AVX-512 BF16. Inert unless KVTUNE_AVX512_BF16 is set.
 
-Only the platform's decision is changed (data types of states, so sizes of blocks); kernels go on asking the real CPU
-and run what it can run. Loaded with the core's plugin, in every process that makes a configuration.
+It changes only how the configuration is decided: data types of states, and with them block sizes. Kernels still ask
+the real CPU. Loaded with the core's plugin, in every process that makes a configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _installed = False
 
 
 def install() -> None:
-    """Wrap CpuPlatform.check_and_update_config; idempotent, and nothing happens without the variable."""
+    """Wrap CpuPlatform.check_and_update_config; idempotent, and inert without the variable."""
     global _installed
     if _installed or not os.environ.get(VARIABLE):
         return
@@ -48,7 +48,7 @@ def installed() -> bool:
 
 
 def uninstall() -> None:
-    """vLLM's own method again."""
+    """Undo `install`."""
     global _installed
     PATCHES.undo(PART)
     _installed = False

@@ -28,7 +28,7 @@ _HEAD = struct.Struct("<8sIIQQ")  # magic, record size, pid, capacity, start of 
 
 
 class Ring:
-    """The writing end. Raises OSError when the file cannot be made in full (no space): before any record."""
+    """The writing end. Raises OSError, before any record, when the disk has no room for the whole file."""
 
     def __init__(self, path: Path, size_bytes: int = DEFAULT_BYTES) -> None:
         capacity = size_bytes // SIZE
@@ -75,13 +75,13 @@ def read_ring(path: Path) -> Records:
     _, size, pid, capacity, _ = _HEAD.unpack_from(raw, 0)
     if size != SIZE:
         raise ValueError(f"{path} has records of {size} bytes, this kvtune reads {SIZE}")
-    found: list[tuple[int, tuple[int, ...]]] = []
+    numbered: list[tuple[int, tuple[int, ...]]] = []
     body = memoryview(raw)[HEADER : HEADER + capacity * SIZE]
     for slot, fields in enumerate(RECORD.iter_unpack(body)):
         sequence = fields[-1]
         if sequence and (sequence - 1) % capacity == slot:
-            found.append((sequence, fields[:-1]))
-    found.sort()
-    written = found[-1][0] if found else 0
-    rows = [record for _, fields in found if (record := unpack(fields)) is not None]
-    return Records(pid, rows, max(0, written - len(found)))
+            numbered.append((sequence, fields[:-1]))
+    numbered.sort()
+    written = numbered[-1][0] if numbered else 0
+    rows = [record for _, fields in numbered if (record := unpack(fields)) is not None]
+    return Records(pid, rows, max(0, written - len(numbered)))

@@ -22,7 +22,7 @@ from kvtune.probe.ring import Ring
 
 
 class StepSampler(Protocol):
-    """An instrument that works at some steps, outside the measured times."""
+    """An instrument that is called in each step, outside the measured times."""
 
     def begin(self) -> None: ...
     def output_is_in(self) -> None: ...
@@ -30,7 +30,7 @@ class StepSampler(Protocol):
 
 
 class StepProbe:
-    """Wraps one scheduler's methods and the EngineCore loop's step. Disables its own bookkeeping on any failure."""
+    """Wraps one scheduler's methods and the step of EngineCore's loop. Switches itself off at its first failure."""
 
     def __init__(self, ring: Ring, *, collector: CollectorProbe | None = None, digests: bool = False) -> None:
         self._ring = ring
@@ -41,20 +41,20 @@ class StepProbe:
         self.after_step: Callable[[], None] | None = None
         self.sampler: StepSampler | None = None
         self._scheduler: Scheduler | None = None
-        self._schedule = self._update = (0, 0, 0, 0)  # ns and objects made, at the begin and at the end
+        self._schedule = self._update = (0, 0, 0, 0)  # start and end in ns, then objects made so far at both
         self._output: SchedulerOutput | None = None
         self._steady: tuple[int, Any, Any] = (0, None, None)
         self._context = self._prefill_context = 0
-        self._preempted: set[str] = set()  # they have output, and prefill again
+        self._preempted: set[str] = set()  # requests that have output and prefill once more
 
     def wrap_scheduler(self, scheduler: Scheduler) -> None:
-        """Instance attributes: no class is changed, so a second engine in this process is not measured twice."""
+        """Replace methods on the instance, so that a second engine in this process is not measured twice."""
         self._scheduler = scheduler
         try:
             self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
         except Exception as error:
             self.pool_failed = f"{type(error).__name__}: {error}"
-        # Looked up at each call: the core may change the scheduler's class after this.
+        # The class is looked up at each call: the core may change it after this.
         kind, collector = type, self._collector
 
         def timed_schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -70,7 +70,7 @@ class StepProbe:
 
         def timed_update(*args: Any, **kwargs: Any) -> Any:
             if self.sampler is not None:
-                self._tell("output_is_in")
+                self._notify("output_is_in")
             made = collector.counted + get_count()[0]
             start = monotonic_ns()
             result = kind(scheduler).update_from_output(scheduler, *args, **kwargs)
@@ -82,7 +82,7 @@ class StepProbe:
         scheduler.update_from_output = timed_update
 
     def wrap_loop(self, step: Callable[[EngineCore], bool]) -> Callable[[EngineCore], bool]:
-        """The replacement for `EngineCoreProc._process_engine_step`: same result, one record."""
+        """A replacement for `EngineCoreProc._process_engine_step`: the same result, and one record."""
 
         collector = self._collector
 
@@ -90,14 +90,14 @@ class StepProbe:
             if self.failed or self._scheduler is None:
                 return step(engine)
             if self.sampler is not None:
-                self._tell("begin")
+                self._notify("begin")
             made = collector.counted + get_count()[0]
             cpu_start = thread_time_ns()
             start = monotonic_ns()
             executed = step(engine)
             end = monotonic_ns()
             if self.sampler is not None:
-                self._tell("end")
+                self._notify("end")
             try:
                 if executed and (output := self._output) is not None:
                     cpu = thread_time_ns() - cpu_start
@@ -114,8 +114,8 @@ class StepProbe:
 
         return timed_step
 
-    def _tell(self, moment: str) -> None:
-        """A sampler that raises is dropped; the steps go on."""
+    def _notify(self, moment: str) -> None:
+        """Call the sampler; one that raises is removed."""
         try:
             getattr(self.sampler, moment)()
         except Exception as error:
@@ -175,7 +175,7 @@ class StepProbe:
             self._ring.write(PoolChange(free, start, tuple(evicted), tuple(demoted)))
 
     def _follow(self, output: SchedulerOutput, total: int, requests: int, running: int) -> int:
-        """Prefill tokens of a step; sets the context tokens. No list is walked while the same requests decode."""
+        """Prefill tokens of a step; updates the context tokens. Walks no list while the same requests decode."""
         cached = output.scheduled_cached_reqs
         ids = cached.req_ids
         if (
@@ -190,7 +190,7 @@ class StepProbe:
             return 0
         computed, produced = cached.num_computed_tokens, cached.num_output_tokens
         context, prefill_context = sum(computed), 0
-        # A running request that has produced output decodes; everything else in the step is prefill.
+        # A running request with output decodes; everything else in the step is prefill.
         prefills = produced.count(0)
         decodes = len(ids) - prefills
         if prefills:
@@ -210,18 +210,18 @@ class StepProbe:
         return int(max(0, total - decodes))
 
     def _prefilling_again(self, output: SchedulerOutput) -> list[int]:
-        """Computed tokens of each request of this step that was preempted and does not decode yet."""
+        """Computed tokens of each request in this step that was preempted and does not decode again yet."""
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         self._preempted -= output.finished_req_ids
-        found: list[int] = []
+        prefilling: list[int] = []
         for name, computed, produced in zip(
             cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
         ):
-            # One without output is no decode to begin with.
+            # A request without output counts as prefill anyway.
             if name not in self._preempted or not produced:
                 continue
             if scheduled[name] == 1 or name in output.scheduled_spec_decode_tokens:
                 self._preempted.discard(name)
             else:
-                found.append(computed)
-        return found
+                prefilling.append(computed)
+        return prefilling

@@ -1,6 +1,6 @@
-"""Every symbol of vLLM that the core replaces, wraps, or relies on the inside of. Data only.
+"""The symbols of vLLM that the core replaces or wraps, or on whose code it relies. `manifest.py` checks them.
 
-Not listed: what it merely calls by its documented signature. `manifest.py` checks these against the manifest.
+Not listed: symbols that it only calls. docs/patches.md lists what is replaced.
 """
 
 from __future__ import annotations

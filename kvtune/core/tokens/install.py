@@ -1,4 +1,4 @@
-"""Switches rows of sampled tokens on and off in this process: how workers send them, how EngineCore puts them out."""
+"""Installs the array form of sampled tokens (`core.rows`): how workers send them, how EngineCore outputs them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _reduce_output(output: Any) -> tuple[Any, ...]:
 
 
 def restore_output(fields: dict[str, Any], packed: tuple[bytes, bytes | None] | None) -> Any:
-    """A ModelRunnerOutput as its worker sent it."""
+    """Rebuild a ModelRunnerOutput in EngineCore, from what the worker pickled."""
     from vllm.v1.outputs import ModelRunnerOutput
 
     output = ModelRunnerOutput.__new__(ModelRunnerOutput)
@@ -35,7 +35,7 @@ def restore_output(fields: dict[str, Any], packed: tuple[bytes, bytes | None] | 
 
 
 def install(settings: CoreSettings) -> None:
-    """Pack what workers send; make no rows where nobody reads them."""
+    """Pack the tokens that workers send, and make lists of tokens only where somebody reads them."""
     uninstall()
     if not settings.rows:
         return
@@ -58,7 +58,7 @@ def install(settings: CoreSettings) -> None:
 
 
 def uninstall() -> None:
-    """Model outputs are pickled, rows made and put out as stock does."""
+    """Undo `install`."""
     from vllm.v1.outputs import ModelRunnerOutput
 
     outputs.outputs_are_encoded = False

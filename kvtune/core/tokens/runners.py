@@ -1,7 +1,7 @@
-"""Where workers turn sampled tokens into rows: there they become PassingRows when each request has one token.
+"""Makes workers return sampled tokens as PassingRows when each request has exactly one.
 
 Runs in workers, and in EngineCore with the uni executor. Steps with unfinished prefills, drafts or masks keep
-stock's lists, because somebody cuts or keeps their rows.
+stock's lists, because vLLM cuts or keeps their rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PART = "tokens.runners"
 
 
 def install() -> None:
-    """Wrap what makes the rows on this platform."""
+    """Wrap the function that makes the rows on this platform."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -48,7 +48,7 @@ def _install_cpu_runner() -> None:
 
 
 class Singles:
-    """Stands in for sampled tokens of shape (n, 1), on the host: as a list it is PassingRows."""
+    """Replaces a host tensor of sampled tokens of shape (n, 1): its list is PassingRows."""
 
     def __init__(self, tokens: Any) -> None:
         self.shape = tokens.shape
@@ -59,20 +59,20 @@ class Singles:
 
 
 class NothingToTrim:
-    """Stands in for counts that are all one, where they only say how far to cut rows."""
+    """Replaces counts that are all one, where they only say how far to cut rows."""
 
     def tolist(self) -> list[int]:
         return []
 
 
 def single_async(output: Any) -> None:
-    """Before an AsyncGPUModelRunnerOutput makes rows: none when each request has its one token."""
+    """Prepare an AsyncGPUModelRunnerOutput (model runner V1): PassingRows when each request has one token."""
     if not output._invalid_req_indices and output.sampled_token_ids_cpu.shape[-1] == 1:
         output.sampled_token_ids_cpu = Singles(output.sampled_token_ids_cpu)
 
 
 def single_v2(output: Any) -> None:
-    """Before an AsyncOutput of model runner V2 makes rows: none when each request has its one token."""
+    """Prepare an AsyncOutput (model runner V2): PassingRows when each request has one token."""
     if output.sampled_token_ids.shape[-1] != 1 or output.sampling_mask_tensors is not None:
         return
     output.copy_event.synchronize()

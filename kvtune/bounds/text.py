@@ -82,7 +82,7 @@ def print_bounds(bounds: Bounds) -> None:
         "LRU (today)",
         "best known",
         "optimum",
-        "of the gap",
+        "gap closed",
         "head start",
         "LRU with 2x",
     )

@@ -19,6 +19,7 @@ Imported by: cli, evidence, report, tune.
     processes.py    keys of processes: `front_end`, `engine_core`, `worker_0`
     spread.py       mean, median, 99th percentile; the interval between two means
     rebuild.py      a run's workload, made again from its header
+    admission.py    requests that overtook others where the core admits by cached prefix
     comparison/     two sides of runs beside each other
 
 A prompt's tokens, by what an infinite cache held when it was sent; hits cut off the left, so all adds up exactly:

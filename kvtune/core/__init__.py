@@ -15,6 +15,7 @@ Imported by: cli, doctor, engine, evidence, explain, probe, report, sim, tune.
     cache/         which blocks are kept: the tiered pool, sliding windows, packed layouts
     policies/      which free block is evicted next: one policy a file, numbers only
     steps/         the short path of steps that only decode
+    admission/     which waiting request is admitted next
     tokens/        sampled tokens as arrays between worker and scheduler
     compat/        the symbols of vLLM that the core relies on, and their manifest
 

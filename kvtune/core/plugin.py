@@ -17,7 +17,15 @@ from kvtune.errors import KvtuneError
 
 logger = logging.getLogger("vllm.kvtune")
 
-PARTS = ("cache.adopt", "cache.legacy", "tokens.install", "steps.scheduler", "freeze", "cache.packed")
+PARTS = (
+    "cache.adopt",
+    "cache.legacy",
+    "tokens.install",
+    "steps.scheduler",
+    "admission.install",
+    "freeze",
+    "cache.packed",
+)
 """Modules of kvtune.core with `install(settings)`, in the order of installation."""
 
 _registered = False

@@ -21,6 +21,7 @@ Value = bool | int | float | str
 Kind = Literal["switch", "integer", "number", "choice"]
 
 POLICIES = ("tiered", "pin", "lru", "two_class")
+ADMISSIONS = ("fcfs", "longest_prefix")
 LEGACY = "legacy_"
 """What the names of switches begin with that only `kvtune evidence` needs."""
 
@@ -91,6 +92,8 @@ class CoreSettings:
     protected_share: float = 0.8
     reuse_bonus_s: float = 0.0
     ghost_factor: float = 4.0
+    admission: str = "fcfs"
+    admission_age_s: float = 300.0
     gc_threshold0: int = 0
     gc_threshold1: int = 0
     gc_threshold2: int = 0
@@ -165,6 +168,14 @@ KNOBS: dict[str, Knob] = {
             "s",
         ),
         _number("ghost_factor", "how many evicted hashes are remembered, in pool sizes", 0.0, 64.0),
+        Knob("admission", "choice", "which waiting request is admitted next", "fcfs", choices=ADMISSIONS),
+        _number(
+            "admission_age_s",
+            "so long after it was first overtaken, a request lets nobody pass any more",
+            0.0,
+            86_400.0,
+            "s",
+        ),
         _integer("gc_threshold0", "gc.set_threshold's first value in EngineCore (0 = leave)", 0, 1 << 31),
         _integer("gc_threshold1", "gc.set_threshold's second value (0 = leave)", 0, 1 << 31),
         _integer("gc_threshold2", "gc.set_threshold's third value (0 = leave)", 0, 1 << 31),

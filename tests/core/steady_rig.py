@@ -42,6 +42,7 @@ with warnings.catch_warnings():
     from vllm.v1.structured_output import StructuredOutputManager
 
     from kvtune.core import state
+    from kvtune.core.admission import install as admission
     from kvtune.core.cache import adopt
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import empty, scheduler, steady
@@ -277,9 +278,9 @@ class Twins:
         self.queue: deque[Any] = deque()
         self.steps = 0
 
-    def add(self, **said: Any) -> None:
-        self.stock.add_request(request(block=self.shape.block, **said))
-        self.ours.add_request(request(block=self.shape.block, **said))
+    def add(self, **options: Any) -> None:
+        self.stock.add_request(request(block=self.shape.block, **options))
+        self.ours.add_request(request(block=self.shape.block, **options))
 
     def abort(self, name: str) -> None:
         for one in (self.stock, self.ours):
@@ -318,6 +319,7 @@ __all__ = [
     "Shape",
     "StockScheduler",
     "Twins",
+    "admission",
     "adopt",
     "build",
     "empty",

@@ -109,12 +109,14 @@ def test_the_table_in_the_docs_is_what_is_installed(tmp_path: Path, monkeypatch:
 
     monkeypatch.setenv("KVTUNE_AVX512_BF16", "1")
     monkeypatch.setenv("KVTUNE_AUDIT", "1")
+    forced = cpu_flags.installed()  # by the whole test run's variable
+    cpu_flags.uninstall()
     before = PATCHES.installed()
     assert before == (), "another test left patches behind"
     switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
     try:
         cpu_flags.install()
-        plugin.install(parse(dict.fromkeys(switches, True)))
+        plugin.install(parse({**dict.fromkeys(switches, True), "admission": "longest_prefix"}))
         runners._install_gpu_outputs()
         probe._wrap_engine()
         recorder._watch_scheduler(str(tmp_path / "trace"), "")
@@ -125,6 +127,8 @@ def test_the_table_in_the_docs_is_what_is_installed(tmp_path: Path, monkeypatch:
         for module in (audit, *map(plugin._part, reversed(plugin.PARTS)), cpu_flags):
             module.uninstall()
     assert PATCHES.installed() == ()
+    if forced:
+        cpu_flags.install()
     listed = [
         Patch(*row) for row in re.findall(r"^\| `(vllm\.[^`]+)` \| `([^`]+)` \|", DOCS.read_text(), re.M)
     ]

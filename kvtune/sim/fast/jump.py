@@ -27,7 +27,7 @@ FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 class JumpStepper:
     """Makes one step of the engine, and turns it into a jump where it can.
 
-    `blocked`: the last step only decoded and admitted no waiting request, so the first of them does not fit.
+    `blocked`: the first waiting request does not fit, and no other will be tried before a running one ends.
     `after_strides`: a stride was tried before; then only what strides cannot take is left to jumps.
     """
 
@@ -49,6 +49,8 @@ class JumpStepper:
             self._scheduler.scheduler_config.max_num_batched_tokens,
         )
         self._after_strides = after_strides
+        # The core's admission by cached prefix reorders the queue: the next step may try another request.
+        self._queue_keeps_order = not getattr(self._scheduler.waiting, "reorders", False)
         self._update = self._scheduler._update_request_with_output
         self.blocked = False
 
@@ -64,8 +66,12 @@ class JumpStepper:
         result = self._jump(ends) if len(ends) > 1 else self._engine_step.try_step()
         after = (len(scheduler.running), len(scheduler.waiting))
         # A step that only decodes has tokens left for a waiting request; none was admitted for lack of blocks.
-        self.blocked = decoding and before[1] > 0 and after == before
+        self.note_blocked(decoding and before[1] > 0 and after == before)
         return result
+
+    def note_blocked(self, blocked: bool) -> None:
+        """`blocked`: the last step only decoded and admitted no waiting request."""
+        self.blocked = blocked and self._queue_keeps_order
 
     def _jump(self, ends: list[float]) -> StepResult:
         scheduler, executor = self._scheduler, self._executor

@@ -96,7 +96,7 @@ class MixedStepper:
 
     def _tell_jumper(self, blocked: bool = False) -> None:
         if self._jumper is not None:
-            self._jumper.blocked = blocked
+            self._jumper.note_blocked(blocked)
 
     def _decoding(self) -> Cohort | None:
         """The running requests, from the first on, that are plain decodes; kept by the scheduler from step to step."""

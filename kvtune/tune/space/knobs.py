@@ -1,6 +1,7 @@
 """What may be searched over: knobs of the core, settings of vLLM that caching depends on, and their legal values.
 
-`GROUPS` are the flags of `kvtune sweep` (--pin, --block-size, ..). Imports no vLLM.
+`GROUPS` are the flags of `kvtune sweep` (--pin, --block-size, ..), `admission` is one of `kvtune tune`.
+Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ GROUPS = {
     "block_size": ("block_size",),
     "retention": ("prefix_cache_retention_interval",),
     "chunk": ("max_num_batched_tokens",),
+    "admission": ("admission", "admission_age_s"),
     "gc": ("freeze", "gc_threshold0", "collect_at_wait"),
 }
 
@@ -59,6 +61,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Value | Bundle, ...]:
         "protected_share": (0.5, 0.65, 0.8, 0.95),
         "reuse_bonus_s": (0.0, 30.0, 100.0, 300.0, 1e9),
         "ghost_factor": (1.0, 4.0, 8.0),
+        "admission_age_s": (60.0, 300.0),
         "gc_threshold0": (0, 20_000, 100_000),
         "block_size": facts.blocks,
         # With states, what every layout's block is a multiple of: the alignment, and no interval but all and none.

@@ -11,5 +11,6 @@ kvtune core. At each new request's lookup it runs vLLM's own lookup again, on po
 
     causes.py     tokens by cause, from boundaries; they cover a prompt exactly
     listener.py   listens to lookups; repeats them on pools that hold more
+    groups.py     KV cache groups as lookups see them
     observer.py   the replay's observer behind `SimSettings(verdicts=True)`
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtune.core import state
 from kvtune.core.patches import PATCHES
-from kvtune.core.settings import CoreSettings
+from kvtune.core.settings import AUTO, CoreSettings
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -105,12 +105,15 @@ def _missed_windows(settings: CoreSettings, windows: list[Any]) -> str:
 
 
 def effective_policy(settings: CoreSettings, has_windows: bool) -> str:
-    """The policy that runs: without sliding windows `tiered` and `pin` are LRU, and so is everything without reuse."""
+    """The policy that runs: without sliding windows `tiered` and `pin` are LRU, and so is everything without reuse.
+
+    `auto` changes a model without windows only where `reuse_bonus_s` was tuned: stock's own queue costs nothing.
+    """
     if has_windows:
-        return settings.policy
+        return "density" if settings.policy == AUTO else settings.policy
     if not settings.reuse:
         return "lru"
     if settings.policy == "density":
         return "density"
-    tuned = settings.policy in ("tiered", "two_class") and settings.reuse_bonus_s > 0
+    tuned = settings.policy in (AUTO, "tiered", "two_class") and settings.reuse_bonus_s > 0
     return "two_class" if tuned else "lru"

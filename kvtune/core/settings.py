@@ -20,7 +20,7 @@ from kvtune.errors import UsageError
 Value = bool | int | float | str
 Kind = Literal["switch", "integer", "number", "choice"]
 
-POLICIES = ("tiered", "pin", "lru", "two_class")
+POLICIES = ("density", "tiered", "pin", "lru", "two_class")
 ADMISSIONS = ("fcfs", "longest_prefix")
 LEGACY = "legacy_"
 """What the names of switches begin with that only `kvtune evidence` needs."""
@@ -83,7 +83,7 @@ class CoreSettings:
     steady: bool = True
     empty_blocks: bool = True
     freeze: bool = True
-    policy: str = "tiered"
+    policy: str = "density"
     pin_window: int = 0
     min_drop: int = 16
     slack: int = 512
@@ -137,7 +137,7 @@ KNOBS: dict[str, Knob] = {
             "empty_blocks", "use one immutable empty block list instead of a new one per request and step"
         ),
         _switch("freeze", "freeze the heap of the processes that vLLM leaves unfrozen"),
-        Knob("policy", "choice", "order in which free blocks are evicted", "tiered", choices=POLICIES),
+        Knob("policy", "choice", "which free block is evicted next", "density", choices=POLICIES),
         _integer(
             "pin_window", "tokens kept behind a boundary (0 = the layer's window)", 0, 1 << 20, "tokens"
         ),

@@ -275,12 +275,16 @@ def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
     )
 
 
-def with_misses(run: Run, found: Explanation) -> Run:
+def with_misses(run: Run, explanation: Explanation) -> Run:
     """The run with its causes in `header.extra["misses"]`; KvtuneError when the replay's hits are not the run's."""
-    if found.disagreements or found.not_admitted or found.run_hit_tokens != found.hit_tokens:
+    if (
+        explanation.disagreements
+        or explanation.not_admitted
+        or explanation.run_hit_tokens != explanation.hit_tokens
+    ):
         raise KvtuneError(
-            f"the causes are not stored: the replay differs from the run in {len(found.disagreements)} requests",
+            f"the causes are not stored: the replay differs from the run in {len(explanation.disagreements)} requests",
             "they explain the replay, not the run; --json prints them",
         )
-    extra = {**run.header.extra, "misses": found.misses}
+    extra = {**run.header.extra, "misses": explanation.misses}
     return Run(msgspec.structs.replace(run.header, extra=extra), run.tables)

@@ -146,13 +146,19 @@ def _for_eviction(at: Situation) -> Iterator[Change]:
     yield from _kvtune_core(at)
     if at.settings.core == "kvtune":
         core = at.core
-        if core.policy != "two_class":
-            yield f"core.policy {core.policy} -> two_class", at.with_core(policy="two_class")
-        share = 0.5 if core.protected_share > 0.6 else 0.8
-        yield (
-            f"core.protected_share {core.protected_share:g} -> {share:g}",
-            at.with_core(protected_share=share),
-        )
+        if core.policy != "density":
+            yield f"core.policy {core.policy} -> density", at.with_core(policy="density")
+        else:
+            yield (
+                "core.policy density -> two_class, reuse_bonus_s 1e9",
+                at.with_core(policy="two_class", reuse_bonus_s=1e9),
+            )
+        if core.policy == "tiered":
+            share = 0.5 if core.protected_share > 0.6 else 0.8
+            yield (
+                f"core.protected_share {core.protected_share:g} -> {share:g}",
+                at.with_core(protected_share=share),
+            )
     if at.blocks:
         for factor in (1.5, 2.0):
             blocks = int(at.blocks * factor)

@@ -56,8 +56,6 @@ def tuned_space(
     space = {
         name: candidates(name, facts) for name in names if engine_args_given.get(flag.get(name, name)) is None
     }
-    if not facts.window and not facts.state_layers:
-        space["policy"] = ("tiered", "two_class")
     return {name: values for name, values in space.items() if len(values) > 1}
 
 

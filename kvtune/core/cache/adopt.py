@@ -84,7 +84,7 @@ def adopt(manager: Any, settings: CoreSettings) -> None:
     pool.__class__ = TieredPool
     pool.adopt_tiers(policy, settings)
     state.part("pool", True)
-    state.part("reuse", settings.reuse and policy in ("tiered", "two_class"))
+    state.part("reuse", settings.reuse and policy in ("density", "tiered", "two_class"))
     state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows))
     if settings.pinning and windows:
         for group in windows:
@@ -105,8 +105,12 @@ def _missed_windows(settings: CoreSettings, windows: list[Any]) -> str:
 
 
 def effective_policy(settings: CoreSettings, has_windows: bool) -> str:
-    """The policy that runs: without sliding windows nothing but a tuned reuse-aware one differs from LRU."""
+    """The policy that runs: without sliding windows `tiered` and `pin` are LRU, and so is everything without reuse."""
     if has_windows:
         return settings.policy
-    wants_reuse = settings.policy in ("tiered", "two_class") and settings.reuse and settings.reuse_bonus_s > 0
-    return "two_class" if wants_reuse else "lru"
+    if not settings.reuse:
+        return "lru"
+    if settings.policy == "density":
+        return "density"
+    tuned = settings.policy in ("tiered", "two_class") and settings.reuse_bonus_s > 0
+    return "two_class" if tuned else "lru"

@@ -15,11 +15,12 @@ almost nothing for the collector to count. Loaded by `core.plugin`; nobody else 
       rows that may stop, or owe statistics --> stock's update_from_output, with those rows alone
       all others: append, hash a block when one is full, put out
 
-    empty.py       `Quiet`: until when `allocate_slots` is a no-op for a request, in closed form
+    empty.py       `NoopLimits`: until when `allocate_slots` is a no-op for a request, in closed form; `NoopSlots`
     steady.py      `Rows` (a set of requests, by column, never changed), `Cohort` (current rows, their next events)
     schedule.py    when a step is a plain decode; `schedule`
     update.py      `update_from_output`
     scheduler.py   which schedulers get the path: of exactly vLLM's type, in an engine whose steps can be plain
+    api.py         what the simulator may use of a scheduler with the steady-decode path
 
 vLLM's Request attributes are written at each step and stay the truth; a Cohort only knows when to look. It is dropped
 whenever stock schedules and made anew at the next plain decode. A step in flight keeps the Rows it was scheduled with,

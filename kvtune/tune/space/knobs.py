@@ -55,7 +55,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Value | Bundle, ...]:
     chosen: dict[str, tuple[Value, ...]] = {
         "pin_window": (0, 2 * window, 4 * window) if facts.window else (0,),
         "slack": (0, 128, 512, 2048) if facts.window else (0,),
-        "policy": ("tiered", "pin", "lru") if facts.window else ("tiered",),
+        "policy": ("density", "tiered", "lru") if facts.window else ("density", "two_class", "lru"),
         "min_drop": (1, 16, 64) if facts.window else (16,),
         "windows": (0, 2, 4, 8),
         "protected_share": (0.5, 0.65, 0.8, 0.95),

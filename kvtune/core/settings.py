@@ -173,7 +173,7 @@ KNOBS: dict[str, Knob] = {
         Knob("admission", "choice", "which waiting request is admitted next", "fcfs", choices=ADMISSIONS),
         _number(
             "admission_age_s",
-            "so long after it was first overtaken, a request lets nobody pass any more",
+            "a request that was first overtaken this long ago is not overtaken again",
             0.0,
             86_400.0,
             "s",

@@ -45,7 +45,7 @@ def uninstall() -> None:
 
 
 def adopt(manager: Any, settings: CoreSettings) -> None:
-    """Swap the classes of one manager's parts, or say why not."""
+    """Exchange the classes of one manager's pool and groups, or record why not."""
     from vllm.v1.core.block_pool import BlockPool
 
     from kvtune.core.cache import windows as window
@@ -75,7 +75,7 @@ def adopt(manager: Any, settings: CoreSettings) -> None:
     windows = [group for group in groups if not reasons[group.kv_cache_group_id]]
     policy = effective_policy(settings, bool(windows))
     if policy == "lru" and not (windows and settings.pinning):
-        # Stock's own queue is exactly this, at no cost.
+        # Stock's queue is LRU already.
         state.part("pool", True)
         state.part("pinning", False, _missed_windows(settings, windows))
         state.part("reuse", False)
@@ -97,10 +97,10 @@ def adopt(manager: Any, settings: CoreSettings) -> None:
 
 
 def _missed_windows(settings: CoreSettings, windows: list[Any]) -> str:
-    """What a reader must know where one of pinning's knobs was set and there is nothing to pin."""
-    asked = settings.changed().keys() & {"pin_window", "slack", "min_drop", "windows", "output_window"}
+    """A note for settings of pinning that do nothing, because the model has no sliding windows."""
+    inert = settings.changed().keys() & {"pin_window", "slack", "min_drop", "windows", "output_window"}
     return (
-        f"no sliding-window groups: {', '.join(sorted(asked))} does nothing" if asked and not windows else ""
+        f"no sliding-window groups: {', '.join(sorted(inert))} does nothing" if inert and not windows else ""
     )
 
 

@@ -54,13 +54,13 @@ class PrefixCache:
 
 
 def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
-    """The run's account. Causes found by replay (`extra["misses"]`) go before our own if they add up."""
+    """The run's account. Causes that a replay found (`extra.misses`) are used where they add up."""
     prompt, hit = _queries(run)
     query_tokens, hit_tokens = int(prompt.sum()), int(hit.sum())
     missed = query_tokens - hit_tokens
-    told = _told_causes(run)
-    if told and sum(told.values()) == missed:
-        return PrefixCache(query_tokens, hit_tokens, told)
+    replayed = run.header.extra.misses
+    if replayed and min(replayed.values()) >= 0 and sum(replayed.values()) == missed:
+        return PrefixCache(query_tokens, hit_tokens, replayed)
     if workload is None or not _same_work(run, workload):
         return PrefixCache(query_tokens, hit_tokens, {UNCLASSIFIED: missed})
     causes = miss_causes(run, workload)
@@ -138,13 +138,6 @@ def _queries(run: Run) -> tuple[Counts, Counts]:
     told = requests["hit_tokens"] >= 0
     prompt = np.where(told, requests["prompt_tokens"], 0).astype(np.int64)
     return prompt, np.where(told, np.minimum(requests["hit_tokens"], prompt), 0).astype(np.int64)
-
-
-def _told_causes(run: Run) -> dict[str, int]:
-    told = run.header.extra.get("misses")
-    if not isinstance(told, Mapping) or not all(isinstance(v, int) and v >= 0 for v in told.values()):
-        return {}
-    return {str(cause): int(tokens) for cause, tokens in told.items()}
 
 
 def _same_work(run: Run, workload: Workload) -> bool:

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from kvtune.analysis.latency import e2e_ms, token_gaps_ms, ttft_ms
-from kvtune.run.slo import EXTRA
 from kvtune.run.types import Run
 
 
 def goodput(run: Run) -> dict[str, Any] | None:
     """A request that did not end, or has no such time, kept nothing; one with a single token keeps any `tpot`."""
-    slo: dict[str, float] = run.header.extra.get(EXTRA, {})
+    slo = run.header.extra.slo
     if not slo:
         return None
     sums, counts = token_gaps_ms(run)

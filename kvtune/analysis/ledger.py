@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvtune.analysis.processes import ENGINE_ROLES, process_keys
 from kvtune.analysis.spread import Spread, spread
 from kvtune.analysis.step_time import Placed, pauses_in_steps_ms, placed
+from kvtune.run.extras import CollectorCounts
 from kvtune.run.types import Run
 
 OUTLIER = 2.0
@@ -131,8 +132,7 @@ def _paused_ms(
 def ledgers(run: Run) -> dict[str, Ledger]:
     """One for each engine process."""
     gc, steps = run.table("gc"), run.table("steps")
-    told = run.header.extra.get("ledger")
-    told = told if isinstance(told, dict) else {}
+    counted = run.header.extra.ledger
     found = {}
     for index, key in enumerate(process_keys(run)):
         info = run.header.processes[index] if index < len(run.header.processes) else None
@@ -144,8 +144,7 @@ def ledgers(run: Run) -> dict[str, Ledger]:
         pause, cpu = gc["pause_us"][own], gc["cpu_us"][own]
         off_cpu = np.maximum(pause - cpu, 0.0)
         preempted = (off_cpu > PREEMPTED_SHARE * pause) & (off_cpu > PREEMPTED_US)
-        extra = told.get(str(index), {})
-        heap = extra.get("heap", {})
+        counts = counted.get(str(index), CollectorCounts())
         thresholds = info.gc.get("thresholds") if info is not None else None
         found[key] = Ledger(
             share_of_step=_by_generation(gc["generation"][own], pause, step_us),
@@ -153,14 +152,12 @@ def ledgers(run: Run) -> dict[str, Ledger]:
             preempted=int(preempted.sum()),
             preempted_ms=float(off_cpu[preempted].sum()) / 1000.0,
             thresholds=tuple(int(n) for n in thresholds) if isinstance(thresholds, list) else (),
-            heap_start=heap.get("start"),
-            heap_last=heap.get("last"),
-            survivors_per_step=extra["survivors"] / len(steps["t_s"])
-            if extra.get("survivors") is not None and len(steps["t_s"])
+            heap_start=counts.heap.start,
+            heap_last=counts.heap.last,
+            survivors_per_step=counts.survivors / len(steps["t_s"])
+            if counts.survivors is not None and len(steps["t_s"])
             else None,
-            triggers=tuple(
-                (f"{t['file']}:{t['line']}", int(t["collections"])) for t in extra.get("triggers", [])
-            ),
+            triggers=tuple((f"{t.file}:{t.line}", t.collections) for t in counts.triggers),
         )
     return found
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from kvtune.analysis.cache import prefix_cache, rounds
@@ -104,7 +105,7 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
         "gc_steps": as_json(run),
         "culprits": {process: asdict(own) for process, own in culprits(run).items()},
         "heap_growth": {process: [asdict(row) for row in rows] for process, rows in grown(run).items()},
-        "stacks": h.extra.get("stacks", {}),
+        "stacks": msgspec.to_builtins(h.extra.stacks),
         "host_us": {
             "schedule": host.schedule_us,
             "update": host.update_us,

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import msgspec
-
 from kvtune.engine.ablate import (
     BASELINE,
     Ablated,
@@ -117,7 +115,7 @@ def _minutes(seconds: float) -> str:
 
 def _store(found: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
     """Put the whole result into the baseline's first run file, where pages and other tools find it."""
-    from kvtune.analysis.comparison.ablation import KEY, AblationSide, extra, figures
+    from kvtune.analysis.comparison.ablation import AblationSide, as_result, figures
 
     sides = []
     for variant in chosen:
@@ -129,8 +127,7 @@ def _store(found: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
         )
     path: Path = found.made[BASELINE].files[0]
     run = read_run(path)
-    told = extra(sides, planned=found.planned, repeats=repeats, why=found.why)
-    header = msgspec.structs.replace(run.header, extra={**run.header.extra, KEY: told})
-    stored = Run(header, run.tables)
+    result = as_result(sides, planned=found.planned, repeats=repeats, why=found.why)
+    stored = run.with_extra(ablation=result)
     write_run(stored, path)
     return stored

@@ -113,10 +113,7 @@ def record(
         + _disagreements(tables["requests"], counters)
         + _core_notes([engine_core.get("core", {}), *worker_cores]),
         log_tail=_log_tail(folder),
-        extra={
-            **({"digests": rings.digests} if rings.digests else {}),
-            **instruments(folder, index, statuses, outcome),
-        },
+        extra=msgspec.structs.replace(instruments(folder, index, statuses, outcome), digests=rings.digests),
     )
     return Run(header, tables)
 

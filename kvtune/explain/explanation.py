@@ -153,7 +153,7 @@ def settings_of(run: Run) -> SimSettings:
     """The simulated engine that stands for the one that a run ran on, as fast as its steps say that it was."""
     header = run.header
     core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
-    mode = header.extra.get("sim", {}).get("mode", "exact")
+    mode = header.extra.sim.mode if header.extra.sim is not None else "exact"
     return msgspec.convert(
         {
             "model": header.model,
@@ -273,11 +273,10 @@ def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
 
 
 def with_misses(run: Run, found: Explanation) -> Run:
-    """The run with its causes in `header.extra["misses"]`; KvtuneError when they do not explain its own hits."""
+    """The run with its causes in `header.extra.misses`; KvtuneError when they do not explain its own hits."""
     if found.disagreements or found.not_admitted or found.run_hit_tokens != found.hit_tokens:
         raise KvtuneError(
             f"the causes are not stored: the replay differs from the run in {len(found.disagreements)} requests",
             "they explain the replay, not the run; read them from --json",
         )
-    extra = {**run.header.extra, "misses": found.misses}
-    return Run(msgspec.structs.replace(run.header, extra=extra), run.tables)
+    return run.with_extra(misses=dict(found.misses))

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 
 from kvtune.errors import KvtuneError
+from kvtune.run.extras import FlameBox, StackFunction, StackSamples
 from kvtune.run.types import Run
 
 RATE_HZ = 100
@@ -128,20 +128,24 @@ class Stacks:
 
     def attach(self, run: Run, run_path: Path) -> Run:
         """Put the files beside the run file, and the top functions by self time into the run."""
-        found: dict[str, Any] = {}
+        found: dict[str, StackSamples] = {}
         for role, _, path in self._running:
             try:
                 profile = json.loads(path.read_text())
             except (OSError, ValueError):
-                found[role] = {"failed": "py-spy left no recording"}
+                found[role] = StackSamples(failed="py-spy left no recording")
                 continue
             kept = run_path.with_name(f"{run_path.stem}.{role}.speedscope.json")
             shutil.copyfile(path, kept)
             loop = of_loops(profile)
-            found[role] = {"file": kept.name, "rate_hz": RATE_HZ, "threads": "loop" if loop else "all"}
-            found[role] |= {"top": top_functions(loop or profile), "flame": flame(loop or profile)}
-        header = msgspec.structs.replace(run.header, extra={**run.header.extra, "stacks": found})
-        return Run(header, run.tables)
+            found[role] = StackSamples(
+                file=kept.name,
+                rate_hz=RATE_HZ,
+                threads="loop" if loop else "all",
+                top=top_functions(loop or profile),
+                flame=flame(loop or profile),
+            )
+        return run.with_extra(stacks=found)
 
 
 def of_loops(profile: dict[str, Any]) -> dict[str, Any] | None:
@@ -152,7 +156,7 @@ def of_loops(profile: dict[str, Any]) -> dict[str, Any] | None:
     return {**profile, "profiles": threads} if threads else None
 
 
-def top_functions(profile: dict[str, Any], count: int = 15) -> list[dict[str, Any]]:
+def top_functions(profile: dict[str, Any], count: int = 15) -> list[StackFunction]:
     """Functions by self time over all threads of a speedscope profile: name, file, line, share of all samples."""
     frames = profile.get("shared", {}).get("frames", [])
     own: dict[int, float] = {}
@@ -164,18 +168,18 @@ def top_functions(profile: dict[str, Any], count: int = 15) -> list[dict[str, An
                 own[stack[-1]] = own.get(stack[-1], 0.0) + weight
     ranked = sorted(own.items(), key=lambda item: -item[1])[:count]
     return [
-        {
-            "function": frames[i].get("name", ""),
-            "file": frames[i].get("file", ""),
-            "line": frames[i].get("line", 0),
-            "share": weight / total if total else 0.0,
-        }
+        StackFunction(
+            function=frames[i].get("name", ""),
+            file=frames[i].get("file", ""),
+            line=frames[i].get("line") or 0,
+            share=weight / total if total else 0.0,
+        )
         for i, weight in ranked
     ]
 
 
-def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) -> list[list[Any]]:
-    """The icicle of a speedscope profile, all threads as one: [depth, start, share, function, file, line].
+def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) -> list[FlameBox]:
+    """The icicle of a speedscope profile, all threads as one: (depth, start, share, function, file, line).
 
     Start and share are parts of all samples. Bounded: boxes below `least_share`, then the smallest, are left out.
     """
@@ -194,7 +198,7 @@ def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) 
     kept = set(large[:most])
     starts: dict[tuple[int, ...], float] = {(): 0.0}
     free: dict[tuple[int, ...], float] = {}
-    boxes = []
+    boxes: list[FlameBox] = []
     for path in sorted(kept, key=lambda p: (len(p), -weights[p], p)):
         parent = path[:-1]
         if parent not in starts:
@@ -202,6 +206,7 @@ def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) 
         start = free.get(parent, starts[parent])
         starts[path], free[parent] = start, start + weights[path] / total
         frame = frames[path[-1]] if path[-1] < len(frames) else {}
-        told = [frame.get("name", ""), frame.get("file", ""), frame.get("line") or 0]
-        boxes.append([len(path) - 1, round(start, 5), round(weights[path] / total, 5), *told])
+        share = round(weights[path] / total, 5)
+        names = frame.get("name", ""), frame.get("file", ""), frame.get("line") or 0
+        boxes.append((len(path) - 1, round(start, 5), share, *names))
     return boxes

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.run.extras import read_extras
 from kvtune.run.types import SCHEMA, TABLES, Header, Run, Table, empty_table
 
 SUFFIX = ".kvrun"
@@ -77,7 +78,8 @@ def _header(raw: bytes, path: Path) -> Header:
         decoded = UPGRADES[schema](decoded)
         schema += 1
     decoded["schema"] = SCHEMA
-    return msgspec.convert(decoded, Header)
+    extra = read_extras(decoded.pop("extra", None))
+    return msgspec.structs.replace(msgspec.convert(decoded, Header), extra=extra)
 
 
 def _tables(archive: zipfile.ZipFile) -> dict[str, Table]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from kvtune.errors import UsageError
 from kvtune.run.types import Run
 
@@ -14,8 +12,6 @@ LIMITS = {
     "tpot": "mean time per token after the first",
     "e2e": "time to the last token",
 }
-EXTRA = "slo"
-"""Where a run's header keeps it."""
 
 
 def read_slo(text: str) -> dict[str, float]:
@@ -40,4 +36,4 @@ def slo_text(slo: Mapping[str, float]) -> str:
 
 def with_slo(run: Run, slo: Mapping[str, float]) -> Run:
     """The run with the limits that its requests are judged by."""
-    return Run(msgspec.structs.replace(run.header, extra={**run.header.extra, EXTRA: dict(slo)}), run.tables)
+    return run.with_extra(slo=dict(slo))

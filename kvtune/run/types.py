@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.run.extras import Extras
+
 SCHEMA = 1
 
 Table = dict[str, NDArray[Any]]
@@ -187,7 +189,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     engine_counters: dict[str, float] = {}
     notes: list[str] = []  # disagreements, fallbacks: what a reader must know
     log_tail: list[str] = []
-    extra: dict[str, Any] = {}  # results of optional instruments (stacks, sites, predictions), by instrument
+    extra: Extras = Extras()  # results that only some runs have
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,11 @@ class Run:
         """The table, or an empty one with the right columns where the run did not record it."""
         found = self.tables.get(name)
         return found if found is not None else empty_table(name)
+
+    def with_extra(self, **changes: Any) -> Run:
+        """The run with these fields of `header.extra` replaced."""
+        extra = msgspec.structs.replace(self.header.extra, **changes)
+        return Run(msgspec.structs.replace(self.header, extra=extra), self.tables)
 
 
 def empty_table(name: str) -> Table:

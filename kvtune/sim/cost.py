@@ -194,7 +194,7 @@ def _unexplained(run: Run, steps: Table, predicted_us: NDArray[np.float64], way:
 
 
 def read_cost(text: str) -> StepCost:
-    """A StepCost from JSON (what `header.extra["step_cost"]` of a run holds)."""
+    """A StepCost from JSON (what `header.extra.step_cost` of a run holds)."""
     try:
         return msgspec.json.decode(text, type=StepCost)
     except msgspec.DecodeError as error:

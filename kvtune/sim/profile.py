@@ -68,7 +68,7 @@ def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
 
 def cost_of(run: Run) -> StepCost:
     """Fitted to the run's steps; a simulated run's is the one that it ran with. Nominal where there are too few."""
-    known = run.header.extra.get("step_cost")
+    known = run.header.extra.step_cost
     if known:
         import msgspec
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.analysis.cache import CAUSES, Round, match_unit, miss_causes, prefix_cache, rounds, seen_tokens
+from kvtune.run.extras import Extras, read_extras
 from kvtune.run.types import EngineInfo, Run
 from kvtune.workload.spec import build
 from kvtune.workload.types import STREAM_ANSWER, Span, Workload
@@ -148,9 +149,12 @@ def test_a_round_without_first_tokens_has_no_mean() -> None:
 def test_replayed_causes_go_first_if_they_add_up() -> None:
     workload = workload_of([(Span(0, 0, 100),)])
     told = {"cold": 60, "evicted": 40}
-    assert prefix_cache(served(workload, [0], extra={"misses": told}), workload).misses == told
+    assert prefix_cache(served(workload, [0], extra=Extras(misses=told)), workload).misses == told
     for wrong in ({"cold": 60}, {"cold": 101, "evicted": -1}, {"cold": "many"}, [100], {}):
-        assert prefix_cache(served(workload, [0], extra={"misses": wrong}), workload).misses["cold"] == 100
+        assert (
+            prefix_cache(served(workload, [0], extra=read_extras({"misses": wrong})), workload).misses["cold"]
+            == 100
+        )
 
 
 def test_without_its_workload_a_run_still_adds_up() -> None:

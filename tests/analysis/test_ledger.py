@@ -7,6 +7,7 @@ import pytest
 
 from kvtune.analysis.leaks import pool_bytes, trends
 from kvtune.analysis.ledger import gap_outliers, join, ledgers
+from kvtune.run.extras import CollectorCounts, Extras, HeapSize
 from kvtune.run.types import EngineInfo, Run
 from tests.analysis.made import header_of, table
 
@@ -86,7 +87,8 @@ def test_shares_by_generation_and_preempted_pauses() -> None:
 
 
 def test_survivors_per_step_come_from_the_ring() -> None:
-    extra = {"ledger": {"1": {"survivors": 400, "heap": {"start": 9, "last": 12}, "triggers": []}}}
+    counts = CollectorCounts(survivors=400, heap=HeapSize(start=9, last=12))
+    extra = Extras(ledger={"1": counts})
     found = ledgers(Run(header_of(extra=extra), {"steps": STEPS}))["engine_core"]
     assert found.survivors_per_step == 100.0 and (found.heap_start, found.heap_last) == (9, 12)
 

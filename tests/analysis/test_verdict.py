@@ -30,7 +30,7 @@ def told(run: Run, **misses: int) -> Run:
     requests = run.tables["requests"]
     missed = int(requests["prompt_tokens"].sum() - requests["hit_tokens"].sum())
     causes = {**misses, "cold": missed - sum(misses.values())}
-    return replace_header(run, extra={"misses": causes})
+    return run.with_extra(misses=causes)
 
 
 def with_steps(run: Run, **columns: Any) -> Run:

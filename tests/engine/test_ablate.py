@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvtune.analysis.comparison.ablation import (
-    KEY,
     Ablation,
     AblationSide,
-    extra,
+    as_result,
     figures,
     read,
     stored,
@@ -39,6 +38,7 @@ from kvtune.engine.ablate import (
 from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.console.ablation import print_ablation
+from kvtune.run.extras import read_extras
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
@@ -116,7 +116,7 @@ def result() -> Ablation:
         AblationSide(BASELINE, runs=tuple(base), files=("a", "b", "c")),
         AblationSide("freeze", "off", {"freeze": False}, tuple(other), ("d", "e", "f"), ("died",)),
     )
-    return read(json.loads(json.dumps(extra(sides, planned=8, repeats=4, why="interrupted"))))
+    return read(as_result(sides, planned=8, repeats=4, why="interrupted"))
 
 
 def test_what_is_stored_is_read_again() -> None:
@@ -135,7 +135,7 @@ def test_what_is_stored_is_read_again() -> None:
 
 @pytest.mark.parametrize("damaged", [None, 7, {}, {"sides": []}, {"sides": [{"name": "x"}], "planned": 1}])
 def test_a_damaged_or_missing_result_is_none(damaged: object) -> None:
-    assert stored(Run(header_of(extra={KEY: damaged}))) is None
+    assert stored(Run(header_of(extra=read_extras({"ablation": damaged})))) is None
 
 
 def test_the_table_says_so() -> None:

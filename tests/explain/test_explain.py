@@ -24,6 +24,7 @@ from kvtune.explain.explanation import (
 )
 from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation, with_flag
 from kvtune.explain.text import lines, to_json
+from kvtune.run.extras import Extras
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.verdicts.causes import CAUSES, Boundaries
@@ -48,7 +49,7 @@ def run_of(hits: list[int], verdicts: list[PromptVerdict | None] | None = None, 
     requests["round"] = np.arange(len(hits), dtype="i4")
     requests["prompt_tokens"][:] = 100
     requests["hit_tokens"][:] = hits
-    extra = {"verdicts": msgspec.to_builtins(verdicts)} if verdicts is not None else {}
+    extra = Extras(verdicts=msgspec.to_builtins(verdicts or []))
     fields: dict[str, Any] = {
         "kvtune": "0",
         "source": "sim",

@@ -18,6 +18,7 @@ from kvtune.errors import UsageError
 from kvtune.report.contrast import contrast
 from kvtune.report.pages.frame import write_page
 from kvtune.report.pages.run import compare_page, run_page
+from kvtune.run.extras import read_extras
 from kvtune.run.types import CoreInfo, Run, empty_table
 from tests.golden.synthetic import HOSTILE, empty_run, rounds_run
 from tests.report.drawn import KINDS, run_of, words
@@ -246,7 +247,7 @@ def test_a_damaged_ablation_leaves_its_section_out(rounds: Run) -> None:
     from tests.golden.synthetic import replace_header
 
     for damaged in (7, {}, {"sides": [{"name": HOSTILE}]}):
-        html = run_page(replace_header(rounds, extra={"ablation": damaged}))
+        html = run_page(replace_header(rounds, extra=read_extras({"ablation": damaged})))
         assert 'id="ablation"' not in html
 
 

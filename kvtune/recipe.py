@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import UsageError
+from kvtune.files import explained, replacing
 
 Scalar = str | int | float | bool
 Status = Literal["confirmed", "simulated", "hand-written"]
@@ -115,16 +115,10 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
     sealed = msgspec.structs.replace(
         recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=checksum(recipe))
     )
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with explained(path, "choose another place", "the recipe"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(to_toml(msgspec.to_builtins(sealed)), encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise KvtuneError(
-            f"cannot write the recipe {path}: {error.strerror or error}", "choose another place"
-        ) from error
+        with replacing(path) as part:
+            part.write_text(to_toml(msgspec.to_builtins(sealed)), encoding="utf-8")
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvtune.files import replacing
+
 
 class VllmCounts:
     """Counts from vLLM's scheduler and request statistics since `reset`."""
@@ -54,9 +56,8 @@ class VllmCounts:
                     self.preemptions[str(request.request_id)] = request.num_preemptions
 
     def write(self, path: Path) -> None:
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps({"counters": self.counters, "preemptions": self.preemptions}))
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_text(json.dumps({"counters": self.counters, "preemptions": self.preemptions}))
 
     def factory(self) -> Any:
         """A class that vLLM's StatLoggerManager can make per engine, all feeding these counts."""

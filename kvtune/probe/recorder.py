@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from kvtune.files import replacing
 from kvtune.probe.status import role
 from kvtune.run.scratch import PREFIX, hold, sweep
 from kvtune.workload.recording import Line, PrefixHasher, TraceWriter
@@ -185,11 +186,10 @@ class CounterPage:
     BYTES = 1 << 14
 
     def __init__(self, path: Path) -> None:
-        part = path.with_suffix(".part")
-        part.write_bytes(bytes(self.BYTES))
-        with part.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), self.BYTES)
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_bytes(bytes(self.BYTES))
+            with part.open("r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), self.BYTES)
         self._sequence = 0
 
     def write(self, told: dict[str, Any]) -> None:

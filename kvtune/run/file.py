@@ -6,7 +6,6 @@ Any zip tool and numpy can read it without kvtune. Nothing in it is executed (no
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import UsageError
+from kvtune.files import explained, replacing
 from kvtune.run.extras import read_extras
 from kvtune.run.types import SCHEMA, TABLES, Header, Run, Table, empty_table
 
@@ -26,26 +26,22 @@ UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
 def write_run(run: Run, path: Path) -> None:
-    """Write `run` to `path`: a temporary file beside it, then a rename, so that a crash leaves no half file."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out:
-            out.writestr("header.json", msgspec.json.format(msgspec.json.encode(run.header), indent=1))
-            for name, table in run.tables.items():
-                for column, kind in TABLES[name].items():
-                    if column not in table:  # a writer that does not know it: the reader fills it in
-                        continue
-                    buffer = io.BytesIO()
-                    array = np.asarray(table[column], dtype=None if kind == "U" else kind)
-                    np.save(buffer, array, allow_pickle=False)
-                    out.writestr(f"tables/{name}/{column}.npy", buffer.getvalue())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise KvtuneError(
-            f"cannot write the run file {path}: {error.strerror or error}",
-            "free space or choose another folder with -o DIR",
-        ) from error
+    """Write `run` to `path`, whole or not at all."""
+    hint = "free space or choose another folder with -o DIR"
+    with (
+        explained(path, hint, "the run file"),
+        replacing(path) as part,
+        zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out,
+    ):
+        out.writestr("header.json", msgspec.json.format(msgspec.json.encode(run.header), indent=1))
+        for name, table in run.tables.items():
+            for column, kind in TABLES[name].items():
+                if column not in table:  # the reader fills in columns that the writer does not know
+                    continue
+                buffer = io.BytesIO()
+                array = np.asarray(table[column], dtype=None if kind == "U" else kind)
+                np.save(buffer, array, allow_pickle=False)
+                out.writestr(f"tables/{name}/{column}.npy", buffer.getvalue())
 
 
 def read_run(path: Path) -> Run:

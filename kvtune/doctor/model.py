@@ -19,6 +19,7 @@ import msgspec
 
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
+from kvtune.engine.flags import flag_texts
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.engine.resolve import ENGINES, resolve
 from kvtune.errors import KvtuneError, UsageError
@@ -154,7 +155,7 @@ def ask_vllm(model: str, engine_args: Sequence[str]) -> Facts:
     resolve(model, dummy=True, engine_args=engine_args)  # what is wrong with it is said at once
     with scratch("doctor") as folder:
         answer = folder / "facts.json"
-        question = {"model": model, "args": list(engine_args), "given": given(engine_args)}
+        question = {"model": model, "args": list(engine_args), "given": flag_texts(engine_args)}
         command = [sys.executable, "-m", "kvtune.doctor.child", str(answer)]
         try:
             done = subprocess.run(
@@ -204,7 +205,7 @@ def read_config(model: str, engine_args: Sequence[str], device: Literal["", "cpu
     `device` "": a GPU where `nvidia-smi` is on PATH, else this machine's CPU. The facts say which was assumed.
     """
     config = config_of(model)
-    flags = {**engine_defaults(model), **given(engine_args)}
+    flags = {**engine_defaults(model), **flag_texts(engine_args)}
     device = device or ("gpu" if shutil.which("nvidia-smi") else "cpu")
     float32 = device == "cpu" and avx512_bf16()
     backend = cpu_backend(float32) if device == "cpu" else GPU
@@ -229,7 +230,7 @@ def read_config(model: str, engine_args: Sequence[str], device: Literal["", "cpu
         avx512_bf16=float32 if device == "cpu" else None,
         assumed=assumed,
         state_dtype=state_dtype_of(config, **types),
-        given=given(engine_args),
+        given=flag_texts(engine_args),
         max_model_len=int(length) if length.isdigit() else int(text.get("max_position_embeddings") or 0),
         caching="no-enable-prefix-caching" not in flags,
         block_tokens=plan.block_tokens,
@@ -264,20 +265,6 @@ def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
         for kind, groups, layers, used, window in kinds
         for number in range(groups)
     ]
-
-
-def given(engine_args: Sequence[str]) -> dict[str, str]:
-    """vLLM's flags that a person gave, without dashes; a switch has the value ""."""
-    found: dict[str, str] = {}
-    name = ""
-    for argument in engine_args:
-        if argument.startswith("--"):
-            name, _, value = argument[2:].partition("=")
-            name = name.replace("_", "-")
-            found[name] = value
-        elif name:
-            found[name] = f"{found[name]} {argument}".strip()
-    return found
 
 
 def config_of(model: str) -> dict[str, Any]:

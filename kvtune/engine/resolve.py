@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtune.engine import gemma
+from kvtune.engine.flags import settings_given
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 
@@ -28,7 +29,7 @@ class Resolved:
 
 def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
     """vLLM's arguments for a model. What the person gave after `--` comes last and so wins."""
-    given = {a.split("=", 1)[0].replace("_", "-") for a in engine_args if a.startswith("--")}
+    given = settings_given(engine_args)
     path = builtin(model)
     if path is not None:
         defaults = _flags(engine_defaults(model), given)
@@ -53,7 +54,7 @@ def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
     extra: dict[str, str] = {}
     if dummy:
         extra["load-format"] = "dummy"
-    elif "--load-format" not in given and not any(next(folder.glob(p), None) for p in _WEIGHTS):
+    elif "load-format" not in given and not any(next(folder.glob(p), None) for p in _WEIGHTS):
         raise UsageError(
             f"{folder} has config.json but no weights", "add --dummy for random weights on this config"
         )
@@ -62,12 +63,11 @@ def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
     return Resolved(["--model", str(folder), *_flags(extra, given), *engine_args], offline=True)
 
 
-def _flags(values: Mapping[str, str], given: set[str]) -> list[str]:
+def _flags(values: Mapping[str, str], given: Set[str]) -> list[str]:
     """`--name value` (an empty value: the bare flag) for each setting that the person did not set."""
     found: list[str] = []
     for name, value in values.items():
-        plain = name.removeprefix("no-")
-        if f"--{plain}" not in given and f"--no-{plain}" not in given:
+        if name.removeprefix("no-") not in given:
             found += [f"--{name}", value] if value else [f"--{name}"]
     return found
 

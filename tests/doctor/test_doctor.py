@@ -30,7 +30,7 @@ from kvtune.doctor.environment import (
 )
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
-from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of, given, read_config
+from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of, read_config
 from kvtune.doctor.rules import settings_findings
 from kvtune.doctor.text import lines
 from kvtune.errors import KvtuneError, UsageError
@@ -152,16 +152,6 @@ def test_first_visit_that_hits() -> None:
     floor = floor_of(changed(shared_prefix=visits))
     assert floor is not None
     assert (floor.first_visit, floor.last_first_visit) == (2, 3)
-
-
-def test_flags_that_a_person_gave() -> None:
-    flags = ["--block-size", "64", "--max_model_len=512", "--enable-prefix-caching", "--a", "1", "2"]
-    assert given(flags) == {
-        "block-size": "64",
-        "max-model-len": "512",
-        "enable-prefix-caching": "",
-        "a": "1 2",
-    }
 
 
 def test_without_vllm_the_config_says_it(tmp_path: Path) -> None:

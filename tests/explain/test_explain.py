@@ -22,7 +22,7 @@ from kvtune.explain.explanation import (
     with_misses,
     workload_of,
 )
-from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation, with_flag
+from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation
 from kvtune.explain.text import lines, to_json
 from kvtune.run.extras import Extras
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
@@ -237,20 +237,6 @@ def test_combinations_take_twice_the_pool() -> None:
     assert len(both) == 2
     assert all("2x the pool" in option.change for option in both)
     assert all(option.settings.engine_args[-2:] == ["--num-gpu-blocks-override", "200"] for option in both)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "value", "expected"),
-    [
-        (["--a", "1"], 2, ["--a", "1", "--x", "2"]),
-        (["--x", "1", "--a", "1"], 2, ["--a", "1", "--x", "2"]),
-        (["--x=1", "--a", "1"], 2, ["--a", "1", "--x", "2"]),
-        (["--a", "1", "--x"], "", ["--a", "1", "--x"]),
-        (["--x", "1", "2", "--a"], None, ["--a"]),
-    ],
-)
-def test_with_flag(arguments: list[str], value: Any, expected: list[str]) -> None:
-    assert with_flag(arguments, "x", value) == expected
 
 
 def test_classes_in_words() -> None:

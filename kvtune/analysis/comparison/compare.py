@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kvtune.analysis.comparison.measures import MEASURES, Columns, Measure, Statistic
 from kvtune.analysis.spread import CONFIDENCE
 from kvtune.analysis.summary import summary
+from kvtune.engine.flags import settings_given
 from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
 
@@ -109,7 +110,7 @@ def _checked(run: Run) -> dict[str, str]:
 def _states(run: Run) -> str:
     """The type of recurrent states where vLLM's platform chose it, by the CPU; empty where a person did, or unknown."""
     h = run.header
-    if any(a.replace("_", "-").startswith(("--mamba-ssm-cache-dtype", "--dtype")) for a in h.engine.args):
+    if settings_given(h.engine.args) & {"mamba-ssm-cache-dtype", "dtype"}:
         return ""
     dtype, has = state_dtype(h.engine), h.host.avx512_bf16
     if not dtype or has is None:

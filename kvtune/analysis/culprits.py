@@ -1,6 +1,6 @@
-"""Which objects cause collections, by type and allocation site, as the probes counted them: Run -> Culprits. Pure.
+"""The objects that cause collections, by type and allocation site: Run -> Culprits per process. Pure.
 
-Counts are of sampled collections; `per_step` scales them to all: count / samples x collections / steps.
+The probes count at sampled collections. `per_step` scales to all: count / samples x collections / steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """`file` is empty where only the type is known; `share` of all counted objects of the process."""
+    """`file` is empty where only the type is known. `share`: of all counted objects of the process."""
 
     type: str
     file: str
@@ -27,7 +27,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Culprits:
-    """One process. `level` is the probe that counted: `sites` (type and line) or `types`."""
+    """One process. `level` is the probe level that counted: `sites` (type and line) or `types`."""
 
     level: str
     samples: int
@@ -36,7 +36,7 @@ class Culprits:
 
 
 def culprits(run: Run) -> dict[str, Culprits]:
-    """Per process key, rows with the most numerous first: by site where sites were sampled, else by type."""
+    """By process key, most numerous rows first: by site where sites were sampled, else by type."""
     extra = run.header.extra
     by_process: dict[str, Culprits] = {}
     for level, samples in (("sites", extra.sites), ("types", extra.types)):
@@ -50,7 +50,7 @@ def culprits(run: Run) -> dict[str, Culprits]:
 
 
 def grown(run: Run) -> dict[str, tuple[Culprit, ...]]:
-    """Per process key, what it held more of at the end than at the beginning (probe level `full`)."""
+    """By process key, objects that it had more of at the end than at the start (probe level `full`)."""
     growth = run.header.extra.growth
     if growth is None:
         return {}

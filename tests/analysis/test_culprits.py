@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvtune.analysis.culprits import culprits, grown
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.pages.run import run_page
 from kvtune.run.extras import read_extras
 from kvtune.run.types import Run
@@ -41,7 +42,7 @@ def test_counts_are_scaled_from_samples_to_steps(probed: Run) -> None:
 
 
 def test_the_page_names_the_culprit_and_its_line(probed: Run) -> None:
-    html = run_page(probed)
+    html = run_page(RunAnalysis(probed))
     assert "vllm/distributed/shm_broadcast.py:984" in html
     assert "/opt/venv" not in html
     assert "<script>document.title" not in html

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtune.analysis.latency import e2e_ms, itl_ms, latency, token_gaps_ms, ttft_ms
+from kvtune.analysis.latency import e2e_ms, itl_ms, token_gaps_ms, ttft_ms
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Spread, spread
 from kvtune.run.types import Run
 from kvtune.workload.types import Span
@@ -39,7 +40,7 @@ def test_latencies_by_hand() -> None:
 
 
 def test_totals_and_rates() -> None:
-    found = latency(three())
+    found = RunAnalysis(three()).latency
     assert (found.requests, found.finished) == (3, 2)
     assert (found.prompt_tokens, found.output_tokens) == (30, 7)
     assert found.throughput_tok_s == pytest.approx(0.7)
@@ -53,7 +54,7 @@ def test_totals_and_rates() -> None:
 def test_requests_that_were_never_sent_do_not_count() -> None:
     workload = workload_of([(Span(0, 0, 10),), (Span(1, 0, 20),)])
     run = served(workload, [0, -1], sent=[0.0, np.nan], output=[4, 0], finish=["length", ""])
-    found = latency(run)
+    found = RunAnalysis(run).latency
     assert (found.requests, found.finished, found.prompt_tokens) == (1, 1, 10)
 
 
@@ -61,13 +62,13 @@ def test_a_late_front_end_shows() -> None:
     workload = workload_of([(Span(0, 0, 10),), (Span(1, 0, 20),)])
     run = served(workload, [0, 0], sent=[0.0, 3.0])
     run.tables["requests"]["planned_s"][:] = [0.5, 1.0]
-    assert latency(run).send_lag_ms.max == pytest.approx(2000)
+    assert RunAnalysis(run).latency.send_lag_ms.max == pytest.approx(2000)
     run.tables["requests"]["planned_s"][:] = np.nan
-    assert latency(run).send_lag_ms == Spread()
+    assert RunAnalysis(run).latency.send_lag_ms == Spread()
 
 
 def test_an_empty_run_has_no_latencies() -> None:
-    found = latency(Run(header_of(wall_s=0.0)))
+    found = RunAnalysis(Run(header_of(wall_s=0.0))).latency
     assert found.requests == found.output_tokens == 0
     assert found.throughput_tok_s is None
     assert found.ttft_ms == found.itl_ms == found.e2e_ms == Spread()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.leaks import pool_bytes, trends
-from kvtune.analysis.ledger import gap_outliers, join, ledgers
+from kvtune.analysis.ledger import gap_outliers, ledgers
+from kvtune.analysis.run import RunAnalysis
 from kvtune.run.extras import CollectorCounts, Extras, HeapSize
 from kvtune.run.types import EngineInfo, Run
 from tests.analysis.made import header_of, table
@@ -21,7 +22,7 @@ STEPS = table("steps", process=[1] * 4, t_s=[0.0, 1.0, 2.0, 3.0], step_us=[100e3
 
 def test_steps_with_and_without_a_collection() -> None:
     gc = table("gc", process=[1, 0], t_s=[1.05, 2.05], generation=[2, 0], pause_us=[90e3, 1e3])
-    found = join(run_of(steps=STEPS, gc=gc))
+    found = RunAnalysis(run_of(steps=STEPS, gc=gc)).collections_in_steps
     assert (found.with_collection.count, found.without.count) == (1, 3)  # the front end's holds up no step
     assert found.with_collection.max == pytest.approx(200.0) and found.without.max == pytest.approx(100.0)
 
@@ -32,7 +33,7 @@ def test_many_collections_in_one_step_and_those_between_steps_are_all_accounted_
         "gc", process=[1, 1, 1, 1, 1, 0], t_s=[1.01, 1.05, 1.19, 3.0, 2.5, 1.1],
         generation=[0] * 6, pause_us=[1e3, 1e3, 1e3, 2e3, 7e3, 50e3],
     )  # fmt: skip
-    found = join(run_of(steps=STEPS, gc=gc)).placed
+    found = RunAnalysis(run_of(steps=STEPS, gc=gc)).collections_in_steps.placed
     assert (found.in_steps, found.steps, found.between_steps) == (4, 2, 1)
     assert found.between_ms == pytest.approx(7.0)
 

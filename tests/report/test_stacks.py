@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtune.analysis.run import RunAnalysis
 from kvtune.probe.stacks import flame, of_loops, top_functions
 from kvtune.report.pages.run import run_page
 from kvtune.report.sections.stacks import section
@@ -72,4 +73,4 @@ def test_the_page_draws_it_with_its_numbers_and_as_text() -> None:
         "flame graph",
     ]
     assert len(found.charts[1].grid.rows) == 4
-    assert "<img src=x" not in run_page(with_stacks())
+    assert "<img src=x" not in run_page(RunAnalysis(with_stacks()))

@@ -1,4 +1,4 @@
-"""What each switch is worth: runs with it turned over against the baseline's, with intervals over the repeats. Pure.
+"""What each switch is worth: runs with one switch flipped against the baseline, with intervals over repeats. Pure.
 
 `kvtune profile --ablate` stores `as_result` in `header.extra.ablation` of the baseline's first run; `stored` reads it.
 """
@@ -21,14 +21,14 @@ from kvtune.run.types import Run
 Verdict = Literal["better", "worse", "no difference shown", "too few runs"]
 
 FIGURES = ("collections", "pause_ms", "step_ms", "host_us_per_request_step", "rss_growth_bytes_s")
-"""All of the whole engine (every process); of all of them less is better."""
+"""Of the whole engine (every process). Less is better in each."""
 
 Figures = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """One figure of a variant. `difference` is the variant less the baseline, `low` to `high` at 95 %."""
+    """One figure of a variant. `difference` is variant minus baseline, between `low` and `high` at 95 %."""
 
     figure: str
     baseline: float | None
@@ -41,10 +41,10 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class AblationSide:
-    """A variant: the baseline with one thing turned `off` or `on` (`turned` is "" for the baseline itself).
+    """A variant: the baseline with one setting turned `off` or `on` (`turned` is "" for the baseline itself).
 
-    `runs` has FIGURES of each run that ended well, `files` their names beside the run that holds this, `failed` why
-    others did not; `worths` one for each of FIGURES, none for the baseline.
+    `runs` has the FIGURES of each completed run, `files` their names in the folder of the baseline's run, `failed` why
+    others failed. `worths` has one entry for each of FIGURES, none for the baseline.
     """
 
     name: str
@@ -58,7 +58,7 @@ class AblationSide:
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """`done` of `planned` runs were made; `why` says what ended it early, "" when nothing did."""
+    """`done` of `planned` runs were made. `why` says what ended it early, "" when nothing did."""
 
     planned: int
     done: int
@@ -69,7 +69,7 @@ class Ablation:
 
 
 def figures(run: Run) -> dict[str, float | None]:
-    """One number a run for each of FIGURES; None where the run cannot say."""
+    """One number for each of FIGURES; None where the run did not record it."""
     found = collectors(run).values()
     host = host_cost(run)
     slopes = [m.slope_bytes_s for m in memory(run).values() if m.slope_bytes_s is not None]

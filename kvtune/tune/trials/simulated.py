@@ -74,6 +74,7 @@ class SimPool:
 
     def next_done(self) -> tuple[int, Answer]:
         """The next trial that ended; one that failed says why."""
+        from kvtune.analysis.run import RunAnalysis
         from kvtune.analysis.summary import summary
 
         number, outcome = self._simulators.next_done()
@@ -82,6 +83,6 @@ class SimPool:
             return number, Answer(elapsed_s=elapsed_s, failed=outcome.message, hint=outcome.hint)
         replay = outcome.header.extra.sim
         return number, Answer(
-            summary=summary(with_slo(outcome, self.bench.slo), self._workload),
+            summary=summary(RunAnalysis(with_slo(outcome, self.bench.slo), self._workload)),
             elapsed_s=(replay.elapsed_s if replay is not None else 0.0) + outcome.header.startup_s,
         )

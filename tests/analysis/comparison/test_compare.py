@@ -10,6 +10,7 @@ from scipy import stats
 
 from kvtune.analysis.comparison.compare import Comparison, Figure, compare, mismatches, value_at
 from kvtune.analysis.comparison.repeats import compare_repeats
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.run.types import CoreInfo, EngineInfo, HostInfo, Run, Validity
 from kvtune.workload.types import Span
@@ -111,8 +112,8 @@ def test_every_figure_equals_the_summarys() -> None:
     found = compare(a, b)
     assert len(found.figures) >= 8
     for figure in found.figures:
-        assert figure.a == value_at(summary(a, None), figure.path)
-        assert figure.b == value_at(summary(b, None), figure.path)
+        assert figure.a == value_at(summary(RunAnalysis(a)), figure.path)
+        assert figure.b == value_at(summary(RunAnalysis(b)), figure.path)
         if figure.low is not None:  # the statistic that is resampled is the figure itself
             assert figure.low <= figure.difference <= figure.high  # type: ignore[operator]
     assert json.dumps(found.plain(), allow_nan=False)

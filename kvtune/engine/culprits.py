@@ -1,6 +1,6 @@
-"""What the probes counted beside their rings, as header data: triggers, survivors, culprits. Pure reading.
+"""The probes' counts as `header.extra`: collection triggers, survivors, objects by type and site. Pure reading.
 
-Rows stand by process index; counts are of the sampled collections, with what turns them into counts per step.
+By process index. Object counts are of sampled collections, with the numbers that scale them to counts per step.
 """
 
 from __future__ import annotations

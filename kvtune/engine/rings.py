@@ -1,6 +1,6 @@
-"""Ring files to tables: steps, collections, the pool's tiers in the measuring phase, on the run's clock. Pure reading.
+"""Ring files to tables: steps, collections and pool events of the measuring phase, on the run's clock. Pure reading.
 
-A record whose clock went backwards (a suspended or migrated machine) is left out and counted: its length means nothing.
+A record in which the clock went backwards (a suspended or migrated machine) has no valid length: left out and counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvtune.run.types import TABLES, Table
 
 @dataclass(slots=True)
 class Rings:
-    """By process index: records overwritten before they were read, and left out because of their clock."""
+    """`lost` (overwritten before they were read) and `backwards` (clock errors) count records by process index."""
 
     steps: Table = field(default_factory=dict)
     gc: Table = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Rings:
 
 
 def read_rings(folder: Path, index: dict[int, int], outcome: HostOutcome) -> Rings:
-    """What the processes of `index` (pid to number) left; a file that cannot be read is left out."""
+    """The records of the processes in `index` (pid to process index); unreadable files are left out."""
     found = Rings()
     steps: list[tuple[float, ...]] = []
     collections: list[tuple[float, ...]] = []

@@ -1,4 +1,4 @@
-"""vLLM's own account of the run: a stat logger that adds up its counters, to hold against ours. In the front end."""
+"""A vLLM stat logger that sums vLLM's own counters, to compare with ours. Runs in the front end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtune.files import replacing
 
 
 class VllmCounts:
-    """Counts from vLLM's scheduler and request statistics since `reset`."""
+    """Sums of vLLM's scheduler and request statistics since `reset`."""
 
     def __init__(self) -> None:
         self.reset()
@@ -60,7 +60,7 @@ class VllmCounts:
             part.write_text(json.dumps({"counters": self.counters, "preemptions": self.preemptions}))
 
     def factory(self) -> Any:
-        """A class that vLLM's StatLoggerManager can make per engine, all feeding these counts."""
+        """A logger class for vLLM's StatLoggerManager; the loggers of all engines add to these counts."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
         counts = self

@@ -1,6 +1,6 @@
 """The run file: a zip of `header.json` and one .npy array per table column. Written whole or not at all.
 
-Any zip tool and numpy can read it without kvtune. Nothing in it is executed (no pickle).
+Readable with any zip tool and numpy. Nothing in it is executed (no pickle).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvtune.run.types import SCHEMA, TABLES, Header, Run, Table, empty_table
 
 SUFFIX = ".kvrun"
 
-# Old schema -> function that lifts a decoded header of it by one version.
+# Old schema -> function that upgrades a decoded header by one version.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
@@ -70,7 +70,9 @@ def _header(raw: bytes, path: Path) -> Header:
         )
     while schema < SCHEMA:
         if schema not in UPGRADES:
-            raise UsageError(f"{path} has unknown schema {schema}", f"this kvtune reads 1 to {SCHEMA}")
+            raise UsageError(
+                f"{path} has unknown schema {schema}", f"this kvtune reads schemas 1 to {SCHEMA}"
+            )
         decoded = UPGRADES[schema](decoded)
         schema += 1
     decoded["schema"] = SCHEMA
@@ -79,7 +81,7 @@ def _header(raw: bytes, path: Path) -> Header:
 
 
 def _tables(archive: zipfile.ZipFile) -> dict[str, Table]:
-    """Known columns only; a column that the writer did not know yet is filled with its kind's zero (NaN for times)."""
+    """Known columns only. A column that an older writer did not have is filled with zeros, NaN or empty text."""
     tables: dict[str, Table] = {}
     names = {n for n in archive.namelist() if n.startswith("tables/") and n.endswith(".npy")}
     for name, columns in TABLES.items():

@@ -1,4 +1,4 @@
-"""Culprits: counts of sampled collections scaled to steps, by process, whatever a probe left behind."""
+"""Culprits: counts of sampled collections scaled to steps, by process; incomplete probe data is tolerated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_page_names_the_culprit_and_its_line(probed: Run) -> None:
         {"sites": {"processes": {"0": {"rows": [{}, None, {"count": float("nan")}]}}}},
     ],
 )
-def test_what_a_probe_left_half_done_breaks_nothing(stored: dict[str, Any]) -> None:
+def test_incomplete_probe_data_raises_nothing(stored: dict[str, Any]) -> None:
     run = replace_header(rounds_run(prefixes=2), extra=read_extras(stored))
     for own in culprits(run).values():
         assert all(row.per_step is None for row in own.rows)

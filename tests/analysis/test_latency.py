@@ -27,7 +27,7 @@ def three() -> Run:
     )
 
 
-def test_latencies_by_hand() -> None:
+def test_latencies_equal_those_computed_by_hand() -> None:
     run = three()
     assert ttft_ms(run)[:2] == pytest.approx([500, 2000])
     assert np.isnan(ttft_ms(run)[2])
@@ -58,7 +58,7 @@ def test_requests_that_were_never_sent_do_not_count() -> None:
     assert (found.requests, found.finished, found.prompt_tokens) == (1, 1, 10)
 
 
-def test_a_late_front_end_shows() -> None:
+def test_a_front_end_that_sends_late_shows_in_the_send_lag() -> None:
     workload = workload_of([(Span(0, 0, 10),), (Span(1, 0, 20),)])
     run = served(workload, [0, 0], sent=[0.0, 3.0])
     run.tables["requests"]["planned_s"][:] = [0.5, 1.0]
@@ -74,7 +74,7 @@ def test_an_empty_run_has_no_latencies() -> None:
     assert found.ttft_ms == found.itl_ms == found.e2e_ms == Spread()
 
 
-def test_percentiles_are_numpys() -> None:
+def test_percentiles_equal_numpys() -> None:
     values = np.arange(1000, dtype=np.float64)
     assert spread(values) == Spread(499.5, 499.5, float(np.percentile(values, 99)), 999.0, 1000)
     assert spread(np.array([np.nan, 4.0, np.inf])) == Spread(4.0, 4.0, 4.0, 4.0, 1)

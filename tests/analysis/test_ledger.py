@@ -1,4 +1,4 @@
-"""The join of collections to steps and token gaps, and each process's ledger: figures worked out by hand."""
+"""Collections joined to steps and token gaps, and each process's ledger, against figures computed by hand."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_steps_with_and_without_a_collection() -> None:
     assert found.with_collection.max == pytest.approx(200.0) and found.without.max == pytest.approx(100.0)
 
 
-def test_many_collections_in_one_step_and_those_between_steps_are_all_accounted_for() -> None:
-    """Four in two steps, as admissions make them, one between steps; other processes have none."""
+def test_several_collections_in_a_step_and_those_between_steps_are_all_counted() -> None:
+    """Four in two steps, as admissions cause them, and one between steps."""
     gc = table(
         "gc", process=[1, 1, 1, 1, 1, 0], t_s=[1.01, 1.05, 1.19, 3.0, 2.5, 1.1],
         generation=[0] * 6, pause_us=[1e3, 1e3, 1e3, 2e3, 7e3, 50e3],
@@ -107,7 +107,7 @@ def test_a_leak_is_found_with_an_interval_around_its_rate() -> None:
     assert found.low_bytes_s < 100_000 < found.high_bytes_s
 
 
-def test_noise_is_no_leak_and_a_short_run_is_none_either() -> None:
+def test_noise_and_short_runs_are_no_leaks() -> None:
     assert trends(memory_of(300, 0, 1e6))["engine_core"].verdict == "no growth shown"
     assert trends(memory_of(30, 1_000_000, 0))["engine_core"].verdict == "too short to tell"
 

@@ -1,4 +1,4 @@
-"""Step time and the pauses in it: parts add up, and every pause lands in the step that held it."""
+"""Step time and pauses in steps: parts add up, and every pause is in the step that contains it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_parts_of_steps_add_up() -> None:
     assert found.busy_share == pytest.approx(1.0)
 
 
-def test_no_steps_take_no_time() -> None:
+def test_without_steps_all_times_are_zero() -> None:
     assert step_time(empty_run()) == StepTime()
     assert RunAnalysis(empty_run()).paused_steps is None
 

@@ -1,4 +1,4 @@
-"""The verdict names the dearest limit of a run, with a command that a shell takes apart again."""
+"""The verdict names the largest limit of a run, with a command that a shell parses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_run_that_measured_nothing_says_why() -> None:
     assert words(found) == ["kvtune", "doctor", "tiny-gemma3"]
 
 
-def test_prompts_computed_again_are_named_with_their_price() -> None:
+def test_recomputed_prompts_are_named_with_their_share_of_time() -> None:
     run = rounds_run()
     found = RunAnalysis(run, workload_of(run)).verdict
     assert found.kind == "cache"
@@ -73,14 +73,14 @@ def test_causes_found_by_replay_count_as_winnable(cause: str) -> None:
     assert RunAnalysis(told(rounds_run(), **{cause: 50_000})).verdict.kind == "cache"
 
 
-def test_with_our_core_a_pool_that_is_too_small_asks_for_bounds() -> None:
+def test_with_kvtunes_core_a_pool_that_is_too_small_suggests_bounds() -> None:
     run = told(rounds_run(core=KVTUNE), evicted=50_000)
     small = replace_header(run, engine=msgspec.structs.replace(run.header.engine, num_blocks=500))
     assert words(RunAnalysis(small).verdict)[1] == "bounds"
     assert words(RunAnalysis(run).verdict)[1] == "tune"
 
 
-def test_partial_blocks_ask_for_smaller_ones() -> None:
+def test_partial_blocks_suggest_smaller_blocks() -> None:
     found = RunAnalysis(told(rounds_run(), partial_block=60_000)).verdict
     assert found.kind == "block"
     assert "whole blocks of 32 tokens" in found.limit
@@ -103,7 +103,7 @@ def test_the_scheduler_is_named_when_it_costs_most() -> None:
     assert RunAnalysis(with_steps(run, schedule_us=step * 0.4, update_us=step * 0.2)).verdict.kind == "host"
 
 
-def test_preemptions_come_before_everything() -> None:
+def test_preemptions_come_first() -> None:
     run = rounds_run()
     requests = {**run.tables["requests"], "preemptions": np.full(45, 2, "i4")}
     found = RunAnalysis(Run(run.header, {**run.tables, "requests": requests}), workload_of(run)).verdict
@@ -119,7 +119,7 @@ def test_an_engine_that_waits_for_work_is_not_the_limit() -> None:
     assert found.share is None
 
 
-def test_a_run_without_any_of_that_is_limited_by_its_model() -> None:
+def test_a_run_without_other_limits_is_limited_by_its_model() -> None:
     found = RunAnalysis(told(rounds_run())).verdict
     assert found.kind == "model"
     assert "98 % of the step time" in found.limit
@@ -131,7 +131,7 @@ def test_unknown_causes_are_not_called_a_limit_of_the_model() -> None:
     assert "is not known" in found.limit
 
 
-def test_without_steps_prices_are_shares_of_tokens() -> None:
+def test_without_step_times_shares_are_of_tokens() -> None:
     run = told(rounds_run(), evicted=60_960)
     bare = Run(run.header, {k: v for k, v in run.tables.items() if k != "steps"})
     found = RunAnalysis(bare).verdict
@@ -139,7 +139,7 @@ def test_without_steps_prices_are_shares_of_tokens() -> None:
     assert found.share == pytest.approx(60_960 / 182_880)
 
 
-def test_hostile_strings_cannot_leave_their_word_of_the_command() -> None:
+def test_hostile_strings_stay_one_word_of_the_command() -> None:
     found = words(RunAnalysis(hostile_run()).verdict)
     assert found[0] == "kvtune"
     assert found.count(f"/models/{HOSTILE}") == 1

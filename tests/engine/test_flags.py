@@ -1,4 +1,4 @@
-"""vLLM's flags as a person types them: every way of writing one means the same."""
+"""vLLM's flags as typed on a command line: every spelling of a flag means the same."""
 
 from __future__ import annotations
 

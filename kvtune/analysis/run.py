@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from kvtune.analysis import (
+    admission,
     cache,
     culprits,
     gc,
@@ -19,6 +20,7 @@ from kvtune.analysis import (
     step_time,
     verdict,
 )
+from kvtune.analysis.admission import Admission
 from kvtune.analysis.cache import PrefixCache, Round
 from kvtune.analysis.culprits import Culprit, Culprits
 from kvtune.analysis.gc import Collector
@@ -56,6 +58,10 @@ class RunAnalysis:
     @cached_property
     def prefix_cache(self) -> PrefixCache:
         return cache.prefix_cache(self.run, self.workload)
+
+    @cached_property
+    def admission(self) -> Admission | None:
+        return admission.admission(self.run)
 
     @cached_property
     def rounds(self) -> list[Round]:

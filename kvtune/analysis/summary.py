@@ -91,6 +91,7 @@ def summary(analysis: RunAnalysis) -> dict[str, Any]:
             "hit_rate": cache.hit_rate,
             "misses": dict(cache.misses),
         },
+        "admission": None if analysis.admission is None else asdict(analysis.admission),
         "gc": {
             process: _collector(collector, analysis.ledgers.get(process))
             for process, collector in analysis.collectors.items()

@@ -36,6 +36,9 @@ def tune(
     gc: Annotated[
         bool, typer.Option("--gc", help="Also try the collector's settings on the engine.")
     ] = False,
+    admission: Annotated[
+        bool, typer.Option("--admission", help="Also try letting who has most in the cache go first.")
+    ] = False,
     recipe: Annotated[Path | None, typer.Option(help="Where the recipe goes.")] = None,
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights on the real config.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the workload and of the search.")] = 0,
@@ -77,7 +80,7 @@ def tune(
         path = benches.study_path("" if url else study, output, "tune", bench)
     for each in guard or ():
         build(each, seed=seed)  # refused before anything is started
-    limits = tuning.Limits(trials, finalists, rounds, budget, on == "both", tuple(guard or ()), gc)
+    limits = tuning.Limits(trials, finalists, rounds, budget, on == "both", tuple(guard or ()), admission, gc)
     with StudyJournal(path, "tune", bench) as journal:
         try:
             with TrialsView(trials + 2 + (on == "both") * (finalists + 1) * 2, by) as view:

@@ -7,24 +7,30 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from kvtune.engine.launch import HostOutcome
+from kvtune.engine.rings import ProcessRing
 from kvtune.probe.objects.tally import load
-from kvtune.probe.ring import COLLECTION, STEP, read_ring
+from kvtune.probe.records import Collection, Step
 from kvtune.run.extras import CollectorCounts, Extras, HeapSize, ObjectCounts, ObjectSamples, Trigger
 
 TRIGGERS = 10
 
 
 def instruments(
-    folder: Path, index: dict[int, int], statuses: list[dict[str, Any]], outcome: HostOutcome
+    folder: Path,
+    rings: Sequence[ProcessRing],
+    index: dict[int, int],
+    statuses: list[dict[str, Any]],
+    outcome: HostOutcome,
 ) -> Extras:
     """`ledger` (each process's young generation and triggers), and `types`, `sites`, `growth` where they ran."""
-    ledger, steps = _ledger(folder, index, statuses, outcome)
+    ledger, steps = _ledger(rings, statuses, outcome)
     measured = sum(outcome.start_ns <= at <= outcome.end_ns for at in steps)
     second_pass = sum(outcome.culprits_ns <= at <= outcome.over_ns for at in steps)
     return Extras(
@@ -61,34 +67,28 @@ def _counts(facts: dict[str, Any], steps: int) -> ObjectCounts:
 
 
 def _ledger(
-    folder: Path, index: dict[int, int], statuses: list[dict[str, Any]], outcome: HostOutcome
+    rings: Sequence[ProcessRing], statuses: list[dict[str, Any]], outcome: HostOutcome
 ) -> tuple[dict[str, CollectorCounts], list[int]]:
-    """By process index, and when each step of EngineCore began (monotonic ns)."""
+    """By process index; and the start of every step, in any phase (monotonic ns)."""
     status_of = {s["pid"]: s for s in statuses}
     ledger: dict[str, CollectorCounts] = {}
     steps: list[int] = []
-    for path in sorted(folder.glob("ring-*.bin")):
-        try:
-            ring = read_ring(path)
-        except (OSError, ValueError):
-            continue
-        if ring.pid not in index:
-            continue
+    for ring in rings:
         triggers: Counter[int] = Counter()
         young = survivors = collections = 0
-        for kind, _, _, *v in ring.rows:
-            if kind == STEP:
-                steps.append(v[0])
-            elif kind == COLLECTION and outcome.start_ns <= v[0] <= outcome.end_ns:
+        for record in ring.records:
+            if isinstance(record, Step):
+                steps.append(record.start_ns)
+            elif isinstance(record, Collection) and outcome.start_ns <= record.start_ns <= outcome.end_ns:
                 collections += 1
-                young += v[6]
-                survivors += max(0, v[6] - v[3])
-                triggers[v[7]] += 1
+                young += record.young
+                survivors += max(0, record.young - record.collected)
+                triggers[record.line] += 1
         status, heap = status_of.get(ring.pid, {}), HeapSize()
         with contextlib.suppress(msgspec.ValidationError):
             heap = msgspec.convert(status.get("heap", {}), HeapSize)
         lines = status.get("triggers", [])
-        ledger[str(index[ring.pid])] = CollectorCounts(
+        ledger[str(ring.process)] = CollectorCounts(
             collections=collections,
             young=young,
             survivors=survivors,

@@ -22,7 +22,7 @@ from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import COUNTS_FILE, LOG_FILE, REQUESTS_FILE, HostPlan
-from kvtune.engine.rings import read_rings, table
+from kvtune.engine.rings import read_rings, ring_tables, table
 from kvtune.probe.process import Sample
 from kvtune.probe.status import read_statuses
 from kvtune.run.machine import this_host
@@ -62,7 +62,8 @@ def record(
     processes = _processes(statuses, samples, outcome)
     index = {p.pid: i for i, p in enumerate(processes)}
     counts = _counts(folder / COUNTS_FILE)
-    rings = read_rings(folder, index, outcome)
+    process_rings = read_rings(folder, index)
+    rings = ring_tables(process_rings, outcome)
     names = {i: f"{p.role}:{p.pid}" for i, p in enumerate(processes)}
     tables: dict[str, Table] = {"steps": rings.steps, "gc": rings.gc, "pool": rings.pool}
     tables["requests"], tables["tokens"] = _request_tables(folder, workload, counts, outcome)
@@ -113,7 +114,9 @@ def record(
         + _disagreements(tables["requests"], counters)
         + _core_notes([engine_core.get("core", {}), *worker_cores]),
         log_tail=_log_tail(folder),
-        extra=msgspec.structs.replace(instruments(folder, index, statuses, outcome), digests=rings.digests),
+        extra=msgspec.structs.replace(
+            instruments(folder, process_rings, index, statuses, outcome), digests=rings.digests
+        ),
     )
     return Run(header, tables)
 

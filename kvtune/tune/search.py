@@ -13,7 +13,7 @@ from msgspec import structs
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
-from kvtune.tune.space.knobs import LAYOUT, candidates
+from kvtune.tune.space.knobs import GROUPS, LAYOUT, candidates
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.storage import OptunaStudy
 from kvtune.tune.sweep import Wanted, sim_trial
@@ -24,8 +24,13 @@ from kvtune.tune.trials.trial import Bench, Trial
 AT_ONCE = 2
 
 
-def tuned_space(facts: ModelFacts, engine_args_given: Mapping[str, str | None]) -> Space:
-    """What `kvtune tune` searches for this model; flags that the person gave after `--` stay as given."""
+def tuned_space(
+    facts: ModelFacts, engine_args_given: Mapping[str, str | None], *, admission: bool = False
+) -> Space:
+    """What `kvtune tune` searches for this model; flags that the person gave after `--` stay as given.
+
+    `admission`: also who of the waiting goes first. Who is overtaken pays for it, so nobody gets it unasked.
+    """
     names = ["block_size"]
     if facts.window:
         names += [
@@ -45,12 +50,12 @@ def tuned_space(facts: ModelFacts, engine_args_given: Mapping[str, str | None]) 
         ]
     else:
         names += ["policy", "reuse_bonus_s", "ghost_factor"]
+    if admission:
+        names += GROUPS["admission"]
     flag = {LAYOUT: "block_size"}
     space = {
         name: candidates(name, facts) for name in names if engine_args_given.get(flag.get(name, name)) is None
     }
-    if not facts.window and not facts.state_layers:
-        space["policy"] = ("tiered", "two_class")
     return {name: values for name, values in space.items() if len(values) > 1}
 
 

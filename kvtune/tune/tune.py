@@ -40,6 +40,7 @@ class Limits:
     budget_s: float = 600.0
     on_engine: bool = True
     guards: tuple[str, ...] = ()  # workloads on which no finalist may hit less than stock
+    admission: bool = False  # also try admitting by cached prefix
     collector: bool = False  # also try settings of the garbage collector, which only an engine can judge
 
 
@@ -87,7 +88,7 @@ def tune(
     given = {name: flag_value(bench.engine_args, name.replace("_", "-")) for name in _engine_names()}
     simulated = search(
         bench,
-        tuned_space(facts, given),
+        tuned_space(facts, given, admission=limits.admission),
         by,
         journal,
         trials=limits.trials,

@@ -9,6 +9,7 @@ from kvtune.report.charts import Section
 def run_sections(analysis: RunAnalysis) -> list[Section]:
     from kvtune.report.sections import (
         ablation,
+        admission,
         cache,
         culprits,
         environment,
@@ -26,6 +27,7 @@ def run_sections(analysis: RunAnalysis) -> list[Section]:
         verdict.section(analysis),
         latency.section(analysis),
         cache.section(analysis),
+        admission.section(analysis),
         timeline.section(run),
         gc.section(analysis),
         culprits.section(analysis),

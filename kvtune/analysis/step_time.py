@@ -54,7 +54,7 @@ def step_time(run: Run) -> StepTime:
     )
     prefill = float(np.nansum(steps["step_us"][steps["prefill_tokens"] > 0])) / 1e6
     gc = run.table("gc")
-    own = np.isin(gc["process"], np.unique(steps["process"]))
+    stepping = np.isin(gc["process"], np.unique(steps["process"]))
     return StepTime(
         steps=len(steps["t_s"]),
         total_s=total,
@@ -63,7 +63,7 @@ def step_time(run: Run) -> StepTime:
         update_s=update,
         other_s=max(0.0, total - schedule - execute - update),
         prefill_s=prefill,
-        gc_s=float(np.nansum(gc["pause_us"][own])) / 1e6,
+        gc_s=float(np.nansum(gc["pause_us"][stepping])) / 1e6,
         busy_share=min(1.0, total / run.header.wall_s) if run.header.wall_s > 0 else None,
     )
 
@@ -123,8 +123,8 @@ def _joined(run: Run) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float64], N
         rows = rows[np.argsort(steps["t_s"][rows], kind="stable")]
         start = steps["t_s"][rows]
         end = start + steps["step_us"][rows] / 1e6
-        own = gc["process"] == process
-        times, pauses = gc["t_s"][own], gc["pause_us"][own] / 1000.0
+        collected = gc["process"] == process
+        times, pauses = gc["t_s"][collected], gc["pause_us"][collected] / 1000.0
         at = np.searchsorted(start, times, side="right") - 1
         at[(at >= 0) & (times >= end[at])] = -1
         yield rows, pauses, at

@@ -153,13 +153,13 @@ def _core_notes(states: Sequence[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(note for state in states for note in state.get("notes", [])))
 
 
-def _core(asked: CoreInfo, state: dict[str, Any], workers: Sequence[dict[str, Any]]) -> CoreInfo:
+def _core(requested: CoreInfo, state: dict[str, Any], workers: Sequence[dict[str, Any]]) -> CoreInfo:
     """EngineCore's report. A part is in force only if it is in all workers that report it (they size blocks)."""
-    if asked.name == "stock":
-        return asked
+    if requested.name == "stock":
+        return requested
     return CoreInfo(
-        name=asked.name,
-        settings=state.get("settings") or asked.settings,
+        name=requested.name,
+        settings=state.get("settings") or requested.settings,
         active=bool(state.get("active", False)),
         why=str(
             state.get("why", "") if state else "the engine did not say (probe off, or it died before a step)"
@@ -269,7 +269,7 @@ def _memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: Hos
 def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:
     """Notes on counts in which the front end and vLLM's own counters differ."""
     if not counters:
-        return ["vLLM's own counters were not received: nothing to reconcile with"]
+        return ["vLLM's own counters were not received: ours are not checked against them"]
     done = np.isfinite(requests["finished_s"])
     known = requests["hit_tokens"] >= 0
     ours = {

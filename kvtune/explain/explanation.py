@@ -275,11 +275,15 @@ def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
     )
 
 
-def with_misses(run: Run, found: Explanation) -> Run:
+def with_misses(run: Run, explanation: Explanation) -> Run:
     """The run with its causes in `header.extra.misses`; KvtuneError when the replay's hits are not the run's."""
-    if found.disagreements or found.not_admitted or found.run_hit_tokens != found.hit_tokens:
+    if (
+        explanation.disagreements
+        or explanation.not_admitted
+        or explanation.run_hit_tokens != explanation.hit_tokens
+    ):
         raise KvtuneError(
-            f"the causes are not stored: the replay differs from the run in {len(found.disagreements)} requests",
+            f"the causes are not stored: the replay differs from the run in {len(explanation.disagreements)} requests",
             "they explain the replay, not the run; --json prints them",
         )
-    return run.with_extra(misses=dict(found.misses))
+    return run.with_extra(misses=dict(explanation.misses))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kvtune.core.settings import KNOBS, CoreSettings
+from kvtune.core.settings import AUTO, KNOBS, CoreSettings
 from kvtune.engine.flags import flag_texts, with_flag
 from kvtune.layout.plan import match_units
 from kvtune.run.types import EngineInfo
@@ -149,9 +149,9 @@ def _for_eviction(at: Situation) -> Iterator[Change]:
         core = at.core
         if core.policy != "density":
             yield f"core.policy {core.policy} -> density", at.with_core(policy="density")
-        else:
+        if core.policy in (AUTO, "density"):
             yield (
-                "core.policy density -> two_class, reuse_bonus_s 1e9",
+                f"core.policy {core.policy} -> two_class, reuse_bonus_s 1e9",
                 at.with_core(policy="two_class", reuse_bonus_s=1e9),
             )
         if core.policy == "tiered":

@@ -37,7 +37,7 @@ def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *,
     """Run every variant, store the result in the baseline's first run, print it. KvtuneError without a baseline."""
     from kvtune.analysis.comparison.ablation import stored
     from kvtune.report.console.ablation import plain, print_ablation
-    from kvtune.report.pages.frame import write_page
+    from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page
 
     chosen = variants(job, tuple(name for name in only.split(",") if name))
@@ -53,7 +53,7 @@ def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *,
             EXIT_INTERRUPTED if found.why == "interrupted" else 1,
         )
     run = _store(found, chosen, repeats)
-    page = write_page(run_page(run, job.workload), baseline[0].with_suffix(".html"), force=True)
+    page = write_new(run_page(run, job.workload), baseline[0].with_suffix(".html"), force=True)
     result = stored(run)
     assert result is not None
     if not found.why:

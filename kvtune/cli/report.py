@@ -39,13 +39,13 @@ def report(
 
             print_summary(summary(run, workload))
             return
-        from kvtune.report.pages.frame import write_page
+        from kvtune.report.files import write_new
         from kvtune.report.pages.run import run_page
 
         html, beside = run_page(run, workload), runs[0].with_suffix(".html")
     else:
         from kvtune.report.contrast import contrast
-        from kvtune.report.pages.frame import write_page
+        from kvtune.report.files import write_new
         from kvtune.report.pages.run import compare_page
 
         made = contrast(found, [path.stem for path in runs])
@@ -55,24 +55,24 @@ def report(
             print_comparison(made)
             return
         html, beside = compare_page(made), runs[0].with_name(f"{runs[0].stem}-compared.html")
-    print(write_page(html, output or beside, force=force))
+    print(write_new(html, output or beside, force=force))
 
 
 def _study(paths: list[Path], output: Path | None, objective: str, *, force: bool, console: bool) -> None:
     from kvtune.errors import UsageError
-    from kvtune.report.pages.frame import write_page
-    from kvtune.report.pages.study import sweep_page
+    from kvtune.report.files import write_new
+    from kvtune.report.pages.study import study_page
     from kvtune.tune.objective import objective as objective_of
-    from kvtune.tune.study import read_study, recipe_of, saved_result, told
+    from kvtune.tune.study import read_study, recipe_of, saved_result, view
 
     if len(paths) > 1:
         raise UsageError("a study has a page of its own", "give one study, or run files only")
     by, study = objective_of(objective), read_study(paths[0])
     saved = saved_result(paths[0], study)
-    found = told(study, by, recipe_of(paths[0], saved), saved)
+    shown = view(study, by, recipe_of(paths[0], saved), saved)
     if console:
         from kvtune.cli.views.trials import print_results
 
-        print_results(found, study.trials, by)
+        print_results(shown.result, study.trials, by)
         return
-    print(write_page(sweep_page(found), output or paths[0].with_suffix(".html"), force=force))
+    print(write_new(study_page(shown), output or paths[0].with_suffix(".html"), force=force))

@@ -10,18 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.comparison.repeats import compare_repeats
+from kvtune.analysis.study import Bench, Role, Settings, Trial
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.tune.objective import Objective
-from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.trial import Bench, Role, Trial
 from kvtune.workload.types import Workload
 
 FEWEST_ROUNDS = 2
@@ -62,10 +60,9 @@ class Bout:
         journal: StudyJournal,
         output: Path,
         say: Callable[[Trial], None],
-        on_event: Callable[[Any], None],
     ) -> None:
         self._bench, self._workload, self._journal, self._output = bench, workload, journal, output
-        self._say, self._on_event = say, on_event
+        self._say = say
         self._kept = [t for t in journal.trials if t.on == "engine" and t.state == "complete"]
 
     def run(self, side: Contender) -> Run | None:
@@ -82,7 +79,6 @@ class Bout:
             stock=side.role == "baseline" or self._bench.core == "stock",
             role=side.role,
             output=self._output,
-            on_event=self._on_event,
         )
         self._journal.add(trial)
         self._say(trial)

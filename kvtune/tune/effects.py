@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from kvtune.analysis.study import Effect, Trial, ValueMean
+from kvtune.recipe import Scalar
 from kvtune.tune.objective import OBJECTIVES, Objective
 from kvtune.tune.space.grid import shown
-from kvtune.tune.space.values import Value
-from kvtune.tune.trials.trial import Trial
 
 FEWEST = 3
 """Trials of a value before it is blamed for what several knobs may have done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """`means` are by value, in the order in which the values were first tried; `spread` is their range."""
-
-    knob: str
-    means: tuple[tuple[Value, float, int], ...]  # value, mean figure, trials
-
-    @property
-    def spread(self) -> float:
-        figures = [mean for _, mean, _ in self.means]
-        return max(figures) - min(figures) if figures else 0.0
 
 
 def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
@@ -32,12 +18,13 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
     told = [(t, figure) for t in trials if t.state == "complete" and (figure := by.of(t.summary)) is not None]
     found = []
     for knob in dict.fromkeys(name for t, _ in told for name in t.settings):
-        values: dict[Value, list[float]] = {}
+        values: dict[Scalar, list[float]] = {}
         for trial, figure in told:
             if knob in trial.settings:
                 values.setdefault(trial.settings[knob], []).append(figure)
         if len(values) > 1:
-            found.append(Effect(knob, tuple((v, sum(own) / len(own), len(own)) for v, own in values.items())))
+            means = tuple(ValueMean(v, sum(f) / len(f), len(f)) for v, f in values.items())
+            found.append(Effect(knob, means))
     return sorted(found, key=lambda e: -e.spread)
 
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.errors import UsageError
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.simulated import Answer, SimPool
-from kvtune.tune.trials.trial import Bench, Trial
 from kvtune.workload.spec import build
 
 MARGIN = 0.01

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtune.analysis.comparison.compare import value_at
+from kvtune.analysis.study import Trial
 from kvtune.errors import UsageError
-from kvtune.tune.trials.trial import Trial
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,20 @@ simulated again, so a resumed study goes on as the whole one would have.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from msgspec import structs
 
+from kvtune.analysis.study import Bench, Trial
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
 from kvtune.tune.space.knobs import LAYOUT, candidates
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.storage import OptunaStudy
-from kvtune.tune.sweep import Wanted, sim_trial
+from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
-from kvtune.tune.trials.trial import Bench, Trial
 
 AT_ONCE = 2
 
@@ -54,29 +55,35 @@ def tuned_space(facts: ModelFacts, engine_args_given: Mapping[str, str | None]) 
     return {name: values for name, values in space.items() if len(values) > 1}
 
 
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """`storage`: the URL of a database in which several workers share the study; `join`: this one did not begin it."""
+
+    trials: int = 40
+    seed: int = 0
+    storage: str = ""
+    join: bool = False
+
+
 def search(
     bench: Bench,
     space: Space,
     by: Objective,
     journal: StudyJournal,
-    *,
-    trials: int,
-    seed: int,
+    settings: SearchSettings,
     cost: StepCost,
     say: Callable[[Trial], None],
-    storage: str = "",
-    join: bool = False,
 ) -> list[Trial]:
     """The simulated trials of a study, different settings only, baseline included."""
-    study = OptunaStudy(bench, by, seed, storage=storage, join=join)
-    cost = study.share_cost(cost, mine=not join)
+    study = OptunaStudy(bench, by, settings.seed, storage=settings.storage, join=settings.join)
+    cost = study.share_cost(cost, mine=not settings.join)
     known = {t.key: t for t in (*study.told(), *journal.trials) if t.on == "sim"}
     number = 1 + max((t.number for t in journal.trials), default=-1)
     with SimPool(bench, cost) as pool:
 
-        def batch(asked: list[Wanted]) -> list[Trial]:
+        def batch(asked: list[PlannedTrial]) -> list[Trial]:
             nonlocal number
-            running: dict[int, Wanted] = {}
+            running: dict[int, PlannedTrial] = {}
             for w in asked:
                 key = w.key("sim", bench)
                 if key in known or any(r.key("sim", bench) == key for r in running.values()):
@@ -92,10 +99,10 @@ def search(
                 known[trial.key] = trial
             return [known[w.key("sim", bench)] for w in asked]
 
-        batch([Wanted({}, "baseline", stock=True), Wanted({})])
-        while (done := study.finished()) < trials:
-            asked = [study.ask(space) for _ in range(min(AT_ONCE, trials - done))]
-            made = batch([Wanted(settings) for _, settings in asked])
+        batch([PlannedTrial({}, "baseline", stock=True), PlannedTrial({})])
+        while (done := study.finished()) < settings.trials:
+            asked = [study.ask(space) for _ in range(min(AT_ONCE, settings.trials - done))]
+            made = batch([PlannedTrial(settings) for _, settings in asked])
             for (handle, _), trial in zip(asked, made, strict=True):
                 study.tell(handle, _scores(by, trial), trial)
     found = {t.key: t for t in journal.trials if t.on == "sim"}

@@ -15,12 +15,11 @@ from typing import Any
 
 import msgspec
 
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
-from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, Trial
 
 STARTUP = 12  # random trials before the sampler models anything
 TRIAL = "trial"

@@ -9,23 +9,22 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvtune.analysis.study import Bench, Place, Role, Settings, StudyResult, Trial, Verdict
 from kvtune.errors import KvtuneError
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, best, front
-from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.engine import engine_trial
+from kvtune.tune.trials.flags import packing_failure
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import Answer, SimPool
-from kvtune.tune.trials.trial import Bench, Place, Role, Trial, refused
 from kvtune.workload.types import Workload
 
-SCHEMA = 1
 On = Literal["sim", "engine", "both"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlannedTrial:
     """A trial that is to be made."""
 
     settings: Settings
@@ -37,15 +36,15 @@ class Wanted:
         return Trial(number=0, settings=self.settings, on=on, core=core, role=self.role).key
 
 
-def wanted(bench: Bench, chosen: Sequence[Settings]) -> list[Wanted]:
+def planned_trials(bench: Bench, chosen: Sequence[Settings]) -> list[PlannedTrial]:
     """The trials of a sweep: stock vLLM as the baseline, then the chosen settings. One setting is its own baseline."""
-    own = [Wanted(settings, stock=bench.core == "stock") for settings in chosen]
-    return own if len(own) == 1 and not own[0].settings else [Wanted({}, "baseline", stock=True), *own]
+    own = [PlannedTrial(settings, stock=bench.core == "stock") for settings in chosen]
+    return own if len(own) == 1 and not own[0].settings else [PlannedTrial({}, "baseline", stock=True), *own]
 
 
 def run_sim(
     bench: Bench,
-    asked: Sequence[Wanted],
+    asked: Sequence[PlannedTrial],
     journal: StudyJournal,
     say: Callable[[Trial], None],
     cost: StepCost = NOMINAL,
@@ -69,13 +68,13 @@ def run_sim(
             say(trial)
 
 
-def sim_trial(bench: Bench, number: int, asked: Wanted, answer: Answer) -> Trial:
+def sim_trial(bench: Bench, number: int, asked: PlannedTrial, answer: Answer) -> Trial:
     found = answer.summary
     core = found.get("core", {})
     why = answer.failed
     if not why and not asked.stock and bench.core == "kvtune" and not core.get("active"):
         why = f"the core did not run: {core.get('why', '')}"
-    why = why or refused(found)
+    why = why or packing_failure(found)
     return Trial(
         number=number,
         settings=asked.settings,
@@ -93,11 +92,10 @@ def sim_trial(bench: Bench, number: int, asked: Wanted, answer: Answer) -> Trial
 def run_engine(
     bench: Bench,
     workload: Workload,
-    asked: Sequence[Wanted],
+    asked: Sequence[PlannedTrial],
     journal: StudyJournal,
     output: Path,
     say: Callable[[Trial], None],
-    on_event: Callable[[Any], None] = lambda event: None,
 ) -> None:
     """Run on the real engine what the journal does not hold yet."""
     held = {t.key for t in journal.trials}
@@ -114,60 +112,51 @@ def run_engine(
             stock=w.stock,
             role=w.role,
             output=output,
-            on_event=on_event,
         )
         journal.add(trial)
         say(trial)
 
 
-def result(trials: Sequence[Trial], by: Objective) -> dict[str, Any]:
-    """The `--json` object. Best is judged on the engine where there are engine trials, else in simulation."""
+def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
+    """What the trials came to. Best is judged on the engine where there are engine trials, else in simulation."""
     place: Place = "engine" if any(t.on == "engine" for t in trials) else "sim"
-    own = sorted((t for t in trials if t.role == "trial"), key=lambda t: t.number)
+    tried = sorted((t for t in trials if t.role == "trial"), key=lambda t: t.number)
     at_place = [t for t in trials if t.on == place]
     baseline = next((t for t in at_place if t.role == "baseline"), None)
-    found = best([t for t in at_place if t.role == "trial"], by)
-    if baseline is None and len(own) == 1:
-        baseline = own[0]
-    return {
-        "schema": SCHEMA,
-        "kind": "sweep",
-        "objective": by.name,
-        "objectives": list(by.names),
-        "trials": [t.plain() for t in own],
-        "best": found.plain() if found else None,
-        "baseline": baseline.plain() if baseline else None,
-        "finalists": [],
-        "pareto": [t.number for t in front(at_place, axes(by))],
-        "verdict": verdict(found, baseline, by, place),
-        "recipe": None,
-        "notes": notes(trials),
-    }
+    leader = best([t for t in at_place if t.role == "trial"], by)
+    if baseline is None and len(tried) == 1:
+        baseline = tried[0]
+    return StudyResult(
+        kind="sweep",
+        objective=by.name,
+        objectives=by.names,
+        trials=tuple(tried),
+        best=leader,
+        baseline=baseline,
+        pareto=tuple(t.number for t in front(at_place, axes(by))),
+        verdict=verdict(leader, baseline, by, place),
+        notes=tuple(notes(trials)),
+    )
 
 
-def verdict(found: Trial | None, baseline: Trial | None, by: Objective, place: Place) -> dict[str, Any]:
+def verdict(leader: Trial | None, baseline: Trial | None, by: Objective, place: Place) -> Verdict:
     """`winner` is True only for a trial better than stock; one run each, so nothing is called confirmed."""
-    told = {"winner": False, "confirmed": False, "objective": by.name, "on": place}
-    if found is None:
-        return {**told, "text": "no trial was completed"}
-    figure = by.of(found.summary)
+    figure = by.of(leader.summary) if leader is not None else None
+    if leader is None or figure is None:
+        return Verdict(objective=by.name, on=place, text="no trial was completed")
     if baseline is None or baseline.state != "complete" or (stock := by.of(baseline.summary)) is None:
-        return {
-            **told,
-            "best": figure,
-            "text": f"{by.name} {figure:.4g}; there is no baseline to compare with",
-        }
-    assert figure is not None
+        text = f"{by.name} {figure:.4g}; there is no baseline to compare with"
+        return Verdict(objective=by.name, on=place, best=figure, text=text)
     where = (
         "in simulation, not confirmed on the engine"
         if place == "sim"
         else "one engine run each, not repeated"
     )
-    winner = baseline.number != found.number and by.better * (figure - stock) > 0
+    winner = baseline.number != leader.number and by.better * (figure - stock) > 0
     text = f"{by.name} {figure:.4g} against stock's {stock:.4g} ({where})"
     if not winner:
         text = f"no winner: {text}"
-    return {**told, "winner": winner, "best": figure, "baseline": stock, "text": text}
+    return Verdict(winner=winner, objective=by.name, on=place, best=figure, baseline=stock, text=text)
 
 
 def fail_if_none(trials: Sequence[Trial]) -> None:
@@ -196,7 +185,3 @@ def keep_result(found: dict[str, Any], journal: Path) -> Path:
             f"free space and give the command again with --study {journal}: its trials are kept",
         ) from error
     return path
-
-
-def encoded(found: dict[str, Any]) -> str:
-    return msgspec.json.encode(found).decode()

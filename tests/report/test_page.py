@@ -16,7 +16,7 @@ import pytest
 from kvtune.analysis.rebuild import workload_of
 from kvtune.errors import UsageError
 from kvtune.report.contrast import contrast
-from kvtune.report.pages.frame import write_page
+from kvtune.report.files import write_new
 from kvtune.report.pages.run import compare_page, run_page
 from kvtune.run.types import CoreInfo, Run, empty_table
 from tests.golden.synthetic import HOSTILE, empty_run, rounds_run
@@ -351,19 +351,19 @@ def test_a_comparison_of_runs_without_anything_is_a_page() -> None:
 
 def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
     page = tmp_path / "deep" / "page.html"
-    write_page("one", page)
+    write_new("one", page)
     with pytest.raises(UsageError, match="exists") as refused:
-        write_page("two", page)
+        write_new("two", page)
     assert "--force" in refused.value.hint
     assert page.read_text() == "one"
-    write_page("two", page, force=True)
+    write_new("two", page, force=True)
     assert page.read_text() == "two"
     assert list(page.parent.iterdir()) == [page], "no half file is left"
 
 
 def test_a_page_goes_not_onto_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a folder"):
-        write_page("one", tmp_path, force=True)
+        write_new("one", tmp_path, force=True)
 
 
 def test_times_that_are_missing_do_not_break_the_json(rounds: Run) -> None:

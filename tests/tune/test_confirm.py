@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from kvtune.analysis.study import Trial
 from kvtune.tune import confirm as module
 from kvtune.tune.confirm import Contender, judge
 from kvtune.tune.objective import OBJECTIVES, objective
-from kvtune.tune.trials.trial import Trial
 
 
 def side(role: Any, ttft: Sequence[float], hits: float) -> Contender:

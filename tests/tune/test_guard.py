@@ -6,13 +6,12 @@ from typing import Any, Self
 
 import pytest
 
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.cli.app import run as cli
 from kvtune.errors import UsageError
 from kvtune.sim.cost import NOMINAL
 from kvtune.tune import guard
-from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.simulated import Answer
-from kvtune.tune.trials.trial import Bench, Trial
 
 BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="h", vllm="0.32.0")
 CHAT, ZIPF = "chat:sessions=2", "zipf:requests=4"

@@ -10,13 +10,13 @@ import pytest
 
 from kvtune.analysis.goodput import goodput
 from kvtune.analysis.latency import e2e_ms, ttft_ms
+from kvtune.analysis.study import Bench, Trial
 from kvtune.analysis.summary import summary
 from kvtune.errors import UsageError
 from kvtune.run.slo import read_slo, with_slo
 from kvtune.tune.objective import axes, front, objective
 from kvtune.tune.recipes.make import bench_of, finalists, simulated_recipe
 from kvtune.tune.trials import bench as benches
-from kvtune.tune.trials.trial import Bench, Trial
 from tests.golden import synthetic
 
 SLO = {"ttft": 500.0, "tpot": 50.0}

@@ -18,7 +18,7 @@ from kvtune.recipe import Recipe, engine_flags
 from kvtune.run.scratch import PREFIX
 from kvtune.tune.recipes.shelf import load
 from kvtune.tune.recipes.verify import refuse_foreign
-from kvtune.tune.trials.trial import flag_value
+from kvtune.tune.trials.flags import flag_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import Recipe, differences
@@ -19,10 +20,9 @@ from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import bench_of
 from kvtune.tune.space.model import installed_device, installed_state_dtype
-from kvtune.tune.space.values import Settings
+from kvtune.tune.trials.flags import flag_value
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
-from kvtune.tune.trials.trial import Bench, Trial, flag_value
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 
@@ -122,7 +122,7 @@ def _on_engine(
         tempfile.TemporaryDirectory(prefix="verify-", dir=output) as folder,
         StudyJournal(Path(folder) / "verify.jsonl", "verify", bench) as journal,
     ):
-        bout = Bout(bench, workload, journal, Path(folder), say, lambda event: None)
+        bout = Bout(bench, workload, journal, Path(folder), say)
         sides = [Contender(settings, "trial")]
         found = confirm(bout, Contender({}, "baseline"), sides, by, rounds=rounds, budget_s=float("inf"))
     if found.leader is None:

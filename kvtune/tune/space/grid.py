@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
+from kvtune.analysis.study import Settings
 from kvtune.errors import UsageError
+from kvtune.recipe import Scalar
 from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, candidates, canonical, read_value
-from kvtune.tune.space.model import ModelFacts
-from kvtune.tune.space.values import Bundle, Settings, Value
+from kvtune.tune.space.model import Bundle, ModelFacts
 
-Space = dict[str, tuple[Value | Bundle, ...]]
+Space = dict[str, tuple[Scalar | Bundle, ...]]
 """Knob -> its values, in the order in which they were named."""
 
 MOST = 5_000
@@ -46,7 +47,7 @@ def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelF
 OF_A_LAYOUT = ("block_size", "packed", "states_per_block")
 
 
-def settings_of(chosen: Mapping[str, Value | Bundle]) -> Settings:
+def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
     """A point of the space as a trial's settings: what a layout stands for, without what means nothing there."""
     found: Settings = {}
     for name, value in chosen.items():
@@ -99,19 +100,19 @@ def choose(space: Space, trials: int, seed: int) -> list[Settings]:
 
 
 def _at(space: Space, number: int) -> Settings:
-    found: dict[str, Value | Bundle] = {}
+    found: dict[str, Scalar | Bundle] = {}
     for name, values in reversed(space.items()):
         number, i = divmod(number, len(values))
         found[name] = values[i]
     return settings_of({name: found[name] for name in space})
 
 
-def shown(settings: Mapping[str, Value]) -> str:
+def shown(settings: Mapping[str, Scalar]) -> str:
     """`pin_window=0 slack=512`, or `defaults`."""
     return " ".join(f"{name}={_text(value)}" for name, value in settings.items()) or "defaults"
 
 
-def _text(value: Value) -> str:
+def _text(value: Scalar) -> str:
     return (
         str(value).lower()
         if isinstance(value, bool)

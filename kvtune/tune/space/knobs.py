@@ -10,8 +10,8 @@ from typing import Any
 
 from kvtune.core.settings import KNOBS
 from kvtune.errors import UsageError
-from kvtune.tune.space.model import ModelFacts
-from kvtune.tune.space.values import Bundle, Value
+from kvtune.recipe import Scalar
+from kvtune.tune.space.model import Bundle, ModelFacts
 
 ALIASES = {
     "retention": "prefix_cache_retention_interval",
@@ -45,12 +45,12 @@ ENGINE_ONLY = ("freeze", "gc_threshold0", "gc_threshold1", "gc_threshold2", "col
 """The collector's: a simulation decides the same with any of them, and its times know nothing of them."""
 
 
-def candidates(name: str, facts: ModelFacts) -> tuple[Value | Bundle, ...]:
+def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
     """The values of a knob that are worth a trial for this model."""
     if name == LAYOUT:
         return facts.layouts
     window = facts.window or 512
-    chosen: dict[str, tuple[Value, ...]] = {
+    chosen: dict[str, tuple[Scalar, ...]] = {
         "pin_window": (0, 2 * window, 4 * window) if facts.window else (0,),
         "slack": (0, 128, 512, 2048) if facts.window else (0,),
         "policy": ("tiered", "pin", "lru") if facts.window else ("tiered",),
@@ -93,7 +93,7 @@ def canonical(text: str) -> str:
     raise UsageError(f"--set {text}: there is no knob {name!r}", f"{mean}knobs: {', '.join(known)}")
 
 
-def read_value(name: str, text: Any, facts: ModelFacts) -> Value:
+def read_value(name: str, text: Any, facts: ModelFacts) -> Scalar:
     """The value as the knob's type; UsageError says which values are legal for this model."""
     if name in KNOBS:
         value = KNOBS[name].read(text)
@@ -114,12 +114,12 @@ def read_value(name: str, text: Any, facts: ModelFacts) -> Value:
     return number
 
 
-def _states_worth_a_trial(facts: ModelFacts) -> tuple[Value, ...]:
+def _states_worth_a_trial(facts: ModelFacts) -> tuple[Scalar, ...]:
     named = [value for layout in facts.layouts for name, value in layout if name == "states_per_block"]
     return tuple(named) or (1,)
 
 
-def _refuse_packing(name: str, value: Value, facts: ModelFacts) -> None:
+def _refuse_packing(name: str, value: Scalar, facts: ModelFacts) -> None:
     if name == "packed" and value and facts.packing_refusal:
         raise UsageError(f"packed=true is not legal: {facts.packing_refusal}", "leave packed out")
     if name == "states_per_block" and 0 < facts.state_layers < int(value):

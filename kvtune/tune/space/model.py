@@ -10,8 +10,11 @@ from typing import Any
 
 from kvtune.errors import KvtuneError
 from kvtune.layout.plan import Backend, ModelShape
+from kvtune.recipe import Scalar
 from kvtune.run.cpu import avx512_bf16
-from kvtune.tune.space.values import Bundle
+
+Bundle = tuple[tuple[str, Scalar], ...]
+"""Settings that are set together: one value of a searched knob that stands for several (a layout of blocks)."""
 
 STOCK_LAYOUTS = 2
 

@@ -7,12 +7,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import UsageError
 from kvtune.tune.space.model import ModelFacts, model_facts
-from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, flag_value
+from kvtune.tune.trials.flags import flag_value
 from kvtune.workload.spec import DEFAULT_SPEC, build
 from kvtune.workload.types import Workload
 

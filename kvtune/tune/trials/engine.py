@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from kvtune.engine.messages import Event
+from kvtune.analysis.study import Bench, Role, Settings, Trial
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.run.types import Run
-from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, Role, Trial, core_part, flags_of, refused
+from kvtune.tune.trials.flags import core_part, flags_of, packing_failure
 from kvtune.workload.types import Workload
 
 
@@ -24,7 +22,6 @@ def engine_trial(
     stock: bool,
     role: Role,
     output: Path,
-    on_event: Callable[[Event], None] = lambda event: None,
 ) -> tuple[Trial, Run | None]:
     """The trial (failed with its cause where the engine failed) and its run. KeyboardInterrupt when it was stopped."""
     from kvtune.analysis.summary import summary
@@ -44,7 +41,7 @@ def engine_trial(
     )
     failed, run, path = "", None, ""
     try:
-        done = profile(job, on_event)
+        done = profile(job, lambda event: None)
         run, path = done.run, str(done.path)
         if done.error is not None:
             if done.error.exit_code == EXIT_INTERRUPTED:
@@ -57,7 +54,7 @@ def engine_trial(
             raise  # nothing that could follow would run
         failed = f"{error.message} ({error.hint})" if error.hint else error.message
     told = summary(run, workload) if run is not None else {}
-    failed = failed or refused(told)
+    failed = failed or packing_failure(told)
     trial = Trial(
         number=number,
         settings=settings,

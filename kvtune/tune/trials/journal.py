@@ -13,22 +13,22 @@ from typing import IO, Self
 
 import msgspec
 
+from kvtune.analysis.study import Bench, Kind, Trial
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.tune.trials.trial import Bench, Trial
 
 FORMAT = 1
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     kvtune_journal: int
-    kind: str
+    kind: Kind
     bench: Bench
 
 
 class StudyJournal:
     """Open with `with`. `trials` are those that ended before."""
 
-    def __init__(self, path: Path, kind: str, bench: Bench) -> None:
+    def __init__(self, path: Path, kind: Kind, bench: Bench) -> None:
         self.path = path
         self.trials: list[Trial] = []
         self._head = Head(kvtune_journal=FORMAT, kind=kind, bench=bench)

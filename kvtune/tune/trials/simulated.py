@@ -8,13 +8,13 @@ from typing import Any, Self
 
 import msgspec
 
+from kvtune.analysis.study import Bench, Settings
 from kvtune.errors import KvtuneError
 from kvtune.run.slo import with_slo
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
-from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, core_part, flags_of
+from kvtune.tune.trials.flags import core_part, flags_of
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test check lint unit long evidence gemma pythons stress vllm-tests bench policies clean
+.PHONY: help setup setup-test profile test test-both check lint unit long evidence gemma pythons stress vllm-tests bench policies clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,19 +17,19 @@ setup-test:
 profile: setup  ## run kvtune on the built-in model; the page and the run file land in reports/
 	$(BIN)/kvtune profile tiny-gemma3 -o reports
 
-test: setup-test lint  ## everything CI checks: style, types, layers, all tests (real engine included)
-	@echo "test: what needs no engine and no browser of its own, two at a time"
-	$(BIN)/python -m pytest -q -m "not engine and not browser and not long" -n 2 --dist loadfile
-	@echo "test: the real engine and the real browser (an engine's start is three imports, one after another)"
-	$(BIN)/python -m pytest tests/engine tests/report -m "(engine or browser) and not long" -n 3 --dist loadfile
+test: setup-test  ## everything CI checks: style, types, layers, all tests (real engine included)
+	@.ci/test
+
+test-both: setup-test  ## `make test` twice: this CPU's answer to AVX-512 BF16, then the other one
+	@first=0; .ci/test || first=$$?; \
+	other=$$($(BIN)/python -c "from kvtune.run.cpu import avx512_bf16; print(int(not avx512_bf16()))"); \
+	echo "test: again with KVTUNE_AVX512_BF16=$$other"; \
+	KVTUNE_AVX512_BF16=$$other .ci/test && exit $$first
 
 check: test  ## the same as test
 
-lint: setup-test
-	@echo "lint: ruff format, ruff, mypy --strict, import layers"
-	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/lint-imports --no-cache >.venv/imports.log || { cat .venv/imports.log; exit 1; }
+lint: setup-test  ## ruff format, ruff, mypy --strict, import layers
+	@.ci/lint
 
 unit: setup-test  ## the tests that start no engine and no browser
 	$(BIN)/python -m pytest -m "not engine and not browser and not long" -n 2 --dist loadfile

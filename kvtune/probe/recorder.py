@@ -7,6 +7,7 @@ reads its counters when it is scraped. Nothing here may raise into the engine: w
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import mmap
@@ -74,8 +75,10 @@ def _watch_scheduler(record: str, metrics: str) -> None:
 def _use(folder: Path) -> int:
     """Make the folder of counters, or join those who use it; folders that killed servers left are removed."""
     sweep(folder.parent, f"{PREFIX}serve-*")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return hold(folder)
+    while True:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # swept between the two: it is made again
+            return hold(folder)
 
 
 def _leave(folder: Path, lock: int) -> None:

@@ -14,6 +14,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
+
+from kvtune.errors import KvtuneError
 
 PREFIX = "kvtune-"
 LOCK = ".lock"
@@ -24,9 +27,15 @@ UNLOCKED_S = 60.0
 @contextlib.contextmanager
 def scratch(kind: str) -> Iterator[Path]:
     """A new folder in the temp folder; removed at the end, or swept later if the end never comes."""
-    sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
-    lock = hold(folder)
+    try:
+        sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
+        lock = hold(folder)
+    except OSError as error:
+        raise KvtuneError(
+            f"no folder can be made in the temp folder: {error.strerror or error}",
+            "free space there, or choose another: TMPDIR=/path kvtune ..",
+        ) from error
     try:
         yield folder
     finally:
@@ -35,10 +44,25 @@ def scratch(kind: str) -> Iterator[Path]:
 
 
 def hold(folder: Path) -> int:
-    """Keep `folder` from being swept for as long as the returned descriptor is open, in any process."""
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    return lock
+    """Keep `folder` from being swept for as long as the returned descriptor is open, in any process.
+
+    FileNotFoundError where the folder is gone. The lock file appears locked: no sweep comes in between.
+    """
+    while True:
+        try:
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            part = folder / f"{LOCK}-{os.getpid()}-{token_hex(4)}"
+            lock = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            with contextlib.suppress(FileExistsError):
+                os.link(part, folder / LOCK)
+            part.unlink(missing_ok=True)
+        else:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        if os.fstat(lock).st_nlink:
+            return lock
+        os.close(lock)  # another user's file came first, or a sweep had it: look again
 
 
 def sweep(parent: Path, pattern: str) -> list[Path]:
@@ -46,25 +70,30 @@ def sweep(parent: Path, pattern: str) -> list[Path]:
     removed = []
     with contextlib.suppress(OSError):
         for folder in parent.glob(pattern):
-            with contextlib.suppress(OSError):
-                if _abandoned(folder):
+            with contextlib.suppress(OSError), _abandoned(folder) as abandoned:
+                if abandoned:
                     shutil.rmtree(folder, ignore_errors=True)
                     removed.append(folder)
     return removed
 
 
-def _abandoned(folder: Path) -> bool:
+@contextlib.contextmanager
+def _abandoned(folder: Path) -> Iterator[bool]:
+    """Whether nobody holds the folder; nobody can, while the context lasts."""
     about = folder.lstat()
     if folder.is_symlink() or not folder.is_dir() or about.st_uid != os.getuid():
-        return False
+        yield False
+        return
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return time.time() - about.st_mtime > UNLOCKED_S
+        yield time.time() - about.st_mtime > UNLOCKED_S
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        yield False
+    else:
+        yield True
     finally:
         os.close(lock)
-    return True

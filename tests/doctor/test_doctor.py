@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -292,6 +293,42 @@ def test_tracing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = ptrace_findings()
     assert found.level == "warning"
     assert "SYS_PTRACE" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("cores", "allowed", "said"),
+    [(1, None, ["ok", "warning"]), (2, None, ["ok"]), (64, None, ["ok"]), (64, 2, ["ok", "warning"])],
+)
+def test_cores_of_the_machine_and_of_the_container(
+    monkeypatch: pytest.MonkeyPatch, cores: int, allowed: int | None, said: list[str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(doctor_environment, "cpu_limit", lambda: allowed)
+    monkeypatch.setattr(shutil, "which", lambda name, **options: None)
+    found = list(doctor_environment.device_findings())
+    assert [f.level for f in found] == said
+    assert f"CPU with {cores} cores" in found[0].text
+    if allowed:
+        assert "may use 2 of the 64 cores" in found[1].text and "OMP_NUM_THREADS=1" in found[1].hint
+
+
+@pytest.mark.parametrize(
+    ("total", "limit", "used", "level", "text"),
+    [
+        (8 << 30, None, 0, "ok", "6 GiB of 8 GiB available"),
+        (64 << 30, 6 << 30, 3 << 30, "warning", "3 GiB of 6 GiB available to this container"),
+        (4 << 30, None, 0, "warning", "3 GiB of 4 GiB available"),
+    ],
+)
+def test_memory_of_the_machine_and_of_the_container(
+    monkeypatch: pytest.MonkeyPatch, total: int, limit: int | None, used: int, level: str, text: str
+) -> None:
+    memory = SimpleNamespace(total=total, available=total * 3 // 4)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor_environment, "memory_limit_bytes", lambda: limit)
+    monkeypatch.setattr(doctor_environment, "memory_used_bytes", lambda: used)
+    (found,) = doctor_environment.memory_findings()
+    assert (found.level, found.text) == (level, text)
 
 
 def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

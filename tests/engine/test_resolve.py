@@ -167,3 +167,18 @@ def test_processes_begin_as_those_of_vllm_serve_unless_told(
         monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", given)
     job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"))
     assert profile_module._environment(job, offline=True)["VLLM_WORKER_MULTIPROC_METHOD"] == used
+
+
+def test_a_killed_runs_work_folder_is_removed_by_the_next_run_and_a_living_ones_is_not(
+    tmp_path: Path,
+) -> None:
+    job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
+    killed, _, lock = reserve(job)
+    (killed / "ring").touch()
+    os.close(lock)  # as the kernel does
+    alive, _, held = reserve(job)
+    third, _, another = reserve(job)
+    assert not (killed / "ring").exists()
+    assert alive.is_dir() and third.is_dir()
+    for lock in (held, another):
+        os.close(lock)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from kvtune.errors import UsageError
 
+Choice = TypeVar("Choice", bound=str)
 REPORTS = Path("reports")
 """Where commands write unless -o names another folder."""
 
@@ -62,14 +63,16 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
-def choice(option: str, value: str, choices: Sequence[str]) -> None:
-    """UsageError unless `value` is one of the choices."""
-    if value not in choices:
+def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:
+    """The choice that `value` names; UsageError where it names none."""
+    named = next((known for known in choices if known == value), None)
+    if named is None:
         *most, last = choices
         raise UsageError(
             f"{option} must be {', '.join(most)} or {last}, not '{value}'",
             f"for instance {option} {choices[0]}",
         )
+    return named
 
 
 def print_json(value: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.study import Effect, EngineRuns, Trial
-from kvtune.report.charts import Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import Cell, Chart, Section, columns, grid, spec_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ def effects_section(effects: Sequence[Effect], by: str, kind: str = "sweep") -> 
     if not effects:
         return None
     title, scale = OBJECTIVES[by].title, OBJECTIVES[by].scale
-    charts, data = [], {}
+    charts = []
     highest = max(scale * each.mean for effect in effects for each in effect.means)
     for number, effect in enumerate(effects):
         name, knob = f"effect-{number}", effect.knob
         means = sorted(effect.means, key=lambda each: _order(each.value))
-        data[name] = columns(value=[shown(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
+        data = columns(value=[shown(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
         top = alt.Scale(domain=[0, highest * 1.05 or 1])  # one axis for all: their sizes can be compared
         drawing = alt.Chart(alt.NamedData(name=name), height=150).mark_bar(color="var(--c1)").encode(
             x=alt.X("value:N", sort=None, axis=alt.Axis(title=knob, labelAngle=0)),
@@ -105,11 +105,11 @@ def effects_section(effects: Sequence[Effect], by: str, kind: str = "sweep") -> 
         rows = [(shown(v), Cell(f"{scale * m:,.4g}", scale * m), Cell(str(n), n)) for v, m, n in means]
         table = grid((knob, f"mean {title}", "trials"), rows, f"Marginal effect of {knob}")
         label = f"Mean {title}: " + ", ".join(f"{scale * m:,.4g} at {shown(v)}" for v, m, _ in means) + "."
-        charts.append(Chart(name, knob, label, spec_of(drawing), table))
+        charts.append(Chart(name, knob, label, spec_of(drawing), table, {name: data}))
     lead = "The mean over all trials at each value of a knob, the others averaged over; the largest effect first."
     if kind == "tune":
         lead += " A search looks where it is good, not evenly: small differences here mean little."
-    return Section("effects", "What each knob did", lead, "pair.html", charts=tuple(charts), data=data)
+    return Section("effects", "What each knob did", lead, "pair.html", charts=tuple(charts))
 
 
 def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Section | None:
@@ -126,15 +126,12 @@ def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Sect
     figures = [figure for panel in panels.values() for t in panel if (figure := figure_of(t, by)) is not None]
     ends = (min(figures), max(figures))
     charts: list[Chart] = []
-    data: dict[str, Columns] = {}
     for block in sorted(panels, key=_order)[:MOST_PANELS]:
-        chart, drawn = _map(f"map-{len(charts)}", panels[block], pair, block, by, ends)
-        charts.append(chart)
-        data[chart.id] = drawn
+        charts.append(_map(f"map-{len(charts)}", panels[block], pair, block, by, ends))
     lead = "The best trial in each cell: other knobs are at whatever value was best there. The best cell has a frame."
     if len(panels) > MOST_PANELS:
         lead += f" Of {len(panels)} block sizes {MOST_PANELS} are drawn; the table of trials holds all."
-    return Section("maps", "Two knobs together", lead, "pair.html", charts=tuple(charts), data=data)
+    return Section("maps", "Two knobs together", lead, "pair.html", charts=tuple(charts))
 
 
 def _map(
@@ -144,7 +141,7 @@ def _map(
     block: Any,
     by: str,
     ends: tuple[float, float],
-) -> tuple[Chart, Columns]:
+) -> Chart:
     import altair as alt
 
     title = OBJECTIVES[by].title
@@ -188,7 +185,7 @@ def _map(
         f"{pair[1]} {shown(best[1])}; from {min(cells.values()):,.4g} to {max(cells.values()):,.4g}."
     )
     table = grid((*pair, title), rows, f"{heading}: {title}")
-    return Chart(name, heading, label, spec_of(alt.layer(shade, frame, figures)), table), drawn
+    return Chart(name, heading, label, spec_of(alt.layer(shade, frame, figures)), table, {name: drawn})
 
 
 def front_section(
@@ -249,12 +246,13 @@ def front_section(
         label,
         spec_of(points),
         grid(heads, rows, "Trials on the front"),
+        {"front": data},
     )
     lead = (
         f"{', '.join(names[:-1]).capitalize()} and {names[-1]}: a trial on the front cannot be improved in one of them "
         "without losing in another (Pareto front)."
     )
-    return Section("front", "What can be traded", lead, "charts.html", charts=(chart,), data={"front": data})
+    return Section("front", "What can be traded", lead, "charts.html", charts=(chart,))
 
 
 def _axis(name: str) -> str:

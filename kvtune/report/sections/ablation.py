@@ -6,7 +6,7 @@ from typing import Any
 
 from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth, stored
 from kvtune.core.settings import KNOBS
-from kvtune.report.charts import Cell, Chart, Columns, Grid, Section, columns, grid, spec_of
+from kvtune.report.charts import Cell, Chart, Grid, Section, columns, forest, grid
 from kvtune.run.types import Run
 from kvtune.units import ms, size
 
@@ -46,8 +46,7 @@ def section(run: Run) -> Section | None:
             "about": [_about(s) for s in found.turned],
             "notes": notes + [f"A run failed. {line}" for line in failed],
         },
-        charts=tuple(chart for chart, _ in drawn),
-        data={chart.id: data for chart, data in drawn},
+        charts=tuple(drawn),
     )
 
 
@@ -124,34 +123,22 @@ def _text(value: float | None, figure: str, sign: bool = False) -> str:
     return f"{plus}{ms(value / 1000 if figure == 'host_us_per_request_step' else value)}"
 
 
-def _forest(found: Ablation, number: int, figure: str) -> tuple[Chart, Columns] | None:
-    import altair as alt
-
+def _forest(found: Ablation, number: int, figure: str) -> Chart | None:
     sides = [(side, side.worths[number]) for side in found.turned]
     shown = [(s, w, b) for s, w in sides if w.low is not None and w.high is not None and (b := w.baseline)]
     shown = [row for row in shown if row[2] > 0]
     if not shown:
         return None
     name, title = f"ablation-{number}", TITLES[figure]
-    base = alt.Chart(alt.NamedData(name=name), height=24 * len(shown) + 10).encode(
-        y=alt.Y("turned:N", sort=None, axis=alt.Axis(title="turned over", labelLimit=150, titlePadding=8)),
-        color=alt.Color(
-            "verdict:N", title=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
-        ),
-        tooltip=[
-            alt.Tooltip("turned:N", title="turned over"),
-            alt.Tooltip("text:N", title=title),
-            alt.Tooltip("verdict:N"),
-        ],
-    )
-    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(
-        x=alt.X("low:Q", title="change against the baseline (%)"), x2="high:Q"
-    )
-    points = base.mark_point(filled=True, size=60, opacity=1).encode(x="change:Q")
-    zero = (
-        alt.Chart(alt.InlineData(values=[{"x": 0}]))
-        .mark_rule(color="var(--ink)", strokeDash=[3, 3])
-        .encode(x="x:Q")
+    spec = forest(
+        name,
+        len(shown),
+        ("turned", "turned over", 150),
+        ("change", "change against the baseline (%)"),
+        COLORS,
+        (("turned", "turned over"), ("text", title), ("verdict", None)),
+        row_height=24,
+        dot=60,
     )
     data = columns(
         turned=[_name(side) for side, _, _ in shown],
@@ -165,4 +152,4 @@ def _forest(found: Ablation, number: int, figure: str) -> tuple[Chart, Columns] 
     label = f"Largest change: {_name(most[0])}, {_whole(most[1])}; {most[1].verdict}."
     rows = [(_name(side), Cell(_whole(w), w.difference), w.verdict) for side, w, _ in shown]
     table = grid(("turned over", title, "verdict"), rows, f"Change of {title}")
-    return Chart(name, f"{title[:1].upper()}{title[1:]}", label, spec_of(zero + bars + points), table), data
+    return Chart(name, f"{title[:1].upper()}{title[1:]}", label, spec, table, {name: data})

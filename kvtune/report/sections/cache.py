@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round, prefix_cache, rounds
 from kvtune.analysis.verdict import WINNABLE, winnable
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.report.names import cause_title
 from kvtune.report.sections.ladder import ladder
 from kvtune.run.types import Run
@@ -53,8 +53,7 @@ def section(run: Run, workload: Workload | None) -> Section | None:
         title="Prefix cache",
         lead=_lead(cache),
         template="charts.html",
-        charts=tuple(chart for chart, _ in drawn),
-        data={chart.id: data for chart, data in drawn},
+        charts=tuple(drawn),
     )
 
 
@@ -67,7 +66,7 @@ def _lead(cache: PrefixCache) -> str:
     return lead
 
 
-def _causes(cache: PrefixCache) -> tuple[Chart, Columns]:
+def _causes(cache: PrefixCache) -> Chart:
     import altair as alt
 
     parts = {HIT: cache.hit_tokens, **dict(sorted(cache.misses.items(), key=lambda item: _order(item[0])))}
@@ -111,7 +110,7 @@ def _causes(cache: PrefixCache) -> tuple[Chart, Columns]:
     if largest is not None:
         label += f" The largest part of the misses: {titles[largest]}, {percent(parts[largest], cache.query_tokens)}."
     table = grid(("where", "prompt tokens", "share", "meaning"), rows, "Prompt tokens by where they went")
-    return Chart("causes", "Where the prompt tokens went", label, spec_of(drawing), table), data
+    return Chart("causes", "Where the prompt tokens went", label, spec_of(drawing), table, {"causes": data})
 
 
 def _order(cause: str) -> int:
@@ -119,7 +118,7 @@ def _order(cause: str) -> int:
     return known.index(cause) if cause in known else len(WINNABLE)
 
 
-def _rounds(found: list[Round]) -> tuple[Chart, Columns]:
+def _rounds(found: list[Round]) -> Chart:
     import altair as alt
 
     names = [f"round {r.round + 1}" for r in found]
@@ -163,4 +162,4 @@ def _rounds(found: list[Round]) -> tuple[Chart, Columns]:
     label = "Hit rate by round: " + ", ".join(percent(r.hit_tokens, r.query_tokens) for r in found[:8])
     label += ", …" if len(found) > 8 else "."
     table = grid(("round", "prompt tokens", "hits", "hit rate", "mean first token"), rows, "Hits by round")
-    return Chart("rounds", "Hits in each round", label, spec_of(bars), table), data
+    return Chart("rounds", "Hits in each round", label, spec_of(bars), table, {"rounds": data})

@@ -10,7 +10,7 @@ from kvtune.analysis.cache import rounds
 from kvtune.analysis.comparison.compare import Comparison
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, forest, grid, spec_of
 from kvtune.report.contrast import Contrast, RunGroup, sentence
 from kvtune.report.measures import SHARES, change_text, interval_text, measure_text, measure_title, reasons
 from kvtune.report.names import command_text, when
@@ -47,7 +47,7 @@ def _outcome(found: Contrast) -> Section:
 
 
 def _figures(found: Contrast) -> Section:
-    charts, data, tables = [], {}, []
+    charts, tables = [], []
     first = found.sides[0].name
     for number, (side, comparison) in enumerate(
         zip(found.sides[1:], found.comparisons, strict=True), start=1
@@ -56,8 +56,7 @@ def _figures(found: Contrast) -> Section:
         drawn = _forest(f"figures-{number}", first, side.name, comparison, table)
         tables.append(table)
         if drawn is not None:
-            charts.append(drawn[0])
-            data[drawn[0].id] = drawn[1]
+            charts.append(drawn)
     why = dict.fromkeys(line for comparison in found.comparisons for line in reasons(comparison.figures))
     return Section(
         id="figures",
@@ -66,7 +65,6 @@ def _figures(found: Contrast) -> Section:
         template="figures.html",
         values={"tables": tables, "why": list(why)},
         charts=tuple(charts),
-        data=data,
     )
 
 
@@ -86,34 +84,18 @@ def _table(first: str, other: str, comparison: Comparison) -> Any:
     return grid(heads, rows, f"{other} against {first}")
 
 
-def _forest(
-    name: str, first: str, other: str, comparison: Comparison, table: Any
-) -> tuple[Chart, Columns] | None:
-    import altair as alt
-
+def _forest(name: str, first: str, other: str, comparison: Comparison, table: Any) -> Chart | None:
     shown = [f for f in comparison.figures if f.a and f.low is not None and f.high is not None]
     shown = [f for f in shown if f.path not in SHARES]
     if not shown:
         return None
-    base = alt.Chart(alt.NamedData(name=name), height=26 * len(shown) + 10).encode(
-        y=alt.Y("figure:N", sort=None, axis=alt.Axis(title="figure", labelLimit=190, titlePadding=8)),
-        color=alt.Color(
-            "verdict:N", title=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
-        ),
-        tooltip=[
-            alt.Tooltip("figure:N"),
-            alt.Tooltip("text:N", title="difference"),
-            alt.Tooltip("interval:N", title="95 % interval"),
-            alt.Tooltip("verdict:N"),
-        ],
-    )
-    title = f"difference of {other} from {first} (%)"
-    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(x=alt.X("low:Q", title=title), x2="high:Q")
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(x="difference:Q")
-    zero = (
-        alt.Chart(alt.InlineData(values=[{"x": 0}]))
-        .mark_rule(color="var(--ink)", strokeDash=[3, 3])
-        .encode(x="x:Q")
+    spec = forest(
+        name,
+        len(shown),
+        ("figure", "figure", 190),
+        ("difference", f"difference of {other} from {first} (%)"),
+        COLORS,
+        (("figure", None), ("text", "difference"), ("interval", "95 % interval"), ("verdict", None)),
     )
     data = columns(
         figure=[measure_title(f.path) for f in shown],
@@ -125,7 +107,7 @@ def _forest(
         interval=[interval_text(f) for f in shown],
     )
     label = f"Dots are differences, bars their 95 % intervals. {other} is {sentence(comparison)}."
-    return Chart(name, f"{other} against {first}", label, spec_of(zero + bars + points), table), data
+    return Chart(name, f"{other} against {first}", label, spec, table, {name: data})
 
 
 def _distributions(found: Contrast) -> Section | None:
@@ -143,14 +125,11 @@ def _distributions(found: Contrast) -> Section | None:
         title="Latency",
         lead="The further left and the steeper a line, the better: it shows which share was at most that slow.",
         template="pair.html",
-        charts=tuple(chart for chart, _ in made),
-        data={chart.id: data for chart, data in made},
+        charts=tuple(made),
     )
 
 
-def _quantiles(
-    name: str, title: str, noun: str, runs: list[tuple[str, Values]]
-) -> tuple[Chart, Columns] | None:
+def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]]) -> Chart | None:
     import altair as alt
 
     finite = [(label, values[np.isfinite(values)]) for label, values in runs]
@@ -191,7 +170,7 @@ def _quantiles(
         for mark in marks
     ]
     table = grid(("share", *(label for label, _ in finite)), rows, title)
-    return Chart(name, title, label, spec_of(drawing), table), data
+    return Chart(name, title, label, spec_of(drawing), table, {name: data})
 
 
 def _rounds(found: Contrast) -> Section | None:
@@ -242,8 +221,9 @@ def _rounds(found: Contrast) -> Section | None:
         for name, own in told
     )
     table = grid(("round", *(name for name, _ in told)), rows, "Hit rate by round")
-    chart = Chart("rounds", "Hit rate in each round", f"Over all rounds: {totals}.", spec_of(drawing), table)
-    return Section("cache", "Prefix cache", "", "charts.html", charts=(chart,), data={"rounds": data})
+    label = f"Over all rounds: {totals}."
+    chart = Chart("rounds", "Hit rate in each round", label, spec_of(drawing), table, {"rounds": data})
+    return Section("cache", "Prefix cache", "", "charts.html", charts=(chart,))
 
 
 def _run_colors(names: list[str]) -> Any:

@@ -8,7 +8,7 @@ from kvtune.analysis.gc import collectors
 from kvtune.analysis.ledger import gap_outliers, ledgers
 from kvtune.analysis.processes import process_keys
 from kvtune.analysis.step_time import paused_steps
-from kvtune.report.charts import GENERATION_COLORS, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import GENERATION_COLORS, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.report.names import process_title
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
@@ -54,8 +54,7 @@ def section(run: Run) -> Section | None:
         lead=_lead(run),
         template="gc.html",
         values={"table": grid(HEADS, rows, "Collections and pauses by process"), "facts": _facts(run)},
-        charts=(drawn[0],) if drawn else (),
-        data={drawn[0].id: drawn[1]} if drawn else {},
+        charts=(drawn,) if drawn else (),
     )
 
 
@@ -96,7 +95,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     return facts
 
 
-def _pauses(run: Run) -> tuple[Chart, Columns] | None:
+def _pauses(run: Run) -> Chart | None:
     """Pause time by process and generation: what a plot of the table's totals cannot hide."""
     import altair as alt
 
@@ -138,5 +137,6 @@ def _pauses(run: Run) -> tuple[Chart, Columns] | None:
     table = grid(
         ("process", "generation", "collections", "pauses"), rows, "Pause time by process and generation"
     )
-    chart = Chart("pauses", "Pause time by process and generation", label, spec_of(drawing), table)
-    return chart, columns(process=names, generation=generations, ms=totals, n=numbers)
+    data = columns(process=names, generation=generations, ms=totals, n=numbers)
+    title = "Pause time by process and generation"
+    return Chart("pauses", title, label, spec_of(drawing), table, {"pauses": data})

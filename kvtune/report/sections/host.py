@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtune.analysis.host import host_cost
 from kvtune.analysis.step_time import step_time
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
 
@@ -19,7 +19,7 @@ def section(run: Run) -> Section | None:
         ("update", time.update_s, "take sampled tokens, finish requests, free blocks"),
         ("other", time.other_s, "the rest of the step: queues, copying, sending"),
     )
-    chart, data = _parts(parts, time.total_s, time.steps)
+    chart = _parts(parts, time.total_s, time.steps)
     facts = [("steps", count(time.steps))]
     if time.busy_share is not None:
         facts.append(("EngineCore was in steps", f"{percent(time.busy_share, digits=0)} of the wall time"))
@@ -37,11 +37,10 @@ def section(run: Run) -> Section | None:
         template="host.html",
         values={"facts": facts},
         charts=(chart,),
-        data={chart.id: data},
     )
 
 
-def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int) -> tuple[Chart, Columns]:
+def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int) -> Chart:
     import altair as alt
 
     names = [name for name, _, _ in parts]
@@ -72,4 +71,6 @@ def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int
         ", ".join(f"{name} {percent(seconds, total_s)}" for name, seconds, _ in parts) + " of the step time."
     )
     table = grid(("part", "per step", "share", "what it does"), rows, "The parts of a mean step")
-    return Chart("step-parts", "The parts of a mean step", label, spec_of(drawing), table), data
+    return Chart(
+        "step-parts", "The parts of a mean step", label, spec_of(drawing), table, {"step-parts": data}
+    )

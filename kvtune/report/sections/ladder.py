@@ -6,7 +6,7 @@ from kvtune.analysis.cache import PrefixCache, match_unit
 from kvtune.bounds.ladder import Bounds, bounds
 from kvtune.errors import KvtuneError
 from kvtune.layout.config import shape_of
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, columns, grid, spec_of
 from kvtune.run.types import Run
 from kvtune.units import count, percent
 from kvtune.workload.types import Workload
@@ -14,7 +14,7 @@ from kvtune.workload.types import Workload
 LARGEST = 20_000  # requests: beyond, the bounds take longer than a page should
 
 
-def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> tuple[Chart, Columns] | None:
+def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> Chart | None:
     """None where the whole load was not served, or where bounds cannot be told for it."""
     import altair as alt
 
@@ -50,7 +50,9 @@ def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> tuple[Cha
     label = f"This run: {percent(cache.hit_rate)}; a cache that never forgets: {percent(told.infinite)}."
     note = f"Bounds: {'; '.join(filter(None, (*told.notes, told.relaxation)))}."
     table = grid(("cache", "hit rate", "what it is"), rows, "Hit rates that this load allows")
-    return Chart("ladder", "How far from what is possible", label, spec_of(drawing), table, note), data
+    return Chart(
+        "ladder", "How far from what is possible", label, spec_of(drawing), table, {"ladder": data}, note
+    )
 
 
 def _bounds(run: Run, workload: Workload | None) -> Bounds | None:

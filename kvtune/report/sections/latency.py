@@ -8,7 +8,7 @@ import numpy as np
 
 from kvtune.analysis import latency as analysis
 from kvtune.analysis.spread import Spread, Values
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.run.types import Run
 from kvtune.units import count, ms
 
@@ -39,8 +39,7 @@ def section(run: Run) -> Section | None:
         "First-token and whole-request times count from sending.",
         template="latency.html",
         values={"table": grid(("latency", "mean", "median", "p99", "longest", "of"), rows)},
-        charts=tuple(chart for chart, _ in found),
-        data={chart.id: data for chart, data in found},
+        charts=tuple(found),
     )
 
 
@@ -66,9 +65,7 @@ def _row(name: str, spread: Spread) -> list[Any]:
     ]
 
 
-def _histogram(
-    name: str, title: str, noun: str, values: Values, spread: Spread
-) -> tuple[Chart, Columns] | None:
+def _histogram(name: str, title: str, noun: str, values: Values, spread: Spread) -> Chart | None:
     import altair as alt
 
     finite = values[np.isfinite(values)]
@@ -108,5 +105,6 @@ def _histogram(
         f"{count(len(finite))} {noun} from {ms(low)} to {ms(high)}; half of them below {ms(spread.p50)}, "
         f"99 of 100 below {ms(spread.p99)}."
     )
-    chart = Chart(name, title, label, spec_of(alt.layer(bars, *rules)), grid(("time", noun), rows, title))
-    return chart, columns(**{"from": edges[:-1], "to": edges[1:], "n": heights})
+    data = columns(**{"from": edges[:-1], "to": edges[1:], "n": heights})
+    table = grid(("time", noun), rows, title)
+    return Chart(name, title, label, spec_of(alt.layer(bars, *rules)), table, {name: data})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.report.names import process_title, source_line
 from kvtune.run.types import Run
 
@@ -17,7 +17,6 @@ def section(run: Run) -> Section | None:
     if not isinstance(told, Mapping) or not told:
         return None
     charts: list[Chart] = []
-    data: dict[str, Columns] = {}
     notes: list[str] = []
     loops = all(isinstance(found, Mapping) and found.get("threads") == "loop" for found in told.values())
     for role, found in told.items():
@@ -26,14 +25,10 @@ def section(run: Run) -> Section | None:
             why = found.get("failed", "no samples") if isinstance(found, Mapping) else "no samples"
             notes.append(f"{title}: {why}.")
             continue
-        chart, rows = _functions(len(charts), title, found["top"], found.get("rate_hz", 0))
-        charts.append(chart)
-        data[chart.id] = rows
+        charts.append(_functions(len(charts), title, found["top"], found.get("rate_hz", 0)))
         boxes = found.get("flame")
         if isinstance(boxes, list) and boxes:
-            chart, rows = _flame(len(charts), title, boxes)
-            charts.append(chart)
-            data[chart.id] = rows
+            charts.append(_flame(len(charts), title, boxes))
         notes.append(f"All stacks of {title} in full: open {found.get('file', '')} in speedscope.app.")
     return Section(
         id="stacks",
@@ -43,11 +38,10 @@ def section(run: Run) -> Section | None:
         template="stacks.html",
         values={"notes": notes},
         charts=tuple(charts),
-        data=data,
     )
 
 
-def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int) -> tuple[Chart, Columns]:
+def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int) -> Chart:
     import altair as alt
 
     name = f"stacks-{number}"
@@ -76,17 +70,17 @@ def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int)
     label = (
         f"{len(shown)} functions with most self time, sampled {rate_hz} times a second. First: {names[0]}."
     )
-    chart = Chart(
+    return Chart(
         name,
         f"{title}: where the time was spent",
         label,
         spec_of(drawing + labels),
         grid(("rank", "function", "where", "share of samples"), rows, title),
+        {name: columns(rank=range(1, len(shown) + 1), function=names, where=where, share=shares)},
     )
-    return chart, columns(rank=range(1, len(shown) + 1), function=names, where=where, share=shares)
 
 
-def _flame(number: int, title: str, boxes: list[list[Any]]) -> tuple[Chart, Columns]:
+def _flame(number: int, title: str, boxes: list[list[Any]]) -> Chart:
     """An icicle: callers above, what they called below, width by samples."""
     import altair as alt
 
@@ -144,11 +138,11 @@ def _flame(number: int, title: str, boxes: list[list[Any]]) -> tuple[Chart, Colu
     ]
     inner = [i for i in range(len(boxes)) if depth[i] == deepest - 1]
     label = f"{len(boxes)} boxes in {deepest} levels, callers above what they call. Deepest: {function[inner[0]]}."
-    chart = Chart(
+    return Chart(
         name,
         f"{title}: flame graph",
         label,
         spec_of(alt.layer(box, text)),
         grid(("depth", "function", "where", "share of samples"), rows, f"{title}, by depth"),
+        {name: data},
     )
-    return chart, data

@@ -37,6 +37,7 @@ def section(run: Run) -> Section | None:
             stacked.add_params(alt.param(name="from_s", value=0), alt.param(name="to_s", value=end_s))
         ),
         grid=_table(run, end_s),
+        data={lane.name: lane.data for lane in lanes},
         note=" ".join(dict.fromkeys([*(lane.note for lane in lanes if lane.note), *_quiet_pool(run)])),
         zoom=end_s,
     )
@@ -46,7 +47,6 @@ def section(run: Run) -> Section | None:
         lead="All processes share one clock: what stands above each other happened at the same time.",
         template="charts.html",
         charts=(chart,),
-        data={lane.name: lane.data for lane in lanes},
     )
 
 

@@ -341,7 +341,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli(["doctor", "--fail-on", "never"]) == 2
     assert "--fail-on must be" in capsys.readouterr().err
     assert cli(["doctor", "--", "--block-size", "16"]) == 2
-    assert "without a model" in capsys.readouterr().err
+    assert "need a model" in capsys.readouterr().err
     assert cli(["doctor", "no/such/folder/here"]) == 2
     cli(["doctor", "--json"])
     told = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""What a chart of a page is: a Vega-Lite spec (made with Altair), a text alternative, its numbers as a table.
+"""A page's building blocks: sections, tables and charts (a Vega-Lite spec, a text alternative, its numbers).
 
 Colours are CSS variables (`var(--c1)`), so one drawing serves light, dark and print. Data are columns, shared
 by the charts of a page by name; the page's script turns them into rows before Vega sees them.
@@ -28,7 +28,7 @@ SERIES = (
     "var(--c8)",
 )
 
-# Addresses in Vega's own code that nothing loads: an editor, a schema's name, an issue. A page needs none of them.
+# Addresses in Vega's code (an editor, a schema, an issue). Nothing loads them, and a page must not name any.
 OUTSIDE = ("https://vega.github.io/", "https://github.com/")
 
 Columns = Mapping[str, Any]
@@ -103,8 +103,10 @@ def _cell(value: Any) -> Cell:
 
 
 def extremes(value: NDArray[Any], buckets: int) -> NDArray[Any]:
-    """Row numbers to draw: all of them, or the smallest and the largest value of each of `buckets` runs of
-    neighbours. Nothing that sticks out is lost; what lies between is."""
+    """Row numbers to draw: all, or the smallest and the largest value of each of `buckets` runs of neighbours.
+
+    Peaks are kept; values between them are dropped.
+    """
     rows = len(value)
     if rows <= 2 * buckets:
         return np.arange(rows)
@@ -136,7 +138,7 @@ def _plain(value: Any) -> Any:
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand inside a <script> element whatever strings it holds."""
+    """JSON that is safe inside a <script> element, whatever strings it holds."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -145,7 +147,7 @@ def script_json(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def vega_bundle() -> str:
-    """Vega, Vega-Lite and vega-embed as one script, without their links to the outside."""
+    """Vega, Vega-Lite and vega-embed as one script, without their links to other sites."""
     import vl_convert
 
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")

@@ -1,4 +1,4 @@
-"""Writing what people asked for: whole or not at all, and never over something without being told."""
+"""Writes an output file: completely or not at all, and over an existing file only with `force`."""
 
 from __future__ import annotations
 

@@ -10,16 +10,18 @@ from kvtune.tune.objective import OBJECTIVES, Objective
 from kvtune.tune.space.grid import shown
 
 FEWEST = 3
-"""Trials of a value before it is blamed for what several knobs may have done."""
+"""Fewest trials of a value before a note blames it: with fewer, another knob may be the cause."""
 
 
 def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
     """The marginal effect of each knob with more than one value, the largest first."""
-    told = [(t, figure) for t in trials if t.state == "complete" and (figure := by.of(t.summary)) is not None]
+    scored = [
+        (t, figure) for t in trials if t.state == "complete" and (figure := by.of(t.summary)) is not None
+    ]
     found = []
-    for knob in dict.fromkeys(name for t, _ in told for name in t.settings):
+    for knob in dict.fromkeys(name for t, _ in scored for name in t.settings):
         values: dict[Scalar, list[float]] = {}
-        for trial, figure in told:
+        for trial, figure in scored:
             if knob in trial.settings:
                 values.setdefault(trial.settings[knob], []).append(figure)
         if len(values) > 1:
@@ -29,8 +31,8 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
 
 
 def notes(trials: Sequence[Trial]) -> list[str]:
-    """Zeros want a reason: nothing hit at all, or nothing with some values of a knob where others hit."""
-    told = []
+    """Remarks on zero hit rates: of all trials, or of some values of a knob while others hit."""
+    remarks = []
     by = OBJECTIVES["hit-rate"]
     rates = [rate for t in trials if t.state == "complete" and (rate := by.of(t.summary)) is not None]
     if rates and not any(rates):
@@ -39,14 +41,14 @@ def notes(trials: Sequence[Trial]) -> list[str]:
             "`kvtune doctor` the shortest prefix that can hit"
         ]
     found = effects([t for t in trials if t.role == "trial"], by)
-    # In a search one or two trials of a value differ in all else, too.
+    # In a search, one or two trials of a value differ in other knobs, too.
     enough = 1 if len(found) == 1 else FEWEST
     for effect in found:
         none = [value for value, mean, count in effect.means if mean == 0 and count >= enough]
         if none and len(none) < len(effect.means):
             values = shown({effect.knob: none[0]}) + "".join(f", {value}" for value in none[1:])
-            told.append(
+            remarks.append(
                 f"nothing hit with {values}: run one of them with `kvtune profile --on sim`, "
                 "and `kvtune explain` says of its run what was missed and why"
             )
-    return told
+    return remarks

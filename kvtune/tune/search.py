@@ -1,7 +1,7 @@
-"""Stage one of tuning: Optuna asks for settings, the simulator answers. Seeded: the same seed gives the same trials.
+"""Stage one of tuning: Optuna proposes settings, the simulator scores them. The same seed gives the same trials.
 
-Asked two at a time and told in order, whichever replay ends first. What the journal holds is told again instead of
-simulated again, so a resumed study goes on as the whole one would have.
+Settings are proposed two at a time and their scores are reported in that order, whichever replay ends first. Trials in
+the journal are reported again instead of simulated again, so a resumed study continues as if never interrupted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AT_ONCE = 2
 
 
 def tuned_space(facts: ModelFacts, engine_args_given: Mapping[str, str | None]) -> Space:
-    """What `kvtune tune` searches for this model; flags that the person gave after `--` stay as given."""
+    """What `kvtune tune` searches for this model, without the settings that are fixed by flags after `--`."""
     names = ["block_size"]
     if facts.window:
         names += [
@@ -77,14 +77,14 @@ def search(
     """The simulated trials of a study, different settings only, baseline included."""
     study = OptunaStudy(bench, by, settings.seed, storage=settings.storage, join=settings.join)
     cost = study.share_cost(cost, mine=not settings.join)
-    known = {t.key: t for t in (*study.told(), *journal.trials) if t.on == "sim"}
+    known = {t.key: t for t in (*study.trials(), *journal.trials) if t.on == "sim"}
     number = 1 + max((t.number for t in journal.trials), default=-1)
     with SimPool(bench, cost) as pool:
 
-        def batch(asked: list[PlannedTrial]) -> list[Trial]:
+        def batch(planned: list[PlannedTrial]) -> list[Trial]:
             nonlocal number
             running: dict[int, PlannedTrial] = {}
-            for w in asked:
+            for w in planned:
                 key = w.key("sim", bench)
                 if key in known or any(r.key("sim", bench) == key for r in running.values()):
                     continue
@@ -97,7 +97,7 @@ def search(
                 journal.add(trial)
                 say(trial)
                 known[trial.key] = trial
-            return [known[w.key("sim", bench)] for w in asked]
+            return [known[w.key("sim", bench)] for w in planned]
 
         batch([PlannedTrial({}, "baseline", stock=True), PlannedTrial({})])
         while (done := study.finished()) < settings.trials:
@@ -106,7 +106,7 @@ def search(
             for (handle, _), trial in zip(asked, made, strict=True):
                 study.tell(handle, _scores(by, trial), trial)
     found = {t.key: t for t in journal.trials if t.on == "sim"}
-    for other in study.told():  # what other machines simulated belongs to this study's record and page, too
+    for other in study.trials():  # other machines' trials belong to this study's journal and page, too
         if other.key not in found:
             found[other.key] = structs.replace(other, number=number)
             journal.add(found[other.key])
@@ -115,7 +115,7 @@ def search(
 
 
 def _scores(by: Objective, trial: Trial) -> list[float] | None:
-    """One score an objective, larger is better; None for a trial that failed."""
+    """One score per objective, larger is better; None for a trial that failed."""
     if trial.state != "complete":
         return None
     found = [score for o in by.all if (score := o.score(trial.summary)) is not None]

@@ -1,11 +1,11 @@
-"""A sweep: settings in, trials out, each journalled as it ends. Simulated two at once, on the engine one by one."""
+"""A sweep: runs the given settings, two at a time in simulation, one by one on the engine; journals each trial."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -20,12 +20,10 @@ from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import Answer, SimPool
 from kvtune.workload.types import Workload
 
-On = Literal["sim", "engine", "both"]
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """A trial that is to be made."""
+    """A trial that has not been run yet."""
 
     settings: Settings
     role: Role = "trial"
@@ -37,50 +35,54 @@ class PlannedTrial:
 
 
 def planned_trials(bench: Bench, chosen: Sequence[Settings]) -> list[PlannedTrial]:
-    """The trials of a sweep: stock vLLM as the baseline, then the chosen settings. One setting is its own baseline."""
-    own = [PlannedTrial(settings, stock=bench.core == "stock") for settings in chosen]
-    return own if len(own) == 1 and not own[0].settings else [PlannedTrial({}, "baseline", stock=True), *own]
+    """The trials of a sweep: stock vLLM as the baseline, then the chosen settings. The defaults alone are one trial."""
+    tried = [PlannedTrial(settings, stock=bench.core == "stock") for settings in chosen]
+    return (
+        tried
+        if len(tried) == 1 and not tried[0].settings
+        else [PlannedTrial({}, "baseline", stock=True), *tried]
+    )
 
 
 def run_sim(
     bench: Bench,
-    asked: Sequence[PlannedTrial],
+    planned: Sequence[PlannedTrial],
     journal: StudyJournal,
     say: Callable[[Trial], None],
     cost: StepCost = NOMINAL,
 ) -> None:
-    """Simulate what the journal does not hold yet."""
+    """Simulate the trials that the journal does not have yet."""
     held = {t.key for t in journal.trials}
-    todo = [w for w in asked if w.key("sim", bench) not in held]
+    todo = [w for w in planned if w.key("sim", bench) not in held]
     if not todo:
         return
     number = 1 + max((t.number for t in journal.trials), default=-1)
     waiting = list(enumerate(todo, start=number))
-    asked_by = dict(waiting)
+    planned_by = dict(waiting)
     with SimPool(bench, cost) as pool:
         while waiting or pool.running:
             while waiting and pool.free:
                 n, w = waiting.pop(0)
                 pool.submit(n, w.settings, stock=w.stock)
             n, answer = pool.next_done()
-            trial = sim_trial(bench, n, asked_by[n], answer)
+            trial = sim_trial(bench, n, planned_by[n], answer)
             journal.add(trial)
             say(trial)
 
 
-def sim_trial(bench: Bench, number: int, asked: PlannedTrial, answer: Answer) -> Trial:
+def sim_trial(bench: Bench, number: int, planned: PlannedTrial, answer: Answer) -> Trial:
     found = answer.summary
     core = found.get("core", {})
     why = answer.failed
-    if not why and not asked.stock and bench.core == "kvtune" and not core.get("active"):
+    if not why and not planned.stock and bench.core == "kvtune" and not core.get("active"):
         why = f"the core did not run: {core.get('why', '')}"
     why = why or packing_failure(found)
     return Trial(
         number=number,
-        settings=asked.settings,
+        settings=planned.settings,
         on="sim",
-        core="stock" if asked.stock else bench.core,
-        role=asked.role,
+        core="stock" if planned.stock else bench.core,
+        role=planned.role,
         state="failed" if why else found.get("state", "complete"),
         why=why or found.get("why", ""),
         elapsed_s=answer.elapsed_s,
@@ -92,15 +94,15 @@ def sim_trial(bench: Bench, number: int, asked: PlannedTrial, answer: Answer) ->
 def run_engine(
     bench: Bench,
     workload: Workload,
-    asked: Sequence[PlannedTrial],
+    planned: Sequence[PlannedTrial],
     journal: StudyJournal,
     output: Path,
     say: Callable[[Trial], None],
 ) -> None:
-    """Run on the real engine what the journal does not hold yet."""
+    """Run the trials that the journal does not have yet on the real engine."""
     held = {t.key for t in journal.trials}
     number = max((t.number for t in journal.trials), default=-1)
-    for w in asked:
+    for w in planned:
         if w.key("engine", bench) in held:
             continue
         number += 1
@@ -160,11 +162,11 @@ def verdict(leader: Trial | None, baseline: Trial | None, by: Objective, place: 
 
 
 def fail_if_none(trials: Sequence[Trial]) -> None:
-    """A sweep in which every trial failed has failed, with the first one's cause."""
-    own = [t for t in trials if t.role == "trial"]
-    if own and all(t.state == "failed" for t in own):
+    """KvtuneError with the first trial's cause if every trial failed."""
+    tried = [t for t in trials if t.role == "trial"]
+    if tried and all(t.state == "failed" for t in tried):
         raise KvtuneError(
-            f"every trial failed: {own[0].why}", "check the values, MODEL and the flags after `--`"
+            f"every trial failed: {tried[0].why}", "check the values, MODEL and the flags after `--`"
         )
 
 
@@ -172,7 +174,7 @@ RESULT = ".result.json"
 
 
 def keep_result(found: dict[str, Any], journal: Path) -> Path:
-    """The `--json` object beside the journal, whole or not at all: what pages are drawn from."""
+    """Write the `--json` object beside the journal, completely or not at all."""
     path = journal.with_suffix(RESULT)
     part = path.with_name(f".{path.name}.part")
     try:
@@ -182,6 +184,6 @@ def keep_result(found: dict[str, Any], journal: Path) -> Path:
         part.unlink(missing_ok=True)
         raise KvtuneError(
             f"cannot write {path}: {error.strerror or error}",
-            f"free space and give the command again with --study {journal}: its trials are kept",
+            f"free space and run the command again with --study {journal}: its trials are kept",
         ) from error
     return path

@@ -78,7 +78,9 @@ def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> S
     if s.on_engine and not s.search.join:
         progress.phase("stock on the engine")
         if bout.run(baseline) is None:
-            raise KvtuneError(f"stock vLLM failed: {baseline.failed}", "repair what stock needs first")
+            raise KvtuneError(
+                f"stock vLLM failed: {baseline.failed}", "make the model run with plain vLLM first"
+            )
         cost = _fitted(baseline)
     progress.phase("searching in simulation")
     simulated = search(bench, _space(s), by, journal, s.search, cost, progress)

@@ -232,8 +232,8 @@ def test_an_ablation_says_which_switches_are_worth_something() -> None:
     from tests.golden.synthetic import ablated_run
 
     html = run_page(ablated_run())
-    assert "Worse when turned over: freeze off (collections, pauses)." in html
-    assert "Better when turned over: thresholds on (collections, pauses)." in html
+    assert "Worse when toggled: freeze off (collections, pauses)." in html
+    assert "Better when toggled: thresholds on (collections, pauses)." in html
     assert "No difference shown: rows. Too few runs to tell: steady." in html
     assert "A run failed. steady: EngineCore died" in html
     assert "14 of 15 runs were made: the budget of 20 min is used up." in html

@@ -73,7 +73,7 @@ def test_goodput_without_limits_is_refused_where_a_study_begins() -> None:
 
 @pytest.mark.parametrize("text", ["", "speed", "ttft,", "ttft,speed"])
 def test_unknown_objectives_are_named(text: str) -> None:
-    with pytest.raises(UsageError, match="is not known"):
+    with pytest.raises(UsageError, match="there is no objective"):
         objective(text)
 
 

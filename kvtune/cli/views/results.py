@@ -1,4 +1,4 @@
-"""Prints what `kvtune profile` found: the contract's JSON on stdout, or a summary and the path of the page."""
+"""Prints the result of `kvtune profile`: JSON on stdout, or a summary and the path of the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtune.workload.types import Workload
 
 
 def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool) -> None:
-    """Write each run's page; print the run (of several: the one of median throughput, with all in `repeats`)."""
+    """Write each run's page and print the run; of several, the one of median throughput, with all in `repeats`."""
     from kvtune.analysis.summary import summary
     from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page

@@ -154,7 +154,7 @@ def _gc(s: Summary) -> Any:
                 "–" if own.get("frozen") is None else count(own["frozen"]),
             )
         )
-    return _table(("collector", "gen 0/1/2", "pauses", "on a CPU", "longest", "of step time", "frozen"), rows)
+    return _table(("collector", "gen 0/1/2", "pauses", "CPU time", "longest", "of step time", "frozen"), rows)
 
 
 PHASES = {"execute": "waiting for the model", "other": "rest of the step"}

@@ -1,6 +1,6 @@
-"""The page of `kvtune evidence`: each published claim, what was asked, what was seen here, and how to see it again.
+"""The page of `kvtune evidence`: each published claim, its figures on this machine, and the commands to repeat them.
 
-In: the object that `kvtune evidence` writes as JSON (plain data). Drawn by the frame of every other page.
+Drawn from the object that `kvtune evidence` writes as JSON.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def _claim(claim: Mapping[str, Any]) -> Section:
 
 def _how(found: Mapping[str, Any]) -> Section:
     lines = (
-        "Every ratio is of runs made side by side in one call, sides in turn and every second time backwards.",
-        "Intervals: Welch's, 95 %, logarithms of whole runs (block pool alone: of repeats in one process).",
+        "Every ratio compares runs of one call; the sides take turns, in reverse order every second time.",
+        "Intervals are Welch's at 95 %, on logarithms of whole runs (block pool alone: of repeats in one process).",
         "holds: the interval is on the claim's side of 1 and at least half of what was published is reached; "
         "smaller here: less than half of it; no difference shown: the interval contains 1.",
         f"{found['runs']} engine runs, {found['wall_s'] / 60:.0f} minutes in the last call. "
-        f"All of it again: {found['command']}",
+        f"To repeat all of it: {found['command']}",
     )
     return Section("how", "How it was measured", "", "figures.html", {"tables": [], "why": list(lines)})

@@ -67,11 +67,15 @@ def _banners(study: StudyView) -> list[Banner]:
     places = {t.on for t in study.result.trials}
     told = []
     if places == {"sim"}:
-        told.append(
-            Banner("info", "Simulated.", "No engine ran: hits are the engine's own, times are predicted.")
-        )
+        told.append(Banner("info", "Simulated.", "No engine ran: hits are exact, times are predictions."))
     elif "sim" in places:
-        told.append(Banner("info", "Partly simulated.", "Trials marked sim ran no engine: times predicted."))
+        told.append(
+            Banner(
+                "info",
+                "Partly simulated.",
+                "Trials marked sim ran without an engine: their times are predictions.",
+            )
+        )
     failed = sum(t.state == "failed" for t in study.result.trials)
     if failed and failed == len(study.result.trials):
         told.append(Banner("bad", "Every trial failed.", "The table of trials says why."))
@@ -114,12 +118,12 @@ def _outcome(study: StudyView, by: str) -> Section:
 
 
 def _words(study: StudyView, by: str) -> tuple[str, str, str]:
-    """What came out, what to do, and the command for it."""
+    """The result, the advice, and the command that follows it."""
     best, stock, verdict, bench = study.result.best, study.result.baseline, study.result.verdict, study.bench
     if best is None:
         return (
             "No trial was completed, so nothing can be said about these settings.",
-            "Look at the reason in the table of trials, and see what this model's settings come to.",
+            "The table of trials has the reasons; check this model's settings with the command below.",
             _command("doctor", bench.model, *_dashed(bench)),
         )
     simulated = verdict.on == "sim"
@@ -139,15 +143,15 @@ def _words(study: StudyView, by: str) -> tuple[str, str, str]:
     if study.result.recipe:
         return result, "Serve the model with the recipe below.", _serve(bench.model, study.result.recipe)
     if not verdict.winner:
-        advice = "Keep stock's settings for this load, or search over all knobs before giving up."
+        advice = "Keep stock's settings for this workload, or search over all knobs first."
         return result, advice, _tune(bench, by)
     if simulated:
-        advice = "Prove it on the real engine: this searches, repeats stock and the best in turn, and writes a recipe."
+        advice = "Confirm it on the real engine: this repeats stock and the best settings in turn, and writes a recipe."
         return result, advice, _tune(bench, by)
     if not verdict.confirmed:
         advice = "Repeat it: each setting ran once, so the difference may be chance."
         return result, advice, _tune(bench, by)
-    return result, "Run the load with the best settings and look at its page.", _profile(study, best)
+    return result, "Run the workload with the best settings and look at the page.", _profile(study, best)
 
 
 def _finalists(study: StudyView, by: str) -> Section | None:
@@ -155,11 +159,11 @@ def _finalists(study: StudyView, by: str) -> Section | None:
         return None
     rows = [_engine_row(runs, OBJECTIVES[by].scale) for runs in study.engine_runs]
     heads = (
-        *("setting", "runs", f"mean {OBJECTIVES[by].title}", "from to"),
+        *("setting", "runs", f"mean {OBJECTIVES[by].title}", "range"),
         *("against stock, 95 %", "relative", "verdict"),
     )
     why = [
-        "Whole runs on the real engine, in turn: stock, each finalist, and again; stock once more at the end."
+        "Whole runs on the real engine, interleaved: stock, each finalist, and again; stock once more at the end."
     ]
     if study.drift_ttft is not None:
         drift = f"{100 * study.drift_ttft:+.1f} %"
@@ -194,17 +198,17 @@ def _use(study: StudyView) -> Section | None:
         return None
     if not recipe:
         commands = [("Run the best setting of these and look at its page", _profile(study, best))]
-        lead = "No recipe was written: `kvtune tune` writes one when a gain was shown on the engine."
+        lead = "No recipe was written: `kvtune tune` writes one once a gain is confirmed on the engine."
         values = {"text": "", "commands": commands}
         return Section("recipe", "How to use it", lead, "recipe.html", values)
     name, model = PurePath(recipe).name, study.bench.model
     commands = [
         ("Serve with it", _serve(model, name)),
-        ("Run its evidence again: does it hold here?", _command("recipe", "verify", name)),
+        ("Check it on this machine: run its evidence again", _command("recipe", "verify", name)),
         ("For plain vLLM: a configuration and its environment", _command("recipe", "export", name, "-o", "served")),
         ("and then", f"source served/env.sh && vllm serve {shlex.quote(model)} --config served/config.yaml"),
     ]  # fmt: skip
-    lead = f"{name}, written by this study. It holds settings and their evidence, nothing that is executed."
+    lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     return Section(
         "recipe", "The recipe", lead, "recipe.html", {"text": study.recipe_text, "commands": commands}
     )
@@ -222,9 +226,9 @@ def _table(study: StudyView, by: str) -> Section:
     heads = ("trial", "on", *(OBJECTIVES[name].title for name in names), *knobs, "state")
     given = ((knob, t.settings[knob]) for t in trials for knob in knobs if knob in t.settings)
     example = next((f"{knob}={shown(value)}" for knob, value in given), "complete")
-    lead = "All of them, as they ran. Times of simulated trials are predictions."
+    lead = "All trials, in the order they ran. Times of simulated trials are predictions."
     values = {"table": grid(heads, rows, "All trials"), "example": example}
-    return Section("trials", "Trials", lead if trials else "None was made.", "trials.html", values)
+    return Section("trials", "Trials", lead if trials else "There are none.", "trials.html", values)
 
 
 def _trial_row(t: Trial, names: Sequence[str], knobs: Sequence[str], best: bool) -> tuple[Cell, ...]:

@@ -108,7 +108,7 @@ def effects_section(effects: Sequence[Effect], by: str, kind: str = "sweep") -> 
         charts.append(Chart(name, knob, label, spec_of(drawing), table, {name: data}))
     lead = "The mean over all trials at each value of a knob, the others averaged over; the largest effect first."
     if kind == "tune":
-        lead += " A search looks where it is good, not evenly: small differences here mean little."
+        lead += " A search tries good values more often, so small differences here mean little."
     return Section("effects", "What each knob did", lead, "pair.html", charts=tuple(charts))
 
 
@@ -235,9 +235,9 @@ def front_section(
     ]
     heads = ("trial", "settings", *(OBJECTIVES[name].title for name in axes))
     if len(best) == 1:
-        label = f"Trial {best[0].number} is the best in all of them: there is nothing to trade."
+        label = f"Trial {best[0].number} is the best in all of them, so there is nothing to trade."
     else:
-        rest = "every other one is beaten in one figure and better in none"
+        rest = "every other trial is worse in one figure and better in none"
         label = f"{len(best)} of {len(known)} trials are on the front; {rest}."
     names = [OBJECTIVES[name].noun for name in axes]
     chart = Chart(

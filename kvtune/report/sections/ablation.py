@@ -1,4 +1,4 @@
-"""What `--ablate` showed: each switch of the core turned over, what changed, and which changes are more than chance."""
+"""The results of `--ablate`: what toggling each switch changed, and which changes are more than chance."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def section(run: Run) -> Section | None:
     drawn = [made for number, name in enumerate(FIGURES) if (made := _forest(found, number, name))]
     failed = [f"{side.name}: {why}" for side in (found.baseline, *found.turned) for why in side.failed]
     notes = [
-        "A cell is the change against the baseline; better and worse are said where its 95 % interval over whole, "
-        "interleaved runs leaves out zero, = where it does not. Less is better in every column."
+        "Each cell is the change against the baseline. Better and worse mean that its 95 % interval over whole, "
+        "interleaved runs excludes zero, = that it includes zero. Less is better in every column."
     ]
     if found.why:
         notes.append(f"{found.done} of {found.planned} runs were made: {found.why}.")
@@ -52,7 +52,7 @@ def section(run: Run) -> Section | None:
 
 def _lead(found: Ablation) -> str:
     told = []
-    for verdict, word in (("worse", "Worse when turned over"), ("better", "Better when turned over")):
+    for verdict, word in (("worse", "Worse when toggled"), ("better", "Better when toggled")):
         changes = [
             f"{_name(side)} ({', '.join(names)})"
             for side in found.turned
@@ -85,8 +85,8 @@ def _table(found: Ablation) -> Grid:
         (_name(side), Cell(str(len(side.runs)), len(side.runs)), *map(_cell, side.worths))
         for side in found.turned
     ]
-    heads = ("turned over", "runs", *(TITLES[name] for name in FIGURES))
-    return grid(heads, rows, "Each switch turned over, against the baseline")
+    heads = ("toggled", "runs", *(TITLES[name] for name in FIGURES))
+    return grid(heads, rows, "Each switch toggled, against the baseline")
 
 
 def _baseline(worth: Worth) -> Cell:
@@ -133,10 +133,10 @@ def _forest(found: Ablation, number: int, figure: str) -> Chart | None:
     spec = forest(
         name,
         len(shown),
-        ("turned", "turned over", 150),
+        ("turned", "toggled", 150),
         ("change", "change against the baseline (%)"),
         COLORS,
-        (("turned", "turned over"), ("text", title), ("verdict", None)),
+        (("turned", "toggled"), ("text", title), ("verdict", None)),
         row_height=24,
         dot=60,
     )
@@ -151,5 +151,5 @@ def _forest(found: Ablation, number: int, figure: str) -> Chart | None:
     most = max(shown, key=lambda row: abs(row[1].difference or 0.0))
     label = f"Largest change: {_name(most[0])}, {_whole(most[1])}; {most[1].verdict}."
     rows = [(_name(side), Cell(_whole(w), w.difference), w.verdict) for side, w, _ in shown]
-    table = grid(("turned over", title, "verdict"), rows, f"Change of {title}")
+    table = grid(("toggled", title, "verdict"), rows, f"Change of {title}")
     return Chart(name, f"{title[:1].upper()}{title[1:]}", label, spec, table, {name: data})

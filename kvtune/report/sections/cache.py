@@ -25,15 +25,15 @@ COLORS = {
 }
 MEANINGS = {
     HIT: "read from the cache, not computed",
-    "cold": "no cache can help: nobody computed it before",
-    "partial_block": "lies beyond the last full block that the cache knew",
-    "last_token": "the last token of a prompt is computed to get the next one; a hit ends before its block",
-    "not_cached": "was computed before; an infinite cache would have had it. This is what settings can win",
-    "evicted": "a larger pool or a better eviction order would have had it",
-    "not_retained": "sliding windows and states are kept at some places only; retention and kvtune's core decide which",
+    "cold": "not computed before, so no cache could have it",
+    "partial_block": "beyond the last full block that is in the cache",
+    "last_token": "a prompt's last token is always computed, to get the next one; a hit ends before its block",
+    "not_cached": "computed before, so an infinite cache would have it; settings can win this",
+    "evicted": "a larger pool or a better eviction order would have kept it",
+    "not_retained": "windows and states are kept at some positions only; retention and kvtune's core decide which",
     "lagging_group": "every group of layers held something, but not up to the same token",
-    "skipped_lookup": "the request or the engine went without prefix caching",
-    UNCLASSIFIED: "the workload was not at hand to tell the causes apart",
+    "skipped_lookup": "prefix caching was off for the request or the engine",
+    UNCLASSIFIED: "the workload was not available, so causes cannot be told apart",
 }
 
 
@@ -62,7 +62,7 @@ def _lead(cache: PrefixCache) -> str:
     lead = f"{hit} ({percent(cache.hit_tokens, cache.query_tokens)})."
     if UNCLASSIFIED not in cache.misses:
         most = cache.hit_tokens + winnable(cache)
-        lead += f" A cache that never forgets would have had {percent(most, cache.query_tokens)}."
+        lead += f" An infinite cache would have had {percent(most, cache.query_tokens)}."
     return lead
 
 

@@ -32,16 +32,14 @@ def _outcome(found: Contrast) -> Section:
         (side.name, f"Against {first}: {sentence(comparison)}.")
         for side, comparison in zip(found.sides[1:], found.comparisons, strict=True)
     ]
-    note = "Better and worse are said only where the 95 % interval of the difference leaves out zero. "
+    note = "Better and worse mean that the 95 % interval of the difference excludes zero. "
     if found.repeated:
         numbers = ", ".join(f"{len(side.runs)} of {side.name}" for side in found.sides)
-        note += (
-            f"The intervals come from repeated runs ({numbers}), so they know how far this machine drifts."
-        )
+        note += f"The intervals come from repeated runs ({numbers}), so they include this machine's drift."
     else:
         note += (
-            "The intervals know the spread within these runs; a machine that was slower for one whole run looks like "
-            "a difference. Repeated runs (A B A B) tell the two apart."
+            "The intervals cover the spread within these runs only: a machine that was slower during one whole run "
+            "looks like a difference. Repeated runs (A B A B) separate the two."
         )
     return Section("outcome", "What differs", "", "outcome.html", {"lines": lines, "note": note})
 
@@ -123,7 +121,7 @@ def _distributions(found: Contrast) -> Section | None:
     return Section(
         id="latency",
         title="Latency",
-        lead="The further left and the steeper a line, the better: it shows which share was at most that slow.",
+        lead="Each line shows the share of requests or gaps that took at most that long; further left is better.",
         template="pair.html",
         charts=tuple(made),
     )
@@ -156,7 +154,7 @@ def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]])
             strokeDash=alt.StrokeDash("run:N", legend=None),
             tooltip=[
                 alt.Tooltip("run:N"),
-                alt.Tooltip("share:Q", title="at most this slow (%)", format=".1f"),
+                alt.Tooltip("share:Q", title="share that took at most this (%)", format=".1f"),
                 alt.Tooltip("ms:Q", title="milliseconds", format=",.4~g"),
             ],
         )
@@ -248,7 +246,7 @@ def _differences(found: Contrast) -> Section:
     return Section(
         id="differences",
         title="Settings that differ",
-        lead="Everything that was checked and recorded is equal, but for these."
+        lead="Everything else that was checked and recorded is equal."
         if rows or wrong
         else "Nothing that was recorded differs: these are repetitions of one run.",
         template="differences.html",

@@ -20,7 +20,7 @@ def section(run: Run) -> Section | None:
         _grid(f"{process_title(key)}: {TITLES[own.level]}", own.rows) for key, own in culprits(run).items()
     ]
     grids += [
-        _grid(f"{process_title(key)}: what it held more of at the end", rows)
+        _grid(f"{process_title(key)}: what it held more of at the end than at the start", rows)
         for key, rows in grown(run).items()
     ]
     begun = [
@@ -34,9 +34,9 @@ def section(run: Run) -> Section | None:
     ]
     if not grids and not begun:
         return None
-    lead = "The collector runs when enough young objects have survived: these are they, and where they were made."
+    lead = "The collector runs when enough young objects have survived. These are the objects and where they were made."
     if not grids:
-        lead = "The lines in which collections began. `--probe sites` tells which objects caused them."
+        lead = "The lines in which collections began. `--probe sites` shows which objects caused them."
     return Section(
         "culprits", "What causes collections", lead, "culprits.html", values={"grids": grids, "begun": begun}
     )

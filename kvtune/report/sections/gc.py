@@ -1,4 +1,4 @@
-"""The garbage collector: per process and generation, its pauses against EngineCore's steps, culprits by type."""
+"""The garbage collector: collections and pauses by process and generation, against EngineCore's steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS = (
     "gen 1",
     "gen 2",
     "pauses",
-    "of them on a CPU",
+    "pauses, CPU time",
     "longest",
     "p99",
     "of step time",
@@ -64,12 +64,12 @@ def _lead(run: Run) -> str:
         return "A pause stops its process; only EngineCore's hold up a step."
     return (
         f"A pause stops its process. {count(steps.paused)} of {count(steps.steps)} steps had a collection in "
-        f"EngineCore: {ms(steps.pause_ms_mean)} each in the mean, {percent(steps.share)} of the time of those steps."
+        f"EngineCore: {ms(steps.pause_ms_mean)} each on average, {percent(steps.share)} of the time of those steps."
     )
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    """What collections explain of slow tokens, what was no collection at all, and how heaps stand."""
+    """How many slow tokens collections explain, and each process's heap; pauses in which the thread had no CPU."""
     gaps, facts = gap_outliers(run), []
     if gaps.outliers and gaps.threshold_ms is not None:
         facts.append(
@@ -87,8 +87,8 @@ def _facts(run: Run) -> list[tuple[str, str]]:
             parts.append(f"{own.survivors_per_step:,.3g} survivors of young collections per step")
         if own.preempted:
             parts.append(
-                f"{count(own.preempted)} of the pauses ({ms(own.preempted_ms)}) the machine's, not the collector's: "
-                "the thread had no CPU"
+                f"{count(own.preempted)} of the pauses ({ms(own.preempted_ms)}) were the machine's, "
+                "not the collector's: the thread had no CPU"
             )
         if parts:
             facts.append((process_title(key), "; ".join(parts)))
@@ -96,7 +96,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _pauses(run: Run) -> Chart | None:
-    """Pause time by process and generation: what a plot of the table's totals cannot hide."""
+    """Pause time by process and generation."""
     import altair as alt
 
     gc = run.table("gc")

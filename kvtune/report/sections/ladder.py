@@ -1,4 +1,4 @@
-"""The ladder of hit rates for a run's load and pool: infinite cache, optimum, best known policy, LRU, achieved."""
+"""The ladder of hit rates for a run's workload and pool: infinite cache, optimum, best known policy, LRU, achieved."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ LARGEST = 20_000  # requests: beyond, the bounds take longer than a page should
 
 
 def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> Chart | None:
-    """None where the whole load was not served, or where bounds cannot be told for it."""
+    """None where the run is not complete, or where its workload has no bounds."""
     import altair as alt
 
-    told = _bounds(run, workload)
-    if told is None or cache.hit_rate is None or not told.infinite:
+    limits = _bounds(run, workload)
+    if limits is None or cache.hit_rate is None or not limits.infinite:
         return None  # no bounds, or nothing that any cache could hit
-    rung = told.curve[0]
+    rung = limits.curve[0]
     pool = f"{count(rung.pool_tokens)} tokens"
     rungs = (
-        ("infinite cache", told.infinite, "forgets nothing"),
+        ("infinite cache", limits.infinite, "forgets nothing"),
         ("offline optimum", rung.optimum, f"knows the future, in a pool of {pool}"),
         ("best known policy", rung.best_known, f"two classes and a ghost list, in a pool of {pool}"),
         ("LRU", rung.lru, f"the plain policy, in a pool of {pool}"),
@@ -47,9 +47,9 @@ def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> Chart | N
     )
     data = columns(rung=names, rate=[100 * rate for _, rate, _ in rungs], what=[what for _, _, what in rungs])
     rows = [(name, Cell(percent(rate), rate), what) for name, rate, what in rungs]
-    label = f"This run: {percent(cache.hit_rate)}; a cache that never forgets: {percent(told.infinite)}."
-    note = f"Bounds: {'; '.join(filter(None, (*told.notes, told.relaxation)))}."
-    table = grid(("cache", "hit rate", "what it is"), rows, "Hit rates that this load allows")
+    label = f"This run: {percent(cache.hit_rate)}; an infinite cache: {percent(limits.infinite)}."
+    note = f"Bounds: {'; '.join(filter(None, (*limits.notes, limits.relaxation)))}."
+    table = grid(("cache", "hit rate", "what it is"), rows, "Hit rates that this workload allows")
     return Chart(
         "ladder", "How far from what is possible", label, spec_of(drawing), table, {"ladder": data}, note
     )

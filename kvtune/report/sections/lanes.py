@@ -19,7 +19,7 @@ BUCKETS = 500
 BINS = 120
 FINE_BINS = 240
 WORDS = ("kind", "generation", "process", "what", "state", "tier")  # columns that hold words, not numbers
-AXIS_EXTENT = 74  # page.js counts on it: every lane's left edge stands at the same place
+AXIS_EXTENT = 74  # page.js relies on it: all lanes have the same left edge
 
 
 @dataclass(frozen=True, slots=True)

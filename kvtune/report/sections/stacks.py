@@ -33,8 +33,8 @@ def section(run: Run) -> Section | None:
     return Section(
         id="stacks",
         title="Stacks",
-        lead="Functions by self time, in percent of all samples; waiting counts as time, too."
-        + (" Only the threads that run the engine's loops: the others wait." if loops else ""),
+        lead="Functions by self time, in percent of all samples, samples of waiting included."
+        + (" Only the threads that run the engine's loops; the others wait." if loops else ""),
         template="stacks.html",
         values={"notes": notes},
         charts=tuple(charts),

@@ -44,7 +44,7 @@ def section(run: Run) -> Section | None:
     return Section(
         id="timeline",
         title="Timeline",
-        lead="All processes share one clock: what stands above each other happened at the same time.",
+        lead="All processes share one clock: lanes line up in time.",
         template="charts.html",
         charts=(chart,),
     )
@@ -64,12 +64,12 @@ def _quiet_pool(run: Run) -> list[str]:
     if not len(run.table("steps")["t_s"]) or run.table("pool")["evicted"].any():
         return []
     if "pool" in run.tables:
-        return ["No KV block was evicted: all that was cached stayed."]
+        return ["No KV block was evicted: everything cached stayed in the pool."]
     return ["Evictions were not recorded in this run."]
 
 
 def _table(run: Run, end_s: float) -> Any:
-    """The run in equal spans of time, for those who read numbers."""
+    """The run in equal spans of time, as numbers."""
     edges = np.linspace(0, end_s, SPANS + 1)
     steps, gc, requests, pool = (run.table(name) for name in ("steps", "gc", "requests", "pool"))
     moved = "pool" in run.tables
@@ -101,7 +101,7 @@ def _table(run: Run, end_s: float) -> Any:
         "collections",
         "pauses",
         "prompt tokens sent",
-        "of them hits",
+        "hits among them",
         "blocks evicted",
         "demoted",
     )

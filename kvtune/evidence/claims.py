@@ -24,8 +24,8 @@ class CaseSide:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Work that all sides do in turn, `repeats` times, an engine started for each; with `turns`, engines that are alive
-    together do it so many times (a CPU holds several; turns.py)."""
+    """Work that all sides do `repeats` times, each on a fresh engine. With `turns`, all engines are loaded
+    at once and do it that often in turns (turns.py)."""
 
     name: str
     model: str
@@ -48,7 +48,7 @@ class Asked:
     direction: Direction
     published: float | None = None
     count: bool = False
-    """The same in every run, as a block's size is: one run says it all."""
+    """The figure is the same in every run (a block size, for instance), so one run is enough."""
 
 
 @dataclass(frozen=True, slots=True)

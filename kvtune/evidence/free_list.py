@@ -1,4 +1,4 @@
-"""What a prefix hit costs the free list, by pool size: stock's linked queue, a deque searched from its head, tiers.
+"""The cost of a prefix hit in the free list, by pool size: stock's linked queue, a deque searched linearly, tiers.
 
 Run as `python -m kvtune.evidence.free_list` (imports vLLM); prints one JSON object. One operation: a cached block in a
 random place of the queue is hit (taken out of it) and given back. Kinds take turns; microseconds of thread CPU time.

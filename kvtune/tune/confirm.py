@@ -23,7 +23,6 @@ from kvtune.tune.trials.journal import StudyJournal
 from kvtune.workload.types import Workload
 
 FEWEST_ROUNDS = 2
-DRIFT_PATH = "ttft_ms.mean"
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""From a confirmed winner to a recipe with its evidence, and from a recipe back to the work that checks it. Pure."""
+"""Makes a recipe with its evidence from a confirmed winner, and the bench to verify it from a recipe. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_FOR_RECIPES = (
     "max_model_len",
     "gpu_memory_utilization",
 )
-"""Sizes of one machine: part of the evidence, not of what a recipe sets elsewhere."""
+"""Sizes that suit one machine: kept as evidence, not set by the recipe."""
 
 
 def recipe_of(bench: Bench, by: Objective, found: Confirmed, side: Contender, simulated: int) -> Recipe:
@@ -40,7 +40,7 @@ def recipe_of(bench: Bench, by: Objective, found: Confirmed, side: Contender, si
 
 
 def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, simulated: int) -> Recipe:
-    """A recipe that no engine has confirmed, marked so."""
+    """A recipe with status `simulated`: no engine has confirmed it."""
     evidence = {
         **_evidence(bench, by),
         "simulated_trials": simulated,
@@ -108,7 +108,7 @@ def _runs(side: Contender) -> list[str]:
 
 
 def _figure(figure: Any) -> dict[str, Any]:
-    told = {
+    fields = {
         "baseline": figure.a,
         "recipe": figure.b,
         "difference": figure.difference,
@@ -117,11 +117,11 @@ def _figure(figure: Any) -> dict[str, Any]:
         "high": figure.high,
         "verdict": figure.verdict,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
-    """The bench that the evidence was gathered on, and the recipe's settings. UsageError: no evidence to re-run."""
+    """The bench of the recipe's evidence, and the recipe's settings. UsageError if the evidence is incomplete."""
     e = recipe.evidence
     try:
         bench = Bench(
@@ -138,13 +138,13 @@ def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{where}: [evidence] lacks {error}",
-            "a recipe that kvtune tuned can be verified; write one with `tune`",
+            "only a recipe that `kvtune tune` wrote can be verified",
         ) from error
     return bench, {**recipe.engine, **recipe.core}
 
 
 def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
-    """The best simulated settings that differ in what they reach; of equals the one nearest to the defaults."""
+    """The best simulated settings with different figures; of equal ones the one nearest to the defaults."""
     from kvtune.core.settings import KNOBS
     from kvtune.tune.objective import OBJECTIVES, front
 
@@ -162,7 +162,7 @@ def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
         key=lambda t: (-(by.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), changed(t), t.number)
     )
     if by.beside:
-        # Of several objectives: who is best in each one first, then the rest of the front.
+        # With several objectives: the best in each one first, then the rest of the front.
         ahead = front(own, by.all)
         leaders = [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in by.all] if ahead else []
         own = [*leaders, *ahead]

@@ -1,4 +1,4 @@
-"""Whether a recipe's evidence holds on this machine: its workload again, stock against the recipe, on the engine.
+"""Checks whether a recipe's evidence holds here: its workload again, stock against the recipe, on the engine.
 
 A recipe marked simulated is verified in simulation, and stays simulated.
 """
@@ -28,12 +28,12 @@ from kvtune.workload.types import Workload
 
 
 def expired(recipe: Recipe) -> list[str]:
-    """Versions that are not those of the evidence: what was found then need not hold now."""
+    """Versions that differ from those of the evidence, so that it may not hold any more."""
     return differences(recipe, vllm=check_engine(), kvtune=__version__)
 
 
 def other_states(recipe: Recipe) -> list[str]:
-    """Where this machine's vLLM keeps recurrent states in another type: other blocks, so other hits. Not refused."""
+    """A different type of recurrent states on this machine: blocks and hits differ, but the recipe is not refused."""
     about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
     if about.device and about.device != installed_device():
         return []
@@ -50,29 +50,29 @@ def refuse_foreign(recipe: Recipe, where: str, anyway: bool, *, model: str = "")
     """UsageError where a recipe was made by other versions, for another model or for another device."""
     if anyway:
         return
-    if told := expired(recipe):
+    if versions := expired(recipe):
         raise UsageError(
-            f"{where} has expired, it was made with {', '.join(told)}",
-            "tune again, or add --anyway to use it so",
+            f"{where} has expired, it was made with {', '.join(versions)}",
+            "tune again, or add --anyway to use it nevertheless",
         )
     about, here = recipe.recipe, installed_device()
     if model and about.model != model:
         raise UsageError(
             f"{where} is for the model {about.model}, not {model}",
-            "tune this model, or add --anyway to use it so",
+            "tune this model, or add --anyway to use it nevertheless",
         )
     if about.device and here != about.device:
         raise UsageError(
             f"{where} is for the device {about.device}, this vLLM runs on {here}",
-            "tune on this device, or add --anyway to use it so",
+            "tune on this device, or add --anyway to use it nevertheless",
         )
 
 
 def state_of(recipe: Recipe) -> dict[str, str]:
-    """For a list: what it is for, and whether it is confirmed, simulated or expired."""
+    """Model, device and state (confirmed, simulated, expired, ..) for `kvtune recipe list`."""
     about = recipe.recipe
-    told = expired(recipe)
-    state = f"expired: {', '.join(told)}" if told else about.status
+    versions = expired(recipe)
+    state = f"expired: {', '.join(versions)}" if versions else about.status
     if other := other_states(recipe):
         state += f", made with {other[0]}"
     if about.device and about.device != (here := installed_device()):

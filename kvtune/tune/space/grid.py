@@ -1,4 +1,4 @@
-"""Which settings a sweep tries: the named knobs with their values, as a grid or as seeded samples of it. Pure."""
+"""The settings that a sweep tries: the grid of the named knobs' values, or a seeded sample of it. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Space = dict[str, tuple[Scalar | Bundle, ...]]
 """Knob -> its values, in the order in which they were named."""
 
 MOST = 5_000
-"""Trials of one grid: beyond it a sample says more per hour."""
+"""Most trials of a grid; a larger one must be sampled."""
 
 
 def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelFacts) -> Space:
@@ -32,7 +32,7 @@ def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelF
         if not equals or not values.strip():
             shown = ", ".join(map(str, candidates(name, facts)))
             raise UsageError(
-                f"--set {text} names no value", f"write --set {name}=V1,V2,..; worth a trial: {shown}"
+                f"--set {text} has no values", f"write --set {name}=V1,V2,..; worth a trial: {shown}"
             )
         if name in named:
             raise UsageError(f"--set {name} is given twice", "name all its values at once: KNOB=V1,V2,..")
@@ -48,7 +48,7 @@ OF_A_LAYOUT = ("block_size", "packed", "states_per_block")
 
 
 def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
-    """A point of the space as a trial's settings: what a layout stands for, without what means nothing there."""
+    """A point of the space as settings: a layout is expanded, and knobs without effect are dropped."""
     found: Settings = {}
     for name, value in chosen.items():
         if isinstance(value, tuple):
@@ -61,7 +61,7 @@ def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
 
 
 def engine_only(space: Space) -> None:
-    """UsageError where a knob is named that only an engine can try."""
+    """UsageError if the space has a knob that only an engine can try."""
     for name in space:
         if name in ENGINE_ONLY:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""What may be searched over: knobs of the core, settings of vLLM that caching depends on, and their legal values.
+"""What can be searched: knobs of the core, settings of vLLM that caching depends on, and their legal values.
 
 `GROUPS` are the flags of `kvtune sweep` (--pin, --block-size, ..). Imports no vLLM.
 """
@@ -20,16 +20,16 @@ ALIASES = {
 }
 
 ENGINE_KNOBS = {
-    "block_size": "tokens of a block",
+    "block_size": "tokens per block",
     "prefix_match_unit": "tokens in which hits are counted: a divisor of the block",
-    "prefix_cache_retention_interval": "every how many tokens windows and states are kept; none: all",
-    "max_num_batched_tokens": "tokens of a step: the chunk that prompts are cut into",
+    "prefix_cache_retention_interval": "tokens between the windows and states that are kept; none: keep all",
+    "max_num_batched_tokens": "most tokens in a step; longer prompts are cut into chunks of it",
     "max_num_seqs": "requests in a step",
     "enable_prefix_caching": "whether prompts are looked up and kept",
 }
 
 LAYOUT = "layout"
-"""Of a model with states: how its blocks are made, stock's layout at a size, or packed. Several settings at once."""
+"""The knob of a model with recurrent states whose values are block layouts: stock's at some size, or packed."""
 
 GROUPS = {
     "pin": ("pin_window", "slack", "policy"),
@@ -42,7 +42,7 @@ GROUPS = {
 
 
 ENGINE_ONLY = ("freeze", "gc_threshold0", "gc_threshold1", "gc_threshold2", "collect_at_wait")
-"""The collector's: a simulation decides the same with any of them, and its times know nothing of them."""
+"""Knobs of the garbage collector, which change neither the decisions nor the times of a simulation."""
 
 
 def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
@@ -61,7 +61,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
         "ghost_factor": (1.0, 4.0, 8.0),
         "gc_threshold0": (0, 20_000, 100_000),
         "block_size": facts.blocks,
-        # With states, what every layout's block is a multiple of: the alignment, and no interval but all and none.
+        # With states: only units that divide every layout's block (the alignment), and only all or none retained.
         "prefix_match_unit": ("none", facts.alignment)
         if facts.state_layers
         else tuple(facts.alignment << i for i in range(3)),
@@ -82,7 +82,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
 
 
 def canonical(text: str) -> str:
-    """The knob's name: `core.` and dashes are accepted, short names too. UsageError names the known ones."""
+    """The knob's name; `core.`, dashes and short names are accepted. UsageError lists the knobs."""
     name = text.strip().removeprefix("core.").removeprefix("engine.").replace("-", "_")
     name = ALIASES.get(name, name)
     if name in KNOBS or name in ENGINE_KNOBS:
@@ -133,8 +133,8 @@ def _legal(name: str, facts: ModelFacts) -> tuple[int, int, str]:
     """The least legal value, what legal values are multiples of, and both in words."""
     a = facts.alignment
     if name == "block_size":
-        own = f"; worth a trial here: {', '.join(map(str, facts.blocks))}"
-        return a, a, f"multiples of {a} tokens (this machine's attention kernels){own}"
+        sizes = f"; worth a trial here: {', '.join(map(str, facts.blocks))}"
+        return a, a, f"multiples of {a} tokens (this machine's attention kernels){sizes}"
     if name == "prefix_match_unit":
         return 1, 1, f"none, or a divisor of the block size ({facts.block_tokens} tokens), e.g. {a}"
     if name == "prefix_cache_retention_interval":

@@ -23,7 +23,7 @@ def engine_trial(
     role: Role,
     output: Path,
 ) -> tuple[Trial, Run | None]:
-    """The trial (failed with its cause where the engine failed) and its run. KeyboardInterrupt when it was stopped."""
+    """The trial and its run. If the engine failed, the trial has the cause; KeyboardInterrupt if it was stopped."""
     from kvtune.analysis.summary import summary
 
     core = "stock" if stock else bench.core
@@ -51,10 +51,10 @@ def engine_trial(
         if error.exit_code == EXIT_INTERRUPTED:
             raise KeyboardInterrupt from error
         if error.exit_code == EXIT_USAGE and role == "baseline":
-            raise  # nothing that could follow would run
+            raise  # no other trial would run either
         failed = f"{error.message} ({error.hint})" if error.hint else error.message
-    told = summary(run, workload) if run is not None else {}
-    failed = failed or packing_failure(told)
+    figures = summary(run, workload) if run is not None else {}
+    failed = failed or packing_failure(figures)
     trial = Trial(
         number=number,
         settings=settings,
@@ -66,6 +66,6 @@ def engine_trial(
         elapsed_s=time.monotonic() - started,
         run_file=path,
         seed=workload.seed,
-        summary=told,
+        summary=figures,
     )
     return trial, run

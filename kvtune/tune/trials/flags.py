@@ -1,4 +1,4 @@
-"""From a trial's settings to vLLM's flags and the core's settings, and back: what a flag says. Pure."""
+"""Splits a trial's settings into vLLM's flags and the core's settings, and reads single flags. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kvtune.tune.space.model import packed_pool
 
 
 def core_part(settings: Mapping[str, Scalar]) -> Settings:
-    """The settings that the core takes."""
+    """The settings that are knobs of the core."""
     from kvtune.core.settings import KNOBS
 
     return {name: value for name, value in settings.items() if name in KNOBS}
 
 
 def packing_failure(summary: Mapping[str, Any]) -> str:
-    """Why a run is not a trial of the settings that it was asked for: blocks that the engine could not pack; or ""."""
+    """Why the engine could not pack blocks although the settings require it; empty if it did or need not."""
     core = summary.get("core", {})
     if core.get("parts", {}).get("packed") is not False:
         return ""
@@ -37,30 +37,30 @@ def engine_part(settings: Mapping[str, Scalar]) -> Settings:
 
 
 def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
-    """vLLM's flags of a trial: the bench's, then the trial's own, which win.
+    """vLLM's flags of a trial: the bench's, then the trial's, which win.
 
-    A pool that was given in blocks keeps its size in tokens when the block size changes, in bytes when it is packed.
+    A pool given in blocks keeps its size in tokens if the block size changes, and in bytes if blocks are packed.
     """
     flags = list(bench.engine_args)
-    own = engine_part(settings)
-    block = own.get("block_size")
+    changed = engine_part(settings)
+    block = changed.get("block_size")
     given = flag_value(flags, "num-gpu-blocks-override")
     if (
         block is not None
         and given is not None
         and bench.block_tokens
-        and "num_gpu_blocks_override" not in own
+        and "num_gpu_blocks_override" not in changed
     ):
-        own["num_gpu_blocks_override"] = max(2, int(given) * bench.block_tokens // int(block))
-    if settings.get("packed") and given is not None and "num_gpu_blocks_override" not in own:
-        own["num_gpu_blocks_override"] = packed_pool(
+        changed["num_gpu_blocks_override"] = max(2, int(given) * bench.block_tokens // int(block))
+    if settings.get("packed") and given is not None and "num_gpu_blocks_override" not in changed:
+        changed["num_gpu_blocks_override"] = packed_pool(
             bench.model,
             int(given),
             bench.block_tokens,
             int(settings.get("states_per_block", 1)),
             state_dtype=flag_value(flags, "mamba-ssm-cache-dtype") or "auto",
         )
-    return [*flags, *engine_flags(own)]
+    return [*flags, *engine_flags(changed)]
 
 
 def flag_value(flags: Sequence[str], name: str) -> str | None:
@@ -75,5 +75,5 @@ def flag_value(flags: Sequence[str], name: str) -> str | None:
         elif i + 1 < len(flags):
             found = flags[i + 1]
         else:
-            raise UsageError(f"--{name} stands without a value", "give it one, or leave it out")
+            raise UsageError(f"--{name} needs a value", "give it one, or leave it out")
     return found

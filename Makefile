@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test test-both check lint unit long evidence gemma pythons stress vllm-tests bench policies clean
+.PHONY: help setup setup-test profile test test-both check lint unit long evidence gemma pythons coverage stress vllm-tests bench policies docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,10 @@ long: setup-test  ## real engines for minutes: confirmations, searches, servers,
 pythons:  ## the probe's own tests on Python 3.12 and 3.13, where they are installed (no engine)
 	@.ci/pythons
 
+coverage:  ## lines of kvtune/ that the tests without an engine run (installs pytest-cov); engine processes are not counted
+	@.ci/setup test,coverage
+	$(BIN)/python -m pytest -q -m "not engine and not browser and not long" -n 2 --dist loadfile --cov=kvtune --cov-report=term:skip-covered
+
 stress: setup-test  ## the pool's state machine against vLLM's own pool, at least 100k operations
 	KVTUNE_STRESS=1 $(BIN)/python -m pytest tests/core -k machine
 
@@ -64,5 +68,8 @@ bench: setup-test  ## benchmarks that start no engine: pool, step path, token ro
 policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md
 	$(BIN)/python tests/bench/policies.py
 
+docs: setup-test  ## write what documents say from the code: commands, knobs, workloads, columns, importers
+	$(BIN)/python -m tests.doc_tables
+
 clean:  ## remove the environment and caches (reports/ stays)
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

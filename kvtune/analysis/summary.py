@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvtune.analysis.admission import admission
 from kvtune.analysis.cache import prefix_cache, rounds
 from kvtune.analysis.culprits import culprits, grown
 from kvtune.analysis.gc import Collector, collectors
@@ -33,7 +34,7 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
     """The `--json` object of one run. Without its workload the causes of misses stay unclassified."""
     h = run.header
     times, cache, host = latency(run), prefix_cache(run, workload), host_cost(run)
-    resident, ledger = memory(run), ledgers(run)
+    resident, ledger, order = memory(run), ledgers(run), admission(run)
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "source": h.source,
@@ -100,6 +101,7 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
             "hit_rate": cache.hit_rate,
             "misses": dict(cache.misses),
         },
+        "admission": None if order is None else asdict(order),
         "gc": {process: _collector(own, ledger.get(process)) for process, own in collectors(run).items()},
         "gc_steps": as_json(run),
         "culprits": {process: asdict(own) for process, own in culprits(run).items()},

@@ -1,6 +1,6 @@
-"""The ladder for a workload over pool sizes: infinite cache, offline optimum, the best policy we know, LRU (today's).
+"""Hit shares of a workload over pool sizes: infinite cache, offline optimum, best known policy, LRU (vLLM's). No vLLM.
 
-Requests are served one after another in the order they arrive, so concurrency's own losses are not in it. No vLLM.
+Requests are served one after another in the order they arrive; losses by concurrency are left out.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from kvtune.workload.types import Workload
 
 DEFAULT_BLOCK = 16
 HEAD_STARTS_S = (100.0, 200.0, 300.0, 400.0, inf)
-"""Candidates for the two-class policy's head start; 0 s, which is LRU, is always one, too."""
+"""Candidates for the two-class policy's head start, besides 0 s, which is LRU."""
 
 TUNING_SHARE = 0.4
-"""The first part of a workload, on which the policy's head start is picked."""
+"""Share of the workload, from its start, on which the policy's head start is picked."""
 
 SCHEMA = 1
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool size. Hit shares of all prompt tokens; `pool_bytes` 0 without a model."""
+    """One pool size: hit shares of all prompt tokens. `pool_bytes`: 0 without a model."""
 
     pool_blocks: int
     pool_tokens: int
@@ -37,19 +37,19 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     lru: float
     best_known: float
     optimum: float
-    head_start_s: float | None  # of best_known; None: infinite, 0: it is LRU
+    head_start_s: float | None  # of best_known; None: infinite; 0: LRU
     oversized: int = 0  # requests larger than the pool
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """`relaxation` names what the bounds leave out of the model's cache, "" where they are strict."""
+    """`relaxation`: what the bounds leave out of the model's cache; "" where they are strict."""
 
     schema: int = SCHEMA
     workload: str
     workload_hash: str
     requests: int
     prompt_tokens: int
-    distinct_tokens: int  # a pool of this size would never have to forget
+    distinct_tokens: int  # a pool of this size never has to evict
     block_tokens: int
     node_tokens: int
     model: str = ""
@@ -68,7 +68,7 @@ def bounds(
     shape: ModelShape | None = None,
     done: Callable[[int, int], None] | None = None,
 ) -> Bounds:
-    """`pools` in blocks; without any, the one that holds everything and its halves. `done`: progress."""
+    """`pools` in blocks; none: one that holds everything, and its halves. `done`: called with (finished, all) pools."""
     if block_tokens < 1:
         raise UsageError(f"a block of {block_tokens} tokens", "give a positive --block-size")
     node_tokens = _node_tokens(workload, block_tokens)
@@ -127,17 +127,17 @@ def _rung(paths: Paths, early: Paths, blocks: int, block_tokens: int, shape: Mod
 
 
 def _head_start(early: Paths, nodes: int) -> float:
-    """What would have been best on the first part of the workload; 0 (LRU) where nothing is better."""
-    found, share = 0.0, hit_share(lru(early, nodes), early)
+    """The best head start on the first part of the workload; 0 (LRU) where nothing is better."""
+    best_s, share = 0.0, hit_share(lru(early, nodes), early)
     for head_start_s in HEAD_STARTS_S:
         tried = hit_share(two_class(early, nodes, head_start_s=head_start_s), early)
         if tried > share:
-            found, share = head_start_s, tried
-    return found
+            best_s, share = head_start_s, tried
+    return best_s
 
 
 def _node_tokens(workload: Workload, block_tokens: int) -> int:
-    """Traces name prefixes in pieces of 512 tokens: nothing inside a piece is shared alone."""
+    """Traces identify prefixes in units of 512 tokens: a unit is shared as a whole or not at all."""
     is_trace = any(r.kind == "trace" for r in workload.requests[:1])
     return MOONCAKE_BLOCK if is_trace and MOONCAKE_BLOCK % block_tokens == 0 else block_tokens
 
@@ -146,19 +146,21 @@ def _sizes(distinct_tokens: int, largest_tokens: int, block_tokens: int) -> list
     """Halving pools, from the one that holds everything down to the largest request."""
     blocks = max(1, -(-max(distinct_tokens, largest_tokens) // block_tokens))
     least = max(1, -(-largest_tokens // block_tokens))
-    found = [blocks]
-    while len(found) < 6 and found[-1] // 2 >= least:
-        found.append(found[-1] // 2)
-    return sorted(found)
+    sizes = [blocks]
+    while len(sizes) < 6 and sizes[-1] // 2 >= least:
+        sizes.append(sizes[-1] // 2)
+    return sorted(sizes)
 
 
 def _relaxation(shape: ModelShape | None) -> str:
     if shape is None:
         return ""
     if shape.state_layers:
-        return "whole pool for attention: state layers hold nothing, and any block boundary can be resumed at"
+        return (
+            "the whole pool is attention's: states take no memory, prompts can resume at any block boundary"
+        )
     if shape.window_layers:
-        return "whole pool for full attention: window layers hold nothing, and any block boundary can be resumed at"
+        return "the whole pool is full attention's: windows take no memory, prompts can resume at any block boundary"
     return ""
 
 

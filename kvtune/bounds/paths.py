@@ -1,7 +1,7 @@
-"""A workload as paths in a prefix tree, cut into pieces by when each part was used last. No vLLM, any process.
+"""A workload as paths in a prefix tree, cut into pieces by the request that used each part last. No vLLM.
 
-A node is `node_tokens` of one prompt at one depth behind one prefix. The nodes of a path that were last used by the
-same earlier request form one piece, and what a cache does, it does to pieces: that is what makes bounds fast.
+A node is `node_tokens` of a prompt behind one prefix. The nodes of a path that were last used by the same earlier
+request form a piece. Caches keep and evict along pieces, so bounds work on pieces instead of nodes, which is fast.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Piece(NamedTuple):
 class Paths:
     """Requests in the order they are served, one after another.
 
-    nodes: of prompt and answer. matchable: nodes of the prompt that a hit may cover (at least one token is computed).
-    pieces: those that an earlier request used, shallow first. prompt_tokens: what hits are counted against.
+    nodes: of prompt and answer. matchable: nodes of the prompt that can hit (the last token is always computed).
+    pieces: those that an earlier request used, shallow first. prompt_tokens: the base of hit shares.
     """
 
     node_tokens: int
@@ -58,7 +58,7 @@ class Paths:
 
 
 def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Paths:
-    """`answers`: what requests generate is cached, too (and found again by the next turn of a chat)."""
+    """`answers`: generated tokens are cached, too, for the next turn of a chat."""
     from kvtune.workload.answers import with_answers
 
     planned = workload.requests
@@ -80,7 +80,7 @@ def paths_of(workload: Workload, node_tokens: int, answers: bool = True) -> Path
 
 
 def _order(requests: Sequence[Request]) -> list[int]:
-    """Arrival, round and place; a turn never before the one it waits for (that always stands earlier)."""
+    """Indexes by arrival and place; a turn comes after the one it waits for, whose index is always smaller."""
     at: list[tuple[float, int]] = []
     for index, request in enumerate(requests):
         ready = request.arrival_s or 0.0
@@ -91,7 +91,7 @@ def _order(requests: Sequence[Request]) -> list[int]:
 
 
 def _arrivals(requests: Sequence[Request], order: Sequence[int]) -> list[float]:
-    """Seconds; without arrivals a request is one second."""
+    """Seconds; in a workload without arrivals, one request per second."""
     if any(r.arrival_s is not None for r in requests):
         times = np.maximum.accumulate([requests[i].arrival_s or 0.0 for i in order])
         return [float(t) for t in times]
@@ -99,7 +99,7 @@ def _arrivals(requests: Sequence[Request], order: Sequence[int]) -> list[float]:
 
 
 def _last_users(hashes: NDArray[np.uint64], lengths: Ints) -> Ints:
-    """For each node of all paths in a row, the request that used it last before, or -1."""
+    """For each node of all paths, concatenated: the previous request that used it, or -1."""
     owner = np.repeat(np.arange(len(lengths)), lengths)
     order = np.argsort(hashes, kind="stable")
     sorted_hashes, sorted_owner = hashes[order], owner[order]
@@ -118,12 +118,12 @@ def _pieces(last: Ints, lengths: Ints) -> list[list[Piece]]:
         if len(last)
         else np.empty(0, int)
     )
-    found: list[list[Piece]] = [[] for _ in range(len(lengths))]
+    pieces: list[list[Piece]] = [[] for _ in range(len(lengths))]
     stops = np.append(cut, len(last))[1:]
     for at, stop, user, request in zip(
         cut.tolist(), stops.tolist(), last[cut].tolist(), owner[cut].tolist(), strict=True
     ):
         if user >= 0:
             base = int(starts[request])
-            found[request].append(Piece(user, at - base, stop - base))
-    return found
+            pieces[request].append(Piece(user, at - base, stop - base))
+    return pieces

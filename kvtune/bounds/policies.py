@@ -1,7 +1,7 @@
-"""What a cache of a given size would hit: never evicting, Belady's optimum, LRU and two classes with a ghost list.
+"""Hits of a cache of a given size: infinite, Belady's optimum, LRU, and two classes with a ghost list.
 
-Pure functions of `Paths`; requests are served one after another and hold their own nodes while they run. Each is exact
-for its policy and costs a few steps per request and piece, not per node. No vLLM, any process.
+Pure functions of `Paths`: requests are served one after another, and hold their own nodes while they run. Each function
+is exact for its policy, in a few steps per request and piece instead of per node. No vLLM.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from kvtune.bounds.paths import Paths, Piece
 
 GHOST_FACTOR = 4
-"""Evicted hashes that the two-class policy remembers, in pool sizes."""
+"""Evicted hashes that the two-class policy remembers, as a multiple of the pool size."""
 
 
 def infinite(paths: Paths) -> list[int]:
-    """Tokens that each request hits in a cache that forgets nothing."""
+    """Tokens that each request hits in an infinite cache."""
     return [
         min(pieces[-1].high if pieces else 0, matchable) * paths.node_tokens
         for pieces, matchable in zip(paths.pieces, paths.matchable, strict=True)
@@ -25,10 +25,10 @@ def infinite(paths: Paths) -> list[int]:
 
 
 def optimum(paths: Paths, capacity: int) -> list[int]:
-    """Tokens that each request hits when the node that is used again last goes first, the deepest of equals.
+    """Tokens that each request hits when the node whose next use is farthest is evicted first, the deepest of equals.
 
-    The nodes of one path that are kept for the same next user are a prefix of what that user can find, so a count for
-    each future request is the whole state. `capacity` in nodes.
+    The nodes of one path that are kept for the same next user are a prefix of that user's path, so a count per future
+    request is the whole state. `capacity` in nodes.
     """
     uses: list[list[tuple[int, int]]] = [[] for _ in range(len(paths))]
     for request, pieces in enumerate(paths.pieces):
@@ -49,7 +49,7 @@ def optimum(paths: Paths, capacity: int) -> list[int]:
                 heapq.heappush(farthest, -user)
             kept[user] += count
             total += count
-        if nodes > capacity:  # larger than the pool: what it leaves cannot be more than the pool
+        if nodes > capacity:  # it leaves at most a full pool
             total = _keep_nearest(kept, farthest, total, capacity)
     return hits
 
@@ -67,25 +67,25 @@ def _keep_nearest(kept: list[int], farthest: list[int], total: int, room: int) -
 
 
 def lru(paths: Paths, capacity: int) -> list[int]:
-    """Tokens that each request hits in vLLM's order: the node used least recently goes first, the deepest of equals."""
+    """Tokens that each request hits in vLLM's order: the least recently used node goes first, the deepest of equals."""
     return two_class(paths, capacity, head_start_s=0.0, ghost=0)
 
 
 def two_class(paths: Paths, capacity: int, *, head_start_s: float, ghost: int | None = None) -> list[int]:
-    """Tokens that each request hits with two queues, of nodes used once and of nodes seen again.
+    """Tokens that each request hits with two queues: nodes used once, and nodes used again.
 
-    A node counts as seen again if it was in the cache, or among the last `ghost` evicted ones, when it came. The
-    head of the second queue goes only when it is `head_start_s` older than the head of the first. 0 s is LRU;
-    infinity keeps nodes seen again until nothing else is left.
+    A node counts as used again if it was in the cache, or among the last `ghost` evicted ones, when it was requested.
+    The head of the second queue is evicted only when it is `head_start_s` older than the head of the first. 0 s is LRU;
+    with infinity, nodes used again stay until nothing else is left.
     """
     return _TwoClass(paths, capacity, head_start_s, GHOST_FACTOR * capacity if ghost is None else ghost).run()
 
 
 class _TwoClass:
-    """State for each past request: its path is divided at `border` into nodes seen again (shallow) and once (deep).
+    """State per past request: `border` divides its path into nodes used again (shallow) and nodes used once (deep).
 
-    Of the first part, [top, end_again) is in the cache, of the second [max(top, border), end_once): later users take
-    nodes from the top, eviction takes them from the end. Heads are the oldest requests that hold anything in a part.
+    Of the first part, [top, end_again) is in the cache; of the second, [max(top, border), end_once). Later users take
+    nodes over from the top, eviction removes them from the end. A head is the oldest request with nodes in a part.
     """
 
     def __init__(self, paths: Paths, capacity: int, head_start_s: float, ghost: int) -> None:
@@ -103,7 +103,7 @@ class _TwoClass:
         for request, (pieces, all_nodes) in enumerate(zip(paths.pieces, paths.nodes, strict=True)):
             nodes = min(all_nodes, capacity)
             hit, again = self._find(pieces) if pieces else (0, 0)
-            for piece in pieces:  # they are this request's from now on
+            for piece in pieces:  # this request is their last user now
                 last, low, high = piece
                 self._total -= max(0, min(high, end_again[last]) - low) + max(
                     0, min(high, end_once[last]) - max(low, border[last])
@@ -119,7 +119,7 @@ class _TwoClass:
         return hits
 
     def _find(self, pieces: Sequence[Piece]) -> tuple[int, int]:
-        """How far down the path is in the cache, and how far in the cache or remembered as evicted."""
+        """Depth to which the path is in the cache, and depth to which it is in the cache or among the ghosts."""
         at = 0
         for last, low, high in pieces:
             if low != at:
@@ -181,12 +181,12 @@ class _TwoClass:
 
 
 class _Ghosts:
-    """The last `size` evicted nodes. Evictions of one part of one path go upwards, from its deep end."""
+    """The last `size` evicted nodes. Eviction proceeds from the deep end of a path's part upwards."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._evicted = 0
-        # (seen again?, request) -> evictions: (nodes evicted before it, low, high).
+        # (used again?, request) -> evictions: (nodes evicted before it, low, high).
         self._of: dict[tuple[bool, int], list[tuple[int, int, int]]] = {}
         self._order: deque[tuple[int, bool, int]] = deque()
 
@@ -203,12 +203,12 @@ class _Ghosts:
                 del self._of[again, request]
 
     def until(self, again: bool, request: int, low: int, high: int) -> int:
-        """Of one part's evicted nodes, how far those from `low` down are remembered; the shallow ones went last."""
+        """Depth to which a part's evicted nodes are remembered, from `low` down. Shallow ones were evicted last."""
         oldest = self._evicted - self._size
         for before, first, last in reversed(self._of.get((again, request), ())):
             if low < first:
                 break
-            forgotten = max(0, oldest - before)  # of this eviction, the deepest
+            forgotten = max(0, oldest - before)  # the deepest nodes of this eviction
             low = max(low, min(high, last - forgotten))
             if forgotten or low >= high:
                 break
@@ -216,6 +216,6 @@ class _Ghosts:
 
 
 def hit_share(hits: Sequence[int], paths: Paths, since: int = 0) -> float:
-    """Hit tokens over prompt tokens, of the requests from `since` on."""
-    asked = sum(paths.prompt_tokens[since:])
-    return sum(hits[since:]) / asked if asked else 0.0
+    """Hit tokens over prompt tokens of the requests from `since` on."""
+    prompts = sum(paths.prompt_tokens[since:])
+    return sum(hits[since:]) / prompts if prompts else 0.0

@@ -1,4 +1,4 @@
-"""What `kvtune bounds` reads and prints: pool sizes, a model's shape by name, the ladder as a table. CLI's process."""
+"""Input and output of `kvtune bounds`: pool sizes, a model's shape by name, the table of results. CLI's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUFFIX = {"k": 1_000, "m": 1_000_000}
 
 def parse_pools(text: str) -> list[int]:
     """`25k,100k` -> [25000, 100000]; UsageError for anything else."""
-    found = []
+    pools = []
     for part in filter(None, (p.strip().lower() for p in text.split(","))):
         number, factor = (part[:-1], _SUFFIX[part[-1]]) if part[-1] in _SUFFIX else (part, 1)
         try:
@@ -32,12 +32,12 @@ def parse_pools(text: str) -> list[int]:
             raise UsageError(
                 f"--pools: {part!r} is not a number of blocks", "for instance --pools 25k,100k,400k"
             )
-        found.append(blocks)
-    return sorted(set(found))
+        pools.append(blocks)
+    return sorted(set(pools))
 
 
 def shape_named(model: str) -> ModelShape:
-    """The KV layout of a built-in model or of a folder's config.json."""
+    """The KV shape of a built-in model, or of a folder's config.json."""
     folder = builtin(model) or Path(model).expanduser()
     path = folder / "config.json"
     if not path.exists():
@@ -54,7 +54,7 @@ def shape_named(model: str) -> ModelShape:
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int], None]]:
-    """One line on stderr where that is a terminal."""
+    """Shows progress in one line of stderr, where that is a terminal."""
     shown = sys.stderr.isatty()
 
     def done(number: int, of: int) -> None:
@@ -73,7 +73,7 @@ def print_bounds(found: Bounds) -> None:
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     console.print(
         f"{found.workload}: {count(found.requests)} requests, {count(found.prompt_tokens)} prompt tokens; "
-        f"infinite cache hits {_share(found.infinite)} (a pool of {count(found.distinct_tokens)} tokens)"
+        f"an infinite cache hits {_share(found.infinite)} (no evictions in {count(found.distinct_tokens)} tokens)"
     )
     table = Table(box=None, pad_edge=False)
     titles = (
@@ -92,7 +92,7 @@ def print_bounds(found: Bounds) -> None:
         table.add_row(*_row(found, at, rung))
     console.print(table)
     if found.relaxation:
-        console.print(f"relaxed: {found.relaxation}")
+        console.print(f"upper bounds only: {found.relaxation}")
     for note in found.notes:
         console.print(f"note: {note}")
 

@@ -26,11 +26,11 @@ def explain(
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
     from kvtune.explain.explanation import explain as explain_run
     from kvtune.explain.explanation import with_misses
-    from kvtune.explain.text import Told
+    from kvtune.explain.text import ConsoleView
     from kvtune.run.file import read_run
 
     recorded = read_run(run)
-    found = explain_run(recorded, tries=tries, view=Told())
+    found = explain_run(recorded, tries=tries, view=ConsoleView())
     if json:
         from kvtune.explain.text import to_json
 

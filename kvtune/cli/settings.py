@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from kvtune.cli.options import choice
-from kvtune.core.settings import KNOBS
+from kvtune.core.settings import KNOBS, LISTED
 from kvtune.errors import UsageError
 from kvtune.recipe import engine_flags
 
@@ -25,9 +25,9 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         key = name.removeprefix("core.").replace("-", "_")
         if not equals or not name.startswith("core."):
-            raise UsageError(f"--set {text} is not core.NAME=VALUE", f"NAME is one of {', '.join(KNOBS)}")
+            raise UsageError(f"--set {text} is not core.NAME=VALUE", f"NAME is one of {', '.join(LISTED)}")
         if key not in KNOBS:
-            raise UsageError(f"--set {text}: the core has no setting {key}", f"it has {', '.join(KNOBS)}")
+            raise UsageError(f"--set {text}: the core has no setting {key}", f"it has {', '.join(LISTED)}")
         settings[key] = KNOBS[key].read(value)
     return settings
 

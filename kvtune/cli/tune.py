@@ -42,6 +42,12 @@ def tune(
     gc: Annotated[
         bool, typer.Option("--gc", help="Also try the garbage collector's settings on the engine.")
     ] = False,
+    admission: Annotated[
+        bool,
+        typer.Option(
+            "--admission", help="Also try admitting the waiting request with most cached tokens first."
+        ),
+    ] = False,
     recipe: Annotated[
         Path | None, typer.Option(help="Where to write the recipe. Default: beside the journal.")
     ] = None,
@@ -94,6 +100,7 @@ def tune(
         budget_s=budget,
         on_engine=on == "both",
         guards=tuple(guard or ()),
+        admission=admission,
         collector=gc,
     )
     with StudyJournal(path, "tune", bench) as journal:

@@ -1,0 +1,25 @@
+"""The optimized KV core: classes that replace vLLM's own in an unmodified vLLM 0.32, loaded as a plugin.
+
+In: settings from the environment. Out: vLLM's own objects with other classes, and a record of what is in force.
+Runs in vLLM's processes, and in those that sim, doctor and evidence start with vLLM in them. The command's own process
+reads `settings.py`, `state.py` and `compat/` only.
+docs/core.md describes the ideas and their switches for people.
+Imported by: cli, doctor, engine, evidence, explain, probe, report, sim, tune.
+
+    plugin.py      the entry point: checks the manifest, then installs all parts or none
+    settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values
+    state.py       what is in force in this process; the probe copies it into the run file
+    patches.py     methods of vLLM that a part replaced, so that it can put them back
+    freeze.py      the garbage collector: frozen heaps, thresholds, collections while the engine waits
+    cpu_flags.py   another machine's CPU flags for vLLM's decisions (KVTUNE_AVX512_BF16)
+    cache/         which blocks are kept: the tiered pool, sliding windows, packed layouts
+    policies/      which free block is evicted next: one policy a file, numbers only
+    steps/         the short path of steps that only decode
+    admission/     which waiting request is admitted next
+    tokens/        sampled tokens as arrays between worker and scheduler
+    compat/        the symbols of vLLM that the core relies on, and their manifest
+
+What fails falls back to stock: a policy that raises becomes "tiers in order, oldest first"; queues that do not hold
+what they should are filled again from reference counts; a window group that raises is stock's from there on.
+The state says so.
+"""

@@ -1,43 +1,45 @@
-"""Answers in the CPU's place when vLLM's CPU platform settles a configuration. Inert unless KVTUNE_AVX512_BF16 is set.
+"""Overrides what vLLM's CPU platform believes about AVX-512 BF16. Inert unless KVTUNE_AVX512_BF16 is set.
 
-Only the platform's decision is changed (data types of states, so sizes of blocks); kernels go on asking the real CPU
-and run what it can run. Loaded with the core's plugin, in every process that makes a configuration.
+It changes only how the configuration is decided: data types of states, and with them block sizes. Kernels still ask
+the real CPU. Loaded with the core's plugin, in every process that makes a configuration.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.run.cpu import VARIABLE, forced
 
-_replaced = Replaced()
+PART = "cpu_flags"
 _installed = False
 
 
 def install() -> None:
-    """Wrap CpuPlatform.check_and_update_config; idempotent, and nothing happens without the variable."""
+    """Wrap CpuPlatform.check_and_update_config; idempotent, and inert without the variable."""
     global _installed
     if _installed or not os.environ.get(VARIABLE):
         return
     import torch
     from vllm.platforms.cpu import CpuPlatform
 
-    settle = CpuPlatform.check_and_update_config.__func__
+    def wrap(check: Callable[..., None]) -> Callable[..., None]:
+        def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+            answer = forced()
+            if answer is None:
+                return check(cls, vllm_config)
+            real = torch.cpu._is_avx512_bf16_supported
+            torch.cpu._is_avx512_bf16_supported = lambda: answer
+            try:
+                return check(cls, vllm_config)
+            finally:
+                torch.cpu._is_avx512_bf16_supported = real
 
-    def check_and_update_config(cls: Any, vllm_config: Any) -> Any:
-        answer = forced()
-        if answer is None:
-            return settle(cls, vllm_config)
-        real = torch.cpu._is_avx512_bf16_supported
-        torch.cpu._is_avx512_bf16_supported = lambda: answer
-        try:
-            return settle(cls, vllm_config)
-        finally:
-            torch.cpu._is_avx512_bf16_supported = real
+        return check_and_update_config
 
-    _replaced.put(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config))
+    PATCHES.wrap(PART, CpuPlatform, "check_and_update_config", wrap)
     _installed = True
 
 
@@ -46,7 +48,7 @@ def installed() -> bool:
 
 
 def uninstall() -> None:
-    """vLLM's own method again."""
+    """Undo `install`."""
     global _installed
-    _replaced.undo()
+    PATCHES.undo(PART)
     _installed = False

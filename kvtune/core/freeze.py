@@ -1,13 +1,14 @@
-"""The garbage collector in vLLM's processes: what is frozen, when it runs. Runs in the front end, EngineCore, workers.
+"""Controls the garbage collector in vLLM's processes: what is frozen, and when it runs. Front end, EngineCore, workers.
 
-vLLM freezes the heap of EngineCore and of GPU workers once they are up. The front end and the CPU worker it leaves:
-there a full collection walks everything that was ever imported. Frozen here as vLLM does it, thawed at shutdown.
+vLLM freezes the heap of EngineCore and of GPU workers once they are up, but not of the front end and of CPU workers:
+there each full collection walks everything that was ever imported. These are frozen here in the same way, and unfrozen
+at shutdown.
 
 | setting | where | what |
 |---|---|---|
 | freeze | front end, CPU worker | gc.freeze() when the engine is up |
 | gc_threshold0..2 | EngineCore | gc.set_threshold() |
-| collect_at_wait | EngineCore | collect in the shadow of the model, and while there is nothing to do |
+| collect_at_wait | EngineCore | collect while the model runs, and while there is nothing to do |
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
+from kvtune.core.vllm_types import EngineCore
 
 HEADROOM = 20
-"""With collect_at_wait, how many times later than at a wait a collection may come by itself."""
+"""With collect_at_wait, the factor by which the first threshold is raised for all other collections."""
 
-REPLACED = Replaced()
+PART = "freeze"
 _frozen_here = False
 
 
 def freeze_heap() -> None:
-    """Everything that lives now is left out of later collections."""
+    """Leave all objects that are alive now out of later collections."""
     global _frozen_here
     from vllm.utils.gc_utils import freeze_gc_heap
 
@@ -39,54 +41,56 @@ def freeze_heap() -> None:
 
 
 def thaw_heap() -> None:
-    """Undo freeze_heap, so that an engine that was shut down can be collected."""
+    """Undo freeze_heap, so that the objects of an engine that was shut down can be collected."""
     global _frozen_here
     if _frozen_here:
         gc.unfreeze()
         _frozen_here = False
 
 
-def after(owner: Any, name: str, act: Callable[[Any], None]) -> None:
+def after(owner: type, name: str, act: Callable[[Any], None]) -> None:
     """Call `act` with the instance each time the method has returned."""
-    method = getattr(owner, name)
 
-    @functools.wraps(method)
-    def followed(self: Any, *args: Any, **options: Any) -> Any:
-        result = method(self, *args, **options)
-        act(self)
-        return result
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        def followed(self: Any, *args: Any, **options: Any) -> Any:
+            result = method(self, *args, **options)
+            act(self)
+            return result
 
-    REPLACED.put(owner, name, followed)
+        return followed
+
+    PATCHES.wrap(PART, owner, name, wrap)
 
 
-def before(owner: Any, name: str, act: Callable[[Any], None]) -> None:
+def before(owner: type, name: str, act: Callable[[Any], None]) -> None:
     """Call `act` with the instance each time the method is about to run."""
-    method = getattr(owner, name)
 
-    @functools.wraps(method)
-    def led(self: Any, *args: Any, **options: Any) -> Any:
-        act(self)
-        return method(self, *args, **options)
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        def preceded(self: Any, *args: Any, **options: Any) -> Any:
+            act(self)
+            return method(self, *args, **options)
 
-    REPLACED.put(owner, name, led)
+        return preceded
+
+    PATCHES.wrap(PART, owner, name, wrap)
 
 
 def set_thresholds(settings: CoreSettings) -> None:
-    """EngineCore's thresholds where the settings name any."""
-    asked = (settings.gc_threshold0, settings.gc_threshold1, settings.gc_threshold2)
-    if any(asked):
-        gc.set_threshold(*(value or now for value, now in zip(asked, gc.get_threshold(), strict=True)))
+    """Set those of EngineCore's thresholds that the settings give."""
+    values = (settings.gc_threshold0, settings.gc_threshold1, settings.gc_threshold2)
+    if any(values):
+        gc.set_threshold(*(value or now for value, now in zip(values, gc.get_threshold(), strict=True)))
 
 
 class WaitCollector:
-    """Collects when EngineCore would wait anyway; the thresholds stay as a safety net, further out."""
+    """Collects when EngineCore waits anyway. Raised thresholds stay as a safety net."""
 
     def __init__(self) -> None:
         self.thresholds = gc.get_threshold()
         gc.set_threshold(self.thresholds[0] * HEADROOM, *self.thresholds[1:])
 
     def collect(self) -> None:
-        """One collection, of the generation that is due."""
+        """Collect the oldest generation that is due, if any is."""
         young, middle, old = gc.get_count()
         first, second, third = self.thresholds
         if young < first:
@@ -95,8 +99,8 @@ class WaitCollector:
         gc.collect(generation)
         state.count("collections_at_wait")
 
-    def attach(self, engine: Any) -> None:
-        """Collect after each step is handed to the model, before its result is asked for."""
+    def attach(self, engine: EngineCore) -> None:
+        """Collect after each step was handed to the model, before waiting for its result."""
         executor = engine.model_executor
         execute = executor.execute_model
 
@@ -111,7 +115,7 @@ class WaitCollector:
 
 
 def engine_is_up(engine: Any, settings: CoreSettings) -> None:
-    """Once for each EngineCore."""
+    """Called when an EngineCore is ready; acts once for each."""
     if "kvtune_collector" in vars(engine):
         return
     set_thresholds(settings)
@@ -122,20 +126,20 @@ def engine_is_up(engine: Any, settings: CoreSettings) -> None:
 
 
 def engine_waits(engine: Any, settings: CoreSettings) -> None:
-    """EngineCore looks for new requests, and waits for them when it has nothing to do."""
+    """Called when EngineCore looks for new requests: it waits for them when it has nothing to do."""
     engine_is_up(engine, settings)
     if engine.kvtune_collector is not None and not engine.has_work():
         engine.kvtune_collector.collect()
 
 
 def install(settings: CoreSettings) -> None:
-    """Arrange for what the settings ask of the collector, in whichever process this is."""
+    """Apply the settings in this process, whichever of vLLM's it is."""
     uninstall()
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
     thresholds = settings.gc_threshold0 or settings.gc_threshold1 or settings.gc_threshold2
     if thresholds or settings.collect_at_wait:
-        # In a process of its own EngineCore loads plugins while it is being built: there its loop says it is up.
+        # EngineCore in its own process loads plugins during __init__: there it is up when its loop starts.
         after(EngineCore, "__init__", lambda engine: engine_is_up(engine, settings))
         before(EngineCoreProc, "_process_input_queue", lambda engine: engine_waits(engine, settings))
     state.part("collect_at_wait", settings.collect_at_wait)
@@ -145,8 +149,8 @@ def install(settings: CoreSettings) -> None:
 
 
 def uninstall() -> None:
-    """The collector is vLLM's own affair again; heaps that are frozen stay so until shutdown."""
-    REPLACED.undo()
+    """Undo `install`; frozen heaps stay frozen until shutdown."""
+    PATCHES.undo(PART)
 
 
 def _install_freeze() -> None:

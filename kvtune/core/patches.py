@@ -1,23 +1,104 @@
-"""Methods of vLLM's classes that a part of the core has replaced, so that it can put them all back."""
+"""Every replacement of a vLLM function or method, in one registry per process: symbol, part, order, undo.
+
+Each part of kvtune (`steps.scheduler`, `probe.plugin` ..) adds its own patches and takes them back as a whole. Several
+parts may wrap one symbol: the last one added is the outermost, and any of them can be undone without the others.
+docs/patches.md lists them all; tests/core/test_patches.py compares it with what is installed.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""From the function that a symbol has so far to the one that takes its place and calls it."""
 
-class Replaced:
-    """One part's replacements, in the order they were made."""
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One replacement by one part."""
+
+    symbol: str
+    part: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    part: str
+    wrap: Wrap
+
+
+@dataclass(slots=True)
+class _Symbol:
+    owner: Any
+    name: str
+    stock: Any
+    entries: list[_Entry]
+
+
+class Patches:
+    """The replacements of this process, in the order they were made."""
 
     def __init__(self) -> None:
-        self._was: list[tuple[Any, str, Any]] = []
+        self._symbols: dict[tuple[Any, str], _Symbol] = {}
+        self._order: list[Patch] = []
 
-    def put(self, owner: Any, name: str, method: Any) -> None:
-        """`owner.name` is `method` from now on."""
-        self._was.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, method)
+    def wrap(self, part: str, owner: Any, name: str, wrap: Wrap) -> None:
+        """`owner.name` becomes `wrap(what it was)`; `owner` is a class or a module that defines it.
 
-    def undo(self) -> None:
-        """Everything is what it was before `put`."""
-        while self._was:
-            owner, name, method = self._was.pop()
-            setattr(owner, name, method)
+        Classmethods are unwrapped for `wrap` and wrapped again. The new function names the former one in
+        `__wrapped__`, by which the manifest's check recognizes it.
+        """
+
+        def wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
+            return functools.wraps(inner)(wrap(inner))
+
+        self._add(part, owner, name, wrapped)
+
+    def replace(self, part: str, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """`owner.name` becomes `function`, which does not call what it replaces."""
+        self._add(part, owner, name, lambda _: function)
+
+    def undo(self, part: str) -> None:
+        """Take back all patches of one part; those of other parts stay."""
+        for key, symbol in list(self._symbols.items()):
+            kept = [entry for entry in symbol.entries if entry.part != part]
+            if len(kept) < len(symbol.entries):
+                self._set(symbol, kept)
+            if not kept:
+                del self._symbols[key]
+        self._order = [patch for patch in self._order if patch.part != part]
+
+    def installed(self) -> tuple[Patch, ...]:
+        """In the order they were added: of one symbol's patches the last is the outermost."""
+        return tuple(self._order)
+
+    def _add(self, part: str, owner: Any, name: str, wrap: Wrap) -> None:
+        symbol = self._symbols.get((owner, name)) or _Symbol(owner, name, vars(owner)[name], [])
+        self._set(symbol, [*symbol.entries, _Entry(part, wrap)])
+        self._symbols[owner, name] = symbol
+        self._order.append(Patch(_full_name(owner, name), part))
+
+    def _set(self, symbol: _Symbol, entries: list[_Entry]) -> None:
+        value = symbol.stock
+        if entries:
+            is_classmethod = isinstance(value, classmethod)
+            function = value.__func__ if is_classmethod else value
+            for entry in entries:
+                function = entry.wrap(function)
+            value = classmethod(function) if is_classmethod else function
+        setattr(symbol.owner, symbol.name, value)
+        symbol.entries = entries
+
+
+PATCHES = Patches()
+"""This process's registry."""
+
+
+def _full_name(owner: Any, name: str) -> str:
+    if isinstance(owner, ModuleType):
+        return f"{owner.__name__}.{name}"
+    return f"{owner.__module__}.{owner.__qualname__}.{name}"

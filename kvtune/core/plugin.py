@@ -1,8 +1,7 @@
 """Entry point that vLLM calls in each of its processes. Inert unless KVTUNE_CORE or KVTUNE_RECIPE is set.
 
-Contract: idempotent, cheap, and either the whole core that was asked for is in force or none of it: a vLLM
-whose symbols are not those of the manifest runs stock, with one line in the log that names the symbol. With
-KVTUNE_STRICT=1 the engine stops instead.
+Contract: idempotent, cheap, all or nothing. A vLLM that differs from the manifest runs stock, with one line in the log
+that names the symbol; with KVTUNE_STRICT=1 the engine stops instead.
 """
 
 from __future__ import annotations
@@ -18,14 +17,22 @@ from kvtune.errors import KvtuneError
 
 logger = logging.getLogger("vllm.kvtune")
 
-PARTS = ("cache.adopt", "cache.legacy", "tokens.install", "steps.scheduler", "freeze", "cache.packed")
+PARTS = (
+    "cache.adopt",
+    "cache.legacy",
+    "tokens.install",
+    "steps.scheduler",
+    "admission.install",
+    "freeze",
+    "cache.packed",
+)
 """Modules of kvtune.core with `install(settings)`, in the order of installation."""
 
 _registered = False
 
 
 def register() -> None:
-    """Load the optimized core when the environment asks for it; idempotent and cheap."""
+    """Load the core when the environment asks for it; idempotent and cheap."""
     global _registered
     cpu_flags.install()
     if _registered or not (os.environ.get("KVTUNE_CORE") or os.environ.get("KVTUNE_RECIPE")):
@@ -44,7 +51,7 @@ def register() -> None:
 
 
 def install(settings: CoreSettings) -> None:
-    """Check this vLLM against the manifest, then install every part; KvtuneError when it differs."""
+    """Check this vLLM against the manifest, then install every part. KvtuneError when it differs."""
     from kvtune.core.cache import audit
     from kvtune.core.compat import manifest as compat
 
@@ -56,6 +63,7 @@ def install(settings: CoreSettings) -> None:
         for module in modules:
             done.append(module)
             module.install(settings)
+        done.append(audit)
         audit.install()
     except Exception:
         # All or nothing: a half-installed core is worse than none.

@@ -1,8 +1,8 @@
 """The core's switches and knobs: names, legal values, defaults. Read by the CLI, the tuner and vLLM's processes.
 
-One table (`KNOBS`) says all that a flag parser, a tuner or a report needs; `CoreSettings` is the values.
-Switches say which of the five ideas runs (off = stock code); knobs say how; `legacy_*` switches bring back what
-vLLM did before (core/cache/legacy.py), to measure what that was worth.
+`KNOBS` is the one table for flag parsers, the tuner and reports; `CoreSettings` holds the values. A switch turns one
+of the core's ideas on or off (off = stock code), other knobs say how it works. `legacy_*` switches bring back what
+vLLM did before (core/cache/legacy.py), so that `kvtune evidence` can measure the difference; lists leave them out.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from kvtune.errors import UsageError
 Value = bool | int | float | str
 Kind = Literal["switch", "integer", "number", "choice"]
 
-POLICIES = ("tiered", "pin", "lru", "two_class")
+POLICIES = ("density", "tiered", "pin", "lru", "two_class")
+ADMISSIONS = ("fcfs", "longest_prefix")
 LEGACY = "legacy_"
+"""What the names of switches begin with that only `kvtune evidence` needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One field of CoreSettings: what it may be and what it means."""
+    """One field of CoreSettings: its legal values and its meaning."""
 
     name: str
     kind: Kind
@@ -39,7 +41,7 @@ class Knob:
 
     @property
     def legal(self) -> str:
-        """The legal values, in words for a message."""
+        """The legal values, for a message."""
         if self.kind == "switch":
             return "true, false"
         if self.kind == "choice":
@@ -48,15 +50,15 @@ class Knob:
         return f"{whole} from {self.low:.12g} to {self.high:.12g}" + (f" ({self.unit})" if self.unit else "")
 
     def read(self, value: Any) -> Value:
-        """The value as this knob's type; UsageError when it is not a legal one."""
-        found: Value | None = None
+        """The value as this knob's type; UsageError when it is not legal."""
+        legal: Value | None = None
         text = value.strip().lower() if isinstance(value, str) else value
         if self.kind == "switch":
-            found = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}.get(
+            legal = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}.get(
                 str(text).lower()
             )
         elif self.kind == "choice":
-            found = text if text in self.choices else None
+            legal = text if text in self.choices else None
         elif not isinstance(text, bool):
             try:
                 number = float(text)
@@ -64,15 +66,15 @@ class Knob:
                 number = float("nan")
             whole = self.kind == "number" or number == number // 1
             if whole and self.low <= number <= self.high:
-                found = int(number) if self.kind == "integer" else number
-        if found is None:
+                legal = int(number) if self.kind == "integer" else number
+        if legal is None:
             raise UsageError(f"core.{self.name}={value!r} is not legal", f"{self.name} takes {self.legal}")
-        return found
+        return legal
 
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """What the core runs with; KNOBS has each field's help and legal values."""
+    """The core's settings; KNOBS has each field's help and legal values."""
 
     pool: bool = True
     pinning: bool = True
@@ -81,7 +83,7 @@ class CoreSettings:
     steady: bool = True
     empty_blocks: bool = True
     freeze: bool = True
-    policy: str = "tiered"
+    policy: str = "density"
     pin_window: int = 0
     min_drop: int = 16
     slack: int = 512
@@ -90,6 +92,8 @@ class CoreSettings:
     protected_share: float = 0.8
     reuse_bonus_s: float = 0.0
     ghost_factor: float = 4.0
+    admission: str = "fcfs"
+    admission_age_s: float = 300.0
     gc_threshold0: int = 0
     gc_threshold1: int = 0
     gc_threshold2: int = 0
@@ -104,7 +108,7 @@ class CoreSettings:
         return asdict(self)
 
     def changed(self) -> dict[str, Value]:
-        """Only what differs from the defaults: what a recipe or KVTUNE_SET needs to say."""
+        """Only the settings that differ from the defaults."""
         default = CoreSettings().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
 
@@ -124,20 +128,26 @@ def _number(name: str, help: str, low: float, high: float, unit: str = "") -> Kn
 KNOBS: dict[str, Knob] = {
     knob.name: knob
     for knob in (
+        _switch("pool", "keep free blocks in tiers; off = stock's block pool, without pinning and reuse"),
+        _switch("pinning", "keep sliding windows where a later prompt can resume; off = stock's retention"),
+        _switch("reuse", "evict blocks that were never hit first; off = evict by age alone"),
+        _switch("rows", "send sampled tokens from worker to scheduler as one array"),
+        _switch("steady", "take a short path through steps that only decode"),
         _switch(
-            "pool", "free blocks in tiers of O(1) queues; off = stock's block pool, no pinning, no reuse"
+            "empty_blocks", "use one immutable empty block list instead of a new one per request and step"
         ),
-        _switch("pinning", "keep sliding windows that a later prompt can resume at; off = stock's retention"),
-        _switch("reuse", "blocks that were hit are evicted after blocks that were not; off = by age alone"),
-        _switch("rows", "sampled tokens cross from worker to scheduler as one array"),
-        _switch("steady", "a short path for steps that only decode"),
-        _switch("empty_blocks", "one immutable empty block list instead of a new one per request and step"),
         _switch("freeze", "freeze the heap of the processes that vLLM leaves unfrozen"),
-        Knob("policy", "choice", "which free block is evicted next", "tiered", choices=POLICIES),
+        Knob("policy", "choice", "which free block is evicted next", "density", choices=POLICIES),
         _integer(
             "pin_window", "tokens kept behind a boundary (0 = the layer's window)", 0, 1 << 20, "tokens"
         ),
-        _integer("min_drop", "smallest window drop that pins (decode never pins)", 0, 1 << 20, "blocks"),
+        _integer(
+            "min_drop",
+            "pin a window only when at least this many blocks leave it at once",
+            0,
+            1 << 20,
+            "blocks",
+        ),
         _integer(
             "slack", "keep windows for suffixes up to this long at a prompt's end", 0, 1 << 20, "tokens"
         ),
@@ -149,42 +159,62 @@ KNOBS: dict[str, Knob] = {
             "windows",
         ),
         _switch("output_window", "keep the last window of the output too (the next turn resumes there)"),
-        _number("protected_share", "share of the pool for blocks that were hit", 0.0, 1.0),
+        _number("protected_share", "largest share of the pool for blocks that were hit", 0.0, 1.0),
         _number(
-            "reuse_bonus_s", "age that a reused block may have over a single-use one (0 = LRU)", 0.0, 1e9, "s"
+            "reuse_bonus_s",
+            "how much older than a single-use block a reused one must be to be evicted first (0 = LRU)",
+            0.0,
+            1e9,
+            "s",
         ),
-        _number("ghost_factor", "evicted hashes remembered, in pool sizes", 0.0, 64.0),
+        _number("ghost_factor", "how many evicted hashes are remembered, in pool sizes", 0.0, 64.0),
+        Knob("admission", "choice", "which waiting request is admitted next", "fcfs", choices=ADMISSIONS),
+        _number(
+            "admission_age_s",
+            "so long after it was first overtaken, a request lets nobody pass any more",
+            0.0,
+            86_400.0,
+            "s",
+        ),
         _integer("gc_threshold0", "gc.set_threshold's first value in EngineCore (0 = leave)", 0, 1 << 31),
         _integer("gc_threshold1", "gc.set_threshold's second value (0 = leave)", 0, 1 << 31),
         _integer("gc_threshold2", "gc.set_threshold's third value (0 = leave)", 0, 1 << 31),
-        _switch("collect_at_wait", "collect while EngineCore waits for requests or for the model"),
-        _switch("whole_states", "Mamba-2 on the CPU: chunks end where a state is kept; `packed` implies it"),
-        _switch("packed", "hybrids: all attention layers of a block together hold states: small blocks"),
-        _integer("states_per_block", "states that a packed block has room for", 1, 1024, "states"),
-        _switch("legacy_empty_blocks", "a new empty block list per request and step, as vLLM once did"),
+        _switch("collect_at_wait", "collect garbage while EngineCore waits for requests or for the model"),
         _switch(
-            "legacy_free_list", "free blocks in a deque with linear removal, as vLLM once did; no pinning"
+            "whole_states",
+            "Mamba-2 on the CPU: end prefill chunks where a state is kept (`packed` implies it)",
+        ),
+        _switch(
+            "packed", "hybrid models: small blocks, in which all attention layers together hold the states"
+        ),
+        _integer("states_per_block", "states that a packed block has room for", 1, 1024, "states"),
+        _switch("legacy_empty_blocks", "make a new empty block list per request and step, as vLLM once did"),
+        _switch(
+            "legacy_free_list",
+            "keep free blocks in a deque with linear removal, as vLLM once did; no pinning",
         ),
     )
 }
 
+LISTED: tuple[str, ...] = tuple(name for name in KNOBS if not name.startswith(LEGACY))
+"""The knobs that help texts and messages list; the others can be set all the same."""
+
 
 def parse(mapping: Mapping[str, Any], base: CoreSettings | None = None) -> CoreSettings:
-    """Settings from a mapping of names to values (text accepted); what is not named comes from `base` or the
-    defaults."""
+    """Settings from names and values (text accepted); others are those of `base`, or the defaults."""
     values: dict[str, Any] = (base or CoreSettings()).to_dict()
     for name, value in mapping.items():
         key = name.removeprefix("core.")
         if key not in KNOBS:
-            raise UsageError(f"core has no setting {key!r}", f"settings are: {', '.join(KNOBS)}")
+            raise UsageError(f"core has no setting {key!r}", f"settings are: {', '.join(LISTED)}")
         values[key] = KNOBS[key].read(value)
     return CoreSettings(**values)
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings | None:
-    """The settings that the KVTUNE_* variables ask for; None when they ask for no core.
+    """The settings in the KVTUNE_* variables; None for stock vLLM.
 
-    KVTUNE_SET overrides the recipe, the recipe overrides the defaults; KVTUNE_CORE=stock overrides all.
+    KVTUNE_SET overrides the recipe, the recipe overrides the defaults, KVTUNE_CORE=stock overrides all.
     """
     environ = os.environ if environ is None else environ
     core, recipe = environ.get("KVTUNE_CORE", ""), environ.get("KVTUNE_RECIPE", "")
@@ -197,12 +227,12 @@ def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings |
     if not text:
         return settings
     try:
-        asked = json.loads(text)
+        assigned = json.loads(text)
     except ValueError as error:
         raise UsageError(f"KVTUNE_SET is not JSON: {error}", 'write it as {"pin_window": 1024}') from error
-    if not isinstance(asked, dict):
+    if not isinstance(assigned, dict):
         raise UsageError("KVTUNE_SET is not a JSON object", 'write it as {"pin_window": 1024}')
-    return parse(asked, settings)
+    return parse(assigned, settings)
 
 
 def _recipe_core(path: Path) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
-"""What the core is doing in this process: a record that the probe copies into the run file. No vLLM imports.
+"""The core's state in this process: what is active, why not, counters. The probe copies it into the run file.
 
-Contract: `state()` returns plain data and never fails. The core's parts write with `activate`, `refuse`,
-`part`, `note`, `count` and `gauge`; nothing here decides anything. `clock` is the time that policies age blocks
-by: a simulator sets its virtual clock here (`state.clock = f`).
+Contract: `state()` returns plain data and never fails; nothing here decides anything. The core's parts report with
+`activate`, `refuse`, `part`, `note`, `count` and `gauge`. `clock` is the time by which policies age blocks: a simulator
+sets its virtual clock here (`state.clock = f`). No vLLM imports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _gauges: list[Callable[[], dict[str, int]]] = []
 
 
 def state() -> dict[str, Any]:
-    """`active, why, settings, parts {switch: in force}, notes, counters`: plain data, a copy."""
+    """A copy as plain data: `active, why, settings, parts {switch: active}, counters, notes`."""
     return {
         "active": _active,
         "why": _why,
@@ -44,15 +44,15 @@ def active() -> bool:
 
 
 def counters() -> dict[str, int]:
-    """What was counted, gauges included: a copy."""
-    found = dict(_counters)
+    """A copy of the counters, with the gauges' values."""
+    values = dict(_counters)
     for gauge in _gauges:
         try:
             for name, value in gauge().items():
-                found[name] = found.get(name, 0) + value
+                values[name] = values.get(name, 0) + value
         except Exception as error:
             note(f"a counter could not be read: {error!r}")
-    return found
+    return values
 
 
 def activate(settings: CoreSettings) -> None:
@@ -61,21 +61,21 @@ def activate(settings: CoreSettings) -> None:
 
 
 def refuse(why: str, settings: CoreSettings | None = None) -> None:
-    """The core does not run; `why` names the reason in one line."""
+    """Record that stock vLLM runs, and why, in one line."""
     global _active, _why, _settings
     _active, _why, _settings = False, why, settings
     _parts.clear()
 
 
 def part(name: str, in_force: bool, why: str = "") -> None:
-    """One of the switches is in force, or stepped aside and why."""
+    """Record whether a switch is in force, and why not."""
     _parts[name] = in_force
     if why:
         note(f"{name}: {why}")
 
 
 def note(text: str) -> None:
-    """A line that a reader of the run must know; repeated lines are kept once."""
+    """Add a line for the reader of the run file; equal lines are kept once."""
     if text not in _notes and len(_notes) < MAX_NOTES:
         _notes.append(text)
 
@@ -85,17 +85,17 @@ def count(name: str, by: int = 1) -> None:
 
 
 def gauge(read: Callable[[], dict[str, int]]) -> None:
-    """Counters that live elsewhere (a pool's): read when the state is asked for."""
+    """Add counters that live elsewhere (in a pool); they are read with the state."""
     _gauges.append(read)
 
 
 def counters_reset() -> None:
-    """Forget counts, for instance when the measuring phase begins; gauges keep their own."""
+    """Set the counters to zero, for instance when the measuring phase begins; gauges keep their values."""
     _counters.clear()
 
 
 def clear() -> None:
-    """Back to a process where nothing was asked for (tests)."""
+    """Forget everything (tests)."""
     global _active, _why, _settings, clock
     _active, _why, _settings, clock = False, "not asked for", None, time.monotonic
     for store in (_parts, _counters):

@@ -1,6 +1,6 @@
-"""The child process of `kvtune doctor MODEL`: asks vLLM itself, with the model's shapes and none of its weights.
+"""The child process of `kvtune doctor MODEL`: vLLM's own answers, from the model's shapes, without weights.
 
-Reads a question (JSON) on standard input, writes `Facts` (or an error) to the file named by its argument.
+Reads a question (JSON) on standard input; writes `Facts` (or an error) to the file named by its argument.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import msgspec
 from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
 from kvtune.errors import KvtuneError
 from kvtune.run.cpu import avx512_bf16
+from kvtune.sim.vllm_types import EngineCore, EngineScheduler
 from kvtune.workload.types import Request, Span
 
-POOL_BYTES = 4 << 30  # where only a started engine knows its memory
+POOL_BYTES = 4 << 30  # assumed where only a started engine knows its memory
 MOST_POOL_BYTES = 4 << 40
 SUFFIX_TOKENS = 64
 VISITS = 4
@@ -29,23 +30,23 @@ def main(answer: Path) -> None:
     question = json.loads(sys.stdin.read())
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        said = msgspec.to_builtins(facts_of(question))
+        reply = msgspec.to_builtins(facts_of(question))
     except KvtuneError as error:
-        said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        reply = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
     except Exception as error:
         text = str(error).strip().splitlines() or ["no message"]
-        said = {
+        reply = {
             "message": f"vLLM refuses {question['model']}: {_reason(text)}",
-            "hint": "change the flag or the field that it names; --debug shows vLLM's own log",
+            "hint": "change the flag or field named above; --debug shows vLLM's own log",
             "exit_code": 2,
         }
-    answer.write_text(json.dumps(said))
+    answer.write_text(json.dumps(reply))
 
 
 def _reason(lines: list[str]) -> str:
-    """The line of a pydantic or vLLM message that says something."""
-    told = [line.strip() for line in lines if "Value error" in line or "rror," in line]
-    return (told or [lines[0].strip()])[0]
+    """The line of a pydantic or vLLM message that holds the reason."""
+    reasons = [line.strip() for line in lines if "Value error" in line or "rror," in line]
+    return (reasons or [lines[0].strip()])[0]
 
 
 def facts_of(question: dict[str, Any]) -> Facts:
@@ -53,19 +54,20 @@ def facts_of(question: dict[str, Any]) -> Facts:
     from kvtune.sim.settings import SimSettings
 
     settings = SimSettings(model=question["model"], engine_args=question["args"])
-    choose_core(settings)  # stock: what the flags come to in vLLM as it is
+    choose_core(settings)  # stock: the flags' effect in unmodified vLLM
     config, specs, layouts = configure(settings)
-    known = bool(config.cache_config.kv_cache_memory_bytes or config.cache_config.num_gpu_blocks_override)
-    engine = _engine(config, specs, layouts, known)
+    cache = config.cache_config
+    pool_known = bool(cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override)
+    engine = _engine(config, specs, layouts, pool_known)
     try:
-        return _facts(question, config, engine, known)
+        return _facts(question, config, engine, pool_known)
     finally:
         engine.scheduler.shutdown()
 
 
-def _engine(config: Any, specs: dict[str, Any], layouts: list[str], known: bool) -> Any:
-    """vLLM's EngineCore over an executor that computes nothing. An unknown pool grows until one request fits."""
-    from vllm.v1.engine.core import EngineCore
+def _engine(config: Any, specs: dict[str, Any], layouts: list[str], pool_known: bool) -> EngineCore:
+    """vLLM's EngineCore on the simulator's executor. A pool of unknown size is enlarged until one request fits."""
+    from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
     from kvtune.sim.clock import VirtualClock
     from kvtune.sim.cost import NOMINAL
@@ -76,9 +78,9 @@ def _engine(config: Any, specs: dict[str, Any], layouts: list[str], known: bool)
         executor: Any = type("SimExecutor", (SimExecutor,), {})
         executor.machine = Machine(specs, layouts, pool, VirtualClock(), NOMINAL)
         try:
-            engine: Any = EngineCore(config, executor, log_stats=False)
+            engine: EngineCore = VllmEngineCore(config, executor, log_stats=False)
         except ValueError as error:
-            if known or pool >= MOST_POOL_BYTES or "max seq len" not in str(error):
+            if pool_known or pool >= MOST_POOL_BYTES or "max seq len" not in str(error):
                 raise
             pool *= 8
             continue
@@ -86,13 +88,13 @@ def _engine(config: Any, specs: dict[str, Any], layouts: list[str], known: bool)
         return engine
 
 
-def _facts(question: dict[str, Any], config: Any, engine: Any, pool_known: bool) -> Facts:
+def _facts(question: dict[str, Any], config: Any, engine: EngineCore, pool_known: bool) -> Facts:
     from vllm.config.cache import CacheConfig
     from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
     cache, model = config.cache_config, config.model_config
-    scheduler = engine.scheduler
+    scheduler: Any = engine.scheduler
     kv = scheduler.kv_cache_config
     groups = [group_of(group) for group in kv.kv_cache_groups]
     text = model.hf_config.to_dict()
@@ -135,7 +137,7 @@ def _facts(question: dict[str, Any], config: Any, engine: Any, pool_known: bool)
 
 
 def _state_dtype(kv: Any) -> str:
-    """Of the recurrent tensor of the model's states; "" where it has none."""
+    """Data type of the recurrent states; "" for a model without states."""
     from vllm.v1.kv_cache_interface import MambaSpec
 
     for group in kv.kv_cache_groups:
@@ -146,7 +148,7 @@ def _state_dtype(kv: Any) -> str:
 
 
 def kernel_refusal(config: Any, kv: Any) -> str:
-    """What a worker would say of the attention groups' block sizes when it starts; "" when it takes them."""
+    """Why a worker would refuse the attention groups' block sizes at start; "" when it accepts them."""
     from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
     from vllm.v1.kv_cache_interface import AttentionSpec
     from vllm.v1.worker.utils import select_common_block_size
@@ -162,7 +164,7 @@ def kernel_refusal(config: Any, kv: Any) -> str:
 
 
 def packing_refusal(config: Any) -> str:
-    """What core.packed would say of this engine; "" where it takes it, or there are no states to pack."""
+    """Why core.packed would refuse this engine; "" when it would not, or there are no states to pack."""
     from vllm.platforms import current_platform
 
     from kvtune.core.cache.packed import refusal
@@ -198,22 +200,22 @@ def group_of(group: Any) -> Group:
 
 
 def _block_layers(kv: Any) -> int:
-    """Layers that one block of the pool spans: those of the widest group."""
+    """Layers of the widest group: one block of the pool spans as many."""
     return max((len(group.layer_names) for group in kv.kv_cache_groups), default=0)
 
 
-def _hit_alignment(scheduler: Any) -> int:
+def _hit_alignment(scheduler: EngineScheduler) -> int:
     coordinator = scheduler.kv_cache_manager.coordinator
     found = getattr(coordinator, "_cache_hit_alignment_tokens", None)
     return int(found if found is not None else coordinator.scheduler_block_size)
 
 
 def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], list[Visits]]:
-    """Hits of repeated visits, replayed: a shared prefix with new suffixes, and one prompt sent again."""
+    """Replayed hits of a shared prefix with a new suffix each time, and of the same prompt sent again."""
     shared: list[Visits] = []
     again: list[Visits] = []
     room = max_model_len - 2  # for the answer
-    # The last one's suffix is longer than a block: where windows and states are kept is not the prefix's end.
+    # The last suffix is longer than a block: windows and states are then not kept at the prefix's end.
     short = SUFFIX_TOKENS
     pairs = ((block - 1, short), (block, short), (2 * block, short), (4 * block, block + short))
     for number, (prefix, suffix) in enumerate(pairs):
@@ -230,8 +232,8 @@ def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], l
     return shared, again
 
 
-def replay(engine: Any, prompts: Sequence[tuple[Span, ...]]) -> list[int]:
-    """Hit tokens of each prompt, sent one after another into an empty cache."""
+def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]:
+    """Hit tokens of each prompt, sent one after another to an engine whose cache is empty at first."""
     from kvtune.sim.requests import Factory
 
     engine.reset_prefix_cache()
@@ -241,11 +243,11 @@ def replay(engine: Any, prompts: Sequence[tuple[Span, ...]]) -> list[int]:
     hits = []
     for index in range(len(requests)):
         request = factory.make(index, 0.0)
-        admitted = request.prefill_stats  # the engine takes it off the request, and fills it in before
+        statistics = request.prefill_stats  # filled in at admission, and then removed from the request
         engine.scheduler.add_request(request)
         while engine.scheduler.has_requests():
             engine.step_fn()
-        hits.append(int(admitted.num_cached_tokens))
+        hits.append(int(statistics.num_cached_tokens))
     return hits
 
 

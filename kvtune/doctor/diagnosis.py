@@ -1,6 +1,6 @@
-"""`kvtune doctor`: what is installed, what a model's settings come to, what hurts. No engine, no weights.
+"""`kvtune doctor`: checks this machine, and a model's effective settings. Starts no engine, loads no weights.
 
-Findings of the environment and of the model come together in a `Diagnosis`; levels decide the exit code.
+A `Diagnosis` holds the findings about both; their levels decide the exit code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Diagnosis:
         return sum(finding.level == level for finding in self.findings)
 
     def exit_code(self, fail_on: Level) -> int:
-        """1 when something of level `fail_on` or worse was found, else 0."""
+        """1 when a finding has level `fail_on` or worse, else 0."""
         worst = max((LEVELS.index(finding.level) for finding in self.findings), default=0)
         return EXIT_FAILED if worst >= LEVELS.index(fail_on) else 0
 
@@ -49,9 +49,9 @@ class Diagnosis:
 def examine(
     model: str | None, engine_args: Sequence[str], folder: Path, workload: Workload | None = None
 ) -> Diagnosis:
-    """Examine this machine and, where named, a model under vLLM's flags `engine_args`, for a workload."""
-    found = environment(folder)
+    """Check this machine and, where one is named, a model under vLLM's flags; `workload` weighs its block layouts."""
+    machine = environment(folder)
     if model is None:
-        return Diagnosis(found)
+        return Diagnosis(machine)
     report, settings = examine_model(model, engine_args, workload)
-    return Diagnosis(found, settings, report)
+    return Diagnosis(machine, settings, report)

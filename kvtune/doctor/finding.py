@@ -1,4 +1,4 @@
-"""What every check of `kvtune doctor` gives: one line of the diagnosis. Plain data."""
+"""The result of one check of `kvtune doctor`. Plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings about settings that do nothing or hurt: pure rules over `Facts`, one function a rule."""
+"""Findings about settings that have no effect or hurt: pure functions of `Facts`, one per rule."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ def caching_off(facts: Facts) -> Iterator[Finding]:
     if facts.caching:
         return
     if facts.given.keys() & {"no-enable-prefix-caching"}:
-        why, hint = "--no-enable-prefix-caching was given", "leave it out"
+        why, hint = "by --no-enable-prefix-caching", "leave the flag out"
     else:
-        why, hint = "vLLM turned it off", "--enable-prefix-caching"
+        why, hint = "by vLLM", "--enable-prefix-caching"
         if "no-enable-prefix-caching" in engine_defaults(facts.model):
-            why = "stock vLLM's Mamba-2 crashes on the CPU when it caches"
+            why = "because stock vLLM's Mamba-2 crashes on the CPU with it"
             hint = "--enable-prefix-caching with --set core.whole_states=true or core.packed=true"
-    yield Finding("warning", "prefix caching", f"off ({why}): every prompt is computed whole", hint)
+    yield Finding(
+        "warning", "prefix caching", f"turned off {why}: every prompt is computed from its first token", hint
+    )
 
 
 def block_beyond_length(facts: Facts) -> Iterator[Finding]:
@@ -34,7 +36,7 @@ def block_beyond_length(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "block size",
-            f"hits land on multiples of {facts.hit_tokens} tokens and no request is longer than "
+            f"hits end at multiples of {facts.hit_tokens} tokens, and no request is longer than "
             f"{facts.max_model_len}: prefix caching can never hit",
             "raise --max-model-len, or make blocks smaller (float16 states, more KV heads per rank)",
         )
@@ -43,13 +45,13 @@ def block_beyond_length(facts: Facts) -> Iterator[Finding]:
 def blocks_disagree(facts: Facts) -> Iterator[Finding]:
     sizes = sorted({group.block_tokens for group in facts.groups} - {0})
     if facts.caching and not facts.hybrid and len(sizes) > 1 and facts.hit_tokens > sizes[-1]:
-        said = " and ".join(map(str, sizes))
+        listed = " and ".join(map(str, sizes))
         yield Finding(
             "warning",
             "block size",
-            f"the KV groups have blocks of {said} tokens, none a multiple of the other: hits land on multiples of "
-            f"{facts.hit_tokens} only, shorter prefixes never hit",
-            "ask for a --block-size that the backend takes as it is: a multiple of 32",
+            f"the KV groups have blocks of {listed} tokens, none a multiple of the other: hits end at multiples of "
+            f"{facts.hit_tokens} only, and shorter prefixes never hit",
+            "give a --block-size that the backend uses unchanged: a multiple of 32",
         )
 
 
@@ -57,31 +59,29 @@ def block_raised(facts: Facts) -> Iterator[Finding]:
     asked = _number(facts.given.get("block-size"))
     if asked is None or asked == facts.block_tokens:
         return
-    why = (
-        "one attention page must hold one state" if facts.hybrid else f"what the {facts.device} backend takes"
-    )
+    why = "one attention page must hold one state" if facts.hybrid else f"the {facts.device} backend's size"
     yield Finding(
         "warning",
         "block size",
-        f"--block-size {asked} becomes {facts.block_tokens} ({why}): the flag can only raise it",
-        f"leave it out, or ask for {facts.block_tokens}",
+        f"--block-size {asked} becomes {facts.block_tokens} ({why}): the flag cannot make blocks smaller",
+        f"leave it out, or give {facts.block_tokens}",
     )
 
 
 def states_in_float32(facts: Facts) -> Iterator[Finding]:
-    """The CPU's rule for recurrent states, where it makes blocks larger than the model's own type would."""
+    """On a CPU with AVX-512 BF16 vLLM keeps recurrent states in float32, which may make blocks larger."""
     if not facts.model_state_block_tokens:
         return
     hint = (
         f"{facts.state_dtype_flag} gives blocks of {facts.model_state_block_tokens}"
         if facts.state_dtype_flag
-        else "no flag changes it for this model: vLLM resets --mamba-ssm-cache-dtype on such a CPU"
+        else "no flag changes it for this model: vLLM ignores --mamba-ssm-cache-dtype on such a CPU"
     )
     yield Finding(
         "warning",
         "state type",
-        f"this CPU has AVX-512 BF16, so vLLM keeps recurrent states in float32: a block is {facts.block_tokens} tokens "
-        f"where states of the model's own type need {facts.model_state_block_tokens}",
+        f"this CPU has AVX-512 BF16, so vLLM keeps recurrent states in float32: a block is {facts.block_tokens} "
+        f"tokens, with states of the model's own type {facts.model_state_block_tokens}",
         hint,
     )
 
@@ -105,7 +105,7 @@ def state_block_inert(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "state block",
-            f"--mamba-block-size {asked} does nothing: no state layers",
+            f"--mamba-block-size {asked} has no effect: the model has no state layers",
             "leave it out",
         )
     elif facts.state_mode == "align":
@@ -113,7 +113,7 @@ def state_block_inert(facts: Facts) -> Iterator[Finding]:
             "warning",
             "state block",
             f"--mamba-block-size {asked} is overwritten by {facts.block_tokens} in align mode",
-            "leave it out; --block-size raises both",
+            "leave it out; --block-size sets both",
         )
 
 
@@ -124,8 +124,8 @@ def chunk_below_block(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "chunks",
-            f"a chunk of {facts.batched_tokens} tokens is shorter than a block of {facts.block_tokens}: a block "
-            "takes several steps, and its state is kept by the last of them only",
+            f"a chunk of {facts.batched_tokens} tokens is shorter than a block of {facts.block_tokens}: computing a "
+            "block takes several steps, and only the last one can keep its state",
             f"--max-num-batched-tokens {facts.block_tokens} or more",
         )
 
@@ -140,8 +140,8 @@ def retention_below_chunk(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "retention",
-            f"states exist only where a chunk ends: with chunks of {count(facts.batched_tokens)} tokens an interval "
-            f"of {asked} keeps one about every {count(step)}",
+            f"states can be kept only at the end of a chunk: with chunks of {count(facts.batched_tokens)} tokens, an "
+            f"interval of {asked} keeps one about every {count(step)}",
             f"--max-num-batched-tokens {asked}, or the kvtune core",
         )
 
@@ -152,8 +152,8 @@ def retention_default(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "note",
             "retention",
-            f"the default keeps {kept} at the end of a prompt only: a new suffix behind a shared prefix mostly "
-            "hits from its third visit on",
+            f"by default {kept} are kept at the end of a prompt only: prompts with a shared prefix and new suffixes "
+            "mostly hit from the third one on",
             "the kvtune core (`kvtune tune`), or --prefix-cache-retention-interval",
         )
 
@@ -168,8 +168,8 @@ def match_unit_unset(facts: Facts) -> Iterator[Finding]:
             "warning",
             "match unit",
             f"--prefix-match-unit is not set: a prompt sent again, or a chat's next turn, recomputes up to "
-            f"{facts.hit_tokens - 1} tokens that are cached",
-            f"--prefix-match-unit {fit} (any divisor of {facts.block_tokens}; shared prefixes do not gain)",
+            f"{facts.hit_tokens - 1} cached tokens",
+            f"--prefix-match-unit {fit} (any divisor of {facts.block_tokens}; no help for new suffixes)",
         )
 
 
@@ -180,7 +180,7 @@ def pool_too_small(facts: Facts) -> Iterator[Finding]:
             "pool",
             f"{count(facts.pool_blocks)} blocks hold {count(facts.tokens_fit)} tokens, less than one request of "
             f"{count(facts.max_model_len)}",
-            "more memory for the cache, or a smaller --max-model-len",
+            "give the cache more memory, or a smaller --max-model-len",
         )
 
 

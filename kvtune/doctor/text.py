@@ -1,4 +1,4 @@
-"""A diagnosis as lines of text, each with the level that may colour it. Draws, computes nothing."""
+"""A diagnosis as lines of text, each with the level that colours it. Formats, computes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[Line]:
         if diagnosis.settings:
             yield from _findings(diagnosis.settings)
         else:
-            yield "ok", "  ok    nothing inert, nothing that hurts"
+            yield "ok", "  ok    every given setting has an effect, and none is known to hurt"
     yield None, ""
     yield None, f"{diagnosis.count('error')} errors, {diagnosis.count('warning')} warnings"
 
@@ -57,15 +57,15 @@ def _model(report: ModelReport) -> Iterator[Line]:
     facts = report.facts
     yield None, f"Model {facts.model}" + (f" ({facts.architecture})" if facts.architecture else "")
     if facts.source == "config":
-        yield from _pair("source", "config.json alone, without vLLM: block sizes by the planner")
+        yield from _pair("source", "config.json only, without vLLM: block sizes are planned")
         yield from _pair("assumed", facts.assumed)
     yield from _pair("block", f"{facts.block_tokens} tokens: {block_why(facts)}")
     if facts.gpu_block_tokens:
         yield from _pair(
             "block on a GPU",
-            f"{facts.gpu_block_tokens} tokens (planned: steps of 16, states of the config's type)",
+            f"{facts.gpu_block_tokens} tokens (planned: multiples of 16, states of the config's type)",
         )
-    yield from _pair("block of the pool", f"{size(facts.block_bytes)} over {facts.group_layers} layers")
+    yield from _pair("block in the pool", f"{size(facts.block_bytes)} over {facts.group_layers} layers")
     first = 0
     for group, alike in groupby(facts.groups):
         many = len(list(alike))
@@ -76,28 +76,28 @@ def _model(report: ModelReport) -> Iterator[Line]:
         each = f"{many} x {group.layers}" if many > 1 else f"{group.layers}"
         yield from _pair(
             f"groups {first} to {last}" if many > 1 else f"group {first}",
-            f"{what}: {each} layers, {group.block_tokens} tokens a block{padded}",
+            f"{what}: {each} layers, {group.block_tokens} tokens per block{padded}",
         )
         first = last + 1
     if report.token_bytes:
-        yield from _pair("a token", f"{size(report.token_bytes)} in all full-attention layers")
+        yield from _pair("one token", f"{size(report.token_bytes)} in all full-attention layers")
     if report.state_bytes:
         kept = f" in {facts.state_dtype}" if facts.state_dtype else ""
-        yield from _pair("a sequence's states", f"{size(report.state_bytes)}{kept}")
+        yield from _pair("states of a sequence", f"{size(report.state_bytes)}{kept}")
     yield from _pair(
-        "tail waste", f"{size(report.tail_bytes)} a sequence on average (half of its last blocks)"
+        "tail waste", f"{size(report.tail_bytes)} per sequence on average (half of its last blocks)"
     )
     if facts.pool_blocks:
         fit = (
-            f", {count(facts.tokens_fit)} tokens of requests of {count(facts.max_model_len)}"
+            f", room for {count(facts.tokens_fit)} tokens in requests of {count(facts.max_model_len)}"
             if facts.tokens_fit
             else ""
         )
         yield from _pair("pool", f"{count(facts.pool_blocks)} blocks ({size(facts.pool_bytes)}){fit}")
-    yield from _pair("retention", _retention(report))
+    yield from _pair("kept in the cache", _retention(report))
     if facts.caching:
         yield from _pair(
-            "hits land on", f"multiples of {facts.hit_tokens} tokens (hashed per {facts.hash_tokens})"
+            "hits end at", f"multiples of {facts.hit_tokens} tokens (hashed in units of {facts.hash_tokens})"
         )
     yield from _floor(report)
     if report.layouts is not None:
@@ -112,20 +112,22 @@ def _retention(report: ModelReport) -> str:
         return "every block (full attention only)"
     kept = "windows" if facts.windowed else "states"
     if facts.retention is None:
-        return f"{kept} at every boundary (dense)"
+        return f"{kept} at every block boundary (dense)"
     if facts.retention == 0:
-        return f"{kept} at the end of each prompt, and where two prompts were seen to part (0, the default)"
-    return f"{kept} every {count(facts.retention)} tokens, at the end of each prompt and where two were seen to part"
+        return (
+            f"{kept} at the end of each prompt, and where two prompts were seen to diverge (0, the default)"
+        )
+    return f"{kept} every {count(facts.retention)} tokens, at the end of each prompt and where two were seen to diverge"
 
 
 def _floor(report: ModelReport) -> Iterator[Line]:
     floor = report.floor
     if floor is None:
-        yield from _pair("smallest hit", "none: nothing can ever hit with these settings")
+        yield from _pair("smallest hit", "none: with these settings no prompt can ever hit")
         return
     when = f", from visit {floor.first_visit} on" if floor.first_visit else ""
     if floor.last_first_visit > floor.first_visit:
-        when += f" (from {floor.last_first_visit} where the new part ends in a later block than the prefix)"
+        when += f" (from visit {floor.last_first_visit} on where the suffix is longer than a block)"
     gpu = report.facts.gpu_block_tokens
     other = f"; on a GPU {gpu} tokens" if gpu and gpu != floor.tokens else ""
     yield from _pair("smallest hit", f"a shared prefix of {floor.tokens} tokens{when}{other}")
@@ -156,11 +158,11 @@ HEAD = (
 
 
 def _layouts(found: Layouts) -> Iterator[Line]:
-    """Stock's layout and the packed ones. `*`: on the Pareto front; `->`: the one to take."""
+    """A table of stock's layout and the packed ones. `*`: on the Pareto front; `->`: recommended."""
     load = found.workload or "no workload given"
     yield None, ""
     what = f"requests of {count(found.request_tokens)} tokens ({load}) in {size(found.pool_bytes)}"
-    yield None, f"Layouts of blocks, for {what}"
+    yield None, f"Block layouts, for {what}"
     yield None, "     " + _columns(HEAD)
     for number, row in enumerate(found.rows):
         mark = ("->" if number == found.recommended else "  ") + ("*" if row.on_front else " ")
@@ -185,21 +187,23 @@ def _layouts(found: Layouts) -> Iterator[Line]:
                 )
             ),
         )
-    yield from _pair("fit, ratio", "requests of these lengths that run at once, and over stock's")
+    yield from _pair("fit, ratio", "requests of these lengths that run at once; their number over stock's")
     yield from _pair(
         "shared, resend",
-        "hits of a shared prefix land on multiples of the first; of a prompt sent again or a chat's next turn on "
-        "the second, with --prefix-match-unit",
+        "hits of a shared prefix end at multiples of the first; those of a prompt sent again, or of a chat's next "
+        "turn, at multiples of the second (with --prefix-match-unit)",
     )
     if found.workload:
-        yield from _pair("hits", "of the workload's prompt tokens, at most: a cache that forgets nothing")
+        yield from _pair(
+            "hits", "upper bound for the workload: share of its prompt tokens that an infinite cache hits"
+        )
     yield from _pair(
         "pad, slot, fill, tail",
-        "bytes of a running request: pages that states do not fill, the second state of each, layers or states that "
-        "only fill a group up, the last half-filled block",
+        "wasted bytes of a running request: unused parts of state pages, the second slot of each state, padding "
+        "layers and states, the last partly filled block",
     )
     row = found.rows[found.recommended]
-    yield from _pair("take", f"{row.name} ({count(row.plan.block_tokens)} tokens): {found.why}")
+    yield from _pair("recommended", f"{row.name} ({count(row.plan.block_tokens)} tokens): {found.why}")
 
 
 def _columns(cells: Sequence[str]) -> str:
@@ -208,7 +212,7 @@ def _columns(cells: Sequence[str]) -> str:
 
 
 def visit_lines(visits: Iterable[Visits]) -> Iterator[str]:
-    """What replayed visits hit, one line a prefix."""
+    """Hits of replayed visits, one line per prefix."""
     for visit in visits:
         hits = "  ".join(f"{count(hit):>6}" for hit in visit.hit_tokens)
         tokens = f"{count(visit.prefix_tokens)}" + (

@@ -1,0 +1,30 @@
+"""The real engine: starts vLLM, sends a workload, and merges everything into one run.
+
+In: a `Workload`, vLLM's arguments, core settings. Out: a `Run`.
+Imported by: bounds, cli, doctor, evidence, sim, tune.
+Two processes of ours: the launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host (`host.py`,
+a session of its own), which is vLLM's front end. Also when anything dies, what was measured is kept and marked partial.
+
+    kvtune profile -- launch.py --spec.json--> host.py (front end) --> EngineCore --> workers
+          ^              |  <--events pipe--       | requests.bin          | ring, status   | ring, status
+          |              +-- psutil, py-spy        +-----------------------+----------------+
+          +---- Run <-- record.py <-- all of them, from one work folder that is removed when the run file is written
+
+    resolve.py       MODEL and flags -> vLLM's arguments; bad input is refused before anything starts
+    profile.py       one profiled run from start to file: checks, work folder, environment, launch, record
+    launch.py        starts the host, samples processes, kills what is left, unlinks its shared memory
+    host.py          builds AsyncLLM with vLLM's own parser, warms it up, runs the workload
+    driver.py        sends requests as `workload.feed` says, appends each finished request to a file
+    messages.py      what launcher and host say to each other
+    record.py        work folder -> Run, on one clock
+    rings.py         ring files -> tables
+    vllm_counts.py   what vLLM's own statistics say, to hold against ours
+    culprits.py      the probes' counts of objects -> the header
+    shared_memory.py  whether /dev/shm has room for the engine's message queues, before it starts
+    faults.py        an engine's log -> its cause
+    ablate.py        `--ablate`: variants interleaved, with a journal so that the same command continues
+    models.py        the built-in models; `models/` holds their config.json
+    weights.py       `--load-format kvtune-seeded`: random weights under which answers depend on the whole prompt
+    gemma.py         Gemma-3 270M from the package index (`kvtune prepare`)
+    serve.py         `vllm serve` as `kvtune serve` starts it
+"""

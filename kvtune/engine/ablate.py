@@ -83,7 +83,7 @@ def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]
     if unknown:
         raise UsageError(
             f"--ablate-only {', '.join(sorted(unknown))} names no switch",
-            f"it takes {', '.join(v.name for v in found)}",
+            f"it takes {', '.join(v.name for v in found if not v.name.startswith(LEGACY))}",
         )
     kept = only or tuple(v.name for v in found if not v.name.startswith((LEGACY, *NAMED_ONLY)))
     return (Variant(BASELINE, {}, ""), *(v for v in found if v.name in kept))

@@ -6,21 +6,27 @@ Rows stand by process index; counts are of the sampled collections, with what tu
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kvtune.engine.launch import HostOutcome
+from kvtune.engine.rings import ProcessRing
 from kvtune.probe.objects.tally import load
-from kvtune.probe.ring import COLLECTION, STEP, read_ring
+from kvtune.probe.records import Collection, Step
 
 TRIGGERS = 10
 
 
 def instruments(
-    folder: Path, index: dict[int, int], statuses: list[dict[str, Any]], outcome: HostOutcome
+    folder: Path,
+    rings: Sequence[ProcessRing],
+    index: dict[int, int],
+    statuses: list[dict[str, Any]],
+    outcome: HostOutcome,
 ) -> dict[str, Any]:
     """`ledger` (each process's young generation and triggers), and `types`, `sites`, `growth` where they ran."""
-    ledger, steps = _ledger(folder, index, statuses, outcome)
+    ledger, steps = _ledger(rings, statuses, outcome)
     found: dict[str, Any] = {"ledger": ledger} if ledger else {}
     windows = {
         "types": (outcome.start_ns, outcome.end_ns),
@@ -48,31 +54,26 @@ def _by_step(facts: dict[str, Any], steps: int) -> dict[str, Any]:
 
 
 def _ledger(
-    folder: Path, index: dict[int, int], statuses: list[dict[str, Any]], outcome: HostOutcome
+    rings: Sequence[ProcessRing], statuses: list[dict[str, Any]], outcome: HostOutcome
 ) -> tuple[dict[str, Any], list[int]]:
+    """The ledger by process number, and the start of every step in any phase."""
     facts = {s["pid"]: s for s in statuses}
     found: dict[str, Any] = {}
     steps: list[int] = []
-    for path in sorted(folder.glob("ring-*.bin")):
-        try:
-            ring = read_ring(path)
-        except (OSError, ValueError):
-            continue
-        if ring.pid not in index:
-            continue
+    for ring in rings:
         triggers: Counter[int] = Counter()
         young = survivors = collections = 0
-        for kind, _, _, *v in ring.rows:
-            if kind == STEP:
-                steps.append(v[0])
-            elif kind == COLLECTION and outcome.start_ns <= v[0] <= outcome.end_ns:
+        for record in ring.records:
+            if isinstance(record, Step):
+                steps.append(record.start_ns)
+            elif isinstance(record, Collection) and outcome.start_ns <= record.start_ns <= outcome.end_ns:
                 collections += 1
-                young += v[6]
-                survivors += max(0, v[6] - v[3])
-                triggers[v[7]] += 1
+                young += record.young
+                survivors += max(0, record.young - record.collected)
+                triggers[record.line] += 1
         own = facts.get(ring.pid, {})
         lines = own.get("triggers", [])
-        found[str(index[ring.pid])] = {
+        found[str(ring.process)] = {
             "collections": collections,
             "young": young,
             "survivors": survivors,

@@ -22,7 +22,7 @@ from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import COUNTS_FILE, LOG_FILE, REQUESTS_FILE, HostPlan
-from kvtune.engine.rings import read_rings, table
+from kvtune.engine.rings import read_rings, ring_tables, table
 from kvtune.probe.process import Sample
 from kvtune.probe.status import read_statuses
 from kvtune.run.machine import this_host
@@ -62,7 +62,8 @@ def record(
     processes = _processes(statuses, samples, outcome)
     index = {p.pid: i for i, p in enumerate(processes)}
     counts = _counts(folder / COUNTS_FILE)
-    rings = read_rings(folder, index, outcome)
+    process_rings = read_rings(folder, index)
+    rings = ring_tables(process_rings, outcome)
     names = {i: f"{p.role}:{p.pid}" for i, p in enumerate(processes)}
     tables: dict[str, Table] = {"steps": rings.steps, "gc": rings.gc, "pool": rings.pool}
     tables["requests"], tables["tokens"] = _request_tables(folder, workload, counts, outcome)
@@ -115,7 +116,7 @@ def record(
         log_tail=_log_tail(folder),
         extra={
             **({"digests": rings.digests} if rings.digests else {}),
-            **instruments(folder, index, statuses, outcome),
+            **instruments(folder, process_rings, index, statuses, outcome),
         },
     )
     return Run(header, tables)

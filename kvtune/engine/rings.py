@@ -1,6 +1,7 @@
-"""Ring files to tables: steps, collections, the pool's tiers in the measuring phase, on the run's clock. Pure reading.
+"""From ring files to a run's tables: steps, collections, the pool's tiers. Pure reading, each file once.
 
-A record whose clock went backwards (a suspended or migrated machine) is left out and counted: its length means nothing.
+Tables hold the measuring phase, on the run's clock. A record within which the clock went back (a suspended or
+migrated machine) has no meaningful length: it is left out and counted.
 """
 
 from __future__ import annotations
@@ -12,14 +13,26 @@ from pathlib import Path
 import numpy as np
 
 from kvtune.engine.launch import HostOutcome
-from kvtune.probe.pool import MOST_TIERS
-from kvtune.probe.ring import COLLECTION, DIGEST, POOL, STEP, read_ring
+from kvtune.probe.records import AnyRecord, Collection, PoolChange, Step
+from kvtune.probe.ring import read_ring
 from kvtune.run.types import TABLES, Table
+
+Row = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRing:
+    """One process's ring file; `process` is the process's number in the run."""
+
+    process: int
+    pid: int
+    records: list[AnyRecord]
+    lost: int
 
 
 @dataclass(slots=True)
-class Rings:
-    """By process index: records overwritten before they were read, and left out because of their clock."""
+class RingTables:
+    """`lost` (overwritten before they were read) and `backwards` (left out) count records by process number."""
 
     steps: Table = field(default_factory=dict)
     gc: Table = field(default_factory=dict)
@@ -29,55 +42,75 @@ class Rings:
     backwards: dict[int, int] = field(default_factory=dict)
 
 
-def read_rings(folder: Path, index: dict[int, int], outcome: HostOutcome) -> Rings:
-    """What the processes of `index` (pid to number) left; a file that cannot be read is left out."""
-    found = Rings()
-    steps: list[tuple[float, ...]] = []
-    collections: list[tuple[float, ...]] = []
-    pool: list[tuple[float, ...]] = []
-    zero, end = outcome.start_ns, outcome.end_ns
+def read_rings(folder: Path, index: dict[int, int]) -> list[ProcessRing]:
+    """The rings of the processes in `index` (pid to number). Files that cannot be read are left out."""
+    rings = []
     for path in sorted(folder.glob("ring-*.bin")):
         try:
             ring = read_ring(path)
         except (OSError, ValueError):
             continue
         process = index.get(ring.pid)
-        if process is None:
-            continue
-        found.lost[process] = ring.lost
-        for kind, small, number, *v in ring.rows:
-            if not zero or not zero <= v[0] <= end:
+        if process is not None:
+            rings.append(ProcessRing(process, ring.pid, ring.rows, ring.lost))
+    return rings
+
+
+def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTables:
+    """What the rings hold of the measuring phase, as a run's tables."""
+    tables = RingTables()
+    steps: list[Row] = []
+    collections: list[Row] = []
+    pool: list[Row] = []
+    zero, end = outcome.start_ns, outcome.end_ns
+    for ring in rings:
+        process = ring.process
+        tables.lost[process] = ring.lost
+        for record in ring.records:
+            if not zero or not zero <= record.start_ns <= end:
                 continue
-            at = (v[0] - zero) / 1e9
-            if kind == DIGEST:
-                found.digests.append(v[1])
-            elif kind == POOL:
-                tiers = zip(v[1:], v[1 + MOST_TIERS : 1 + 2 * MOST_TIERS], strict=False)
-                pool += [
-                    (process, at, tier, *counts, number) for tier, counts in enumerate(tiers) if any(counts)
-                ]
-            elif min(v[1:6]) < 0:
-                found.backwards[process] = found.backwards.get(process, 0) + 1
-            elif kind == COLLECTION:
-                collections.append((process, at, small, v[1] / 1e3, v[2] / 1e3, v[3], v[4]))
-            elif kind == STEP:
-                low, high = v[6] & 0xFFFFFFFF, v[6] >> 32
-                running, waiting = v[7] & 0xFFFFFFFF, v[7] >> 32
-                us = [x / 1e3 for x in v[1:6]]
-                free, prefill_context = v[8] & 0xFFFFFFFF, v[8] >> 32
-                row = (process, at, *us, low, high, number, running, waiting, free, *v[9:14])
-                steps.append((*row, prefill_context))
-    found.steps = table("steps", sorted(steps, key=_by_time))
-    found.pool = table("pool", sorted(pool, key=_by_time))
-    found.gc = table("gc", sorted(collections, key=_by_time))
-    return found
+            at = (record.start_ns - zero) / 1e9
+            if isinstance(record, Step | Collection) and record.clock_went_back:
+                tables.backwards[process] = tables.backwards.get(process, 0) + 1
+            elif isinstance(record, Step):
+                steps.append((process, at, *_step_row(record)))
+            elif isinstance(record, Collection):
+                collections.append((process, at, *_collection_row(record)))
+            elif isinstance(record, PoolChange):
+                pool += [(process, at, *row) for row in _pool_rows(record)]
+            else:
+                tables.digests.append(record.value)
+    tables.steps = table("steps", sorted(steps, key=_by_time))
+    tables.pool = table("pool", sorted(pool, key=_by_time))
+    tables.gc = table("gc", sorted(collections, key=_by_time))
+    return tables
 
 
-def table(name: str, rows: Sequence[tuple[float, ...]]) -> Table:
+def _step_row(step: Step) -> Row:
+    times = (step.step_ns, step.schedule_ns, step.execute_ns, step.update_ns, step.cpu_ns)
+    return (
+        *(ns / 1e3 for ns in times),
+        *(step.scheduled_tokens, step.prefill_tokens, step.requests, step.running, step.waiting),
+        *(step.free_blocks, step.context_tokens),
+        *(step.schedule_objects, step.execute_objects, step.update_objects, step.other_objects),
+        step.prefill_context_tokens,
+    )
+
+
+def _collection_row(one: Collection) -> Row:
+    return (one.generation, one.pause_ns / 1e3, one.cpu_ns / 1e3, one.collected, one.uncollectable)
+
+
+def _pool_rows(change: PoolChange) -> list[Row]:
+    counts = zip(change.evicted, change.demoted, strict=True)
+    return [(tier, *both, change.free_blocks) for tier, both in enumerate(counts) if any(both)]
+
+
+def table(name: str, rows: Sequence[Row]) -> Table:
     """Rows as the columns of a run's table."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(TABLES[name])
     return {c: np.array(v, dtype=kind) for (c, kind), v in zip(TABLES[name].items(), columns, strict=True)}
 
 
-def _by_time(row: tuple[float, ...]) -> float:
+def _by_time(row: Row) -> float:
     return row[1]

@@ -19,7 +19,7 @@ SHARED = CaseSide("shared list", {**OFF, "empty_blocks": True})
 ROWS = CaseSide("arrays", {**OFF, "rows": True})
 LINKED = CaseSide("linked list", {**OFF})
 LINEAR = CaseSide("linear list", {**OFF, "legacy_free_list": True})
-TIERED = CaseSide("tiered")
+TIERED = CaseSide("tiered", {"policy": "tiered"})
 PIN = CaseSide("pin", {"policy": "pin"})
 PIN_ALL = CaseSide("pin, min-drop 0", {"policy": "pin", "min_drop": 0})
 # On a CPU, stock crashes on Mamba-2 with caching if a chunk ends inside a state; whole_states prevents that.

@@ -1,7 +1,7 @@
-"""`kvtune explain`: where every prompt token of a run went, and which setting would have made it a hit.
+"""`kvtune explain`: counts every prompt token of a run as a hit or under one cause of miss, and tries remedies.
 
-Parent side: has the run replayed with a listener on, adds its verdicts up, tries remedies by replaying them.
-The replay is exact for what it replays; where the run's own hits differ, the explanation says so.
+In the CLI's process: has a simulator replay the run with a lookup listener, sums up its verdicts, and replays other
+settings. Where the replay's hits differ from the run's own, the explanation says so.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.run.types import Run
+from kvtune.run.types import Run, Table
 from kvtune.sim.profile import cost_of
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 Counts = dict[str, int]
 
-WORTH_SHARE = 0.01  # of the prompt tokens: when no single change gains this much, changes are combined
+WORTH_SHARE = 0.01
+"""Changes are combined when no single one gains this share of the prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Tokens lost to blocks that one kind of pressure took, and how long before they were missed."""
+    """Tokens lost to evictions of one kind, and the age of those evictions when the tokens were missed."""
 
     pressure: str
     tokens: int
@@ -45,7 +46,7 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A request whose replayed hit is not the run's own."""
+    """A request with another hit in the replay than in the run."""
 
     request: str
     run_hit_tokens: int
@@ -54,7 +55,7 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Other settings, replayed: what the whole workload would have hit."""
+    """The replay of the workload with other settings: its hits."""
 
     cause: str
     change: str
@@ -65,9 +66,9 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`misses` by cause; with `hit_tokens` they add up to `query_tokens` exactly, here and in each class.
+    """`misses`: tokens by cause. With `hit_tokens` they add up to `query_tokens` exactly, in each class too.
 
-    `by_class`: request class -> counts of hit, query and causes. `by_group`: KV cache group -> cause -> tokens.
+    `by_class`: request class -> tokens of query, hit and each cause. `by_group`: KV cache group -> cause -> tokens.
     """
 
     query_tokens: int
@@ -89,37 +90,38 @@ class Explanation:
 
 
 def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanation:
-    """Explain a run's misses; try up to `tries` remedies for the largest causes. `view` is told what is going on."""
+    """Explain a run's misses, and replay up to `tries` remedies for the largest causes. `view` shows progress."""
     from kvtune.explain.remedies import candidates, combined, floor_of, situation
 
     view = view or View()
     settings, workload = settings_of(run), workload_of(run)
     with Simulators() as simulators:
         view.phase(f"replaying {len(workload.requests)} requests")
-        asked = msgspec.structs.replace(settings, verdicts=True)
-        replayed = next(outcome for _, outcome in simulators.map(workload, [asked], view.progress))
+        listening = msgspec.structs.replace(settings, verdicts=True)
+        replayed = next(outcome for _, outcome in simulators.map(workload, [listening], view.progress))
         if isinstance(replayed, KvtuneError):
             raise replayed
-        found = add_up(run, replayed)
+        explanation = add_up(run, replayed)
         engine = replayed.header.engine
         if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
-            found = replace(found, notes=(floor, *found.notes))
+            explanation = replace(explanation, notes=(floor, *explanation.notes))
         at = situation(settings, engine, ran_on=run.header.engine.device)
-        options = candidates(found.misses, found.query_tokens, at)[:tries]
+        options = candidates(explanation.misses, explanation.query_tokens, at)[:tries]
         if not options:
-            return found
+            return explanation
         remedies: list[Remedy] = []
         for batch in filter(None, (options, combined(options, at))):
             view.phase(f"replaying {len(batch)} remedies")
             for number, outcome in simulators.map(workload, [o.settings for o in batch], view.progress):
-                remedies.append(_remedy(batch[number], outcome, found.hit_tokens))
-            if any(remedy.gain_tokens >= WORTH_SHARE * found.query_tokens for remedy in remedies):
+                remedies.append(_remedy(batch[number], outcome, explanation.hit_tokens))
+            if any(remedy.gain_tokens >= WORTH_SHARE * explanation.query_tokens for remedy in remedies):
                 break
-    return replace(found, remedies=tuple(sorted(remedies, key=lambda remedy: -remedy.gain_tokens)))
+    best_first = sorted(remedies, key=lambda remedy: -remedy.gain_tokens)
+    return replace(explanation, remedies=tuple(best_first))
 
 
 class View:
-    """What a person is told meanwhile: nothing, unless overridden."""
+    """Progress of an explanation. Shows nothing; subclasses may."""
 
     def phase(self, text: str) -> None: ...
 
@@ -134,23 +136,23 @@ def _remedy(option: Option, outcome: Run | KvtuneError, before_tokens: int) -> R
 
 
 def workload_of(run: Run) -> Workload:
-    """The run's workload, built again; UsageError when it is not the same any more."""
+    """The run's workload, built again; UsageError when it has changed since."""
     from kvtune.workload.spec import build
 
     info = run.header.workload
     if not info.spec:
-        raise UsageError("the run does not say its workload", "record it again with this kvtune")
+        raise UsageError("the run file does not name its workload", "record it again with this kvtune")
     workload = build(info.spec, seed=info.seed)
     if info.hash and workload.hash != info.hash:
         raise UsageError(
-            f"the workload {info.spec!r} is not the one that was run any more",
+            f"the workload {info.spec!r} has changed since it was run",
             "restore its file, or record the run again",
         )
     return workload
 
 
 def settings_of(run: Run) -> SimSettings:
-    """The simulated engine that stands for the one that a run ran on, as fast as its steps say that it was."""
+    """The simulated counterpart of a run's engine, with a step cost fitted to the run's steps."""
     header = run.header
     core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
     mode = header.extra.get("sim", {}).get("mode", "exact")
@@ -170,7 +172,7 @@ def settings_of(run: Run) -> SimSettings:
 
 
 def add_up(run: Run, replayed: Run) -> Explanation:
-    """The explanation of a run's replay: every admitted request's tokens under hit or exactly one cause."""
+    """Sum up a replay's verdicts: each token of every admitted request is a hit or has exactly one cause."""
     verdicts = verdicts_of(replayed)
     table = run.table("requests")
     misses: Counts = dict.fromkeys(CAUSES, 0)
@@ -179,25 +181,25 @@ def add_up(run: Run, replayed: Run) -> Explanation:
         lambda: dict.fromkeys(("not_retained", "evicted", "lagging_group"), 0)
     )
     lost: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    query = hit = missing = 0
+    query = hit = not_admitted = 0
     for index, verdict in enumerate(verdicts):
         if verdict is None:
-            missing += 1
+            not_admitted += 1
             continue
         counts = split(verdict.boundaries)
-        got = verdict.boundaries.prompt - sum(counts.values())
+        hit_here = verdict.boundaries.prompt - sum(counts.values())
         query += verdict.boundaries.prompt
-        hit += got
+        hit += hit_here
         label = class_of(str(table["kind"][index]), int(table["round"][index]))
         of_class = by_class.setdefault(label, {"query": 0, "hit": 0, **dict.fromkeys(CAUSES, 0)})
         of_class["query"] += verdict.boundaries.prompt
-        of_class["hit"] += got
+        of_class["hit"] += hit_here
         for cause, tokens in counts.items():
             misses[cause] += tokens
             of_class[cause] += tokens
-        _blame(verdict, counts, by_group)
+        _count_by_group(verdict, counts, by_group)
         if counts["evicted"]:
-            lost[_pressure(verdict, table)].append((counts["evicted"], _age(verdict)))
+            lost[_evicted_by(verdict, table)].append((counts["evicted"], _age(verdict)))
     return Explanation(
         query_tokens=query,
         hit_tokens=hit,
@@ -205,8 +207,8 @@ def add_up(run: Run, replayed: Run) -> Explanation:
         by_class=by_class,
         by_group=dict(by_group),
         evictions=_evictions(lost),
-        requests=len(verdicts) - missing,
-        not_admitted=missing,
+        requests=len(verdicts) - not_admitted,
+        not_admitted=not_admitted,
         run_hit_tokens=_run_hits(table),
         disagreements=_disagreements(table, replayed.table("requests")["hit_tokens"].tolist()),
         notes=_notes(run, replayed),
@@ -219,7 +221,7 @@ def class_of(kind: str, round_: int) -> str:
     return ", ".join(words) or "all"
 
 
-def _blame(verdict: PromptVerdict, counts: Counts, by_group: dict[str, Counts]) -> None:
+def _count_by_group(verdict: PromptVerdict, counts: Counts, by_group: dict[str, Counts]) -> None:
     if counts["not_retained"] and verdict.unkept:
         by_group[verdict.unkept]["not_retained"] += counts["not_retained"]
     for cause in ("evicted", "lagging_group"):
@@ -227,7 +229,8 @@ def _blame(verdict: PromptVerdict, counts: Counts, by_group: dict[str, Counts]) 
             by_group[verdict.lagging][cause] += counts[cause]
 
 
-def _pressure(verdict: PromptVerdict, table: dict[str, Any]) -> str:
+def _evicted_by(verdict: PromptVerdict, table: Table) -> str:
+    """The phase and class of the request that took the blocks."""
     fate = verdict.evicted
     if fate is None or not fate.by:
         return "unknown"
@@ -242,42 +245,42 @@ def _age(verdict: PromptVerdict) -> float:
 
 
 def _evictions(lost: dict[str, list[tuple[int, float]]]) -> tuple[Eviction, ...]:
-    found = []
+    evictions = []
     for pressure, entries in lost.items():
         ages = np.array([age for _, age in entries if age == age])
         median, longest = (float(np.median(ages)), float(ages.max())) if len(ages) else (float("nan"),) * 2
-        found.append(Eviction(pressure, sum(tokens for tokens, _ in entries), median, longest))
-    return tuple(sorted(found, key=lambda eviction: -eviction.tokens))
+        evictions.append(Eviction(pressure, sum(tokens for tokens, _ in entries), median, longest))
+    return tuple(sorted(evictions, key=lambda eviction: -eviction.tokens))
 
 
-def _run_hits(table: dict[str, Any]) -> int | None:
+def _run_hits(table: Table) -> int | None:
     known = table["hit_tokens"][table["hit_tokens"] >= 0]
     return int(known.sum()) if len(known) else None
 
 
-def _disagreements(table: dict[str, Any], hits: Sequence[int]) -> tuple[Disagreement, ...]:
-    found = []
+def _disagreements(table: Table, hits: Sequence[int]) -> tuple[Disagreement, ...]:
+    differing = []
     for index, replayed in enumerate(hits):
-        own = int(table["hit_tokens"][index])
-        if own >= 0 and replayed >= 0 and own != replayed:
-            found.append(Disagreement(str(table["id"][index]), own, replayed))
-    return tuple(found)
+        recorded = int(table["hit_tokens"][index])
+        if recorded >= 0 and replayed >= 0 and recorded != replayed:
+            differing.append(Disagreement(str(table["id"][index]), recorded, replayed))
+    return tuple(differing)
 
 
 def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
     return tuple(
-        f"the {name} is {found.header.state}: {found.header.why}"
-        for name, found in (("run", run), ("replay", replayed))
-        if found.header.state != "complete"
+        f"the {name} is {one.header.state}: {one.header.why}"
+        for name, one in (("run", run), ("replay", replayed))
+        if one.header.state != "complete"
     )
 
 
 def with_misses(run: Run, found: Explanation) -> Run:
-    """The run with its causes in `header.extra["misses"]`; KvtuneError when they do not explain its own hits."""
+    """The run with its causes in `header.extra["misses"]`; KvtuneError when the replay's hits are not the run's."""
     if found.disagreements or found.not_admitted or found.run_hit_tokens != found.hit_tokens:
         raise KvtuneError(
             f"the causes are not stored: the replay differs from the run in {len(found.disagreements)} requests",
-            "they explain the replay, not the run; read them from --json",
+            "they explain the replay, not the run; --json prints them",
         )
     extra = {**run.header.extra, "misses": found.misses}
     return Run(msgspec.structs.replace(run.header, extra=extra), run.tables)

@@ -1,6 +1,6 @@
-"""Settings that might turn the largest causes of a run's misses into hits. Guesses only: explain replays each one.
+"""Proposes settings that may turn the largest causes of a run's misses into hits. `explain` replays each proposal.
 
-Pure: from an explanation and the settings that were replayed to other settings.
+Pure functions of the causes and of the settings that were replayed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from kvtune.layout.plan import match_units
 from kvtune.run.types import EngineInfo
 from kvtune.sim.settings import SimSettings
 
-LEAST_SHARE = 0.005  # of the prompt tokens: causes below this are not worth a replay
+LEAST_SHARE = 0.005
+"""Causes below this share of the prompt tokens are not worth a replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`change` says in words what `settings` change."""
+    """Settings to try; `change` says in words what differs from the replayed ones."""
 
     cause: str
     change: str
@@ -30,7 +31,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What was replayed, in the words that remedies need. `unit`: hits land on multiples of it."""
+    """What was replayed, as far as remedies depend on it. `unit`: hits end at multiples of so many tokens."""
 
     settings: SimSettings
     blocks: int
@@ -38,7 +39,7 @@ class Situation:
     retention: int | None
     window: int
     states: bool
-    pool_bytes: int = 0  # of a model with states, where its blocks could be packed on this machine; else 0
+    pool_bytes: int = 0  # where the model has states and its blocks can be packed on this machine; else 0
 
     @property
     def core(self) -> CoreSettings:
@@ -47,19 +48,19 @@ class Situation:
         return parse(self.settings.core_settings)
 
     def flags(self, **values: int | str | None) -> SimSettings:
-        """The same engine with these flags of vLLM instead of its own; None takes a flag away."""
+        """The same engine with these vLLM flags changed or added; None removes a flag."""
         arguments = list(self.settings.engine_args)
         for name, value in values.items():
             arguments = with_flag(arguments, name.replace("_", "-"), value)
         return msgspec.structs.replace(self.settings, engine_args=arguments)
 
     def with_core(self, **values: Any) -> SimSettings:
-        own = self.settings.core_settings if self.settings.core == "kvtune" else {}
-        return msgspec.structs.replace(self.settings, core="kvtune", core_settings={**own, **values})
+        current = self.settings.core_settings if self.settings.core == "kvtune" else {}
+        return msgspec.structs.replace(self.settings, core="kvtune", core_settings={**current, **values})
 
 
 def situation(settings: SimSettings, engine: EngineInfo, *, ran_on: str = "") -> Situation:
-    """`ran_on`: the device of the run; other blocks than its own can be made for this machine's only."""
+    """`ran_on`: the run's device. Blocks of other sizes can be simulated for this machine's device only."""
     windows = [int(group.get("sliding_window") or 0) for group in engine.groups]
     retention = engine.settings.get("retention_interval", 0)
     return Situation(
@@ -78,31 +79,31 @@ def has_states(engine: EngineInfo) -> bool:
 
 
 def pool_bytes(engine: EngineInfo) -> int:
-    """What the pool takes: every block is as large as the largest group's."""
+    """Size of the pool: every block is as large as the largest group's."""
     sizes = [int(group.get("page_bytes", 0)) * int(group.get("layers", 0)) for group in engine.groups]
     return engine.num_blocks * max(sizes, default=0)
 
 
 def floor_of(engine: EngineInfo, packed: bool) -> str:
-    """Below what no shared prefix can hit, and why, where states decide it; else ""."""
+    """The shortest shared prefix that can hit, and why, in a model with states; else ""."""
     if not has_states(engine):
         return ""
     tokens = max(int(group.get("block_size", 0)) for group in engine.groups)
     holds = (
-        "all attention layers' pages of a block together hold states (core.packed)"
+        "its pages in all attention layers together hold states (core.packed)"
         if packed
-        else "one attention layer's page must hold one state (core.packed makes smaller blocks, where it can run)"
+        else "its page in one attention layer must hold one state (core.packed makes blocks smaller, where supported)"
     )
-    return f"the floor: a block is {tokens:,} tokens, and no shared prefix shorter than it can hit: {holds}"
+    return f"a block is {tokens:,} tokens, and no shorter prefix can hit: {holds}"
 
 
 def candidates(misses: dict[str, int], query_tokens: int, at: Situation) -> list[Option]:
-    """Options for the largest causes first, each cause's likeliest first, in turns; no change twice."""
+    """Options without repeats, taken in turns from the causes (largest first), each cause's likeliest option first."""
     causes = sorted(
         (c for c in REMEDIES if misses.get(c, 0) > LEAST_SHARE * query_tokens), key=lambda c: -misses[c]
     )
     queues = [[Option(cause, change, new) for change, new in REMEDIES[cause](at)] for cause in causes]
-    found: list[Option] = []
+    options: list[Option] = []
     seen: set[str] = set()
     while any(queues):
         for queue in queues:
@@ -110,12 +111,12 @@ def candidates(misses: dict[str, int], query_tokens: int, at: Situation) -> list
                 option = queue.pop(0)
                 if option.change not in seen:
                     seen.add(option.change)
-                    found.append(option)
-    return found
+                    options.append(option)
+    return options
 
 
 def combined(options: Sequence[Option], at: Situation) -> list[Option]:
-    """Where no single change helps: the first two again, with twice the pool, which may be what they lack."""
+    """The first two options again, each with twice the pool: for runs in which no single change helps."""
     if not at.blocks:
         return []
     blocks = 2 * at.blocks
@@ -131,7 +132,7 @@ def combined(options: Sequence[Option], at: Situation) -> list[Option]:
 
 
 def changed_flags(option: Option, at: Situation) -> set[str]:
-    """Names of vLLM's flags that an option gives and the replayed engine did not."""
+    """Names of vLLM's flags that an option adds or changes."""
     new = set(option.settings.engine_args) - set(at.settings.engine_args)
     return {argument.removeprefix("--") for argument in new if argument.startswith("--")} | (
         {"num-gpu-blocks-override"} if option.settings.block_tokens != at.settings.block_tokens else set()
@@ -145,13 +146,19 @@ def _for_eviction(at: Situation) -> Iterator[Change]:
     yield from _kvtune_core(at)
     if at.settings.core == "kvtune":
         core = at.core
-        if core.policy != "two_class":
-            yield f"core.policy {core.policy} -> two_class", at.with_core(policy="two_class")
-        share = 0.5 if core.protected_share > 0.6 else 0.8
-        yield (
-            f"core.protected_share {core.protected_share:g} -> {share:g}",
-            at.with_core(protected_share=share),
-        )
+        if core.policy != "density":
+            yield f"core.policy {core.policy} -> density", at.with_core(policy="density")
+        else:
+            yield (
+                "core.policy density -> two_class, reuse_bonus_s 1e9",
+                at.with_core(policy="two_class", reuse_bonus_s=1e9),
+            )
+        if core.policy == "tiered":
+            share = 0.5 if core.protected_share > 0.6 else 0.8
+            yield (
+                f"core.protected_share {core.protected_share:g} -> {share:g}",
+                at.with_core(protected_share=share),
+            )
     if at.blocks:
         for factor in (1.5, 2.0):
             blocks = int(at.blocks * factor)
@@ -177,7 +184,7 @@ def _for_retention(at: Situation) -> Iterator[Change]:
         if interval != at.retention:
             changes: dict[str, int | str | None] = {"prefix_cache_retention_interval": interval}
             also = ""
-            if at.states:  # a state exists only where a chunk ends
+            if at.states:  # a state can be kept only at the end of a chunk
                 changes["max_num_batched_tokens"] = interval
                 also = f" with --max-num-batched-tokens {interval}"
             yield f"--prefix-cache-retention-interval {now} -> {interval}{also}", at.flags(**changes)
@@ -191,9 +198,12 @@ def _for_partial(at: Situation) -> Iterator[Change]:
             changed = replace(at, settings=small).flags(
                 num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=at.pool_bytes
             )
-            yield "core.packed: the smallest blocks that hold a state, same memory", changed
+            yield "core.packed: the smallest blocks that hold a state (same memory)", changed
         if unit is not None:
-            yield f"--prefix-match-unit {unit} (hits land on {at.unit} now)", at.flags(prefix_match_unit=unit)
+            yield (
+                f"--prefix-match-unit {unit} (hits now end at multiples of {at.unit})",
+                at.flags(prefix_match_unit=unit),
+            )
         return
     block = at.settings.block_tokens or at.unit
     if block >= 32 and block % 32 == 0:
@@ -224,7 +234,7 @@ REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {
 
 
 def with_flag(arguments: Sequence[str], name: str, value: int | str | None) -> list[str]:
-    """vLLM's command line with `--name value` instead of what it says of `name`; "" is a switch, None takes it away."""
+    """The command line with `--name value` in place of any other `--name`; "": a switch; None: without it."""
     kept: list[str] = []
     skipping = False
     for argument in arguments:

@@ -1,4 +1,4 @@
-"""An explanation as lines of text and as JSON. Draws, computes nothing but shares."""
+"""An explanation as lines of text and as JSON. Computes nothing but shares."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvtune.sim.worker import Report
 from kvtune.units import count, ms, percent
 
 SHOWN_DISAGREEMENTS = 3
-TELL_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
 
 
-class Told(View):
-    """Phases on standard error, and every ten seconds how far a replay is."""
+class ConsoleView(View):
+    """Prints each phase on standard error, and a replay's progress every ten seconds."""
 
     def __init__(self) -> None:
         self._last = monotonic()
@@ -27,7 +27,7 @@ class Told(View):
         print(f"{text} ..", file=sys.stderr)
 
     def progress(self, report: Report) -> None:
-        if monotonic() - self._last < TELL_EVERY_S or not report.finished:
+        if monotonic() - self._last < REPORT_EVERY_S or not report.finished:
             return
         self._last = monotonic()
         left_s = report.elapsed_s * (report.requests / report.finished - 1)
@@ -52,16 +52,16 @@ def lines(found: Explanation) -> Iterator[str]:
         yield from _table("by class", found.by_class)
     if found.by_group:
         yield ""
-        yield "by KV cache group (whose doing it was)"
+        yield "by the KV cache group that caused it"
         for group, counts in found.by_group.items():
-            said = ", ".join(f"{cause} {count(tokens)}" for cause, tokens in counts.items() if tokens)
-            yield f"  {group:<24} {said}"
+            causes = ", ".join(f"{cause} {count(tokens)}" for cause, tokens in counts.items() if tokens)
+            yield f"  {group:<24} {causes}"
     if found.evictions:
         yield ""
         yield "evicted by"
         for eviction in found.evictions:
-            ago = f"median {ms(eviction.median_age_s * 1000)} before, longest {ms(eviction.max_age_s * 1000)}"
-            yield f"  {eviction.pressure:<32} {count(eviction.tokens):>12} tokens, {ago}"
+            age = f"median {ms(eviction.median_age_s * 1000)} before the miss, at most {ms(eviction.max_age_s * 1000)}"
+            yield f"  {eviction.pressure:<32} {count(eviction.tokens):>12} tokens, {age}"
     yield from _remedies(found)
     yield from _checks(found)
 
@@ -80,7 +80,7 @@ def _remedies(found: Explanation) -> Iterator[str]:
     if not found.remedies:
         return
     yield ""
-    yield "what would have helped (each replayed)"
+    yield "remedies, each replayed"
     query = found.query_tokens
     for remedy in found.remedies:
         if remedy.error:
@@ -88,36 +88,36 @@ def _remedies(found: Explanation) -> Iterator[str]:
             continue
         points = 100 * remedy.gain_tokens / query if query else 0.0
         after = percent(remedy.hit_tokens, query)
-        yield f"  {points:>+7.1f} %  {remedy.change}: {after} hit (against {remedy.cause})"
+        yield f"  {points:>+7.1f} %  {remedy.change}: {after} hit (for {remedy.cause})"
 
 
 def _checks(found: Explanation) -> Iterator[str]:
     yield ""
     if found.run_hit_tokens is None:
-        yield "the run did not record hits by request: the replay could not be checked against it"
+        yield "the run did not record hits per request, so the replay could not be checked against it"
     elif not found.disagreements:
-        yield f"checked: the replay hits what the run hit, request by request ({count(found.run_hit_tokens)} tokens)"
+        yield f"checked: run and replay hit the same tokens in every request ({count(found.run_hit_tokens)} in all)"
     else:
         yield (
             f"the replay differs from the run in {count(len(found.disagreements))} of {count(found.requests)} "
             f"requests: the run hit {count(found.run_hit_tokens)} tokens, the replay {count(found.hit_tokens)} "
-            "(what stands above explains the replay)"
+            "(the figures above explain the replay)"
         )
         for one in found.disagreements[:SHOWN_DISAGREEMENTS]:
             yield f"  {one.request}: run {count(one.run_hit_tokens)}, replay {count(one.replayed_hit_tokens)}"
     if found.not_admitted:
-        yield f"{count(found.not_admitted)} requests were never admitted and do not count"
+        yield f"{count(found.not_admitted)} requests were never admitted and are left out"
     yield from found.notes
 
 
 def to_json(found: Explanation) -> dict[str, Any]:
-    """One JSON object; `prefix_cache` as in a run's summary."""
-    said = asdict(found)
-    said["disagreements"] = said["disagreements"][:100]
+    """The `--json` object; `prefix_cache` as in a run's summary."""
+    fields = asdict(found)
+    fields["disagreements"] = fields["disagreements"][:100]
     cache = {
-        "query_tokens": said.pop("query_tokens"),
-        "hit_tokens": said.pop("hit_tokens"),
+        "query_tokens": fields.pop("query_tokens"),
+        "hit_tokens": fields.pop("hit_tokens"),
         "hit_rate": found.hit_rate,
-        "misses": said.pop("misses"),
+        "misses": fields.pop("misses"),
     }
-    return {"schema": 1, "prefix_cache": cache, **said, "differing_requests": len(found.disagreements)}
+    return {"schema": 1, "prefix_cache": cache, **fields, "differing_requests": len(found.disagreements)}

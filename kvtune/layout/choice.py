@@ -1,7 +1,7 @@
-"""The ways to make blocks for a model with states (stock's, and packed with k states a block), beside each other.
+"""Compares the block layouts of a model with states: stock's, and packed ones with k states per block.
 
-Pure arithmetic on `planner`: what each costs, how finely it hits, which are worth having, which one to take. Hits are
-what a cache that forgets nothing could give at that block size: an upper bound, which `kvtune sweep` replays.
+Pure arithmetic on plans (`plan.py`): what each layout costs, how finely it hits, and which one is recommended. Hit
+shares are those of an infinite cache at that block size: upper bounds. `kvtune sweep` replays the layouts.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import Workload
 
 LEAST_CAPACITY = 0.98
-"""Of stock's. A layout that holds fewer requests must save at least as large a share of the tokens to compute."""
+"""Least capacity over stock's. A layout below it must save a larger share of the prompt work than it loses capacity."""
 
-WORTH_SHARE = 0.01  # of the prompt tokens: a layout that hits less than this more is not worth a change
+WORTH_SHARE = 0.01
+"""Least gain in hits, as a share of the prompt tokens, that is worth another layout."""
 
-REQUEST_TOKENS = 4096  # of a request, where no workload says otherwise
+REQUEST_TOKENS = 4096
+"""Length of a request where no workload is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What decides between layouts: lengths of whole requests, and of what each prompt shares with earlier ones."""
+    """A workload as layouts see it: lengths of whole requests, and of the prefix that each shares with earlier ones."""
 
     lengths: tuple[int, ...] = (REQUEST_TOKENS,)
     prompt_tokens: int = 0
@@ -41,7 +43,7 @@ class Load:
     name: str = ""
 
     def hit_share(self, block_tokens: int) -> float | None:
-        """Of the prompt tokens; None where no workload was given."""
+        """Share of the prompt tokens that an infinite cache hits; None where no workload was given."""
         if not self.prompt_tokens:
             return None
         return sum(tokens // block_tokens * block_tokens for tokens in self.shared) / self.prompt_tokens
@@ -49,13 +51,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`states` per packed block, 0 for stock's layout. `capacity`: requests that fit, over stock's."""
+    """`states`: per packed block; 0 for stock's layout. `fit`: requests that run at once; `capacity`: over stock's."""
 
     states: int
     plan: BlockPlan
     fit: float
     capacity: float
-    resend_tokens: int  # hits of a prompt sent again land on multiples of it, with --prefix-match-unit
+    resend_tokens: int  # hits of a prompt sent again end at multiples of this, with --prefix-match-unit
     waste: Waste  # of a running request of mean length
     hit_share: float | None
     on_front: bool = False  # no other layout has smaller blocks, holds more requests and has fewer groups
@@ -84,7 +86,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """All of a model's, stock's first. `refusal`: why packed blocks are not to be had (then only stock's is here)."""
+    """A model's layouts, stock's first. `refusal`: why packed blocks are not available; stock's is then alone."""
 
     rows: tuple[Layout, ...]
     pool_bytes: int
@@ -107,7 +109,7 @@ class Layouts:
 
 
 def load_of(workload: Workload) -> Load:
-    """What a workload asks of a cache that forgets nothing."""
+    """The load of a workload, with the prefixes that an infinite cache would share."""
     tree, shared, lengths, prompts = PrefixTree(), [], [], 0
     for request in workload.requests:
         shared.append(min(tree.match(request.prompt), request.prompt_tokens - 1))
@@ -126,7 +128,7 @@ def layouts_of(
     asked_block: int | None = None,
     refusal: str = "",
 ) -> Layouts:
-    """Every layout of a model with states in a pool of so many bytes. `refusal`: why this engine cannot pack."""
+    """Every layout of a model with states, in a pool of `pool_bytes`. `refusal`: why this engine cannot pack."""
     load = load or Load()
     stock = plan_per_layer(shape, backend, asked_block)
     refusal = refusal or packing_refusal(shape)
@@ -152,49 +154,49 @@ def layouts_of(
 
 
 def recommend(rows: Sequence[Layout], refusal: str = "") -> tuple[int, str]:
-    """The layout to take (an index) and why. Stock's is always allowed; it stays where nothing is gained.
+    """Index of the recommended layout, and why. Stock's stays where no other gains enough.
 
-    Of layouts that hit about alike, the one with the fewest groups: each costs host time in every step.
+    Of layouts that hit about as much, the one with the fewest groups: each group costs host time in every step.
     """
     stock = rows[0]
     if refusal:
-        return 0, f"packed blocks are not to be had: {refusal}"
+        return 0, f"packed blocks are not available: {refusal}"
     if len(rows) == 1:
         return 0, "no packed block is smaller than stock's"
     allowed = [n for n, row in enumerate(rows) if n and (row.capacity >= LEAST_CAPACITY or pays(row, stock))]
     if not allowed:
         return 0, f"every packed layout holds less than {LEAST_CAPACITY:g}x of stock's requests" + (
-            "" if stock.hit_share is None else ", and none saves as much prompt work as it loses"
+            "" if stock.hit_share is None else ", and none saves as much prompt work as it costs capacity"
         )
     if stock.hit_share is None:
         return (
             0,
-            "smaller blocks are worth their groups where prefixes are shared: name a workload (-w) to weigh them",
+            "smaller blocks pay where prefixes are shared, and cost host time: give a workload (-w) to weigh them",
         )
     most = max(rows[n].hit_share or 0.0 for n in allowed)
     if most - stock.hit_share < WORTH_SHARE:
         return (
             0,
-            f"this workload's prefixes gain {100 * max(most - stock.hit_share, 0.0):.1f} points of hits at most",
+            f"smaller blocks gain this workload {100 * max(most - stock.hit_share, 0.0):.1f} points of hits at most",
         )
     near = [n for n in allowed if (rows[n].hit_share or 0.0) > most - WORTH_SHARE]
     best = min(near, key=lambda n: (rows[n].plan.groups, -rows[n].capacity))
     row = rows[best]
     return best, (
-        f"up to {row.hit_share or 0.0:.1%} of the prompt tokens can hit (stock's blocks: {stock.hit_share:.1%}) "
-        f"at {row.capacity:.2f}x of the requests, with {row.plan.groups} groups"
+        f"up to {row.hit_share or 0.0:.1%} of the prompt tokens can hit (stock's blocks: {stock.hit_share:.1%}), "
+        f"with room for {row.capacity:.2f}x as many requests, in {row.plan.groups} groups"
     )
 
 
 def pays(row: Layout, stock: Layout) -> bool:
-    """Whether prefix reuse makes up for requests that do not fit: prompt work shrinks at least as much as capacity."""
+    """Whether hits make up for lost capacity: the prompt work shrinks by at least the same factor."""
     if row.hit_share is None or stock.hit_share is None:
         return False
     return 1.0 - row.hit_share <= row.capacity * (1.0 - stock.hit_share)
 
 
 def _fit(plan: BlockPlan, pool_bytes: int, lengths: Sequence[int]) -> float:
-    """Requests of these lengths that run at once, on average."""
+    """How many requests of these lengths run at once, on average."""
     held = sum(plan.request_blocks(tokens) for tokens in lengths) / len(lengths)
     return max(pool_bytes // plan.block_bytes - 1, 0) / held
 

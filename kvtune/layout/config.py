@@ -1,7 +1,7 @@
-"""A model's KV shape (planner.ModelShape) read from its config.json: plain dicts, no vLLM, no transformers.
+"""Reads a model's KV shape (`plan.ModelShape`) from its config.json: plain dicts, no vLLM, no transformers.
 
-One reader per family of state layers; tests compare each with what vLLM itself computes. Shapes are of one
-tensor parallel rank. Data types that vLLM resolves per family (the recurrent state's) are resolved so here.
+One reader per family of state layers; tests compare each with what vLLM computes. Shapes are of one tensor parallel
+rank. The recurrent states' data type follows vLLM's rule for each family.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Config = dict[str, Any]
 
 
 class StateTypes(TypedDict):
-    """What decides the type of recurrent states: --dtype, --mamba-ssm-cache-dtype, the platform's rule."""
+    """What decides the data type of recurrent states: --dtype, --mamba-ssm-cache-dtype, and the platform."""
 
     dtype: str
     state_dtype: str
@@ -51,7 +51,7 @@ def shape_of(
     """The shape of the model that `config` describes, on one of `tensor_parallel` ranks.
 
     `dtype`, `kv_cache_dtype`, `state_dtype` are vLLM's --dtype, --kv-cache-dtype, --mamba-ssm-cache-dtype.
-    `float32_states`: the platform's rule (planner.Backend).
+    `float32_states`: the platform keeps states in float32 (`plan.Backend`).
     """
     family = family_of(config)
     text = config.get("text_config") or config
@@ -65,8 +65,8 @@ def shape_of(
         state_layers, states = reader(fields, tensor_parallel, model_dtype, resolved)
     elif fields.get("layer_types") and {"mamba", "linear_attention"} & set(fields.get("layer_types")):
         raise UsageError(
-            f"{fields.source}: field model_type: state layers of {family!r} are not known to the planner",
-            f"known: {', '.join(sorted(STATE_READERS))}; `kvtune doctor` asks vLLM itself if installed",
+            f"{fields.source}: field model_type: state layers of {family!r} are not supported by the planner",
+            f"supported: {', '.join(sorted(STATE_READERS))}; with vLLM installed, `kvtune doctor` asks vLLM",
         )
     attention, window_layers = _attention_layers(fields, family, state_layers)
     return ModelShape(
@@ -83,7 +83,7 @@ def shape_of(
 
 
 class _Fields:
-    """A config's fields by name, with an error that names the missing one."""
+    """A config's fields by name. A missing one is an error that names it."""
 
     def __init__(self, config: Config, source: str) -> None:
         self.config = config
@@ -94,7 +94,7 @@ class _Fields:
         return default if value is None else value
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """The first of the fields `names` that is there."""
+        """The first of the fields `names` that the config has."""
         for name in names:
             value = self.config.get(name)
             if value is not None:
@@ -108,9 +108,8 @@ class _Fields:
 
     def head_dim(self) -> int:
         heads = self.number("num_attention_heads")
-        if (
-            self.config.get("model_type") == "zamba2"
-        ):  # its attention sees hidden states and embeddings side by side
+        # Zamba2's attention reads hidden states and embeddings, concatenated.
+        if self.config.get("model_type") == "zamba2":
             return self.number("attention_head_dim", default=2 * self.number("hidden_size") // heads)
         return self.number("head_dim", "attention_head_dim", default=self.number("hidden_size") // heads)
 
@@ -125,7 +124,7 @@ class _Fields:
 def _dtype(asked: str, fallback: str) -> str:
     name = str(fallback if asked == "auto" else asked).removeprefix("torch.")
     if name not in ELEMENT_BYTES:
-        raise UsageError(f"data type {name!r} is not known", f"known: {', '.join(ELEMENT_BYTES)}")
+        raise UsageError(f"data type {name!r} is not supported", f"supported: {', '.join(ELEMENT_BYTES)}")
     return name
 
 
@@ -137,15 +136,17 @@ def _model_dtype(config: Config, asked: str) -> str:
 def state_dtype_of(
     config: Config, *, dtype: str = "auto", state_dtype: str = "auto", float32_states: bool = False
 ) -> str:
-    """The recurrent state's type: asked for, or the family's own rule in vLLM, or the platform's, or the model's.
+    """The recurrent states' data type: the flag's, or else vLLM's for the family, the platform's, or the model's.
 
-    Empty for a model without states. Parameters as of `shape_of`.
+    Empty for a model without states. Parameters as in `shape_of`.
     """
     family, text = family_of(config), config.get("text_config") or config
     if family not in STATE_READERS:
         return ""
     model_dtype, asked = _model_dtype(config, dtype), state_dtype
-    if STATE_READERS[family] is _short_conv:  # a convolution's window only, always of the model's type
+    if (
+        STATE_READERS[family] is _short_conv
+    ):  # these states are convolution windows, always of the model's type
         return model_dtype
     if asked == "auto":
         if family == "nemotron_h":
@@ -158,24 +159,24 @@ def state_dtype_of(
 
 
 def keeps_asked_state_dtype(family: str) -> bool:
-    """Whether --mamba-ssm-cache-dtype is heeded where the platform keeps states in float32.
+    """Whether --mamba-ssm-cache-dtype works where the platform keeps states in float32.
 
-    vLLM heeds it where transformers calls a layer `linear_attention`, and so calls most families' Mamba layers, too.
+    vLLM applies it where transformers calls a layer `linear_attention`, as it does in most families with Mamba layers.
     """
     return family != "falcon_h1"
 
 
 def family_of(config: Config) -> str:
-    """The name by which `STATE_READERS` knows a model."""
+    """The model's key in `STATE_READERS`."""
     text = config.get("text_config") or config
     return str(text.get("model_type", config.get("model_type", ""))).removesuffix("_text")
 
 
 def _attention_layers(fields: _Fields, family: str, state_layers: int) -> tuple[int, int]:
-    """Layers with whole and with windowed attention."""
+    """Numbers of layers with full and with windowed attention."""
     layers = fields.number("num_hidden_layers")
     kinds = fields.layer_kinds()
-    if family == "falcon_h1":  # attention and state side by side in every layer
+    if family == "falcon_h1":  # every layer has both attention and a state
         return layers, 0
     if family == "zamba2":
         return sum(kind == "hybrid" for kind in kinds) or len(fields.get("hybrid_layer_ids", [])), 0
@@ -207,7 +208,7 @@ def _mamba2(
     dtype: str,
     state_dtype: str,
 ) -> tuple[StateTensor, ...]:
-    # Groups that do not divide by the ranks are replicated until they do.
+    # Where the groups do not divide evenly among the ranks, some are replicated.
     groups += 0 if groups % ranks == 0 else ranks - groups
     conv = (kernel - 1, (inner + 2 * groups * state) // ranks)
     return (

@@ -1,7 +1,7 @@
-"""Block sizes of hybrid attention + state-space models, from shapes alone: no vLLM, no torch, any process.
+"""Plans block sizes of hybrid attention + state-space models from their shapes. No vLLM, no torch; runs anywhere.
 
-Two rules turn a model's shape into legal block sizes. Per layer (vLLM today): one attention layer's page
-holds one state. Aggregate: all attention layers' pages together hold `k` states. `BlockPlan`: what it costs.
+Two rules give legal block sizes. Per layer (vLLM's): one attention layer's page of a block holds one state. Aggregate
+(core.packed): all attention layers' pages of a block together hold k states. A `BlockPlan` says what a size costs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PER_LAYER = "per-layer"
 AGGREGATE = "aggregate"
 
 STATES_HELD_RUNNING = 2
-"""State blocks that a running request holds per state group: the one it reads and the one it writes."""
+"""State blocks per state group that a running request holds: one to read from and one to write to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What decides a model's KV layout on one rank. `states` is what ONE state layer keeps for one sequence.
+    """What decides a model's KV layout on one rank. `states`: what one state layer keeps for one sequence.
 
-    `window_layers` attend to the last `window` tokens only; `attention_layers` to everything.
+    `window_layers` attend to the last `window` tokens only, `attention_layers` to all tokens.
     """
 
     name: str
@@ -56,12 +56,12 @@ class ModelShape:
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token in all layers that keep it for the whole sequence."""
+        """Keys and values of one token in all full-attention layers."""
         return self.attention_layers * self.layer_token_bytes
 
     @property
     def state_bytes(self) -> int:
-        """One state layer's state of one sequence."""
+        """The state of one sequence in one state layer."""
         return sum(state.size_bytes for state in self.states)
 
     @property
@@ -71,9 +71,9 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Block sizes of a device's attention backend: multiples of `alignment`; `default` when none is asked.
+    """Block sizes of a device's attention backend: multiples of `alignment`; `default` without --block-size.
 
-    `float32_states`: vLLM keeps recurrent states in float32 there, whatever the model's type (planner_config).
+    `float32_states`: vLLM keeps recurrent states in float32 on this device, whatever the model's type.
     """
 
     name: str
@@ -85,31 +85,33 @@ class Backend:
 GPU = Backend("gpu", alignment=16, default=16)
 CPU = Backend("cpu", alignment=32, default=128)
 CPU_BF16 = Backend("cpu", alignment=32, default=128, float32_states=True)
-"""A CPU without AVX-512 BF16, and one with it."""
+"""`CPU`: without AVX-512 BF16; `CPU_BF16`: with it."""
 
 
 def cpu_backend(avx512_bf16: bool) -> Backend:
-    """The backend of a CPU that has AVX-512 BF16, or has it not (run.cpu knows of this machine's)."""
+    """The backend of a CPU with or without AVX-512 BF16 (`run.cpu` says which this machine's is)."""
     return CPU_BF16 if avx512_bf16 else CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Bytes that a running sequence holds and does not need, by cause; with `useful` they are all that it holds."""
+    """The bytes that a running sequence holds: `useful`, and wasted by cause. Together they are all of them."""
 
     useful: int  # keys and values of its tokens, and one state of each state layer
-    state_slot: int  # the second state of each: vLLM writes the next one beside the one it reads
-    page_pad: int  # of state blocks: what the states in them do not fill
-    padding: int  # layers (stock) or states (packed) that only fill a group up
-    tail: int  # of the last blocks of attention: tokens that are not there yet
+    state_slot: (
+        int  # second slot of each state: vLLM writes the next state there while it reads the current one
+    )
+    page_pad: int  # of state blocks: bytes behind the states in them
+    padding: int  # layers (stock) or states (packed) that pad a group to full size
+    tail: int  # of the last attention blocks: room for tokens to come
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
     """One legal block size under one rule, and what it costs.
 
-    A block is what the pool hands out: `block_bytes`, filled by one group. A group of attention keeps
-    `block_tokens` tokens of `attention_group_layers` layers in it, one of states `states_per_block` states.
+    The pool allocates blocks of `block_bytes`, each to one group. An attention group keeps `block_tokens` tokens of
+    `attention_group_layers` layers in a block, a state group `states_per_block` states.
     """
 
     rule: str
@@ -121,8 +123,8 @@ class BlockPlan:
     state_groups: int
     states_per_block: int
     padding_layers: int
-    page_pad_bytes: int  # of each state block: not covered by the states it holds
-    tail_bytes: int  # lost on average in the last, half filled attention block of a sequence
+    page_pad_bytes: int  # of each state block, behind the states in it
+    tail_bytes: int  # lost on average in the last, half filled attention blocks of a sequence
     shape: ModelShape
 
     @property
@@ -131,26 +133,26 @@ class BlockPlan:
 
     @property
     def state_pad_share(self) -> float:
-        """Share of a state block that holds nothing."""
+        """Unused share of a state block."""
         return self.page_pad_bytes / self.block_bytes if self.state_groups else 0.0
 
     def request_blocks(self, tokens: int) -> int:
-        """Blocks that a running sequence of `tokens` holds, all groups together."""
+        """Blocks that a running sequence of `tokens` holds in all groups."""
         whole = self.attention_groups * ceil(tokens / self.block_tokens)
         kept = min(tokens, self.shape.window - 1) if self.shape.window else 0
         window = self.window_groups * (ceil(kept / self.block_tokens) + 1 if kept else 0)
         return whole + window + self.state_groups * STATES_HELD_RUNNING
 
     def requests_that_fit(self, pool_bytes: int, tokens: int) -> int:
-        """Sequences of `tokens` that run at once in `pool_bytes`, less the block that vLLM keeps as null."""
+        """Sequences of `tokens` that run at once in `pool_bytes`; one block is vLLM's null block."""
         blocks = pool_bytes // self.block_bytes - 1
         return max(blocks, 0) // self.request_blocks(tokens)
 
     def waste(self, tokens: int) -> Waste:
-        """What a running sequence of `tokens` holds, by what it is for. Models with windows are not taken apart."""
+        """The bytes that a running sequence of `tokens` holds, by use. UsageError for models with sliding windows."""
         shape, held = self.shape, self.request_blocks(tokens) * self.block_bytes
         if shape.window_layers:
-            raise UsageError(f"{shape.name} has sliding windows: the waste of its blocks is not taken apart")
+            raise UsageError(f"{shape.name} has sliding windows: waste by cause is not supported for them")
         blocks = ceil(tokens / self.block_tokens)
         states = shape.state_layers * shape.state_bytes
         attention = blocks * self.block_tokens * shape.token_bytes
@@ -166,7 +168,7 @@ class BlockPlan:
         return Waste(useful, second, held - useful - second - filler - tail, filler, tail)
 
     def waste_share(self, tokens: int) -> float:
-        """Share of a running sequence's blocks that holds neither keys and values of tokens nor states."""
+        """Share of a running sequence's blocks that holds neither keys and values nor states."""
         shape = self.shape
         held = self.request_blocks(tokens) * self.block_bytes
         kept = min(tokens, shape.window - 1) if shape.window else 0
@@ -183,12 +185,12 @@ def least_block_tokens(shape: ModelShape, alignment: int) -> int:
 
 
 def plan_per_layer(shape: ModelShape, backend: Backend, requested: int | None = None) -> BlockPlan:
-    """What vLLM makes of `--block-size requested` (None: its default): it aligns the floor to the request."""
+    """vLLM's plan for `--block-size requested` (None: its default): the least legal multiple of it."""
     if requested is not None and requested < 1:
         raise UsageError(f"block size {requested} is not positive", "give --block-size 16 or more")
     if requested is not None and requested % backend.alignment and not shape.hybrid:
         raise UsageError(
-            f"block size {requested} is no multiple of {backend.alignment}: no {backend.name} kernel takes it",
+            f"block size {requested} is not a multiple of {backend.alignment}: no {backend.name} kernel supports it",
             f"give --block-size {backend.alignment * ceil(requested / backend.alignment)}",
         )
     alignment = max(backend.alignment, backend.default if requested is None else requested)
@@ -200,7 +202,7 @@ def plan_per_layer(shape: ModelShape, backend: Backend, requested: int | None = 
 def plan_aggregate(shape: ModelShape, backend: Backend, block_tokens: int) -> BlockPlan:
     """The plan of a block of `block_tokens` whose attention layers together hold as many states as fit."""
     if not shape.hybrid:
-        raise UsageError(f"{shape.name} keeps no states: the aggregate rule needs attention and state layers")
+        raise UsageError(f"{shape.name} has no states: the aggregate rule needs attention and state layers")
     block_bytes = block_tokens * shape.token_bytes
     states = min(block_bytes // shape.state_bytes, shape.state_layers)
     if states == 0:
@@ -234,7 +236,7 @@ def least_aggregate_tokens(shape: ModelShape, backend: Backend, states: int = 1)
 
 
 def legal_per_layer(shape: ModelShape, backend: Backend, max_tokens: int) -> list[BlockPlan]:
-    """All distinct plans that some `--block-size` leads to, smallest first, up to blocks of `max_tokens`."""
+    """The distinct plans that `--block-size` can lead to, up to blocks of `max_tokens`, smallest first."""
     plans: dict[int, BlockPlan] = {}
     for requested in range(backend.alignment, max_tokens + 1, backend.alignment):
         plan = plan_per_layer(shape, backend, requested)
@@ -258,7 +260,7 @@ def legal_aggregate(shape: ModelShape, backend: Backend, max_tokens: int) -> lis
 
 
 def packed_plans(shape: ModelShape, backend: Backend, max_tokens: int) -> dict[int, BlockPlan]:
-    """`core.states_per_block` -> the plan that it leads to, for blocks up to `max_tokens`; empty where none can be."""
+    """`core.states_per_block` -> its plan, for blocks up to `max_tokens`; empty for a model that cannot be packed."""
     if packing_refusal(shape):
         return {}
     plans = legal_aggregate(shape, backend, max_tokens)
@@ -266,7 +268,7 @@ def packed_plans(shape: ModelShape, backend: Backend, max_tokens: int) -> dict[i
 
 
 def packing_refusal(shape: ModelShape) -> str:
-    """Why a model cannot have packed blocks whatever runs it; empty when it can."""
+    """Why a model cannot have packed blocks in any engine; empty when it can."""
     if not shape.hybrid:
         return f"{shape.name} has no recurrent states beside attention"
     if shape.window_layers:
@@ -277,9 +279,9 @@ def packing_refusal(shape: ModelShape) -> str:
 def sweep_candidates(
     shape: ModelShape, backend: Backend, max_model_len: int, limit: int = 6, prompts: Iterable[int] = ()
 ) -> list[int]:
-    """`--block-size` values worth a trial: distinct effective sizes from the smallest up, roughly doubling.
+    """`--block-size` values worth a trial: distinct effective sizes, from the smallest up, roughly doubling.
 
-    Sizes above `max_model_len`, or above the longest of `prompts` where given, are left out: no hits there.
+    Sizes above `max_model_len`, or above the longest of `prompts`, are left out: nothing could hit.
     """
     longest = max(prompts, default=max_model_len)
     ceiling = min(max_model_len, longest)
@@ -296,7 +298,7 @@ def match_units(block_tokens: int, alignment: int) -> list[int]:
 
 
 def _uniform_page_plan(shape: ModelShape, block_tokens: int) -> BlockPlan:
-    """vLLM's grouping of layers with equal pages: groups as large as the smallest kind, the last padded."""
+    """vLLM's grouping of layers with equal pages: groups as large as the rarest kind of layer, the last ones padded."""
     kinds = (shape.attention_layers, shape.window_layers, shape.state_layers)
     present = [layers for layers in kinds if layers]
     if not present:

@@ -1,0 +1,38 @@
+"""The instruments of a profiled engine.
+
+In: the environment (`KVTUNE_PROBE`, `KVTUNE_RUN_DIR`), set by `engine/profile.py` and `engine/launch.py`. Out: one ring
+file and one status file per engine process, psutil samples, py-spy files; `engine/record.py` merges them.
+A probe that fails switches itself off and says so.
+Imported by: engine, evidence, sim.
+
+In vLLM's processes:
+    plugin.py      the entry point: installs the instruments of a level, also after a fork
+    ring.py        fixed 128-byte records in a memory-mapped, preallocated file; each ends with its sequence number
+    gc.py          collector callbacks: one record a collection. Here a pause is measured
+    steps.py       spans around EngineCore's step, `schedule` and `update_from_output`
+    pool.py        evicted and demoted blocks by tier (in the simulator too)
+    heap.py        how many objects the collector watches
+    digest.py      one number for a step's decisions, the same function in a real engine and in a replay
+    describe.py    groups, block sizes and pool of the KV cache, once
+    kv_specs.py    KV cache specs as JSON, for the simulator
+    status.py      which process this is and what runs in it, written by a thread of its own
+    phase.py       which phase the run is in: one mapped byte
+    lifetime.py    no engine process outlives the one that started it
+    recorder.py    `kvtune serve`: live traffic as a trace, counters on /metrics
+    objects/       which objects cause collections (levels types, sites, full)
+In ours:
+    process.py     psutil: memory, CPU time and threads, in a thread of the launcher
+    stacks.py      py-spy on EngineCore and a worker
+
+    level    adds                                                               where
+    light    pauses, trigger lines, heap size, steps, net allocations a phase   gc.py, heap.py, steps.py
+    types    census of the young generation at every 16th collection            objects/census.py
+    sites    a second pass: tracemalloc around sampled collections and steps    objects/sites.py, objects/step_sites.py
+    full     tracemalloc throughout; what the heap holds more of at the end     objects/growth.py
+
+    record       written by                                  when
+    COLLECTION   any thread that triggers a collection       at the collection's end
+    STEP         EngineCore's main loop                      at the step's end
+    POOL         EngineCore's main loop                      after a step that evicted or demoted KV blocks
+    DIGEST       EngineCore's main loop, KVTUNE_DIGESTS=1    after `schedule()`
+"""

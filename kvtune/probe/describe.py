@@ -1,12 +1,14 @@
-"""What EngineCore's KV cache looks like, as plain data: groups, block sizes, pool. Runs in EngineCore, once."""
+"""Describes EngineCore's KV cache as plain data: groups, block sizes, pool. Runs in EngineCore, once."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from kvtune.core.vllm_types import BlockPool, Scheduler
 
-def describe_cache(scheduler: Any) -> dict[str, Any]:
-    """Block counts and KV groups of a live scheduler, and the specs from which a simulator can rebuild them."""
+
+def describe_cache(scheduler: Scheduler) -> dict[str, Any]:
+    """Block counts and KV cache groups of a scheduler, and the specs from which the simulator rebuilds them."""
     config = scheduler.kv_cache_config
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     groups = []
@@ -43,6 +45,6 @@ def describe_cache(scheduler: Any) -> dict[str, Any]:
     return facts
 
 
-def _policy(pool: Any) -> str:
-    """By which policy of the core blocks are given out; empty for vLLM's own queue."""
+def _policy(pool: BlockPool) -> str:
+    """The core's eviction policy in this pool; empty for vLLM's own queue."""
     return str(getattr(getattr(getattr(pool, "free_block_queue", None), "policy", None), "name", ""))

@@ -1,18 +1,20 @@
-"""One number for what a scheduler decided in a step: two engines that decide alike give the same sequence.
+"""A checksum of a step's scheduling decisions, to compare two engines step by step. EngineCore and simulator.
 
-Runs in EngineCore (the probe) and in the simulator. Covers the scheduled tokens and the block ids handed out, in the
-scheduler's order; not request ids, which a front end may decorate.
+It covers scheduled tokens and block ids in the scheduler's order, and leaves out request ids, to which a front end
+may add its own suffix.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from collections.abc import Iterable
 from zlib import crc32
 
+from kvtune.core.vllm_types import ScheduledStep
 
-def digest(scheduler_output: Any, seed: int = 0) -> int:
-    """32 bits over one vLLM SchedulerOutput; give the last one as `seed` to chain steps."""
+
+def digest(scheduler_output: ScheduledStep, seed: int = 0) -> int:
+    """32 bits over one vLLM SchedulerOutput; pass the previous digest as `seed` to chain steps."""
     numbers = array("q", scheduler_output.num_scheduled_tokens.values())
     for new in scheduler_output.scheduled_new_reqs:
         _add_blocks(numbers, new.block_ids)
@@ -24,7 +26,7 @@ def digest(scheduler_output: Any, seed: int = 0) -> int:
     return crc32(numbers.tobytes(), seed)
 
 
-def _add_blocks(numbers: array[int], groups: Any) -> None:
+def _add_blocks(numbers: array[int], groups: Iterable[Iterable[int]]) -> None:
     for blocks in groups:
         numbers.append(-1)
         numbers.extend(blocks)

@@ -1,8 +1,4 @@
-"""Python's collector, as seen from inside: one COLLECTION record per collection, in any thread of any process.
-
-Fields: v0 start ns (monotonic), v1 pause ns, v2 thread CPU ns within the pause, v3 collected, v4 uncollectable,
-v5 thread id, v6 young-generation count when it started, v7 number of the line that triggered it (see `triggers`).
-"""
+"""Python's garbage collector, measured from inside: one Collection record per collection, in any thread and process."""
 
 from __future__ import annotations
 
@@ -13,14 +9,15 @@ from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Protocol
 
-from kvtune.probe.ring import COLLECTION, VALUES, Ring
+from kvtune.probe.records import Collection
+from kvtune.probe.ring import Ring
 
 TRIGGERS = 1000
-UNUSED = (0,) * (VALUES - 8)
+"""Lines that are told apart; collections triggered by later ones have no line."""
 
 
 class CollectionListener(Protocol):
-    """An instrument that works at collections, outside the measured pause. One that raises is dropped."""
+    """An instrument that is called at each collection, outside the measured pause. One that raises is removed."""
 
     name: str
 
@@ -29,20 +26,20 @@ class CollectionListener(Protocol):
 
 
 class CollectorProbe:
-    """Hooks `gc.callbacks`. Never raises: the first failure removes it and leaves its reason in `failed`."""
+    """A `gc.callbacks` hook. Never raises: at its first failure it removes itself and keeps the reason in `failed`."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._started: dict[
             int, tuple[int, int, int, int]
         ] = {}  # by thread: collections may not nest, threads may race
-        # An instruction's number is looked up at each collection, so by what is cheap to hash; `_codes` keeps the
-        # code objects alive, or their addresses would come back for others.
+        # Line numbers by (id of the code object, instruction): cheap to hash at each collection. `_codes` keeps the
+        # code objects alive, because the id of a freed one is given to another.
         self._numbers: dict[tuple[int, int], int] = {}
         self._lines: dict[tuple[str, int], int] = {}
         self._codes: list[Any] = []
         self.counted = 0
-        """Objects that were young at the collections so far: with gc.get_count() the net number ever made."""
+        """Young objects at all collections so far; plus gc.get_count(), the net number of objects ever made."""
         self.failed = ""
         self.failed_listeners: dict[str, str] = {}
         self.listeners: list[CollectionListener] = []
@@ -55,7 +52,7 @@ class CollectorProbe:
             gc.callbacks.remove(self._call)
 
     def triggers(self) -> list[list[Any]]:
-        """File and line by number, as v7 counts them."""
+        """File and line by number: what `Collection.line` refers to."""
         return [[file, line] for file, line in list(self._lines)]
 
     def _call(self, phase: str, info: dict[str, Any]) -> None:
@@ -63,7 +60,7 @@ class CollectorProbe:
             thread = get_ident()
             if phase == "start":
                 if self.listeners:
-                    self._tell("before", info["generation"])
+                    self._notify("before", info["generation"])
                 line = self._line()
                 # The clocks are read last here and first below, so that the probe's own work is not in the pause.
                 young = gc.get_count()[0]
@@ -72,59 +69,50 @@ class CollectorProbe:
                 return
             end = monotonic_ns()
             cpu = thread_time_ns()
-            begun = self._started.pop(thread, None)
-            if begun is None:  # installed within a collection
+            started = self._started.pop(thread, None)
+            if started is None:  # the hook was installed during this collection
                 return
-            young, line, cpu_start, start = begun
+            young, line, cpu_start, start = started
+            generation, collected, uncollectable = (
+                int(info[key]) for key in ("generation", "collected", "uncollectable")
+            )
+            pause, cpu = end - start, cpu - cpu_start
             self._ring.write(
-                COLLECTION,
-                int(info["generation"]),
-                0,
-                (
-                    start,
-                    end - start,
-                    cpu - cpu_start,
-                    int(info["collected"]),
-                    int(info["uncollectable"]),
-                    thread,
-                    young,
-                    line,
-                    *UNUSED,
-                ),
+                Collection(generation, start, pause, cpu, collected, uncollectable, thread, young, line)
             )
             if self.listeners:
-                self._tell("after", info["generation"])
+                self._notify("after", info["generation"])
         except Exception as error:
             self.failed = f"{type(error).__name__}: {error}"
             self.remove()
 
     def _line(self) -> int:
-        """The number of the line that made the collection due; bounded, -1 for what is beyond or without a frame."""
+        """The number of the line that triggered the collection; -1 without a frame or beyond TRIGGERS lines."""
         try:
             frame = sys._getframe(2)
         except ValueError:
             return -1
         key = (id(frame.f_code), frame.f_lasti)
-        found = self._numbers.get(key)
-        return self._numbered(frame, key) if found is None else found
+        number = self._numbers.get(key)
+        return self._numbered(frame, key) if number is None else number
 
     def _numbered(self, frame: Any, key: tuple[int, int]) -> int:
-        """A number for an instruction that triggers for the first time: that of its line."""
+        """Give an instruction that triggers for the first time the number of its line."""
         if len(self._numbers) >= 4 * TRIGGERS:
             return -1
         self._codes.append(frame.f_code)
         line = (frame.f_code.co_filename, frame.f_lineno)
-        found = self._lines.get(line, -1)
-        if found < 0 and len(self._lines) < TRIGGERS:
-            found = self._lines[line] = len(self._lines)
-        self._numbers[key] = found
-        return found
+        number = self._lines.get(line, -1)
+        if number < 0 and len(self._lines) < TRIGGERS:
+            number = self._lines[line] = len(self._lines)
+        self._numbers[key] = number
+        return number
 
-    def _tell(self, moment: str, generation: int) -> None:
+    def _notify(self, moment: str, generation: int) -> None:
         for listener in tuple(self.listeners):
             try:
-                act: Callable[[int], None] = getattr(listener, moment)
-                act(generation)
+                callback: Callable[[int], None] = getattr(listener, moment)
+                callback(generation)
             except Exception as error:
                 self.listeners.remove(listener)
                 self.failed_listeners[listener.name] = f"{type(error).__name__}: {error}"
@@ -133,8 +121,8 @@ class CollectorProbe:
 def collector_kind() -> str:
     """`generational`, or `incremental` where survivors of a young collection do not move up one generation.
 
-    Told by what the interpreter does: incremental collectors came and went within minor versions. Its young list
-    is not what was allocated since the last collection, so a census of it would mislead.
+    Detected by behaviour, because incremental collectors came and went within minor versions of Python. With one, the
+    young list is not what was allocated since the last collection, so a census of it would mislead.
     """
     kept: list[object] = []
     gc.collect(0)

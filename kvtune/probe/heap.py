@@ -1,6 +1,6 @@
-"""How many objects the collector watches in this process: when measuring begins, and after each full collection.
+"""Counts the objects that the collector tracks, when measuring begins and after each full collection.
 
-Counting them makes a list of all: milliseconds, beside a full collection's tens or hundreds.
+Counting builds a list of all of them, which takes milliseconds where a full collection takes tens or hundreds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from kvtune.probe.phase import MEASURING, Phase
 
 
 class Heap:
-    """A listener of the collector's probe."""
+    """A listener of the collector probe."""
 
     name = "heap"
 

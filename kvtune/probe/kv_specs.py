@@ -1,4 +1,4 @@
-"""KV cache specs of a running engine as plain JSON data, for the simulator to rebuild. Runs in EngineCore, once.
+"""Writes the KV cache specs of a running engine as JSON data, for the simulator to rebuild. EngineCore, once.
 
 The JSON names classes of vLLM's kv_cache_interface and holds no code; kvtune/sim/kv_specs.py reads it.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 VERSION = 1
 
-# What decides scheduling and caching, by section of VllmConfig: a captured engine is simulated with its own values.
+# The settings that decide scheduling and caching, by section of VllmConfig: the simulator uses the captured values.
 CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
     "model_config": ("max_model_len",),
     "cache_config": (
@@ -42,19 +42,19 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def capture(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
-    """What the simulator needs of a running engine, as plain JSON data. Call it after EngineCore is built."""
+    """What the simulator needs of a running engine. Call it after EngineCore is built."""
     layers: dict[str, Any] = {}
     for group in kv_cache_config.kv_cache_groups:
         inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
         for name in group.layer_names:
             layers[name] = inner[name] if inner is not None else group.kv_cache_spec
-    kinds: list[dict[str, Any]] = []  # layers share a few specs: each is written once
-    of_layer = {}
+    specs: list[dict[str, Any]] = []  # layers share a few specs: each is written once
+    spec_of_layer = {}
     for name, spec in layers.items():
-        said = encode(spec)
-        if said not in kinds:
-            kinds.append(said)
-        of_layer[name] = kinds.index(said)
+        encoded = encode(spec)
+        if encoded not in specs:
+            specs.append(encoded)
+        spec_of_layer[name] = specs.index(encoded)
     config = {
         section: {
             f: _plain(getattr(getattr(vllm_config, section), f))
@@ -66,15 +66,15 @@ def capture(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
     return {
         "version": VERSION,
         "num_blocks": int(kv_cache_config.num_blocks),
-        "specs": kinds,
-        "layers": of_layer,
+        "specs": specs,
+        "layers": spec_of_layer,
         "groups": [list(g.layer_names) for g in kv_cache_config.kv_cache_groups],
         "config": config,
     }
 
 
 def encode(value: Any) -> Any:
-    """A spec (or a field of one) as JSON data; what is not plain is an object with one key that starts with `$`."""
+    """A spec, or a field of one, as JSON data. Values that JSON does not have become objects with one key `$..`."""
     import torch
 
     if value is None or isinstance(value, bool | str):

@@ -1,7 +1,7 @@
-"""No process of a profiled engine outlives the one that started it, even when that one was killed. Linux only.
+"""Ends an engine's processes with the process that started them, even when that one was killed. Linux only.
 
-vLLM 0.32's EngineCore goes on for ever when its front end is killed; production engines are left as they are, so this
-is called only in processes of a run of ours.
+vLLM 0.32's EngineCore runs on for ever when its front end is killed. This is called only in the processes of a kvtune
+run: production engines are left as they are.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """Ask the kernel to send `number` to this process when its parent dies; at once if it is dead already."""
+    """Have the kernel signal this process when its parent dies; signal it now if the parent is already dead."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel was asked
+    if os.getppid() != parent:  # the parent died before prctl
         os.kill(os.getpid(), number)

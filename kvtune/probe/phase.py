@@ -1,6 +1,6 @@
-"""Which phase a profiled run is in: one byte that the host writes and the probes of all its processes read.
+"""The phase of a profiled run: one byte that the host process writes and the probes in all processes read.
 
-A mapped page, so that reading it in a collector callback costs nanoseconds and no system call.
+The byte is memory-mapped: reading it in a collector callback costs nanoseconds and no system call.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 
 STARTING, MEASURING, CULPRITS, OVER = range(4)
-"""Start-up and warm-up; the timed pass; the second pass, for what distorts times; nothing is measured any more."""
+"""Start-up and warm-up; the timed pass; the second pass, for instruments that distort times; the end."""
 
 FILE = "phase.bin"
 
 
 class Phase:
-    """Made by whichever process comes first; every process of a run maps the same file."""
+    """The first process creates the file; every process of the run maps it."""
 
     def __init__(self, folder: Path) -> None:
         descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

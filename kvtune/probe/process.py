@@ -1,6 +1,6 @@
-"""psutil from outside: memory, CPU time and threads of an engine's processes. Runs in the CLI's process, in a thread.
+"""Samples memory, CPU time and threads of an engine's processes with psutil. Runs in a thread of the CLI's process.
 
-USS reads every page table entry of a process, so it is taken at every tenth sample only.
+USS (memory of this process alone) reads every page table entry, so only every tenth sample has it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import psutil
 INTERVAL_S = 0.2
 USS_EVERY = 10
 SHARED_MEMORY = Path("/dev/shm")
-# A line of /proc/PID/maps: its inode, and that it lies in shared memory.
+# The inode in a line of /proc/PID/maps that maps a file in shared memory.
 _SHARED = re.compile(r"\s(\d+)\s+/dev/shm/")
 
 
@@ -27,14 +27,14 @@ class Sample:
     pid: int
     at_ns: int
     rss_bytes: int
-    uss_bytes: int  # 0: left out of this sample
+    uss_bytes: int  # 0: not measured in this sample
     cpu_s: float
     threads: int
 
 
 @dataclass(slots=True)
 class ProcessSampler:
-    """Samples a process and all its descendants until stopped; remembers their names and their shared memory."""
+    """Samples a process and all its descendants until stopped; keeps their names and the shared memory they mapped."""
 
     root: int
     interval_s: float = INTERVAL_S
@@ -63,7 +63,7 @@ class ProcessSampler:
                     known.setdefault(process.pid, process)
             for pid, process in list(known.items()):
                 try:
-                    if not process.is_running():  # gone, or its pid is another process's now
+                    if not process.is_running():  # it ended, or another process has its pid
                         raise psutil.NoSuchProcess(pid)
                     self._sample(process, tick)
                 except (psutil.Error, OSError):
@@ -89,14 +89,14 @@ class ProcessSampler:
 def shared_memory_of(pid: int) -> set[int]:
     """Inodes under /dev/shm that a process has mapped now.
 
-    Not names: glibc makes a semaphore under a passing name and links it to its own, and whoever made it shows the
-    passing one for good.
+    Inodes and not names, because glibc creates a semaphore under a temporary name and then links it to the final one:
+    the creator's map shows the temporary name for ever.
     """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return set()
-    return {int(found.group(1)) for found in _SHARED.finditer(maps)}
+    return {int(match.group(1)) for match in _SHARED.finditer(maps)}
 
 
 def shared_memory_in_use() -> set[int]:
@@ -105,17 +105,17 @@ def shared_memory_in_use() -> set[int]:
 
 
 def shared_memory_files() -> dict[int, Path]:
-    """What has a name under /dev/shm, by inode."""
-    found: dict[int, Path] = {}
+    """The files under /dev/shm, by inode."""
+    files: dict[int, Path] = {}
     with contextlib.suppress(OSError):
         for path in SHARED_MEMORY.iterdir():
             with contextlib.suppress(OSError):
-                found[path.stat().st_ino] = path
-    return found
+                files[path.stat().st_ino] = path
+    return files
 
 
 def born(pid: int) -> float:
-    """When this process began: with its pid the only name that is never given again. 0.0 when it is gone."""
+    """When a process started: pids are reused, pid and start time together are unique. 0.0 when it has ended."""
     try:
         return float(psutil.Process(pid).create_time())
     except psutil.Error:
@@ -123,10 +123,10 @@ def born(pid: int) -> float:
 
 
 def kill_tree(root: int, grace_s: float, root_born: float = 0.0) -> None:
-    """End a process, its descendants and its session: SIGTERM to the root, SIGKILL to what lives after `grace_s`.
+    """End a process, its descendants and its session: SIGTERM to the root, SIGKILL to what is alive after `grace_s`.
 
-    The session matters when the root is gone: its children have another parent then, but still its session. A root that
-    began at another time than `root_born` has taken the pid over, and with it the session's number: it is left alone.
+    Children of a root that has ended have another parent, but still its session. A process that started at another
+    time than `root_born` has only reused the root's pid: it is left alone.
     """
     now = born(root)
     if root_born and now and now != root_born:
@@ -144,9 +144,9 @@ def kill_tree(root: int, grace_s: float, root_born: float = 0.0) -> None:
 
 
 def _session(leader: int) -> list[psutil.Process]:
-    found = []
+    members = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
             if os.getsid(pid) == leader:
-                found.append(psutil.Process(pid))
-    return found
+                members.append(psutil.Process(pid))
+    return members

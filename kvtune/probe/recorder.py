@@ -1,7 +1,8 @@
-"""What a served engine tells: live traffic as a trace (KVTUNE_RECORD), counters on /metrics (KVTUNE_METRICS_DIR).
+"""Records a served engine: its traffic as a trace (KVTUNE_RECORD), its counters on /metrics (KVTUNE_METRICS_DIR).
 
-Called by vLLM in each of its processes, inert without these variables. EngineCore counts and writes; the API server
-reads its counters when it is scraped. Nothing here may raise into the engine: what fails switches itself off.
+vLLM calls `register` in each of its processes; it does nothing without these variables. EngineCore counts and writes,
+the API server reads the counters when /metrics is scraped. Nothing here may raise into the engine: the recorder
+switches itself off at its first failure.
 """
 
 from __future__ import annotations
@@ -13,29 +14,34 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import msgspec
 
+from kvtune.core.patches import PATCHES
+from kvtune.core.vllm_types import Request, Scheduler
 from kvtune.probe.status import role
 from kvtune.run.scratch import PREFIX, hold, sweep
 from kvtune.workload.recording import Line, PrefixHasher, TraceWriter
 
 logger = logging.getLogger("vllm.kvtune")
 
+PART = "probe.recorder"
 PAGE = ".counters"
 READ_ATTEMPTS = 20
 BATCH_S = 0.1
+"""Longest time that finished requests wait to be written while others run."""
 MOST_WAITING = 256
+"""Finished requests that may wait."""
 
 _registered_pid = 0
 
 
 def register() -> None:
-    """The entry point: idempotent, and inert unless a recording or counters are asked for."""
+    """The entry point; idempotent, and inert without the two variables."""
     global _registered_pid
     record, metrics = os.environ.get("KVTUNE_RECORD", ""), os.environ.get("KVTUNE_METRICS_DIR", "")
     if not (record or metrics) or _registered_pid == os.getpid():
@@ -51,29 +57,30 @@ def register() -> None:
             atexit.register(_leave, Path(metrics), lock)
             REGISTRY.register(CounterReader(Path(metrics)))
     except Exception as error:
-        logger.warning("kvtune does not record: %r", error)
+        logger.warning("kvtune: recording is off: %r", error)
 
 
 def _watch_scheduler(record: str, metrics: str) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    build = Scheduler.__init__
+    def wrap(init: Callable[..., None]) -> Callable[..., None]:
+        def built(self: Any, *args: Any, **options: Any) -> None:
+            init(self, *args, **options)
+            try:
+                if metrics:
+                    _use(Path(metrics))
+                Recorder(Path(record) if record else None, Path(metrics) if metrics else None).attach(self)
+            except Exception as error:
+                logger.warning("kvtune: recording is off: %r", error)
 
-    @functools.wraps(build)
-    def built(self: Any, *args: Any, **options: Any) -> None:
-        build(self, *args, **options)
-        try:
-            if metrics:
-                _use(Path(metrics))
-            Recorder(Path(record) if record else None, Path(metrics) if metrics else None).attach(self)
-        except Exception as error:
-            logger.warning("kvtune does not record: %r", error)
+        return built
 
-    Scheduler.__init__ = built
+    PATCHES.undo(PART)
+    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
 
 
 def _use(folder: Path) -> int:
-    """Make the folder of counters, or join those who use it; folders that killed servers left are removed."""
+    """Create the counters' folder, or share it; remove folders that killed servers left. Returns a lock to close."""
     sweep(folder.parent, f"{PREFIX}serve-*")
     while True:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,80 +89,80 @@ def _use(folder: Path) -> int:
 
 
 def _leave(folder: Path, lock: int) -> None:
-    """At a front end's exit: the folder goes with the last of its users."""
+    """At a front end's exit: the last process that uses the folder removes it."""
     os.close(lock)
     sweep(folder.parent, folder.name)
 
 
 class Recorder:
-    """Listens to one scheduler: requests as they come and as they end.
+    """Records one scheduler's requests from arrival to end.
 
-    Between steps it only notes who ended. What is to be hashed, written and counted waits until nothing runs, or for
-    `BATCH_S` at most while requests go on coming and ending: a tenth of the work, done at once.
+    When a request ends it is only put on a list. Hashing, writing and counting wait until no request runs, or for
+    `BATCH_S` at most: done in batches they cost a tenth.
     """
 
     def __init__(self, trace: Path | None, metrics: Path | None) -> None:
         self._writer = TraceWriter(trace) if trace is not None else None
         self._hasher = PrefixHasher()
         self._page = CounterPage(metrics / f"{os.getpid()}{PAGE}") if metrics is not None else None
-        self._begun = self._written = monotonic()
+        self._started = self._written = monotonic()
         self._open: dict[str, tuple[float, Any]] = {}
-        self._ended: list[tuple[float, Any, Any]] = []
+        self._ended: list[tuple[float, Any, Request]] = []
         self._hashed_tokens = 0
-        self._broken = False
+        self._failed = False
         self.totals = {"requests": 0, "prefix_query_tokens": 0, "prefix_hit_tokens": 0}
 
-    def attach(self, scheduler: Any) -> None:
-        """Instance attributes: the scheduler's class, which the core may have swapped, stays as it is."""
+    def attach(self, scheduler: Scheduler) -> None:
+        """Replace methods on the instance: the scheduler's class, which the core may have exchanged, stays."""
         add, free = scheduler.add_request, scheduler._free_request
 
         @functools.wraps(add)
-        def added(request: Any) -> Any:
-            self._guard(self.came, request)
+        def added(request: Request) -> Any:
+            self._guard(self.arrived, request)
             return add(request)
 
         @functools.wraps(free)
-        def freed(request: Any, *args: Any, **options: Any) -> Any:
+        def freed(request: Request, *args: Any, **options: Any) -> Any:
             self._guard(self.ended, request)
             return free(request, *args, **options)
 
         self._hashed_tokens = int(getattr(scheduler, "hash_block_size", 0))
         scheduler.add_request, scheduler._free_request = added, freed
-        self._tell()
+        self._write_counters()
 
-    def _guard(self, do: Any, request: Any) -> None:
-        if self._broken:
+    def _guard(self, do: Callable[[Request], None], request: Request) -> None:
+        if self._failed:
             return
         try:
             do(request)
         except Exception as error:
-            logger.warning("kvtune stops recording: %r", error)
-            self._broken = True
+            logger.warning("kvtune: recording stops: %r", error)
+            self._failed = True
             self._open.clear()
             self._ended.clear()
 
-    def came(self, request: Any) -> None:
-        """vLLM fills the request's prefill statistics in, then takes them away from it: they are kept here."""
-        if request.request_id not in self._open:  # else a streamed prompt goes on
+    def arrived(self, request: Request) -> None:
+        """Keep the request's prefill statistics: vLLM fills them in, then takes them off the request."""
+        if request.request_id not in self._open:  # else: more of a streamed prompt
             self._open[request.request_id] = (monotonic(), request.prefill_stats)
 
-    def ended(self, request: Any) -> None:
-        told = self._open.pop(request.request_id, None)
-        if told is None:
+    def ended(self, request: Request) -> None:
+        arrival = self._open.pop(request.request_id, None)
+        if arrival is None:
             return
-        self._ended.append((*told, request))
+        self._ended.append((*arrival, request))
         if not self._open or monotonic() - self._written > BATCH_S or len(self._ended) >= MOST_WAITING:
             self._write()
 
     def _write(self) -> None:
         queried = hit = 0
-        rows, hash_ids, begun = [], self._hasher.hash_ids, self._begun
+        rows, hash_ids, started = [], self._hasher.hash_ids, self._started
         for at_s, prefill, request in self._ended:
             queried += request.num_prompt_tokens
             hit += prefill.num_local_cached_tokens
             if self._writer is not None and (tokens := request.prompt_token_ids):
                 ids = hash_ids(tokens, request.block_hashes, self._hashed_tokens)
-                at_ms = round((at_s - begun) * 1000.0, 3)
+                at_ms = round((at_s - started) * 1000.0, 3)
                 rows.append(Line(at_ms, len(tokens), request.num_output_tokens, ids))
         totals = self.totals
         totals["requests"] += len(self._ended)
@@ -164,10 +171,10 @@ class Recorder:
         self._ended.clear()
         if self._writer is not None:
             self._writer.add(rows)
-        self._tell()
+        self._write_counters()
         self._written = monotonic()
 
-    def _tell(self) -> None:
+    def _write_counters(self) -> None:
         if self._page is None:
             return
         from kvtune.core.state import active, counters
@@ -179,9 +186,9 @@ class Recorder:
 
 
 class CounterPage:
-    """One EngineCore's counters as JSON in a memory-mapped file: a write is a copy, and survives the process.
+    """One EngineCore's counters as JSON in a memory-mapped file: a write is a copy, and outlives the process.
 
-    A sequence number that is odd while the page is written tells a reader to look again.
+    The page's sequence number is odd while it is being written, so that a reader knows to read again.
     """
 
     HEAD = struct.Struct("<QI")
@@ -195,8 +202,8 @@ class CounterPage:
         part.replace(path)
         self._sequence = 0
 
-    def write(self, told: dict[str, Any]) -> None:
-        text = msgspec.json.encode(told)
+    def write(self, counters: dict[str, Any]) -> None:
+        text = msgspec.json.encode(counters)
         at = self.HEAD.size
         if len(text) > self.BYTES - at:
             return
@@ -207,23 +214,23 @@ class CounterPage:
 
     @classmethod
     def read(cls, path: Path) -> dict[str, Any] | None:
-        """None where there is nothing to read (yet)."""
+        """The counters; None when no complete page can be read."""
         for _ in range(READ_ATTEMPTS):
             try:
                 whole = path.read_bytes()
                 sequence, length = cls.HEAD.unpack_from(whole)
-                told = msgspec.json.decode(whole[cls.HEAD.size : cls.HEAD.size + length])
+                counters = msgspec.json.decode(whole[cls.HEAD.size : cls.HEAD.size + length])
                 with path.open("rb") as file:
                     again, _ = cls.HEAD.unpack(file.read(cls.HEAD.size))
             except (OSError, struct.error, msgspec.DecodeError):
                 continue
             if sequence == again and not sequence % 2:
-                return told if isinstance(told, dict) else None
+                return counters if isinstance(counters, dict) else None
         return None
 
 
 class CounterReader:
-    """A Prometheus collector over the pages of all EngineCores of this server: sums, current when scraped."""
+    """A Prometheus collector: the sums over all EngineCores of this server, read at each scrape."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -231,7 +238,8 @@ class CounterReader:
     def collect(self) -> Iterable[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        pages = [told for path in sorted(self._folder.glob(f"*{PAGE}")) if (told := CounterPage.read(path))]
+        paths = sorted(self._folder.glob(f"*{PAGE}"))
+        pages = [page for path in paths if (page := CounterPage.read(path))]
         if not pages:
             return
         active = all(page["active"] for page in pages)
@@ -248,8 +256,8 @@ class CounterReader:
 
 
 def _sums(tables: Iterable[dict[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    sums: dict[str, int] = {}
     for table in tables:
         for name, value in table.items():
-            found[name] = found.get(name, 0) + value
-    return found
+            sums[name] = sums.get(name, 0) + value
+    return sums

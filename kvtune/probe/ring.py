@@ -1,7 +1,8 @@
 """A bounded, crash-proof log: fixed-size records in a memory-mapped file, one file per process.
 
 The writer runs inside vLLM's processes (any thread, also inside a collector callback): one `pack_into`, no lock.
-A record ends with its own sequence number, so the reader drops torn ones and counts overwritten ones.
+Each record ends with its own sequence number, so a reader drops torn records and counts overwritten ones.
+`records.py` has the kinds of records.
 """
 
 from __future__ import annotations
@@ -13,23 +14,21 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from kvtune.probe.records import VALUES, AnyRecord, Record, unpack
 
 MAGIC = b"KVTRING1"
 HEADER = 4096
-VALUES = 14
-RECORD = struct.Struct(f"<HHi{VALUES}qQ")  # kind, small, int32, int64 values, sequence number + 1
+RECORD = struct.Struct(f"<HHi{VALUES}qQ")  # the record's fields, then its sequence number + 1
 SIZE = RECORD.size
 DEFAULT_BYTES = 24 << 20
+Kind = TypeVar("Kind")
 _HEAD = struct.Struct("<8sIIQQ")  # magic, record size, pid, capacity, start of process in ns
-
-COLLECTION = 1
-STEP = 2
-DIGEST = 3
-POOL = 4
 
 
 class Ring:
-    """The writing end. Raises OSError when the file cannot be made in full (no space): before any record."""
+    """The writing end. Raises OSError, before any record, when the disk has no room for the whole file."""
 
     def __init__(self, path: Path, size_bytes: int = DEFAULT_BYTES) -> None:
         capacity = size_bytes // SIZE
@@ -50,35 +49,39 @@ class Ring:
         self._pack = RECORD.pack_into
         self.path = path
 
-    def write(self, kind: int, small: int, number: int, v: tuple[int, ...]) -> None:
-        """Append one record; `v` holds exactly VALUES integers."""
+    def write(self, record: Record) -> None:
         n = self._next()
-        self._pack(self._map, HEADER + (n % self._capacity) * SIZE, kind, small, number, *v, n + 1)
+        self._pack(self._map, HEADER + (n % self._capacity) * SIZE, *record.pack(), n + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What a ring file holds: rows in the order written, and how many were overwritten before reading."""
+    """A ring file's content: records in the order written, and how many were overwritten before reading."""
 
     pid: int
-    rows: list[tuple[int, ...]]  # (kind, small, number, v0..v13)
+    rows: list[AnyRecord]
     lost: int
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        """The records of one kind."""
+        return [row for row in self.rows if isinstance(row, kind)]
 
 
 def read_ring(path: Path) -> Records:
-    """Read a ring file, of a live or a dead process. Raises ValueError when it is no ring file."""
+    """Read a ring file, of a live or a dead process. Raises ValueError when it is not a ring file."""
     raw = path.read_bytes()
     if len(raw) < HEADER or raw[:8] != MAGIC:
         raise ValueError(f"{path} is not a ring file")
     _, size, pid, capacity, _ = _HEAD.unpack_from(raw, 0)
     if size != SIZE:
         raise ValueError(f"{path} has records of {size} bytes, this kvtune reads {SIZE}")
-    found: list[tuple[int, tuple[int, ...]]] = []
+    numbered: list[tuple[int, tuple[int, ...]]] = []
     body = memoryview(raw)[HEADER : HEADER + capacity * SIZE]
     for slot, fields in enumerate(RECORD.iter_unpack(body)):
         sequence = fields[-1]
         if sequence and (sequence - 1) % capacity == slot:
-            found.append((sequence, fields[:-1]))
-    found.sort()
-    written = found[-1][0] if found else 0
-    return Records(pid, [fields for _, fields in found], max(0, written - len(found)))
+            numbered.append((sequence, fields[:-1]))
+    numbered.sort()
+    written = numbered[-1][0] if numbered else 0
+    rows = [record for _, fields in numbered if (record := unpack(fields)) is not None]
+    return Records(pid, rows, max(0, written - len(numbered)))

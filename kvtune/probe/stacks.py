@@ -1,6 +1,6 @@
-"""py-spy on EngineCore (and a worker of its own) during the measuring phase only. Runs in the CLI's process.
+"""Samples the stacks of EngineCore and of one worker with py-spy, in the measuring phase. Runs in the CLI's process.
 
-py-spy reads another process's memory by ptrace's permission; `preflight` finds out before an engine is started.
+py-spy needs the permission to trace other processes; `preflight` checks it before an engine is started.
 """
 
 from __future__ import annotations
@@ -22,21 +22,19 @@ from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
 
 RATE_HZ = 100
-LOOPS = (
-    "run_busy_loop",
-    "worker_busy_loop",
-)  # EngineCore's and a worker's: what their processes are there for
+LOOPS = ("run_busy_loop", "worker_busy_loop")
+"""The functions in which EngineCore's and a worker's main threads run."""
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def find_py_spy() -> str | None:
-    """The py-spy of this environment, else one on PATH."""
-    own = Path(sys.executable).parent / "py-spy"
-    return str(own) if own.exists() else shutil.which("py-spy")
+    """The py-spy of this environment, else the one on PATH."""
+    beside_python = Path(sys.executable).parent / "py-spy"
+    return str(beside_python) if beside_python.exists() else shutil.which("py-spy")
 
 
 def refusal(program: str | None) -> str:
-    """Why stacks cannot be sampled here; "" when they can. Tries it, on a process of ours."""
+    """Why stacks cannot be sampled here; "" when they can. Tries it on a child process."""
     if program is None:
         return "py-spy is not installed"
     child = subprocess.Popen(
@@ -89,7 +87,7 @@ class Stacks:
         return cls(program)
 
     def start(self, host_pid: int, folder: Path) -> None:
-        """Attach to EngineCore and the workers below `host_pid`; which are found by their process titles."""
+        """Attach to EngineCore and one worker below `host_pid`, recognized by their process titles."""
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(host_pid).children(recursive=True):
                 title = " ".join(process.cmdline())
@@ -115,7 +113,7 @@ class Stacks:
         self._running.append((role, running, path))
 
     def stop(self) -> None:
-        """End the recordings: py-spy writes its file on SIGINT, or when the process that it watched is gone."""
+        """End the recordings: py-spy writes its file on SIGINT, or when the sampled process has ended."""
         for _, running, _ in self._running:
             if running.poll() is None:
                 running.send_signal(signal.SIGINT)
@@ -127,25 +125,25 @@ class Stacks:
                 running.wait()
 
     def attach(self, run: Run, run_path: Path) -> Run:
-        """Put the files beside the run file, and the top functions by self time into the run."""
-        found: dict[str, Any] = {}
+        """Copy the recordings beside the run file; add top functions and flame graphs to the run."""
+        stacks: dict[str, Any] = {}
         for role, _, path in self._running:
             try:
                 profile = json.loads(path.read_text())
             except (OSError, ValueError):
-                found[role] = {"failed": "py-spy left no recording"}
+                stacks[role] = {"failed": "py-spy left no recording"}
                 continue
             kept = run_path.with_name(f"{run_path.stem}.{role}.speedscope.json")
             shutil.copyfile(path, kept)
             loop = of_loops(profile)
-            found[role] = {"file": kept.name, "rate_hz": RATE_HZ, "threads": "loop" if loop else "all"}
-            found[role] |= {"top": top_functions(loop or profile), "flame": flame(loop or profile)}
-        header = msgspec.structs.replace(run.header, extra={**run.header.extra, "stacks": found})
+            stacks[role] = {"file": kept.name, "rate_hz": RATE_HZ, "threads": "loop" if loop else "all"}
+            stacks[role] |= {"top": top_functions(loop or profile), "flame": flame(loop or profile)}
+        header = msgspec.structs.replace(run.header, extra={**run.header.extra, "stacks": stacks})
         return Run(header, run.tables)
 
 
 def of_loops(profile: dict[str, Any]) -> dict[str, Any] | None:
-    """Of a speedscope profile the threads that run vLLM's busy loops: the others only wait. None where none does."""
+    """The profile with only the threads that run vLLM's busy loops (the others wait); None when there are none."""
     frames = profile.get("shared", {}).get("frames", [])
     loops = {i for i, frame in enumerate(frames) if str(frame.get("name", "")).endswith(LOOPS)}
     threads = [t for t in profile.get("profiles", []) if any(loops & set(s) for s in t.get("samples", []))]
@@ -153,16 +151,16 @@ def of_loops(profile: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def top_functions(profile: dict[str, Any], count: int = 15) -> list[dict[str, Any]]:
-    """Functions by self time over all threads of a speedscope profile: name, file, line, share of all samples."""
+    """The functions with most self time over all threads: name, file, line, share of all samples."""
     frames = profile.get("shared", {}).get("frames", [])
-    own: dict[int, float] = {}
+    self_time: dict[int, float] = {}
     total = 0.0
     for thread in profile.get("profiles", []):
         for stack, weight in zip(thread.get("samples", []), thread.get("weights", []), strict=False):
             total += weight
             if stack:
-                own[stack[-1]] = own.get(stack[-1], 0.0) + weight
-    ranked = sorted(own.items(), key=lambda item: -item[1])[:count]
+                self_time[stack[-1]] = self_time.get(stack[-1], 0.0) + weight
+    ranked = sorted(self_time.items(), key=lambda item: -item[1])[:count]
     return [
         {
             "function": frames[i].get("name", ""),
@@ -175,9 +173,10 @@ def top_functions(profile: dict[str, Any], count: int = 15) -> list[dict[str, An
 
 
 def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) -> list[list[Any]]:
-    """The icicle of a speedscope profile, all threads as one: [depth, start, share, function, file, line].
+    """Boxes of a flame graph over all threads: [depth, start, share, function, file, line].
 
-    Start and share are parts of all samples. Bounded: boxes below `least_share`, then the smallest, are left out.
+    Start and share are fractions of all samples. Boxes below `least_share` are left out, and so are the smallest
+    beyond `most`.
     """
     frames = profile.get("shared", {}).get("frames", [])
     weights: dict[tuple[int, ...], float] = {}
@@ -198,10 +197,10 @@ def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) 
     for path in sorted(kept, key=lambda p: (len(p), -weights[p], p)):
         parent = path[:-1]
         if parent not in starts:
-            continue  # equal shares at the bound: the child was kept, its parent not
+            continue  # its parent was left out: both have the share at which the list was cut
         start = free.get(parent, starts[parent])
         starts[path], free[parent] = start, start + weights[path] / total
         frame = frames[path[-1]] if path[-1] < len(frames) else {}
-        told = [frame.get("name", ""), frame.get("file", ""), frame.get("line") or 0]
-        boxes.append([len(path) - 1, round(start, 5), round(weights[path] / total, 5), *told])
+        where = [frame.get("name", ""), frame.get("file", ""), frame.get("line") or 0]
+        boxes.append([len(path) - 1, round(start, 5), round(weights[path] / total, 5), *where])
     return boxes

@@ -1,7 +1,7 @@
-"""Who this engine process is and what runs in it: a small JSON file, replaced whole, read by the launcher.
+"""The status file of an engine process: its role, its instruments, its collector. JSON, read by the launcher.
 
-Written at install, and by a thread of its own about once a second and where the run's phase changes (vLLM may kill
-EngineCore by SIGKILL at a normal exit, so nothing is left for the exit).
+It is replaced as a whole when the instruments start, then about once a second and at phase changes by a thread.
+Nothing is left for the exit: vLLM may SIGKILL EngineCore at a normal one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 FRONT_END = "KVTUNE_FRONT_END"
-"""The pid of an engine's front end, set by itself: what else vLLM starts under a main process's name is none."""
+"""Variable with the front end's pid, by which its helper processes, also named MainProcess, are told apart from it."""
 
 
 def role() -> str:
-    """front_end, engine_core, worker or helper, by the process's name (vLLM names most processes that it starts).
+    """front_end, engine_core, worker or helper, from the process's name (vLLM names most processes that it starts).
 
-    A helper is a program that the front end runs: on a model's first use vLLM inspects its class in one.
+    A helper is a separate program that the front end runs: vLLM inspects a new model's class in one.
     """
     name = multiprocessing.current_process().name
     if name == "MainProcess" and os.environ.get(FRONT_END, str(os.getpid())) != str(os.getpid()):
@@ -35,12 +35,12 @@ def role() -> str:
 
 
 class Status:
-    """The facts of one process, and the file that holds them."""
+    """The facts about one process, and the file that they are written to."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.due = False
-        """Set by whoever added a fact that should not wait for the next second."""
+        """Set after adding a fact that should be written at once."""
         self.facts: dict[str, Any] = {
             "pid": os.getpid(),
             "role": role(),
@@ -49,16 +49,16 @@ class Status:
         }
 
     def write(self, *, count_frozen: bool = True, **facts: Any) -> None:
-        """Add `facts` and replace the file. A failure to write is ignored: status is not worth an engine.
+        """Add `facts` and replace the file. A failure to write is ignored, so that it does not end the engine.
 
-        Counting what is frozen walks all of it: milliseconds in which no other thread runs.
+        `count_frozen` walks all frozen objects: milliseconds in which no other thread runs.
         """
         self.facts.update(facts)
         frozen = self.facts.get("gc", {}).get("frozen", 0)
         self.facts["gc"] = {
             "enabled": gc.isenabled(),
             "thresholds": list(gc.get_threshold()),
-            # The most that were ever frozen: the core thaws a heap again when its process ends.
+            # The largest count so far: the core unfreezes the heap when the process ends.
             "frozen": max(frozen, gc.get_freeze_count()) if count_frozen else frozen,
             "collections": [s["collections"] for s in gc.get_stats()],
         }
@@ -72,8 +72,8 @@ class Status:
 def read_statuses(folder: Path) -> list[dict[str, Any]]:
     """All processes' facts, in the order front end, EngineCore, workers, then by pid."""
     order = {"front_end": 0, "engine_core": 1, "worker": 2}
-    found: list[dict[str, Any]] = []
+    statuses: list[dict[str, Any]] = []
     for path in folder.glob("status-*.json"):
         with contextlib.suppress(OSError, ValueError):
-            found.append(json.loads(path.read_text()))
-    return sorted(found, key=lambda f: (order.get(f["role"], 3), f["pid"]))
+            statuses.append(json.loads(path.read_text()))
+    return sorted(statuses, key=lambda f: (order.get(f["role"], 3), f["pid"]))

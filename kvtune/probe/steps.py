@@ -1,13 +1,7 @@
-"""Spans around EngineCore's step and the scheduler's two host parts: one STEP record per executed step.
+"""Times EngineCore's step, `schedule` and `update_from_output`: one Step record per executed step.
 
-Runs in EngineCore's main loop. Fields: small = 1 with a batch queue (schedule and update then belong to different
-batches), number = requests scheduled; v0 start ns, v1 step ns, v2 schedule ns, v3 execute ns (from the end of
-schedule to the start of update), v4 update ns, v5 thread CPU ns, v6 scheduled tokens | prefill tokens << 32,
-v7 running | waiting << 32, v8 free blocks | context tokens of prefilling requests << 32, v9 context tokens, v10..v13
-objects that the collector watches made less freed, by all threads, in schedule, execute, update and the rest. A step
-that evicted or demoted KV blocks has a POOL record after it: number = free blocks, v0 the step's start ns, v1..v6
-evicted and v7..v12 demoted, by tier. With `digests`, a DIGEST record for each schedule() too: v0 ns, v1 one number for
-what was scheduled into which blocks (tests compare it with the simulator's).
+Runs in EngineCore's main loop. A step that evicted or demoted KV blocks has a PoolChange record after it. With
+`digests`, each schedule() writes a Digest record, which tests compare with the simulator's.
 """
 
 from __future__ import annotations
@@ -19,17 +13,16 @@ from operator import not_
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Protocol
 
+from kvtune.core.vllm_types import EngineCore, Scheduler, SchedulerOutput
 from kvtune.probe.digest import digest
 from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.pool import MOST_TIERS, PoolWatch
-from kvtune.probe.ring import DIGEST, POOL, STEP, VALUES, Ring
-
-NO_MORE = (0,) * (VALUES - 2)
-MOST_CONTEXT = (1 << 31) - 1
+from kvtune.probe.pool import PoolWatch
+from kvtune.probe.records import Digest, PoolChange, Step
+from kvtune.probe.ring import Ring
 
 
 class StepSampler(Protocol):
-    """An instrument that works at some steps, outside the measured times."""
+    """An instrument that is called in each step, outside the measured times."""
 
     def begin(self) -> None: ...
     def output_is_in(self) -> None: ...
@@ -37,7 +30,7 @@ class StepSampler(Protocol):
 
 
 class StepProbe:
-    """Wraps one scheduler's methods and the EngineCore loop's step. Disables its own bookkeeping on any failure."""
+    """Wraps one scheduler's methods and the step of EngineCore's loop. Switches itself off at its first failure."""
 
     def __init__(self, ring: Ring, *, collector: CollectorProbe | None = None, digests: bool = False) -> None:
         self._ring = ring
@@ -47,37 +40,37 @@ class StepProbe:
         self.pool: PoolWatch | None = None
         self.after_step: Callable[[], None] | None = None
         self.sampler: StepSampler | None = None
-        self._scheduler: Any = None
-        self._schedule = self._update = (0, 0, 0, 0)  # ns and objects made, at the begin and at the end
-        self._output: Any = None
+        self._scheduler: Scheduler | None = None
+        self._schedule = self._update = (0, 0, 0, 0)  # start and end in ns, then objects made so far at both
+        self._output: SchedulerOutput | None = None
         self._steady: tuple[int, Any, Any] = (0, None, None)
         self._context = self._prefill_context = 0
-        self._preempted: set[str] = set()  # they have output, and prefill again
+        self._preempted: set[str] = set()  # requests that have output and prefill once more
 
-    def wrap_scheduler(self, scheduler: Any) -> None:
-        """Instance attributes: no class is changed, so a second engine in this process is not measured twice."""
+    def wrap_scheduler(self, scheduler: Scheduler) -> None:
+        """Replace methods on the instance, so that a second engine in this process is not measured twice."""
         self._scheduler = scheduler
         try:
             self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
         except Exception as error:
             self.pool_failed = f"{type(error).__name__}: {error}"
-        # Looked up at each call: the core may change the scheduler's class after this.
+        # The class is looked up at each call: the core may change it after this.
         kind, collector = type, self._collector
 
-        def timed_schedule(*args: Any, **kwargs: Any) -> Any:
+        def timed_schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
             made = collector.counted + get_count()[0]
             start = monotonic_ns()
-            output = kind(scheduler).schedule(scheduler, *args, **kwargs)
+            output: SchedulerOutput = kind(scheduler).schedule(scheduler, *args, **kwargs)
             end = monotonic_ns()
             self._schedule = (start, end, made, collector.counted + get_count()[0])
             self._output = output
             if self._digests and output.total_num_scheduled_tokens:
-                self._ring.write(DIGEST, 0, 0, (start, digest(output), *NO_MORE))
+                self._ring.write(Digest(start, digest(output)))
             return output
 
         def timed_update(*args: Any, **kwargs: Any) -> Any:
             if self.sampler is not None:
-                self._tell("output_is_in")
+                self._notify("output_is_in")
             made = collector.counted + get_count()[0]
             start = monotonic_ns()
             result = kind(scheduler).update_from_output(scheduler, *args, **kwargs)
@@ -88,28 +81,30 @@ class StepProbe:
         scheduler.schedule = timed_schedule
         scheduler.update_from_output = timed_update
 
-    def wrap_loop(self, step: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        """The replacement for `EngineCoreProc._process_engine_step`: same result, one record."""
+    def wrap_loop(self, step: Callable[[EngineCore], bool]) -> Callable[[EngineCore], bool]:
+        """A replacement for `EngineCoreProc._process_engine_step`: the same result, and one record."""
 
         collector = self._collector
 
-        def timed_step(engine: Any) -> bool:
+        def timed_step(engine: EngineCore) -> bool:
             if self.failed or self._scheduler is None:
                 return step(engine)
             if self.sampler is not None:
-                self._tell("begin")
+                self._notify("begin")
             made = collector.counted + get_count()[0]
             cpu_start = thread_time_ns()
             start = monotonic_ns()
             executed = step(engine)
             end = monotonic_ns()
             if self.sampler is not None:
-                self._tell("end")
+                self._notify("end")
             try:
-                if executed and self._output is not None:
+                if executed and (output := self._output) is not None:
                     cpu = thread_time_ns() - cpu_start
                     made = collector.counted + get_count()[0] - made
-                    self._record(start, end, cpu, made, engine.batch_queue is not None)
+                    self._record(
+                        self._scheduler, output, start, end, cpu, made, engine.batch_queue is not None
+                    )
                 if self.after_step is not None:
                     self.after_step()
             except Exception as error:
@@ -119,16 +114,24 @@ class StepProbe:
 
         return timed_step
 
-    def _tell(self, moment: str) -> None:
-        """A sampler that raises is dropped; the steps go on."""
+    def _notify(self, moment: str) -> None:
+        """Call the sampler; one that raises is removed."""
         try:
             getattr(self.sampler, moment)()
         except Exception as error:
             self.sampler = None
             self.sampler_failed = f"{type(error).__name__}: {error}"
 
-    def _record(self, start: int, end: int, cpu: int, made: int, queued: bool) -> None:
-        output, scheduler = self._output, self._scheduler
+    def _record(
+        self,
+        scheduler: Scheduler,
+        output: SchedulerOutput,
+        start: int,
+        end: int,
+        cpu: int,
+        made: int,
+        queued: bool,
+    ) -> None:
         schedule_start, schedule_end, made_before_schedule, made_at_schedule = self._schedule
         update_start, update_end, made_before_update, made_at_update = self._update
         schedule_made = made_at_schedule - made_before_schedule
@@ -142,39 +145,41 @@ class StepProbe:
             execute = max(0, update_start - schedule_end)
         total = output.total_num_scheduled_tokens
         requests = len(output.num_scheduled_tokens)
-        prefill = self._follow(output, total, requests)
+        prefill = self._follow(output, total, requests, len(scheduler.running))
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         self._ring.write(
-            STEP,
-            int(queued),
-            requests,
-            (
-                start,
-                end - start,
-                schedule_end - schedule_start,
-                execute,
-                updated,
-                cpu,
-                total | prefill << 32,
-                len(scheduler.running) | len(scheduler.waiting) << 32,
-                free | min(self._prefill_context, MOST_CONTEXT) << 32,
-                self._context,
-                schedule_made,
-                execute_made,
-                update_made,
-                made - schedule_made - execute_made - update_made,
-            ),
+            Step(
+                queued=queued,
+                requests=requests,
+                start_ns=start,
+                step_ns=end - start,
+                schedule_ns=schedule_end - schedule_start,
+                execute_ns=execute,
+                update_ns=updated,
+                cpu_ns=cpu,
+                scheduled_tokens=total,
+                prefill_tokens=prefill,
+                running=len(scheduler.running),
+                waiting=len(scheduler.waiting),
+                free_blocks=free,
+                context_tokens=self._context,
+                prefill_context_tokens=self._prefill_context,
+                schedule_objects=schedule_made,
+                execute_objects=execute_made,
+                update_objects=update_made,
+                other_objects=made - schedule_made - execute_made - update_made,
+            )
         )
-        if self.pool is not None and (news := self.pool.news()) is not None:
-            evicted, demoted = ([*counts, *[0] * (MOST_TIERS - len(counts))] for counts in news)
-            self._ring.write(POOL, 0, free, (start, *evicted, *demoted, 0))
+        if self.pool is not None and (change := self.pool.news()) is not None:
+            evicted, demoted = change
+            self._ring.write(PoolChange(free, start, tuple(evicted), tuple(demoted)))
 
-    def _follow(self, output: Any, total: int, requests: int) -> int:
-        """Prefill tokens of a step; sets the context tokens. No list is walked while the same requests decode."""
+    def _follow(self, output: SchedulerOutput, total: int, requests: int, running: int) -> int:
+        """Prefill tokens of a step; updates the context tokens. Walks no list while the same requests decode."""
         cached = output.scheduled_cached_reqs
         ids = cached.req_ids
         if (
-            total == requests == len(ids) == len(self._scheduler.running) == self._steady[0]
+            total == requests == len(ids) == running == self._steady[0]
             and not output.scheduled_new_reqs
             and not output.finished_req_ids
             and not output.preempted_req_ids
@@ -185,7 +190,7 @@ class StepProbe:
             return 0
         computed, produced = cached.num_computed_tokens, cached.num_output_tokens
         context, prefill_context = sum(computed), 0
-        # A running request that has produced output decodes; everything else in the step is prefill.
+        # A running request with output decodes; everything else in the step is prefill.
         prefills = produced.count(0)
         decodes = len(ids) - prefills
         if prefills:
@@ -204,19 +209,19 @@ class StepProbe:
         self._steady = (total, ids[0], ids[-1]) if steady and ids else (0, None, None)
         return int(max(0, total - decodes))
 
-    def _prefilling_again(self, output: Any) -> list[int]:
-        """Computed tokens of each request of this step that was preempted and does not decode yet."""
+    def _prefilling_again(self, output: SchedulerOutput) -> list[int]:
+        """Computed tokens of each request in this step that was preempted and does not decode again yet."""
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         self._preempted -= output.finished_req_ids
-        found: list[int] = []
+        prefilling: list[int] = []
         for name, computed, produced in zip(
             cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
         ):
-            # One without output is no decode to begin with.
+            # A request without output counts as prefill anyway.
             if name not in self._preempted or not produced:
                 continue
             if scheduled[name] == 1 or name in output.scheduled_spec_decode_tokens:
                 self._preempted.discard(name)
             else:
-                found.append(computed)
-        return found
+                prefilling.append(computed)
+        return prefilling

@@ -1,7 +1,7 @@
-"""Builds vLLM's EngineCore on the executor that computes nothing. Simulator's process only.
+"""Builds vLLM's EngineCore on the executor without a model. Simulator's process only.
 
-The kvtune core comes in as it does in an engine: through vLLM's plugin entry point and the environment. It patches
-classes, so one process runs one choice of core.
+The kvtune core is loaded as in an engine: by vLLM's plugin entry point, from the environment. It patches classes, so
+one process can simulate either stock or one set of core settings.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.settings import COARSE_BLOCK, COARSE_CHUNKS, SimSettings
+from kvtune.sim.vllm_types import EngineCore, EngineScheduler
 
-LONGEST = 300
-"""Characters of vLLM's own words in an error."""
+LONGEST_QUOTE = 300
+"""Characters of vLLM's own message in an error."""
 
-_core_in_this_process: str | None = None
+core_of_this_process: str | None = None
 
 
-def build(settings: SimSettings, clock: VirtualClock) -> Any:
+def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
     """An EngineCore whose executor is a SimExecutor on `clock`. KvtuneError when vLLM refuses the configuration."""
     choose_core(settings)
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
     from kvtune.sim.executor import Machine, SimExecutor
 
@@ -32,23 +33,23 @@ def build(settings: SimSettings, clock: VirtualClock) -> Any:
     machine = Machine(specs, layouts, _pool_bytes(config), clock, settings.cost)
     executor = type("SimExecutor", (SimExecutor,), {"machine": machine})
     try:
-        engine = EngineCore(config, executor, log_stats=True)
+        engine: EngineCore = VllmEngineCore(config, executor, log_stats=True)
     except ValueError as error:
         raise KvtuneError(
             f"vLLM refuses this engine: {_line(error)}",
             "give it more blocks (--num-gpu-blocks-override, --kv-cache-memory-bytes) or a smaller --max-model-len",
         ) from error
-    scheduler: Any = engine.scheduler
+    scheduler = engine.scheduler
     engine.model_executor.requests = scheduler.requests
     if settings.shortcuts:
-        _shorten(scheduler, settings)
+        _take_shortcuts(scheduler, settings)
     # Jumps look like speculation to the scheduler; there is no drafter whose statistics could be kept.
     scheduler.make_spec_decoding_stats = lambda *args, **kwargs: None
     return engine
 
 
-def _shorten(scheduler: Any, settings: SimSettings) -> None:
-    """Quicker ways to stock's decisions: the pool's loops, and for a stock scheduler the steady-decode path."""
+def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
+    """Stock's decisions in less time: inlined loops of the pool, and for a stock scheduler the steady-decode path."""
     from kvtune.core.compat import manifest as compat
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import scheduler as steady
@@ -57,9 +58,9 @@ def _shorten(scheduler: Any, settings: SimSettings) -> None:
     try:
         compat.check()
     except KvtuneError:
-        return  # another vLLM than the path was written for
+        return  # the path was written for another vLLM
     quick_pool.adopt(scheduler.kv_cache_manager.block_pool)
-    # A statistic for clients, found by a walk over the prompt's blocks.
+    # A statistic for clients that costs a walk over the prompt's blocks.
     scheduler.kv_cache_manager.estimate_cached_tokens = lambda request: 0
     if settings.core == "stock":
         steady.adopt(scheduler, CoreSettings())
@@ -67,14 +68,14 @@ def _shorten(scheduler: Any, settings: SimSettings) -> None:
 
 
 def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:
-    """VllmConfig, specs of the layers and KV layouts, as an engine start on this machine would settle them."""
+    """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import check_engine, resolve
     from kvtune.sim.kv_specs import apply, restore
     from kvtune.sim.meta_model import specs_of_model
 
     check_engine()
-    _quiet()
+    _silence_vllm()
     resolved = resolve(settings.model, dummy=True, engine_args=settings.engine_args)
     if resolved.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -84,7 +85,7 @@ def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:
     if settings.specs:
         specs = restore(settings.specs)
         layouts: list[str] = []  # the captured config names the layout
-        apply(settings.specs, config, _given(settings.engine_args))
+        apply(settings.specs, config, _flags_given(settings.engine_args))
         if cache.num_gpu_blocks_override is None:
             cache.num_gpu_blocks_override = int(settings.specs["num_blocks"])
     else:
@@ -93,7 +94,7 @@ def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:
         config.scheduler_config.async_scheduling = settings.async_scheduling
         config.scheduler_config.scheduler_cls = (
             None
-            if _is_builtin(config.scheduler_config.scheduler_cls)
+            if _is_vllms(config.scheduler_config.scheduler_cls)
             else (config.scheduler_config.scheduler_cls)
         )
     _resize(settings, config, specs)
@@ -101,26 +102,26 @@ def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:
 
 
 def choose_core(settings: SimSettings) -> None:
-    """Put the core's choice where its plugin reads it; KvtuneError when this process already runs another one."""
-    global _core_in_this_process
+    """Set the environment from which the core's plugin reads its settings; KvtuneError where others are loaded."""
+    global core_of_this_process
     from kvtune.core.plugin import register
 
     wanted = json.dumps([settings.core, settings.core_settings], sort_keys=True)
-    if _core_in_this_process is None:
+    if core_of_this_process is None:
         os.environ["KVTUNE_CORE"] = settings.core
         os.environ["KVTUNE_SET"] = json.dumps(settings.core_settings)
         os.environ.pop("KVTUNE_RECIPE", None)
-        _core_in_this_process = wanted
-        register()  # a fork's parent may have loaded vLLM's plugins already, without a core
-    elif _core_in_this_process != wanted:
+        core_of_this_process = wanted
+        register()  # a fork's parent may have loaded vLLM's plugins without a core
+    elif core_of_this_process != wanted:
         raise KvtuneError(
-            f"this process simulates the core {_core_in_this_process} and cannot change to {wanted}",
-            "run each choice of core in a simulator process of its own (kvtune.sim.worker)",
+            f"this process has loaded the core {core_of_this_process} and cannot change to {wanted}",
+            "use one simulator process for each choice of core (kvtune.sim.worker)",
         )
 
 
 def _engine_config(arguments: Any) -> Any:
-    """vLLM's whole configuration. What it refuses about the model or a flag becomes two lines."""
+    """VllmConfig; UsageError when vLLM refuses the model or a flag."""
     try:
         return arguments.create_engine_config()
     except (ValueError, NotImplementedError, OSError, KeyError) as error:
@@ -134,7 +135,7 @@ def _pool_bytes(config: Any) -> int:
     if cache.kv_cache_memory_bytes:
         return int(cache.kv_cache_memory_bytes)
     if cache.num_gpu_blocks_override:
-        return 1 << 50  # the override decides
+        return 1 << 50  # enough for any override
     raise UsageError(
         "a simulated engine has no memory to measure: how large is its KV cache?",
         "add `-- --num-gpu-blocks-override N` or `-- --kv-cache-memory-bytes N`",
@@ -142,7 +143,7 @@ def _pool_bytes(config: Any) -> int:
 
 
 def _resize(settings: SimSettings, config: Any, specs: dict[str, Any]) -> None:
-    """Other block sizes than the backend's: asked for, or coarse mode's. State-space blocks are never changed."""
+    """Apply a block size that was asked for, or coarse mode's. Blocks of models with states are never changed."""
     from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 
     cache = config.cache_config
@@ -171,18 +172,18 @@ def _resize(settings: SimSettings, config: Any, specs: dict[str, Any]) -> None:
         specs[name] = spec.copy_with_new_block_size(spec.block_size * wanted // now)
 
 
-def _is_builtin(scheduler: Any) -> bool:
+def _is_vllms(scheduler: Any) -> bool:
     name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
     return bool(name) and str(name).startswith("vllm.v1.core.sched")
 
 
-def _given(engine_args: Sequence[str]) -> frozenset[str]:
+def _flags_given(engine_args: Sequence[str]) -> frozenset[str]:
     names = (a.split("=", 1)[0].removeprefix("--") for a in engine_args if a.startswith("--"))
     return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
 
 
-def _quiet() -> None:
-    """vLLM's log is about starting engines; a simulator starts many."""
+def _silence_vllm() -> None:
+    """vLLM logs each engine start; a simulator starts many engines."""
     import logging
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
@@ -192,7 +193,9 @@ def _line(error: BaseException) -> str:
     from pydantic import ValidationError
 
     text = str(error).strip()
-    if isinstance(error, ValidationError):  # its first line only counts what the others say
+    if isinstance(error, ValidationError):  # its own first line only counts the errors
         text = error.errors()[0]["msg"].removeprefix("Value error, ")
     line = text.splitlines()[0] if text else type(error).__name__
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}.."  # some name every model that vLLM knows
+    return (
+        line if len(line) <= LONGEST_QUOTE else f"{line[:LONGEST_QUOTE]}.."
+    )  # some list every model that vLLM has

@@ -1,7 +1,7 @@
 """Virtual time of a replay. Runs in the simulator's process.
 
-The executor moves it when a step's output is waited for; kvtune's core reads it through `kvtune.core.state.clock`,
-so that policies which age blocks in seconds see the workload's seconds.
+It moves when EngineCore waits for a step's output. kvtune's core reads it through `kvtune.core.state.clock`, so that
+policies that age blocks in seconds see the workload's seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class VirtualClock:
-    """Seconds since the workload's start; never goes back. `device_free_s` is when the last step sent will be done."""
+    """Seconds since the workload's start; never goes back. `device_free_s`: when the last queued step will be done."""
 
     __slots__ = ("device_free_s", "now_s")
 
@@ -24,7 +24,7 @@ class VirtualClock:
             self.now_s = time_s
 
     def run(self, cost_s: float) -> float:
-        """Queue a step of this length behind those already sent; when it will be done."""
+        """Queue a step of this length behind those already sent, and return when it will be done."""
         start = self.device_free_s if self.device_free_s > self.now_s else self.now_s
         self.device_free_s = start + cost_s
         return self.device_free_s
@@ -35,7 +35,7 @@ class VirtualClock:
 
 @contextmanager
 def policies_see(clock: VirtualClock) -> Iterator[None]:
-    """While this lasts, kvtune's core ages blocks by `clock` instead of the machine's."""
+    """Within this context, kvtune's core ages blocks by `clock` instead of the machine's."""
     from kvtune.core import state
 
     before = state.clock

@@ -1,7 +1,7 @@
-"""How long a step takes, and how long a request is on its way to the engine and back. Runs anywhere.
+"""How long a step takes, and how long requests and answers travel between client and engine. Runs anywhere.
 
-Fitted by non-negative least squares to a real run's step log; a simulated run that uses a fit has predicted times, one
-that does not has nominal ones, and says so.
+A cost is fitted to a real run's step log by non-negative least squares. Times of a simulated run are predictions where
+its cost was fitted; with the nominal cost they mean nothing, and the run says so.
 """
 
 from __future__ import annotations
@@ -14,36 +14,40 @@ from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError
 from kvtune.run.types import Run, Table
-from kvtune.sim.delay import Way, in_flight
+from kvtune.sim.delay import TransportDelay, in_flight
 
 MIN_STEPS = 20
 FITTED_SHARE = 0.6
-"""Of the steps, in time order, that the held-out check is fitted to."""
+"""Share of the steps, in time order, on which the held-out check fits; it predicts the rest."""
 
 TRUSTED_SHARE = 0.1
+"""Predictions count as valid timings up to this error."""
 
 FITS = 5
-"""Rounds of fitting: errors are relative to the round before, which also says what to leave out."""
+"""Rounds of fitting. Each weighs errors relative to the previous round's prediction and drops its outliers."""
 
 LEAST_SPREAD = 0.02
-"""Relative errors are never taken for narrower than this: a log without noise keeps all of its steps."""
+"""Least spread of relative errors for the outlier test, so that a log without noise keeps all of its steps."""
 
 Clock = Literal["wall", "cpu"]
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds. `error_share` is the fit's mean absolute error over the mean step, `held_out_share` how far a fit
-    to the first part of the run is off the summed time of the rest: what a prediction of means may be off by."""
+    """Microseconds, and how good the fit is.
+
+    `error_share`: mean absolute error over the mean step. `held_out_share`: a fit to the first part of the run predicts
+    the summed time of the rest with this error; predictions of means may be off by as much.
+    """
 
     step_us: float
     prefill_token_us: float
     decode_us: float
     kv_token_us: float
-    prefill_step_us: float = 0.0  # a step that prefills takes so much more than one that only decodes
-    prefill_kv_us: float = 0.0  # of a prompt token, for each KV token that it attends to
+    prefill_step_us: float = 0.0  # extra, for a step that prefills
+    prefill_kv_us: float = 0.0  # per pair of a prompt token and a KV token that it attends to
     between_us: float = 0.0  # from a step's end to the next one's begin, while requests run
-    enter_us: float = 0.0  # from the client's send until the scheduler can have the request
-    leave_us: float = 0.0  # from a step's end until the client has its tokens
+    enter_us: float = 0.0  # from the client's send until the scheduler gets the request
+    leave_us: float = 0.0  # from a step's end until the client gets its tokens
     fitted: bool = False
     clock: str = ""  # which time of the steps was fitted: wall, or cpu (of EngineCore's thread)
     machine: str = ""
@@ -53,19 +57,18 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     error_share: float = 0.0
     p90_error_us: float = 0.0
     held_out_share: float = 0.0
-    unexplained_share: float = (
-        0.0  # of the time in which requests were in flight, what all of this leaves over
-    )
+    unexplained_share: float = 0.0
+    """Share of the time with requests in flight that steps and delays do not add up to."""
 
     @property
     def trusted(self) -> bool:
-        """Fitted, right about steps that it was not fitted to, and about how long requests took in the run itself."""
+        """Fitted, accurate on held-out steps, and accounting for the time that requests took in the run."""
         return self.fitted and max(self.held_out_share, self.unexplained_share) <= TRUSTED_SHARE
 
     def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int, prefill_kv: float = 0.0) -> float:
         """From a step's begin until the next one can begin.
 
-        `kv_tokens`: of requests that decode. `prefill_kv`: the KV tokens that each prompt token attends to, added up.
+        `kv_tokens`: of requests that decode. `prefill_kv`: KV tokens attended to, summed over the prompt tokens.
         """
         time_us = self.step_us + self.between_us + self.decode_us * decodes + self.kv_token_us * kv_tokens
         if prefill_tokens:
@@ -75,15 +78,15 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOMINAL = StepCost(step_us=8_000.0, prefill_token_us=12.0, decode_us=60.0, kv_token_us=0.0002)
-"""A round figure for one large accelerator, for replays whose times nobody reads: only the order of events matters."""
+"""Round figures for one large accelerator, for replays in which only the order of events matters."""
 
 
 def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepCost:
     """The cost of a step on the machine of `run`, from its steps table.
 
-    `clock` None takes the one that explains more of the time in flight: wall time, or, where EngineCore's own thread
-    computes (the `uni` executor on a CPU), its CPU time, which the neighbours on a busy machine do not lengthen.
-    The first `skip_share` of steps is warm-up.
+    `clock` None: the one that explains more of the time in flight. That is wall time, or, where EngineCore's own thread
+    runs the model (the `uni` executor on a CPU), its CPU time, which other processes on the machine do not lengthen.
+    The first `skip_share` of steps is warm-up and left out.
     """
     steps = run.table("steps")
     busy = np.flatnonzero(steps["scheduled_tokens"] > 0)
@@ -107,7 +110,7 @@ def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
     weights = _nnls(features, time_us)
     predicted_us = features @ weights
     error_us = np.abs(predicted_us - time_us)
-    way = Way.of(run, steps)
+    delay = TransportDelay.of(run, steps)
     return StepCost(
         step_us=float(weights[0]),
         prefill_token_us=float(weights[1]),
@@ -115,9 +118,9 @@ def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
         kv_token_us=float(weights[3]),
         prefill_step_us=float(weights[4]),
         prefill_kv_us=float(weights[5]),
-        between_us=way.between_us,
-        enter_us=way.enter_us,
-        leave_us=way.leave_us,
+        between_us=delay.between_us,
+        enter_us=delay.enter_us,
+        leave_us=delay.leave_us,
         fitted=True,
         clock=clock,
         machine=f"{run.header.engine.device_name or run.header.host.cpu} ({run.header.host.cores} cores)",
@@ -127,7 +130,7 @@ def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
         error_share=float(error_us.mean() / time_us.mean()) if time_us.mean() > 0 else 0.0,
         p90_error_us=float(np.percentile(error_us, 90)),
         held_out_share=_held_out(features, time_us),
-        unexplained_share=_unexplained(run, steps, predicted_us, way),
+        unexplained_share=_unexplained(run, steps, predicted_us, delay),
     )
 
 
@@ -136,19 +139,18 @@ def _features(steps: Table) -> NDArray[np.float64]:
     decodes = np.maximum(steps["scheduled_tokens"] - steps["prefill_tokens"], 0).astype("f8")
     context = np.maximum(steps["context_tokens"], 0).astype("f8")
     prefills = np.maximum(steps["requests"] - decodes, 1)
-    own = steps["prefill_context_tokens"].astype("f8")
-    if not own.any():  # an older run file: shared alike
-        own = np.where(prefill > 0, context * prefills / np.maximum(decodes + prefills, 1), 0.0)
-    kv = np.maximum(context - own, 0.0)
-    return np.column_stack(
-        [np.ones(len(prefill)), prefill, decodes, kv, prefill > 0, prefill * (own + prefill / 2) / prefills]
-    )
+    prefill_context = steps["prefill_context_tokens"].astype("f8")
+    if not prefill_context.any():  # an older run file: split evenly between the requests
+        prefill_context = np.where(prefill > 0, context * prefills / np.maximum(decodes + prefills, 1), 0.0)
+    kv = np.maximum(context - prefill_context, 0.0)
+    attended = prefill * (prefill_context + prefill / 2) / prefills
+    return np.column_stack([np.ones(len(prefill)), prefill, decodes, kv, prefill > 0, attended])
 
 
 def _nnls(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares of relative errors: long prefills and short decodes count alike.
+    """Least squares of relative errors, so that long prefills and short decodes weigh the same.
 
-    Fitted again without the steps that a pause of the machine fell into: those far off the others of their kind.
+    Refitted without outliers among the steps of each kind: a pause of the machine fell into them.
     """
     from scipy.optimize import nnls
 
@@ -172,7 +174,7 @@ def _nnls(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> NDArra
 
 
 def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> float:
-    """Fit the first steps, predict the rest: how far off the rest's summed time is, as a share of it."""
+    """Fit to the first steps, predict the rest: the error of the rest's summed time, as a share of it."""
     cut = max(int(len(time_us) * FITTED_SHARE), MIN_STEPS // 2)
     rest_us = float(time_us[cut:].sum())
     if rest_us <= 0:
@@ -180,21 +182,21 @@ def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> fl
     return abs(float((features[cut:] @ _nnls(features[:cut], time_us[:cut])).sum()) - rest_us) / rest_us
 
 
-def _unexplained(run: Run, steps: Table, predicted_us: NDArray[np.float64], way: Way) -> float:
-    """How far steps and ways are from the time in which at least one request was in flight, as a share of it.
+def _unexplained(run: Run, steps: Table, predicted_us: NDArray[np.float64], delay: TransportDelay) -> float:
+    """The difference between steps and delays and the time with a request in flight, as a share of that time.
 
-    A busy machine keeps front end and EngineCore waiting for each other: no step and no median shows it.
+    On a busy machine front end and EngineCore wait for each other, which no step and no median shows.
     """
     seconds, pieces = in_flight(run.table("requests"), float(steps["t_s"][0]))
     if seconds <= 0:
         return 0.0
-    explained_us = predicted_us.sum() + len(predicted_us) * way.between_us
-    explained_us += pieces * (way.enter_us + way.leave_us - way.between_us)
+    explained_us = predicted_us.sum() + len(predicted_us) * delay.between_us
+    explained_us += pieces * (delay.enter_us + delay.leave_us - delay.between_us)
     return abs(seconds - float(explained_us) * 1e-6) / seconds
 
 
 def read_cost(text: str) -> StepCost:
-    """A StepCost from JSON (what `header.extra["step_cost"]` of a run holds)."""
+    """A StepCost from JSON, as in `header.extra["step_cost"]` of a run."""
     try:
         return msgspec.json.decode(text, type=StepCost)
     except msgspec.DecodeError as error:

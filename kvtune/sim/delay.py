@@ -1,6 +1,6 @@
-"""What a request waits for outside of steps: its way to the engine and back, and the engine's loop. Runs anywhere.
+"""Delays outside of the engine's steps: a request's transport to the engine and back, and the engine's loop.
 
-Medians of a recorded run: a pause of the machine between two steps is not the engine's way of working.
+Medians over a recorded run, so that a pause of the machine between two steps does not count. Runs anywhere.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from kvtune.run.types import Run, Table
 
 FEWEST = 3
-"""A median of fewer than these is not taken: the time is then counted as none, and shows as unexplained."""
+"""With fewer samples than this a delay counts as 0; the time shows up as unexplained instead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Microseconds; what each is stands at `cost.StepCost`."""
+class TransportDelay:
+    """Microseconds; `cost.StepCost` explains each field."""
 
     between_us: float = 0.0
     enter_us: float = 0.0
     leave_us: float = 0.0
 
     @classmethod
-    def of(cls, run: Run, steps: Table) -> Way:
+    def of(cls, run: Run, steps: Table) -> TransportDelay:
         """`steps`: rows of the run's steps table, in order of time."""
         begins = steps["t_s"]
         ends = begins + steps["step_us"] * 1e-6
@@ -38,11 +38,11 @@ class Way:
         tokens = run.table("tokens")["t_s"]
         tokens = tokens[(tokens >= ends[0]) & (tokens <= ends[-1])]
         leave_us = _median_us(tokens - ends[np.searchsorted(ends, tokens, side="right") - 1])
-        # In an engine that is never idle no way there can be seen: it leads through the same processes as the way back.
-        seen = idle.sum() >= FEWEST
+        # A never-idle engine hides request delay. Answers cross the same processes, so their delay stands in for it.
+        measurable = idle.sum() >= FEWEST
         return cls(
             between_us=_median_us((begins[1:] - ends[:-1])[pending]),
-            enter_us=_median_us((begins[following] - sent)[idle]) if seen else leave_us,
+            enter_us=_median_us((begins[following] - sent)[idle]) if measurable else leave_us,
             leave_us=leave_us,
         )
 

@@ -1,12 +1,12 @@
-"""vLLM's executor that computes nothing: every request that has all its tokens in gets a token, after a virtual time.
+"""vLLM's executor without a model: a request whose prompt is computed gets one token a step, after a virtual time.
 
-Runs in the simulator's process under vLLM's own EngineCore. Its futures move the clock when they are waited for, so the
-batch queue of asynchronous scheduling overlaps as it does on a device that runs one step after another.
+Runs in the simulator's process under vLLM's own EngineCore. Waiting for a result moves the clock, so the batch queue of
+asynchronous scheduling overlaps steps as it does on a device that runs them one after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,28 +15,16 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.cost import StepCost
+from kvtune.sim.steps import ExecutedStep
+from kvtune.sim.vllm_types import EngineRequest, ModelOutput, ScheduledStep, SchedulerOutput
 
 _TOKEN = [0]
-"""What every request generates. Shared by all rows: nothing downstream of a one-token row changes it."""
-
-
-@dataclass(slots=True)
-class Step:
-    """One step as it was sent to the device; `decodes` counts requests, `context_tokens` the KV they attend to."""
-
-    start_s: float
-    end_s: float
-    prefill_tokens: int
-    requests: int
-    decodes: int
-    context_tokens: int
-    prefill_context_tokens: int
-    output: Any  # vLLM's SchedulerOutput, or what a digest reads of it
+"""What every request generates. Shared by all rows: nothing downstream changes a row of one token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What `SimExecutor` needs, handed over through a class attribute because vLLM constructs executors itself."""
+    """What `SimExecutor` needs. A class attribute carries it, because vLLM constructs executors itself."""
 
     specs: dict[str, Any]
     layouts: list[str]
@@ -45,19 +33,34 @@ class Machine:
     cost: StepCost
 
 
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Plain decodes that run in the next step without being in its SchedulerOutput (`fast/mixed.py`).
+
+    `whole_step`: what a digest reads of the step with them in it; None where no digests are kept.
+    """
+
+    requests: int
+    context_tokens: int
+    whole_step: ScheduledStep | None
+
+
+NOBODY = SetAside(0, 0, None)
+
+
 class VirtualResult:
-    """What EngineCore waits for: a result that is there at a virtual time."""
+    """A future that is done at a virtual time; waiting for it moves the clock there."""
 
-    __slots__ = ("_clock", "_end_s", "_value")
+    __slots__ = ("_clock", "_value", "end_s")
 
-    def __init__(self, clock: VirtualClock, end_s: float, value: Any) -> None:
-        self._clock, self._end_s, self._value = clock, end_s, value
+    def __init__(self, clock: VirtualClock, end_s: float, value: ModelOutput) -> None:
+        self._clock, self.end_s, self._value = clock, end_s, value
 
     def done(self) -> bool:
-        return self._clock.now_s >= self._end_s
+        return self._clock.now_s >= self.end_s
 
-    def result(self, timeout: float | None = None) -> Any:
-        self._clock.advance_to(self._end_s)
+    def result(self, timeout: float | None = None) -> ModelOutput:
+        self._clock.advance_to(self.end_s)
         return self._value
 
 
@@ -65,18 +68,16 @@ class SimExecutor(Executor):  # type: ignore[misc]
     machine: Machine  # set on the class before EngineCore is built
 
     def _init_executor(self) -> None:
-        self.no_steps()
+        self.reset()
 
-    def no_steps(self) -> None:
-        """As before the first step. Tests give a real executor these, too."""
-        self.requests: dict[str, Any] = {}  # the scheduler's, set once it exists
-        self.on_step: Callable[[Step], None] | None = None
-        self.decode_tokens = 1  # tokens that a decoding request makes in this step: more in a jump
-        self.cost_of_jump: Callable[[], float] | None = None
-        # Requests that decode in this step without being in what is scheduled, and their KV tokens.
-        self.aside = (0, 0)
-        self.aside_digest: Any = None
-        self._pending: Any = None
+    def reset(self) -> None:
+        """The state before the first step. Tests give it to real executors, too."""
+        self.requests: dict[str, EngineRequest] = {}  # the scheduler's, set once it exists
+        self.on_step: Callable[[ExecutedStep], None] | None = None
+        self.jump_ends_s: Sequence[float] | None = None
+        """Set before a jump: the ends of the single decode steps that the next step stands for."""
+        self.set_aside = NOBODY
+        self._pending: VirtualResult | None = None
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
         return [dict(self.machine.specs)]
@@ -114,49 +115,53 @@ class SimExecutor(Executor):  # type: ignore[misc]
             return [None]
         raise NotImplementedError(f"a simulated worker has no {method}")
 
-    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """The step's output as a future; the synchronous step of EngineCore takes it as it is."""
+    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> VirtualResult:
+        """The step's output as a future, also where EngineCore's synchronous step asks for it."""
         scheduled = scheduler_output.num_scheduled_tokens
-        aside, context = self.aside
-        if not scheduled and not aside:
-            return VirtualResult(self.machine.clock, self.machine.clock.now_s, EMPTY_MODEL_RUNNER_OUTPUT)
-        made = _TOKEN if self.decode_tokens == 1 else None
+        aside, clock, jump_ends_s = self.set_aside, self.machine.clock, self.jump_ends_s
+        if not scheduled and not aside.requests:
+            return VirtualResult(clock, clock.now_s, EMPTY_MODEL_RUNNER_OUTPUT)
+        made = _TOKEN if jump_ends_s is None else [0] * len(jump_ends_s)
         rows: list[list[int]] = []
         requests = self.requests
+        decodes, context = aside.requests, aside.context_tokens
         prefill = prefill_context = 0
         prefill_kv = 0.0
-        decodes = aside
         for request_id, tokens in scheduled.items():
             request = requests[request_id]
             # The scheduler has already advanced the request by this step.
-            computed = request.num_computed_tokens
-            before = computed - tokens
+            before = request.num_computed_tokens - tokens
             context += before
             if request.is_prefill_chunk:
                 rows.append([])
             else:
-                rows.append(made if made is not None else [0] * self.decode_tokens)
+                rows.append(made if jump_ends_s is None else made.copy())
                 if before >= request.num_prompt_tokens:
                     decodes += 1
                     continue
             prefill += tokens
             prefill_context += before
             prefill_kv += tokens * (before + tokens / 2)
-        clock = self.machine.clock
         start = max(clock.now_s, clock.device_free_s)
-        jump = self.cost_of_jump
-        cost = (
-            jump()
-            if jump is not None
-            else self.machine.cost.seconds(prefill, decodes, context - prefill_context, prefill_kv)
-        )
+        if jump_ends_s is None:
+            cost = self.machine.cost.seconds(prefill, decodes, context - prefill_context, prefill_kv)
+        else:
+            cost = jump_ends_s[-1] - start
         end = clock.run(cost)
         if self.on_step is not None:
-            whole = scheduler_output if self.aside_digest is None else self.aside_digest
             self.on_step(
-                Step(start, end, prefill, len(scheduled) + aside, decodes, context, prefill_context, whole)
+                ExecutedStep(
+                    start_s=start,
+                    end_s=end,
+                    prefill_tokens=prefill,
+                    requests=len(scheduled) + aside.requests,
+                    decodes=decodes,
+                    context_tokens=context,
+                    prefill_context_tokens=prefill_context,
+                    scheduled=aside.whole_step or scheduler_output,
+                    jump_ends_s=jump_ends_s,
+                )
             )
-            self.aside_digest = None
         ids = list(scheduled)
         output = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=rows
@@ -164,5 +169,5 @@ class SimExecutor(Executor):  # type: ignore[misc]
         self._pending = VirtualResult(clock, end, output)
         return self._pending
 
-    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+    def sample_tokens(self, grammar_output: object, non_block: bool = False) -> VirtualResult | None:
         return self._pending

@@ -1,4 +1,4 @@
-"""What a replay writes down while it runs: columns that grow. Simulator's process only."""
+"""What a replay writes down while it runs: columns that grow. `record.py` makes the run's tables of them."""
 
 from __future__ import annotations
 
@@ -6,35 +6,99 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtune.probe.pool import PoolWatch
+from kvtune.sim.steps import ExecutedStep
+from kvtune.sim.vllm_types import EngineScheduler
 
 
-@dataclass(slots=True)
+def _integers() -> array[int]:
+    return array("i")
+
+
+def _long_integers() -> array[int]:
+    return array("q")
+
+
+def _seconds() -> array[float]:
+    return array("d")
+
+
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """One row a step; counts are after scheduling."""
+
+    start_s: array[float] = field(default_factory=_seconds)
+    end_s: array[float] = field(default_factory=_seconds)
+    tokens: array[int] = field(default_factory=_integers)
+    prefill_tokens: array[int] = field(default_factory=_integers)
+    requests: array[int] = field(default_factory=_integers)
+    running: array[int] = field(default_factory=_integers)
+    waiting: array[int] = field(default_factory=_integers)
+    free_blocks: array[int] = field(default_factory=_integers)
+    context_tokens: array[int] = field(default_factory=_long_integers)
+    prefill_context_tokens: array[int] = field(default_factory=_long_integers)
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+
 class ReplayJournal:
-    """What a replay writes down while it runs; record.py makes the tables of it."""
+    """Columns by request (NaN or -1: not yet), by generated token, by step and by change of the pool."""
 
-    hits: Any
-    sent_s: Any
-    first_s: Any
-    finished_s: Any
-    output: Any
-    preemptions: Any
-    token_request: array[int] = field(default_factory=lambda: array("i"))
-    token_s: array[float] = field(default_factory=lambda: array("d"))
-    written: set[int] = field(default_factory=set)  # requests whose token of this step is in `token_request`
-    steps: list[array[Any]] = field(default_factory=list)
-    tiers: tuple[str, ...] = ()
-    pool: list[tuple[float, int, int, int, int]] = field(
-        default_factory=list
-    )  # t, tier, evicted, demoted, free
-    digests: array[int] = field(default_factory=lambda: array("L"))
-    refused: dict[int, str] = field(default_factory=dict)
-    jumps: int = 0
-    jumped_steps: int = 0
+    def __init__(self, requests: int, scheduler: EngineScheduler, *, token_rows: bool, digests: bool) -> None:
+        self.hits: NDArray[np.int64] = np.full(requests, -1, "i8")
+        self.sent_s = np.full(requests, np.nan)
+        self.first_s = np.full(requests, np.nan)
+        self.finished_s = np.full(requests, np.nan)
+        self.output: NDArray[np.int64] = np.zeros(requests, "i8")
+        self.preemptions: NDArray[np.int32] = np.zeros(requests, "i4")
+        self.keeps_tokens, self.keeps_digests = token_rows, digests
+        self.token_request: array[int] = _integers()
+        self.token_s: array[float] = _seconds()
+        self.tokens_written: set[int] = set()
+        """Requests whose token of the current step is in `token_request` before the engine's output gives it."""
+        self.steps = StepColumns()
+        self.digests: array[int] = array("L")
+        self.pool: list[tuple[float, int, int, int, int]] = []
+        """Time, tier, evicted blocks, demoted blocks, free blocks."""
+        self.jumps = self.jumped_steps = 0
+        self._watch = PoolWatch(scheduler.kv_cache_manager.block_pool)
+        self.tiers = self._watch.tiers
 
-    def pool_news(self, watch: PoolWatch, start_s: float, free: int) -> None:
+    def add_step(self, step: ExecutedStep, running: int, waiting: int, free_blocks: int) -> None:
+        """A row for the step, or one for each of the single steps that a jump stands for."""
+        self.add_pool_changes(step.start_s, free_blocks)
+        columns, requests = self.steps, step.requests
+        ends = step.jump_ends_s
+        start, context = step.start_s, step.context_tokens
+        tokens = step.prefill_tokens + (step.decodes if ends is None else requests)
+        for end in ends or (step.end_s,):
+            columns.start_s.append(start)
+            columns.end_s.append(end)
+            columns.tokens.append(tokens)
+            columns.prefill_tokens.append(step.prefill_tokens)
+            columns.requests.append(requests)
+            columns.running.append(running)
+            columns.waiting.append(waiting)
+            columns.free_blocks.append(free_blocks)
+            columns.context_tokens.append(context)
+            columns.prefill_context_tokens.append(step.prefill_context_tokens)
+            start, context = end, context + requests
+        if ends is not None:
+            self.jumps += 1
+            self.jumped_steps += len(ends)
+
+    def add_tokens(self, index: int, ends_s: Any) -> None:
+        """A row for each token of one request."""
+        self.token_request.extend([index] * len(ends_s))
+        self.token_s.extend(ends_s)
+
+    def add_pool_changes(self, start_s: float, free_blocks: int) -> None:
         """What the pool evicted and demoted for the step that starts now."""
-        news = watch.news()
-        if news is not None:
-            counted = enumerate(zip(*news, strict=True))
-            self.pool += [(start_s, tier, *counts, free) for tier, counts in counted if any(counts)]
+        changes = self._watch.news()
+        if changes is not None:
+            by_tier = enumerate(zip(*changes, strict=True))
+            self.pool += [(start_s, tier, *counts, free_blocks) for tier, counts in by_tier if any(counts)]

@@ -1,6 +1,6 @@
-"""From captured KV specs (plain JSON in a run's header) back to vLLM's. Simulator's process only.
+"""Restores vLLM's KV specs from those captured in a run's header (plain JSON). Simulator's process only.
 
-kvtune/probe/kv_specs.py writes them in a real engine. Only spec classes of vLLM's kv_cache_interface are ever made.
+`probe/kv_specs.py` captures them in a real engine. Only spec classes of vLLM's kv_cache_interface are instantiated.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from kvtune.probe.kv_specs import VERSION
 
 
 def restore(captured: dict[str, Any]) -> dict[str, Any]:
-    """Layer name -> vLLM spec, from what `capture` wrote. KvtuneError when this vLLM does not know it."""
+    """Layer name -> vLLM spec, from what `capture` wrote. KvtuneError when this vLLM has no such spec."""
     if captured.get("version") != VERSION:
         raise KvtuneError(
             f"the run's KV specs have version {captured.get('version')!r}, this kvtune reads {VERSION}",
             "record the run again with this kvtune",
         )
     try:
-        kinds = [decode(said) for said in captured["specs"]]
-        return {name: kinds[number] for name, number in captured["layers"].items()}
+        specs = [decode(encoded) for encoded in captured["specs"]]
+        return {name: specs[number] for name, number in captured["layers"].items()}
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise KvtuneError(
             f"the run's KV specs cannot be used with this vLLM: {error}",
@@ -31,7 +31,7 @@ def restore(captured: dict[str, Any]) -> dict[str, Any]:
 
 
 def apply(captured: dict[str, Any], vllm_config: Any, given: frozenset[str]) -> None:
-    """Set the captured engine's values on a config; fields named in `given` were chosen by the person and stay."""
+    """Set the captured engine's values on a config, except for the fields in `given`, which the user's flags set."""
     for section, fields in captured.get("config", {}).items():
         target = getattr(vllm_config, section, None)
         for name, value in fields.items():
@@ -39,43 +39,43 @@ def apply(captured: dict[str, Any], vllm_config: Any, given: frozenset[str]) -> 
                 setattr(target, name, value)
 
 
-def decode(said: Any) -> Any:
-    """The inverse of `encode`. ValueError for a class that is none of vLLM's spec classes."""
+def decode(encoded: Any) -> Any:
+    """The inverse of `encode`. ValueError for a class that is not one of vLLM's spec classes."""
     import torch
 
-    if not isinstance(said, dict):
-        return said
-    if "$dtype" in said:
-        found = getattr(torch, said["$dtype"])
-        if not isinstance(found, torch.dtype):
-            raise ValueError(f"{said['$dtype']} is no dtype")
-        return found
-    if "$tuple" in said:
-        return tuple(decode(v) for v in said["$tuple"])
-    if "$fraction" in said:
-        return Fraction(*said["$fraction"])
-    if "$multiple" in said:
+    if not isinstance(encoded, dict):
+        return encoded
+    if "$dtype" in encoded:
+        dtype = getattr(torch, encoded["$dtype"])
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{encoded['$dtype']} is not a dtype")
+        return dtype
+    if "$tuple" in encoded:
+        return tuple(decode(v) for v in encoded["$tuple"])
+    if "$fraction" in encoded:
+        return Fraction(*encoded["$fraction"])
+    if "$multiple" in encoded:
         from vllm.v1.attention.backend import MultipleOf
 
-        return MultipleOf(said["$multiple"])
-    if "$enum" in said:
-        return _enum(said["$enum"])[said["name"]]
-    return _spec_class(said["$spec"])(**{name: decode(v) for name, v in said["fields"].items()})
+        return MultipleOf(encoded["$multiple"])
+    if "$enum" in encoded:
+        return _enum(encoded["$enum"])[encoded["name"]]
+    return _spec_class(encoded["$spec"])(**{name: decode(v) for name, v in encoded["fields"].items()})
 
 
 def _spec_class(name: str) -> Any:
     from vllm.v1 import kv_cache_interface
 
-    found = getattr(kv_cache_interface, name, None)
-    if not (isinstance(found, type) and issubclass(found, kv_cache_interface.KVCacheSpec)):
+    spec_class = getattr(kv_cache_interface, name, None)
+    if not (isinstance(spec_class, type) and issubclass(spec_class, kv_cache_interface.KVCacheSpec)):
         raise ValueError(f"vLLM has no KV spec {name}")
-    return found
+    return spec_class
 
 
 def _enum(name: str) -> Any:
     from vllm.v1 import kv_cache_interface
 
-    found = getattr(kv_cache_interface, name, None)
-    if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+    enumeration = getattr(kv_cache_interface, name, None)
+    if not (isinstance(enumeration, type) and issubclass(enumeration, enum.Enum)):
         raise ValueError(f"vLLM's specs have no enumeration {name}")
-    return found
+    return enumeration

@@ -1,4 +1,4 @@
-"""Builds a model on torch's meta device (shapes, no memory) to ask it for its KV specs. Simulator's process only."""
+"""Gets a model's KV specs by building it on torch's meta device: shapes, no memory. Simulator's process only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from kvtune.errors import KvtuneError
 
 
 def specs_of_model(vllm_config: Any) -> tuple[dict[str, Any], list[str]]:
-    """Layer name -> spec, and the names of the KV layouts that the attention backends take, best first.
+    """Layer name -> spec, and the names of the KV layouts that the attention backends support, best first.
 
-    Also settles `cache_config.block_size` (and the state-space block) as an engine start does on this platform.
+    Also sets `cache_config.block_size` (and the state-space block) as an engine start does on this platform.
     """
     import torch
     from vllm.config import set_current_vllm_config
@@ -35,24 +35,24 @@ def specs_of_model(vllm_config: Any) -> tuple[dict[str, Any], list[str]]:
         architectures = getattr(vllm_config.model_config, "architectures", "?")
         raise KvtuneError(
             f"the model {architectures} cannot be built without weights: {type(error).__name__}: {_line(error)}",
-            "profile it where it runs: `kvtune explain RUN` replays the KV specs that the run file holds",
+            "profile it where it runs: `kvtune explain RUN` replays from the KV specs in the run file",
         ) from error
     return specs, layouts
 
 
 def _one_process_groups() -> None:
-    """vLLM's layers ask for their parallel groups: one process that is all of them."""
+    """Set up the parallel groups that vLLM's layers ask for, each with this process as its only member."""
     from vllm.distributed import parallel_state
 
     if parallel_state.model_parallel_is_initialized():
-        parallel_state.destroy_model_parallel()  # which groups there are depends on the model
+        parallel_state.destroy_model_parallel()  # the groups depend on the model
     if parallel_state._WORLD is None:
         _world(parallel_state)
     parallel_state.initialize_model_parallel(1, 1)
 
 
 def _world(parallel_state: Any) -> None:
-    """In memory: a store in a file would stay behind, since simulators end without cleaning up."""
+    """Uses a store in memory: simulators exit without cleaning up, and a file would stay behind."""
     import torch
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""One simulated run from start to file: what `kvtune profile --on sim` does. In the CLI's process, imports no vLLM."""
+"""`kvtune profile --on sim`: one simulated run, from job to run file. In the CLI's process; imports no vLLM."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kvtune.sim.worker import Report
 def profile(job: ProfileJob, mode: Mode, like: Run | None, on_report: Callable[[Report], None]) -> Profiled:
     """Replay the job's workload and write the run file, also (as a partial one) when Ctrl-C ends it early.
 
-    `like`: a recorded run whose engine is simulated: its KV specs, pool and flags (the job's own go over them), and a
-    step cost fitted to its steps.
+    `like`: a recorded run whose engine is simulated: with its KV specs, pool and flags (the job's own flags override
+    them), and a step cost fitted to its steps.
     """
     check_output(job.output)
     settings = settings_for(job, mode, like)
@@ -36,23 +36,24 @@ def profile(job: ProfileJob, mode: Mode, like: Run | None, on_report: Callable[[
             if run is None:
                 raise
             error = KvtuneError(
-                "interrupted", "what was replayed is in the run file, marked partial", EXIT_INTERRUPTED
+                "interrupted", "the replay so far is in the run file, marked partial", EXIT_INTERRUPTED
             )
     if run is None:
-        raise KvtuneError("the replay gave no run", "run the command again with --debug")
+        raise KvtuneError("the replay ended without a run", "run the command again with --debug")
     run = with_slo(run, job.slo)
     write_run(run, path)
     return Profiled(run, path, error)
 
 
 def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
-    """The simulated engine of a job, after a recorded run where one is given."""
-    flags, specs, cost, ahead = list(job.engine_args), {}, NOMINAL, None
+    """The simulated engine of a job; where a recorded run is given, modelled on its engine."""
+    flags, specs, cost, async_scheduling = list(job.engine_args), {}, NOMINAL, None
     if like is not None:
         engine = like.header.engine
         if not engine.kv_specs:
-            raise KvtuneError("--like: the run holds no KV specs", "record it again with this kvtune")
-        flags, specs, ahead = [*engine.args, *flags], engine.kv_specs, engine.async_scheduling
+            raise KvtuneError("--like: the run file has no KV specs", "record it again with this kvtune")
+        flags, specs = [*engine.args, *flags], engine.kv_specs
+        async_scheduling = engine.async_scheduling
         cost = cost_of(like)
     return SimSettings(
         model=job.model,
@@ -62,17 +63,17 @@ def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
         mode=mode,
         cost=cost,
         specs=specs,
-        async_scheduling=ahead,
+        async_scheduling=async_scheduling,
     )
 
 
 def cost_of(run: Run) -> StepCost:
-    """Fitted to the run's steps; a simulated run's is the one that it ran with. Nominal where there are too few."""
-    known = run.header.extra.get("step_cost")
-    if known:
+    """The cost that a simulated run ran with; else fitted to the run's steps, or nominal where there are too few."""
+    stored = run.header.extra.get("step_cost")
+    if stored:
         import msgspec
 
-        return read_cost(msgspec.json.encode(known).decode())
+        return read_cost(msgspec.json.encode(stored).decode())
     try:
         return fit(run)
     except KvtuneError:

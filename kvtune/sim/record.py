@@ -1,4 +1,4 @@
-"""From a replay's journal to the run record: the tables of a real run, source "sim". Simulator's process only."""
+"""Makes a run of a replay's journal: the tables of a real run, with source "sim". Simulator's process only."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from kvtune.run.types import (
     empty_table,
 )
 from kvtune.sim.clock import VirtualClock
+from kvtune.sim.journal import ReplayJournal, StepColumns
 from kvtune.sim.settings import SimSettings
+from kvtune.sim.vllm_types import EngineCore
 from kvtune.workload.types import Workload
 
 
 def record(
-    journal: Any,
+    journal: ReplayJournal,
     workload: Workload,
     settings: SimSettings,
-    engine: Any,
+    engine: EngineCore,
     clock: VirtualClock,
     *,
     why: str,
@@ -42,13 +44,13 @@ def record(
     elapsed_s: float,
     command: Sequence[str],
 ) -> Run:
-    """`why` is why the replay ended early, "" when it did not."""
+    """The finished replay as a run. `why`: why it ended early, "" when it did not."""
     leave_s = settings.cost.leave_us * 1e-6
     requests = _requests(journal, workload, leave_s)
     tables = {"requests": requests, "steps": _steps(journal.steps), "pool": _pool(journal.pool)}
     tables["tokens"] = _tokens(journal, leave_s)
-    done = np.isfinite(requests["finished_s"])
-    known = requests["hit_tokens"] >= 0
+    finished = np.isfinite(requests["finished_s"])
+    admitted = requests["hit_tokens"] >= 0
     extra: dict[str, Any] = {
         "sim": {
             "mode": settings.mode,
@@ -88,10 +90,10 @@ def record(
         wall_s=clock.now_s,
         startup_s=startup_s,
         engine_counters={
-            "finished": int(done.sum()),
-            "hits": int(requests["hit_tokens"][known].sum()),
-            "queries": int(requests["prompt_tokens"][known].sum()),
-            "prompt_tokens": int(requests["prompt_tokens"][done].sum()),
+            "finished": int(finished.sum()),
+            "hits": int(requests["hit_tokens"][admitted].sum()),
+            "queries": int(requests["prompt_tokens"][admitted].sum()),
+            "prompt_tokens": int(requests["prompt_tokens"][finished].sum()),
             "generation_tokens": int(requests["output_tokens"].sum()),
         },
         notes=_notes(settings),
@@ -100,9 +102,9 @@ def record(
     return Run(header, tables)
 
 
-def _requests(journal: Any, workload: Workload, leave_s: float) -> Table:
+def _requests(journal: ReplayJournal, workload: Workload, leave_s: float) -> Table:
     planned = workload.requests
-    ended = np.isfinite(journal.finished_s)
+    finished = np.isfinite(journal.finished_s)
     return {
         "id": np.array([r.id for r in planned], dtype=np.str_),
         "kind": np.array([r.kind for r in planned], dtype=np.str_),
@@ -114,13 +116,13 @@ def _requests(journal: Any, workload: Workload, leave_s: float) -> Table:
         "sent_s": journal.sent_s,
         "first_token_s": journal.first_s + leave_s,
         "finished_s": journal.finished_s + leave_s,
-        "finish": np.where(ended, "length", ""),
+        "finish": np.where(finished, "length", ""),
         "answer_crc": np.zeros(len(planned), "i8"),
         "preemptions": journal.preemptions,
     }
 
 
-def _tokens(journal: Any, leave_s: float) -> Table:
+def _tokens(journal: ReplayJournal, leave_s: float) -> Table:
     if not len(journal.token_s):
         return empty_table("tokens")
     rows = np.frombuffer(journal.token_request, "i4").copy()
@@ -131,32 +133,27 @@ def _tokens(journal: Any, leave_s: float) -> Table:
     }
 
 
-def _steps(columns: Sequence[Any]) -> Table:
-    """`columns`: as replay.Player._on_step writes them. A sim has no host parts."""
-    if not len(columns[0]):
+def _steps(columns: StepColumns) -> Table:
+    """The simulated host takes no time: a step is all execution, and the host's columns are zero."""
+    if not len(columns):
         return empty_table("steps")
-    arrays = (np.array(column) for column in columns)
-    start, end, tokens, prefill, requests, running, waiting, free, context, prefill_context = arrays
-    nothing = np.zeros(len(start))
-    duration_us = (end - start) * 1e6
+    start = np.array(columns.start_s)
+    duration_us = (np.array(columns.end_s) - start) * 1e6
+    zero = np.zeros(len(start))
     table: Table = {
-        "process": nothing,
         "t_s": start,
         "step_us": duration_us,
-        "schedule_us": nothing,
         "execute_us": duration_us,
-        "update_us": nothing,
-        "cpu_us": nothing,
-        "scheduled_tokens": tokens,
-        "prefill_tokens": prefill,
-        "requests": requests,
-        "running": running,
-        "waiting": waiting,
-        "free_blocks": free,
-        "context_tokens": context,
-        "prefill_context_tokens": prefill_context,
+        "scheduled_tokens": np.array(columns.tokens),
+        "prefill_tokens": np.array(columns.prefill_tokens),
+        "requests": np.array(columns.requests),
+        "running": np.array(columns.running),
+        "waiting": np.array(columns.waiting),
+        "free_blocks": np.array(columns.free_blocks),
+        "context_tokens": np.array(columns.context_tokens),
+        "prefill_context_tokens": np.array(columns.prefill_context_tokens),
     }
-    return {name: table.get(name, nothing).astype(kind) for name, kind in TABLES["steps"].items()}
+    return {name: table.get(name, zero).astype(kind) for name, kind in TABLES["steps"].items()}
 
 
 def _pool(rows: Sequence[tuple[float, ...]]) -> Table:
@@ -172,27 +169,27 @@ def _core(settings: SimSettings) -> CoreInfo:
         return CoreInfo(name="stock", settings=settings.core_settings)
     from kvtune.core.state import state
 
-    now = state()
+    core = state()
     return CoreInfo(
         name="kvtune",
-        settings=now["settings"] or settings.core_settings,
-        active=bool(now["active"]),
-        why=str(now["why"]),
-        counters={name: int(value) for name, value in now["counters"].items()},
-        parts=now["parts"],
+        settings=core["settings"] or settings.core_settings,
+        active=bool(core["active"]),
+        why=str(core["why"]),
+        counters={name: int(value) for name, value in core["counters"].items()},
+        parts=core["parts"],
     )
 
 
-def _engine(engine: Any, settings: SimSettings, tiers: Sequence[str]) -> EngineInfo:
+def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> EngineInfo:
     from kvtune.engine.host import describe_engine
     from kvtune.probe.describe import describe_cache
 
     facts = describe_engine(engine.vllm_config)
     facts.pop("model_config", None)
     cache = {**describe_cache(engine.scheduler), "tiers": list(tiers)}
-    known = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
-    info = msgspec.convert({**known, "args": settings.engine_args}, EngineInfo)
-    more = (
+    plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
+    info = msgspec.convert({**plain, "args": settings.engine_args}, EngineInfo)
+    cache_settings = (
         "hash_block_size",
         "hit_alignment_tokens",
         "retention_interval",
@@ -206,15 +203,15 @@ def _engine(engine: Any, settings: SimSettings, tiers: Sequence[str]) -> EngineI
         num_blocks=cache["num_blocks"],
         groups=cache["groups"],
         kv_specs=cache.get("kv_specs", {}),
-        settings={**info.settings, **{name: cache[name] for name in more}},
+        settings={**info.settings, **{name: cache[name] for name in cache_settings}},
     )
 
 
 def _model_config(vllm_config: Any) -> dict[str, Any]:
     config = vllm_config.model_config.hf_config
-    said = config.to_dict() if hasattr(config, "to_dict") else {}
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(said, enc_hook=str))
-    return found
+    fields = config.to_dict() if hasattr(config, "to_dict") else {}
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(fields, enc_hook=str))
+    return plain
 
 
 def _validity(settings: SimSettings) -> Validity:

@@ -1,21 +1,22 @@
-"""From a workload's requests to vLLM's, without making a token. Simulator's process only.
+"""Makes vLLM's requests from a workload's, without their tokens. Simulator's process only.
 
-A request's block hashes (prompt and answer) come from its spans; its token list, a bytearray, only counts: vLLM reads
-tokens where it hashes them. Answers: the engine is greedy, so equal prompts give equal answers, as far as both go.
+Block hashes of prompt and answer come from the request's spans. The token list is a bytearray of zeros, of which only
+the length matters: vLLM reads tokens only to hash them. The engine is greedy: equal prompts have equal answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvtune.sim.vllm_types import EngineRequest
 from kvtune.workload.answers import with_answers
 from kvtune.workload.tokens import hash_arrays
 from kvtune.workload.types import Request
 
 
 class Factory:
-    """Makes vLLM requests of one workload; hashes are computed in workload order, ahead in batches."""
+    """Makes the requests of one workload. Hashes are computed in the workload's order, in batches, ahead of use."""
 
     def __init__(self, requests: Sequence[Request], hash_block_tokens: int, caching: bool) -> None:
         self._requests = requests
@@ -26,39 +27,40 @@ class Factory:
         self._caching = caching
         self._params: dict[int, Any] = {}
 
-    def make(self, index: int, arrival_s: float) -> Any:
-        from vllm.v1.request import Request as EngineRequest
+    def make(self, index: int, arrival_s: float) -> EngineRequest:
+        from vllm.v1.request import Request as VllmRequest
 
         planned = self._requests[index]
-        return EngineRequest(
+        request: EngineRequest = VllmRequest(
             request_id=str(index),
             prompt_token_ids=bytearray(planned.prompt_tokens),
-            sampling_params=self._sampling(planned.output_tokens),
+            sampling_params=self.sampling(planned.output_tokens),
             pooling_params=None,
             arrival_time=arrival_s,
             block_hasher=self._hasher(index) if self._caching else None,
         )
+        return request
 
-    def _sampling(self, output_tokens: int) -> Any:
+    def sampling(self, output_tokens: int) -> Any:
         from vllm.sampling_params import SamplingParams
 
-        found = self._params.get(output_tokens)
-        if found is None:
-            found = self._params[output_tokens] = SamplingParams(
+        parameters = self._params.get(output_tokens)
+        if parameters is None:
+            parameters = self._params[output_tokens] = SamplingParams(
                 temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=False
             )
-        return found
+        return parameters
 
-    def _hasher(self, index: int) -> Any:
+    def _hasher(self, index: int) -> Callable[[EngineRequest], list[bytes]]:
         hashes = self._hashes_of(index)
         block = self._block
 
-        def hasher(request: Any) -> list[bytes]:
+        def hasher(request: EngineRequest) -> list[bytes]:
             have = len(request.block_hashes)
             full = request.num_tokens // block
             return hashes[have:full] if full > have else []
 
-        hasher.hash_block_size = block  # type: ignore[attr-defined]  # the steady path asks when it has to be called
+        hasher.hash_block_size = block  # type: ignore[attr-defined]  # read by the steady path: when to call it
         return hasher
 
     def _hashes_of(self, index: int) -> list[bytes]:
@@ -66,5 +68,5 @@ class Factory:
             self._ahead[self._next] = next(self._hashes)
             self._next += 1
         array = self._ahead.pop(index)
-        found: list[bytes] = array.astype("<u8").view("V8").tolist()
-        return found
+        hashes: list[bytes] = array.astype("<u8").view("V8").tolist()
+        return hashes

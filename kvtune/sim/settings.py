@@ -1,4 +1,4 @@
-"""What a replay runs with. Plain data that crosses the pipe to a simulator process as JSON; no vLLM."""
+"""Settings of a replay. Plain data, sent to a simulator process as JSON; no vLLM."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ Mode = Literal["exact", "jump", "coarse"]
 MODES: tuple[Mode, ...] = ("exact", "jump", "coarse")
 
 COARSE_BLOCK = 128
-"""Tokens of a block in coarse mode, where the engine's own blocks are smaller."""
+"""Tokens per block in coarse mode, where the engine's own blocks are smaller."""
 
 COARSE_CHUNKS = 4
-"""Chunks of a prompt that coarse mode takes at once, where no layer has a window or a state that they decide about."""
+"""Coarse mode prefills this many chunks at once, in models with full attention only."""
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated engine.
 
-    model: what `vllm serve` takes or a built-in name. engine_args: vLLM's own flags. specs: captured from a real run
-    (`header.engine.kv_specs`), instead of building the model. async_scheduling None: as vLLM's configuration says on
-    this machine; True is what GPU engines do. block_tokens: tokens of a block, where this machine's attention kernels
-    would choose other ones. digests: keep one number a step (what was scheduled into which blocks). shortcuts: take
-    kvtune's steady-decode path under stock, too: the same decisions (its contract, and a test here) in less time.
+    model: what `vllm serve` takes, or a built-in name.
+    engine_args: vLLM's own flags.
+    specs: KV specs captured from a real run (`header.engine.kv_specs`); the model is then not built.
+    async_scheduling: None takes vLLM's default on this machine; GPU engines run with True.
+    block_tokens: tokens per block, where this machine's attention kernels would choose another size.
+    digests: keep one number per step, of what was scheduled into which blocks.
+    shortcuts: simulate stock by kvtune's steady-decode path: the same decisions (a test compares them) in less time.
+    verdicts: listen for `kvtune explain`; where each prompt's tokens went is added to header.extra.
+    token_rows: leave out the tokens table of a workload that generates more tokens than this.
     """
 
     model: str
@@ -40,5 +44,5 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int | None = None
     digests: bool = False
     shortcuts: bool = True
-    verdicts: bool = False  # listen for `kvtune explain`: where each prompt's tokens went, in header.extra
-    token_rows: int = 4_000_000  # the tokens table is left out above this many generated tokens
+    verdicts: bool = False
+    token_rows: int = 4_000_000

@@ -1,4 +1,4 @@
-"""The parent's side of simulating: one simulator process, jobs in parallel, runs back. Imports no vLLM.
+"""Starts a simulator process, hands it jobs, some in parallel, and reads their runs back. Imports no vLLM.
 
 `with Simulators() as simulators: for number, outcome in simulators.map(workload, settings): ...`
 """
@@ -27,9 +27,9 @@ STOP_S = 20.0
 
 
 class Simulators:
-    """Up to `parallel` replays at once (default: one a core, at most 2). Entering does not wait for vLLM to load.
+    """Up to `parallel` replays at once (default: one per core, at most 2). Entering does not wait for vLLM to load.
 
-    `map` for a batch; `submit` and `next_done` where the next settings depend on what came out.
+    `map` for a batch; `submit` and `next_done` where the next settings depend on earlier results.
     """
 
     def __init__(self, parallel: int | None = None, model: str = "") -> None:
@@ -84,12 +84,12 @@ class Simulators:
         progress: Callable[[Report], None] | None = None,
         command: Sequence[str] = (),
     ) -> Iterator[tuple[int, Run | KvtuneError]]:
-        """(place in `settings`, its run or why there is none), each as soon as it is known.
+        """(index in `settings`, its run or error), in the order in which they finish.
 
-        On KeyboardInterrupt the running ones end early and come back as partial runs; then it is raised again.
+        On KeyboardInterrupt the running replays end early and come back as partial runs; then it is raised again.
         """
-        for number, wanted in enumerate(settings):
-            self.submit(number, workload, wanted, command)
+        for number, one in enumerate(settings):
+            self.submit(number, workload, one, command)
         interrupted: KeyboardInterrupt | None = None
         while self.running or self._queued:
             try:
@@ -107,7 +107,7 @@ class Simulators:
     def submit(
         self, number: int, workload: Workload, settings: SimSettings, command: Sequence[str] = ()
     ) -> None:
-        """Hand a job over; it begins as soon as there is room. `number` comes back with its run."""
+        """Queue a job; it starts as soon as a slot is free. `number` comes back with its run."""
         self._queued.append(
             ReplayJob(
                 number=number,
@@ -122,7 +122,7 @@ class Simulators:
         self._send()
 
     def next_done(self, progress: Callable[[Report], None] | None = None) -> tuple[int, Run | KvtuneError]:
-        """The next job that ended: its run, or why there is none."""
+        """The number of the next job that ends, and its run or error."""
         while True:
             report = self._receive()
             if report.kind == "progress" and progress is not None:
@@ -133,7 +133,7 @@ class Simulators:
                 return report.number, self._outcome(report)
 
     def stop(self) -> None:
-        """End the running jobs early: their runs come back as partial ones. No further job can be handed over."""
+        """End the running jobs early, with partial runs. No further job can be submitted."""
         self._queued.clear()
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.close()
@@ -151,7 +151,7 @@ class Simulators:
             self.running.add(job.number)
 
     def _receive(self) -> Report:
-        """The next report; KvtuneError when the process can give none any more."""
+        """The next report; KvtuneError when the process has ended."""
         while True:
             line, separator, rest = self._unread.partition(b"\n")
             if separator:
@@ -181,8 +181,8 @@ class Simulators:
 
     def _dead(self) -> KvtuneError:
         tail = (self._folder / "log").read_text(errors="replace").strip().splitlines()
-        said = tail[-1] if tail else "it said nothing"
-        return KvtuneError(f"the simulator process ended: {said}", "run the command again with --debug")
+        reason = tail[-1] if tail else "its log is empty"
+        return KvtuneError(f"the simulator process ended: {reason}", "run the command again with --debug")
 
 
 def simulate(
@@ -191,10 +191,10 @@ def simulate(
     progress: Callable[[Report], None] | None = None,
     command: Sequence[str] = (),
 ) -> Run:
-    """One run in a process of its own; KvtuneError when there is none."""
+    """One replay in a process of its own; KvtuneError when it fails."""
     with Simulators(1) as simulators:
         for _, outcome in simulators.map(workload, [settings], progress, command):
             if isinstance(outcome, KvtuneError):
                 raise outcome
             return outcome
-    raise KvtuneError("the replay was interrupted before it began", "run the command again")
+    raise KvtuneError("the replay was interrupted before it started", "run the command again")

@@ -1,8 +1,8 @@
-"""The simulator process: `python -m kvtune.sim.worker`. Imports vLLM once and answers each job in a fork of itself.
+"""The simulator process: `python -m kvtune.sim.worker`. Imports vLLM once and runs each job in a fork of itself.
 
-A fork runs one choice of core (it patches classes), dies with it, and leaves its run as a file. Jobs come as JSON lines
-on standard input, reports leave as JSON lines on the descriptor given as argument. The end of input, or SIGTERM, ends
-the running jobs early; their runs are then partial. A model named as second argument has its code imported once, too.
+The core patches classes, so each fork runs one choice of core, writes its run to a file and exits. Jobs are JSON lines
+on standard input; reports are JSON lines on the file descriptor given as first argument. The end of input, or SIGTERM,
+ends the running jobs early, with partial runs. The code of a model named as second argument is imported once, too.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ PRELOAD = (
     "kvtune.sim.meta_model",
     "kvtune.sim.replay",
 )
-"""What nearly every job imports: done once, before the first fork."""
+"""What nearly every job needs: imported once, before the first fork."""
 
 
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One replay. `out` is where its run file goes; `workload_hash` must be what the spec builds again ("": any)."""
+    """One replay. `out`: path of its run file. `workload_hash`: of the workload that `spec` must build ("": any)."""
 
     number: int
     spec: str
@@ -55,7 +55,7 @@ class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """ready: jobs are taken. progress and done are about job `number`; failed holds the two lines for a person."""
+    """ready: accepts jobs. progress, done and failed are about job `number`; failed has a message and a hint."""
 
     kind: Literal["ready", "progress", "done", "failed"]
     number: int = -1
@@ -69,7 +69,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Reports:
-    """The writing end of the report pipe; lines are short enough to be written whole."""
+    """The writing end of the report pipe. Lines are at most PIPE_BUF long, so that writes are atomic."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -84,9 +84,10 @@ class Reports:
 
 
 def answer(job: ReplayJob, workload: Workload, reports: Reports) -> None:
-    """Run the job in this process; what goes wrong is a report."""
+    """Run the job in this process; errors are reported."""
     from kvtune.run.file import write_run
-    from kvtune.sim.replay import ReplayProgress, replay
+    from kvtune.sim.observers import ReplayProgress
+    from kvtune.sim.replay import replay
 
     stopping = False
 
@@ -133,7 +134,7 @@ def failed(number: int, error: KvtuneError) -> Report:
 
 
 class Server:
-    """Forks a child for each job; a child that dies without a word is reported."""
+    """Forks a child for each job, and reports a child that a signal killed."""
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
@@ -176,18 +177,18 @@ class Server:
         self._children[child] = job.number
 
     def _built(self, job: ReplayJob) -> Workload:
-        """The job's workload, kept for the next job: children share its memory."""
+        """The job's workload, kept for the next jobs: children share its memory."""
         from kvtune.workload.spec import build
 
         key = (job.spec, job.seed)
         if self._workload is None or self._workload[0] != key:
             self._workload = (key, build(job.spec, seed=job.seed))
-            gc.freeze()  # children share what no collection touches
+            gc.freeze()  # collections would write to pages that children share
         workload = self._workload[1]
         if job.workload_hash and workload.hash != job.workload_hash:
             raise KvtuneError(
-                f"the workload {job.spec!r} is not what it was when the command began",
-                "leave its file alone until the command has ended",
+                f"the workload {job.spec!r} has changed since the command started",
+                "do not change its file while the command runs",
             )
         return workload
 
@@ -203,14 +204,14 @@ class Server:
                     Report(
                         kind="failed",
                         number=number,
-                        message=f"the simulator process died by {name}",
-                        hint="SIGKILL is most often a lack of memory: simulate fewer at once",
+                        message=f"the simulator process was killed by {name}",
+                        hint="SIGKILL mostly means out of memory: run fewer replays at once",
                     )
                 )
 
 
 def prepare(model: str) -> None:
-    """Import what every job needs, `model`'s class too. No threads may be started here: forks would lack them."""
+    """Import what every job needs, and `model`'s class. Must start no threads: forks would not have them."""
     for name in PRELOAD:
         importlib.import_module(name)
     if not model:
@@ -218,7 +219,7 @@ def prepare(model: str) -> None:
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import resolve
 
-    # A model that cannot be configured without a job's own flags: each job says what is wrong.
+    # A model may need a job's flags to be configured; if not even those help, each job reports its error.
     with contextlib.suppress(Exception):
         resolved = resolve(model, dummy=True, engine_args=[])
         if resolved.offline:
@@ -232,10 +233,10 @@ def prepare(model: str) -> None:
 def main(descriptor: int, model: str = "") -> None:
     reports = Reports(descriptor)
     server = Server(reports)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends our input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and closes our input
     die_with_parent(signal.SIGTERM)
     for name in ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_RUN_DIR"):
-        os.environ.pop(name, None)  # a job says its core itself
+        os.environ.pop(name, None)  # each job chooses its own core
     try:
         prepare(model)
     except ImportError as error:
@@ -252,7 +253,7 @@ def main(descriptor: int, model: str = "") -> None:
     gc.freeze()
     reports.send(Report(kind="ready"))
     server.serve(sys.stdin.fileno())
-    os._exit(0)  # torch has nothing to put away, and would say so at length
+    os._exit(0)  # skips torch's shutdown: there is nothing to clean up, and it logs at length
 
 
 if __name__ == "__main__":

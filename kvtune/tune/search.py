@@ -15,7 +15,7 @@ from kvtune.analysis.study import Bench, Trial
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
-from kvtune.tune.space.knobs import LAYOUT, candidates
+from kvtune.tune.space.knobs import GROUPS, LAYOUT, candidates
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.storage import OptunaStudy
 from kvtune.tune.sweep import PlannedTrial, sim_trial
@@ -25,8 +25,14 @@ from kvtune.tune.trials.simulated import SimPool
 AT_ONCE = 2
 
 
-def tuned_space(facts: ModelFacts, engine_args_given: Mapping[str, str | None]) -> Space:
-    """What `kvtune tune` searches for this model, without the settings that are fixed by flags after `--`."""
+def tuned_space(
+    facts: ModelFacts, engine_args_given: Mapping[str, str | None], *, admission: bool = False
+) -> Space:
+    """What `kvtune tune` searches for this model, without the settings that are fixed by flags after `--`.
+
+    `admission`: also the order in which waiting requests are admitted. It delays the requests that are overtaken, so it
+    is searched only on request.
+    """
     names = ["block_size"]
     if facts.window:
         names += [
@@ -46,12 +52,12 @@ def tuned_space(facts: ModelFacts, engine_args_given: Mapping[str, str | None]) 
         ]
     else:
         names += ["policy", "reuse_bonus_s", "ghost_factor"]
+    if admission:
+        names += GROUPS["admission"]
     flag = {LAYOUT: "block_size"}
     space = {
         name: candidates(name, facts) for name in names if engine_args_given.get(flag.get(name, name)) is None
     }
-    if not facts.window and not facts.state_layers:
-        space["policy"] = ("tiered", "two_class")
     return {name: values for name, values in space.items() if len(values) > 1}
 
 

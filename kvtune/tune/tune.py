@@ -53,6 +53,8 @@ class TuneSettings:
     on_engine: bool = True
     guards: tuple[str, ...] = ()
     """Workloads on which no finalist may hit less than stock."""
+    admission: bool = False
+    """Also try admitting by cached prefix."""
     collector: bool = False
     """Also try settings of the garbage collector, which only an engine can judge."""
 
@@ -106,7 +108,7 @@ def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> S
 
 def _space(s: TuneSettings) -> Space:
     given = {name: flag_value(s.bench.engine_args, name.replace("_", "-")) for name in ENGINE_KNOBS}
-    return tuned_space(s.facts, given)
+    return tuned_space(s.facts, given, admission=s.admission)
 
 
 def _finalists(

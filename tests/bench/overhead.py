@@ -72,10 +72,11 @@ class Level(Instrument):
         os.environ.update(KVTUNE_PROBE=self.level, KVTUNE_RUN_DIR=str(folder))
         from kvtune.probe import plugin
 
-        self.plugin = plugin
         plugin.register()
-        assert plugin._collector is not None and not plugin._early, plugin._early
-        self.collector = plugin._collector
+        instruments = plugin.current()
+        assert instruments is not None and instruments.collector is not None, "the probe did not start"
+        assert instruments.phase is not None and not instruments.disabled(), instruments.disabled()
+        self.instruments, self.collector, self.phase = instruments, instruments.collector, instruments.phase
         self._off_process = self._off_thread = 0
         self._since = (process_time_ns(), thread_time_ns())
 
@@ -87,8 +88,7 @@ class Level(Instrument):
         self.queue = getattr(self.scheduler.kv_cache_manager.block_pool.free_block_queue, "__dict__", {})
         self.watch = self.queue.get("popleft_n")  # how evictions of stock's queue are counted
         self.wraps = {name: vars(self.scheduler)[name] for name in names}
-        assert self.plugin._phase is not None
-        self.plugin._phase.enter(CULPRITS if self.level == "sites" else MEASURING)
+        self.phase.enter(CULPRITS if self.level == "sites" else MEASURING)
         self._count_only_when_on()
         sleep(0.2)  # the phase's watcher has seen it
         self.off()
@@ -117,7 +117,7 @@ class Level(Instrument):
         for name in self.wraps:
             vars(self.scheduler).pop(name, None)
         self.queue.pop("popleft_n", None)
-        failed = {k: v for k, v in self.plugin._disabled().items() if v}
+        failed = self.instruments.disabled()
         assert not failed, failed
         self._since = (process_time_ns(), thread_time_ns())
 

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 
 from kvtune.probe.gc import CollectorProbe
+from kvtune.probe.records import Collection
 from kvtune.probe.ring import Ring, read_ring
 
 Clock = Callable[[], int]
@@ -48,7 +49,8 @@ class Kvtune:
     def remove(self, clock: Clock) -> float:
         """The last pause in milliseconds."""
         self.probe.remove()
-        return read_ring(self.path).rows[-1][4 if clock is monotonic_ns else 5] / 1e6
+        last = read_ring(self.path).of(Collection)[-1]
+        return (last.pause_ns if clock is monotonic_ns else last.cpu_ns) / 1e6
 
 
 class GcDebug(logging.Handler):

@@ -17,8 +17,9 @@ from vllm.v1.request import Request
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.cost import NOMINAL
 from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
-from kvtune.sim.replay import Player
+from kvtune.sim.player import Player
 from kvtune.sim.settings import SimSettings
+from kvtune.sim.steps import StepResult
 from kvtune.workload.tokens import prompt_ids
 from kvtune.workload.types import Workload
 
@@ -30,12 +31,12 @@ class RealExecutor(UniProcExecutor):
 
     def _init_executor(self) -> None:
         super()._init_executor()
-        SimExecutor.no_steps(self)  # type: ignore[arg-type]
+        SimExecutor.reset(self)  # type: ignore[arg-type]
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
         virtual = SimExecutor.execute_model(self, scheduler_output)  # type: ignore[arg-type]
         real = super().execute_model(scheduler_output, non_block=True)
-        return VirtualResult(self.machine.clock, virtual._end_s, real.result())
+        return VirtualResult(self.machine.clock, virtual.end_s, real.result())
 
 
 class RealPlayer(Player):
@@ -48,26 +49,26 @@ class RealPlayer(Player):
         self._vocab = config.model_config.get_vocab_size()
         self._hash = get_request_block_hasher(engine.scheduler.hash_block_size, _hash_function(config))
 
-    def _send(self, index: int, sent_s: float) -> None:
-        planned = self._workload.requests[index]
-        tokens = prompt_ids(planned.prompt, self._workload.seed, self._vocab, self.answers)
+    def send(self, index: int, sent_s: float) -> None:
+        planned = self.workload.requests[index]
+        tokens = prompt_ids(planned.prompt, self.workload.seed, self._vocab, self.answers)
         self.journal.sent_s[index] = sent_s
-        self._engine.add_request(
+        self.engine.add_request(
             Request(
                 request_id=str(index),
                 prompt_token_ids=tokens,
-                sampling_params=self._factory._sampling(planned.output_tokens),
+                sampling_params=self.factory.sampling(planned.output_tokens),
                 pooling_params=None,
                 arrival_time=sent_s,
                 block_hasher=self._hash,
             )
         )
 
-    def _take(self, outputs: Any) -> bool:
-        for batch in (outputs or {}).values():
+    def take(self, result: StepResult) -> bool:
+        for batch in (result.outputs or {}).values():
             for output in batch.outputs:
                 self.answers.setdefault(int(output.request_id), []).extend(output.new_token_ids)
-        return super()._take(outputs)
+        return super().take(result)
 
 
 def real_engine(model: str, flags: list[str]) -> EngineCore:

@@ -21,7 +21,7 @@ context = root.make_context("kvtune", own, resilient_parsing=False)
 name, command, rest = root.resolve_command(context, own)
 command.make_context(name, rest, parent=context)
 print("parsed", *sys.argv[1:])
-sys.exit(1 if name in sys.argv[0] else 0)
+sys.exit(1 if sys.argv[0].endswith(f"{name}.py") else 0)
 """
 
 

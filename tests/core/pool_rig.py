@@ -78,7 +78,8 @@ SHAPES = {
     "all_windows": Shape(windows=(12,), blocks=60),
 }
 SETTINGS = {
-    "tiered": {"slack": 8, "min_drop": 2},
+    "density": {"slack": 8, "min_drop": 2},
+    "tiered": {"policy": "tiered", "slack": 8, "min_drop": 2},
     "pin": {"policy": "pin", "min_drop": 2},
     "lru": {"policy": "lru", "slack": 8, "min_drop": 2},
     "two_class": {"policy": "two_class", "reuse_bonus_s": 0.001, "min_drop": 2},

@@ -42,6 +42,7 @@ with warnings.catch_warnings():
     from vllm.v1.structured_output import StructuredOutputManager
 
     from kvtune.core import state
+    from kvtune.core.admission import install as admission
     from kvtune.core.cache import adopt
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import empty, scheduler, steady
@@ -318,6 +319,7 @@ __all__ = [
     "Shape",
     "StockScheduler",
     "Twins",
+    "admission",
     "adopt",
     "build",
     "empty",

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from kvtune.cli.settings import core_settings
 from kvtune.core import plugin, state
 from kvtune.core.compat import manifest as compat
-from kvtune.core.settings import KNOBS, CoreSettings, from_environment, parse
+from kvtune.core.settings import KNOBS, LISTED, CoreSettings, from_environment, parse
 from kvtune.errors import KvtuneError, UsageError
 
 VARIABLES = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_STRICT", "KVTUNE_AUDIT")
@@ -187,3 +188,16 @@ def test_settings_go_through_the_environment() -> None:
     asked = parse({"policy": "pin", "slack": "96", "pool": "on", "core.windows": 2, "protected_share": "0.5"})
     environ = {"KVTUNE_CORE": "kvtune", "KVTUNE_SET": json.dumps(asked.changed())}
     assert from_environment(environ) == asked
+
+
+def test_legacy_switches_are_in_no_list_and_can_be_set() -> None:
+    """They bring back what vLLM once did, for `kvtune evidence`."""
+    assert set(KNOBS) - set(LISTED) == {"legacy_empty_blocks", "legacy_free_list"}
+    with pytest.raises(UsageError) as refused:
+        parse({"no_such_knob": 1})
+    assert "slack" in refused.value.hint and "legacy" not in refused.value.hint
+    assert parse({"legacy_free_list": "true"}).legacy_free_list
+    with pytest.raises(UsageError) as refused:
+        core_settings(["core.no_such_knob=1"])
+    assert "slack" in refused.value.hint and "legacy" not in refused.value.hint
+    assert core_settings(["core.legacy_empty_blocks=on"]) == {"legacy_empty_blocks": True}

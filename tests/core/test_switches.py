@@ -54,7 +54,7 @@ def in_force(asynchronous: bool, **said: str) -> dict[str, bool]:
             "output_window": isinstance(manager, KeepingManager),
             "reuse": bool(getattr(getattr(tiers, "policy", None), "reuse", False)),
             "steady": hasattr(built, "steady_steps"),
-            "empty_blocks": isinstance(manager, empty.QuietSlots),
+            "empty_blocks": isinstance(manager, empty.NoopSlots),
             "rows": ModelRunnerOutput in copyreg.dispatch_table,
             "freeze": state.state()["parts"]["freeze"],
         }

@@ -1,4 +1,4 @@
-"""The doctor's rules on made-up facts and machines; what it says without vLLM; its exit codes and text."""
+"""The doctor's rules on made-up facts and machines, its report without vLLM, its exit codes and text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from kvtune.doctor.environment import (
 )
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
-from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of, given, read_config
+from kvtune.doctor.flags import given
+from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of
+from kvtune.doctor.planned import read_config
 from kvtune.doctor.rules import settings_findings
 from kvtune.doctor.text import lines
 from kvtune.errors import KvtuneError, UsageError
@@ -62,32 +64,32 @@ def changed(**values: Any) -> Facts:
     return msgspec.structs.replace(HYBRID, **values)
 
 
-def said(facts: Facts) -> dict[str, Finding]:
+def by_topic(facts: Facts) -> dict[str, Finding]:
     return {finding.topic: finding for finding in settings_findings(facts)}
 
 
-def test_hybrid_defaults_name_the_floor_and_the_match_unit() -> None:
-    found = said(HYBRID)
+def test_a_hybrids_defaults_warn_about_retention_and_match_unit() -> None:
+    found = by_topic(HYBRID)
     assert found["retention"].level == "note"
     assert found["match unit"].level == "warning"
-    assert "up to 543 tokens" in found["match unit"].text
+    assert "up to 543 cached tokens" in found["match unit"].text
     assert "--prefix-match-unit 32" in found["match unit"].hint
     assert set(found) == {"retention", "match unit"}
-    assert "match unit" not in said(changed(match_unit=32))
+    assert "match unit" not in by_topic(changed(match_unit=32))
 
 
 def test_inert_settings() -> None:
-    assert "overwritten by 544" in said(changed(given={"mamba-block-size": "64"}))["state block"].text
-    raised = said(changed(given={"block-size": "64"}))["block size"]
+    assert "overwritten by 544" in by_topic(changed(given={"mamba-block-size": "64"}))["state block"].text
+    raised = by_topic(changed(given={"block-size": "64"}))["block size"]
     assert "--block-size 64 becomes 544" in raised.text
     plain = changed(groups=[ATTENTION], given={"mamba-block-size": "64"})
-    assert "no state layers" in said(plain)["state block"].text
+    assert "no state layers" in by_topic(plain)["state block"].text
 
 
 def test_block_longer_than_any_request() -> None:
-    assert "can never hit" in said(changed(max_model_len=512))["block size"].text
+    assert "can never hit" in by_topic(changed(max_model_len=512))["block size"].text
     assert floor_of(changed(max_model_len=512)) is None
-    assert "block size" not in said(changed(max_model_len=545))
+    assert "block size" not in by_topic(changed(max_model_len=545))
 
 
 def test_groups_whose_blocks_have_no_common_multiple_nearby() -> None:
@@ -103,26 +105,28 @@ def test_groups_whose_blocks_have_no_common_multiple_nearby() -> None:
 
 
 def test_chunks_and_retention() -> None:
-    assert "shorter than a block" in said(changed(batched_tokens=512))["chunks"].text
-    sparse = said(changed(retention=1088))["retention"]
+    assert "shorter than a block" in by_topic(changed(batched_tokens=512))["chunks"].text
+    sparse = by_topic(changed(retention=1088))["retention"]
     assert sparse.level == "warning"
     assert "one about every 8,160" in sparse.text
-    assert "retention" not in said(changed(retention=8160))
-    assert "one about every 8,160" in said(changed(retention=None))["retention"].text
+    assert "retention" not in by_topic(changed(retention=8160))
+    assert "one about every 8,160" in by_topic(changed(retention=None))["retention"].text
 
 
-def test_caching_off_says_only_that() -> None:
-    found = said(changed(caching=False))
+def test_caching_off_is_the_only_finding() -> None:
+    found = by_topic(changed(caching=False))
     assert list(found) == ["prefix caching"]
     assert found["prefix caching"].hint == "--enable-prefix-caching"
-    refused = said(changed(caching=False, given={"no-enable-prefix-caching": ""}))
-    assert refused["prefix caching"].hint == "leave it out"
+    refused = by_topic(changed(caching=False, given={"no-enable-prefix-caching": ""}))
+    assert refused["prefix caching"].hint == "leave the flag out"
 
 
 def test_what_keeps_an_engine_from_starting_is_an_error() -> None:
-    refused = said(changed(kernel_refusal="No common block size for 16", groups=[ATTENTION]))["block size"]
+    refused = by_topic(changed(kernel_refusal="No common block size for 16", groups=[ATTENTION]))[
+        "block size"
+    ]
     assert refused.level == "error"
-    small = said(changed(pool_blocks=10, tokens_fit=1000))["pool"]
+    small = by_topic(changed(pool_blocks=10, tokens_fit=1000))["pool"]
     assert small.level == "error"
 
 
@@ -137,9 +141,9 @@ def test_report_in_numbers() -> None:
     assert report.floor.tokens == 544
     assert "1,097,728 B): 536 tokens or more, in steps of 16" in report.floor.why
     assert "in steps of 64" in block_why(changed(given={"block-size": "64"}))
-    told = report.to_json()
-    assert told["floor"]["tokens"] == 544
-    assert told["match_units"] == [16, 32, 272]
+    plain = report.to_json()
+    assert plain["floor"]["tokens"] == 544
+    assert plain["match_units"] == [16, 32, 272]
 
 
 def test_first_visit_that_hits() -> None:
@@ -154,7 +158,7 @@ def test_first_visit_that_hits() -> None:
     assert (floor.first_visit, floor.last_first_visit) == (2, 3)
 
 
-def test_flags_that_a_person_gave() -> None:
+def test_flags_by_name() -> None:
     flags = ["--block-size", "64", "--max_model_len=512", "--enable-prefix-caching", "--a", "1", "2"]
     assert given(flags) == {
         "block-size": "64",
@@ -164,7 +168,7 @@ def test_flags_that_a_person_gave() -> None:
     }
 
 
-def test_without_vllm_the_config_says_it(tmp_path: Path) -> None:
+def test_without_vllm_the_report_is_planned_from_the_config(tmp_path: Path) -> None:
     shutil.copy(CONFIGS / "qwen3-next-80b-a3b.json", tmp_path / "config.json")
     facts = read_config(str(tmp_path), ["--max-model-len", "8192"], "gpu")
     assert (facts.source, facts.block_tokens, facts.max_model_len) == ("config", 544, 8192)
@@ -173,8 +177,8 @@ def test_without_vllm_the_config_says_it(tmp_path: Path) -> None:
     text = "\n".join(line for _, line in lines(Diagnosis((), (), ModelReport(facts, floor_of(facts)))))
     assert "a shared prefix of 544 tokens" in text
     assert "must hold one state of 1.05 MiB" in text
-    assert "groups 1 to 3         state: 3 x 12 layers, 544 tokens a block, 1.5% padding" in text
-    assert "assumed               a GPU, states as the config has them" in text
+    assert "groups 1 to 3         state: 3 x 12 layers, 544 tokens per block, 1.5% padding" in text
+    assert "assumed               a GPU, states of the config's type" in text
     with pytest.raises(UsageError, match=r"there is no .*config\.json"):
         read_config("some/model", [])
 
@@ -182,12 +186,12 @@ def test_without_vllm_the_config_says_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gpu", "has", "assumed", "block"),
     [
-        (True, True, "a GPU, states as the config has them", 144),
+        (True, True, "a GPU, states of the config's type", 144),
         (False, True, "this machine's CPU, with AVX-512 BF16, so recurrent states in float32", 384),
         (False, False, "this machine's CPU, without AVX-512 BF16", 256),
     ],
 )
-def test_without_vllm_doctor_says_what_it_assumed(
+def test_without_vllm_doctor_names_the_machine_it_assumed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     gpu: bool,
@@ -212,7 +216,7 @@ def test_without_vllm_doctor_says_what_it_assumed(
     named = [f for f in findings if f.topic == "state type"]
     assert bool(named) is (has and not gpu)
     text = "\n".join(line for _, line in lines(Diagnosis((), (), report)))
-    assert "config.json alone, without vLLM" in text and " ".join(assumed.split()[-3:]) in text
+    assert "config.json only, without vLLM" in text and " ".join(assumed.split()[-3:]) in text
 
 
 def test_a_model_that_this_machine_cannot_build_is_planned(
@@ -281,7 +285,7 @@ def test_plugins_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "KVTUNE_COER" in unknown.text
 
 
-def test_tracing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_trace_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     real = subprocess.run
 
     def refused(command: list[str], **options: Any) -> Any:
@@ -344,15 +348,15 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "need a model" in capsys.readouterr().err
     assert cli(["doctor", "no/such/folder/here"]) == 2
     cli(["doctor", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert {finding["topic"] for finding in told["environment"]} >= {
+    printed = json.loads(capsys.readouterr().out)
+    assert {finding["topic"] for finding in printed["environment"]} >= {
         "python",
         "vllm",
         "device",
         "ptrace",
         "disk",
     }
-    assert told["model"] is None
+    assert printed["model"] is None
 
 
 def test_environment_needs_no_vllm() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from kvtune.doctor.facts import Facts
-from kvtune.doctor.model import ModelReport, floor_of, given, read_config, with_state_rule
+from kvtune.doctor.flags import given
+from kvtune.doctor.model import ModelReport, floor_of
+from kvtune.doctor.planned import read_config, with_state_rule
 from kvtune.doctor.rules import states_in_float32
 from kvtune.engine import models
 from kvtune.layout.config import shape_of

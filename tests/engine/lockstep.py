@@ -42,8 +42,9 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.sim.clock import VirtualClock, policies_see
     from kvtune.sim.cost import NOMINAL
     from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
-    from kvtune.sim.replay import Player
+    from kvtune.sim.player import Player
     from kvtune.sim.settings import SimSettings
+    from kvtune.sim.steps import StepResult
     from kvtune.workload.spec import build as workload_of
     from kvtune.workload.tokens import prompt_ids
 
@@ -54,20 +55,20 @@ def main(job: dict[str, Any], out: Path) -> None:
 
         def _init_executor(self) -> None:
             super()._init_executor()
-            SimExecutor.no_steps(self)
+            SimExecutor.reset(self)
 
         def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
             virtual = SimExecutor.execute_model(self, scheduler_output)
             real = super().execute_model(scheduler_output, non_block=True)
-            return VirtualResult(self.machine.clock, virtual._end_s, real.result())
+            return VirtualResult(self.machine.clock, virtual.end_s, real.result())
 
     class RealPlayer(Player):
         answers: dict[int, list[int]]
         logprobs: dict[int, list[float]]
 
-        def _send(self, index: int, sent_s: float) -> None:
-            planned = self._workload.requests[index]
-            tokens = prompt_ids(planned.prompt, self._workload.seed, vocab, self.answers)
+        def send(self, index: int, sent_s: float) -> None:
+            planned = self.workload.requests[index]
+            tokens = prompt_ids(planned.prompt, self.workload.seed, vocab, self.answers)
             self.journal.sent_s[index] = sent_s
             sampling = SamplingParams(
                 temperature=0.0,
@@ -76,7 +77,7 @@ def main(job: dict[str, Any], out: Path) -> None:
                 detokenize=False,
                 logprobs=0 if job.get("logprobs") else None,
             )
-            self._engine.add_request(
+            self.engine.add_request(
                 Request(
                     request_id=str(index),
                     prompt_token_ids=tokens,
@@ -87,15 +88,15 @@ def main(job: dict[str, Any], out: Path) -> None:
                 )
             )
 
-        def _take(self, outputs: Any) -> bool:
-            for batch in (outputs or {}).values():
+        def take(self, result: StepResult) -> bool:
+            for batch in (result.outputs or {}).values():
                 for output in batch.outputs:
                     index = int(output.request_id)
                     self.answers.setdefault(index, []).extend(output.new_token_ids)
                     if output.new_logprobs is not None:
                         found = output.new_logprobs.logprobs[:, 0].tolist()
                         self.logprobs.setdefault(index, []).extend(found)
-            return super()._take(outputs)
+            return super().take(result)
 
     flags = ["--distributed-executor-backend", "uni", *job.get("args", [])]
     resolved = resolve(job["model"], dummy=True, engine_args=flags)
@@ -111,7 +112,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     results = []
     for core in cores:
         if len(cores) > 1:
-            build._core_in_this_process = None
+            build.core_of_this_process = None
             build.choose_core(SimSettings(model=job["model"], core=core))
             plugin._registered = False
             plugin.register()
@@ -144,7 +145,7 @@ def main(job: dict[str, Any], out: Path) -> None:
                     "workload": case["workload"],
                     "core": core,
                     "pool": pool_of(engine),
-                    "sim_pool": pool_of(simulated._engine),
+                    "sim_pool": pool_of(simulated.engine),
                     "answers": [real.answers[i] for i in range(len(workload.requests))],
                     "logprobs": [real.logprobs.get(i, []) for i in range(len(workload.requests))],
                     "hits": [real.journal.hits.tolist(), simulated.journal.hits.tolist()],

@@ -8,28 +8,32 @@ from pathlib import Path
 import pytest
 
 from kvtune.engine.launch import HostOutcome
-from kvtune.engine.rings import read_rings
+from kvtune.engine.rings import RingTables, read_rings, ring_tables
 from kvtune.probe import gc as gc_module
 from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.ring import COLLECTION, STEP, VALUES, Ring
-
-NONE = (0,) * VALUES
+from kvtune.probe.records import Collection, Digest, Step
+from kvtune.probe.ring import Ring
 
 
 def outcome(start_ns: int = 1000, end_ns: int = 10**12) -> HostOutcome:
     return HostOutcome("", 0, start_ns=start_ns, end_ns=end_ns)
 
 
-def record(*first: int) -> tuple[int, ...]:
-    return (*first, *NONE[len(first) :])
+def tables(folder: Path, index: dict[int, int], of: HostOutcome | None = None) -> RingTables:
+    return ring_tables(read_rings(folder, index), of or outcome())
+
+
+def collection(start_ns: int, pause_ns: int = 7_000) -> Collection:
+    return Collection(2, start_ns, pause_ns, 6_000, 3, 1, 0, 0, -1)
 
 
 def test_steps_and_collections_of_the_measuring_phase(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "ring-1.bin", 1 << 16)
     for start in (500, 2000, 4000):
-        ring.write(COLLECTION, 2, 0, record(start, 7_000, 6_000, 3, 1))
-    ring.write(STEP, 0, 5, record(3000, 9_000, 2_000, 3_000, 1_000, 4_000, 8 | 2 << 32, 6 | 7 << 32, 99))
-    found = read_rings(tmp_path, {os.getpid(): 4}, outcome(end_ns=3500))
+        ring.write(collection(start))
+    times = (3000, 9_000, 2_000, 3_000, 1_000, 4_000)
+    ring.write(Step(False, 5, *times, 8, 2, 6, 7, 99, 0, 0, 0, 0, 0, 0))
+    found = tables(tmp_path, {os.getpid(): 4}, outcome(end_ns=3500))
     assert found.gc["t_s"].tolist() == pytest.approx([1e-6]) and found.gc["process"].tolist() == [4]
     assert (found.gc["pause_us"][0], found.gc["cpu_us"][0], found.gc["collected"][0]) == (7.0, 6.0, 3)
     (row,) = zip(
@@ -41,9 +45,16 @@ def test_steps_and_collections_of_the_measuring_phase(tmp_path: Path) -> None:
 
 
 def test_a_ring_of_a_process_that_is_not_of_this_run_is_left_out(tmp_path: Path) -> None:
-    Ring(tmp_path / "ring-1.bin", 1 << 16).write(COLLECTION, 2, 0, record(2000, 7))
+    Ring(tmp_path / "ring-1.bin", 1 << 16).write(collection(2000))
     (tmp_path / "ring-2.bin").write_bytes(b"no ring")
-    assert not len(read_rings(tmp_path, {1: 0}, outcome()).gc["t_s"])
+    assert not len(tables(tmp_path, {1: 0}).gc["t_s"])
+
+
+def test_digests_come_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "ring-1.bin", 1 << 16)
+    for start, value in ((500, 1), (2000, 9), (3000, 4)):
+        ring.write(Digest(start, value))
+    assert tables(tmp_path, {os.getpid(): 0}).digests == [9, 4]
 
 
 def test_a_clock_that_goes_backwards_is_counted_and_its_records_are_left_out(
@@ -57,6 +68,6 @@ def test_a_clock_that_goes_backwards_is_counted_and_its_records_are_left_out(
         for phase in ("start", "stop"):
             probe._call(phase, {"generation": 2, "collected": 0, "uncollectable": 0})
     assert probe.failed == ""
-    found = read_rings(tmp_path, {os.getpid(): 0}, outcome())
+    found = tables(tmp_path, {os.getpid(): 0})
     assert found.gc["pause_us"].tolist() == pytest.approx([0.1, 0.3])
     assert found.backwards == {0: 1}

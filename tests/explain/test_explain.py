@@ -112,7 +112,7 @@ def test_adding_up() -> None:
     assert not found.disagreements
 
 
-def test_a_run_that_hit_otherwise_is_told_not_scaled() -> None:
+def test_a_run_that_hit_otherwise_is_reported_not_scaled() -> None:
     found = add_up(run_of([0, 64, 32]), run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
     (different,) = found.disagreements
     assert (different.request, different.run_hit_tokens, different.replayed_hit_tokens) == ("r1", 64, 0)
@@ -132,8 +132,8 @@ boundaries = st.builds(Boundaries, st.just(100), *[st.integers(0, 120)] * 6, st.
 
 @given(st.lists(boundaries, min_size=3, max_size=3))
 def test_sums_are_exact_in_all_and_in_each_class(cut: list[Boundaries]) -> None:
-    told = [verdict(number, at) for number, at in enumerate(cut)]
-    found = add_up(run_of([0] * 3), run_of([0] * 3, told))
+    verdicts = [verdict(number, at) for number, at in enumerate(cut)]
+    found = add_up(run_of([0] * 3), run_of([0] * 3, verdicts))
     assert found.hit_tokens + sum(found.misses.values()) == found.query_tokens == 300
     for counts in found.by_class.values():
         assert counts["hit"] + sum(counts[cause] for cause in CAUSES) == counts["query"]
@@ -159,12 +159,12 @@ def test_text_and_json_say_the_same() -> None:
     )
     text = "\n".join(lines(found))
     assert "not_retained               96   32.0 %" in text
-    assert "+42.7 %  2x the pool: 53.3 % hit (against evicted)" in text
+    assert "+42.7 %  2x the pool: 53.3 % hit (for evicted)" in text
     assert "failed  bad: no" in text
-    told = json.loads(msgspec.json.encode(to_json(found)))
-    assert told["prefix_cache"]["misses"] == found.misses
-    assert told["differing_requests"] == 0
-    assert told["remedies"][0]["gain_tokens"] == 128
+    printed = json.loads(msgspec.json.encode(to_json(found)))
+    assert printed["prefix_cache"]["misses"] == found.misses
+    assert printed["differing_requests"] == 0
+    assert printed["remedies"][0]["gain_tokens"] == 128
 
 
 def at(**settings: Any) -> Situation:
@@ -204,7 +204,9 @@ def test_states_are_kept_where_chunks_end() -> None:
         "--max-num-batched-tokens",
         "544",
     ]
-    assert changes({"partial_block": 500}, states) == ["--prefix-match-unit 32 (hits land on 544 now)"]
+    assert changes({"partial_block": 500}, states) == [
+        "--prefix-match-unit 32 (hits now end at multiples of 544)"
+    ]
 
 
 def test_states_name_the_floor_and_small_blocks_are_tried() -> None:
@@ -271,7 +273,7 @@ def test_a_workload_that_changed_is_refused() -> None:
     run = run_of([0] * 3)
     assert len(workload_of(run).requests) == 3
     other = msgspec.structs.replace(run.header.workload, hash="0" * 32)
-    with pytest.raises(UsageError, match="not the one that was run any more"):
+    with pytest.raises(UsageError, match="has changed since it was run"):
         workload_of(run_of([0] * 3, workload=other))
 
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.doctor.diagnosis import Diagnosis
-from kvtune.doctor.model import ModelReport, floor_of, read_config
+from kvtune.doctor.model import ModelReport, floor_of
+from kvtune.doctor.planned import read_config
 from kvtune.doctor.text import lines
 from kvtune.engine.models import config
 from kvtune.layout.choice import LEAST_CAPACITY, Load, layouts_of, load_of, pays
@@ -56,7 +57,7 @@ def test_the_table_says_what_to_take_and_fits_a_terminal() -> None:
 def test_prefixes_that_gain_nothing_leave_stock() -> None:
     cold = load_of(build("decode:requests=20,prompt=48,output=200"))
     found = layouts_of(GRANITE, CPU, POOL, load=cold)
-    assert found.recommended == 0 and "gain 0.0 points" in found.why
+    assert found.recommended == 0 and "gain this workload 0.0 points" in found.why
 
 
 def test_a_layout_that_holds_less_is_taken_only_where_reuse_pays() -> None:

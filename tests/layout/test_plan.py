@@ -120,7 +120,7 @@ def test_attention_only_model_takes_what_is_asked() -> None:
     assert (shape.attention_layers, shape.state_layers, shape.layer_token_bytes) == (4, 0, 2 * 2 * 64 * 4)
     assert plan_per_layer(shape, GPU).block_tokens == 16
     assert plan_per_layer(shape, CPU, 96).block_tokens == 96
-    with pytest.raises(UsageError, match="block size 16 is no multiple of 32: no cpu kernel"):
+    with pytest.raises(UsageError, match="block size 16 is not a multiple of 32: no cpu kernel"):
         plan_per_layer(shape, CPU, 16)
     assert sweep_candidates(shape, GPU, 4096) == [16, 32, 64, 128, 256, 512]
 

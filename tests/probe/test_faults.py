@@ -13,7 +13,8 @@ import pytest
 
 from kvtune.errors import KvtuneError
 from kvtune.probe import stacks
-from kvtune.probe.ring import COLLECTION, VALUES, Ring, read_ring
+from kvtune.probe.records import Collection
+from kvtune.probe.ring import Records, Ring, read_ring
 from kvtune.probe.stacks import refusal
 from kvtune.run.types import CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 
@@ -23,7 +24,8 @@ import gc, os, sys, types
 for name in ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.core.sched.scheduler",
              "vllm.v1.engine", "vllm.v1.engine.core"):
     sys.modules[name] = types.ModuleType(name)
-class Scheduler: pass
+class Scheduler:
+    def __init__(self): pass
 class EngineCoreProc:
     def _process_engine_step(self): return True
 sys.modules["vllm.v1.core.sched.scheduler"].Scheduler = Scheduler
@@ -45,6 +47,10 @@ def run_plugin(folder: Path, code: str = "", **environment: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def full_collections(ring: Records) -> list[Collection]:
+    return [one for one in ring.of(Collection) if one.generation == 2]
+
+
 def test_a_forked_child_writes_a_ring_of_its_own(tmp_path: Path) -> None:
     run_plugin(
         tmp_path,
@@ -53,8 +59,7 @@ def test_a_forked_child_writes_a_ring_of_its_own(tmp_path: Path) -> None:
     rings = [read_ring(path) for path in tmp_path.glob("ring-*.bin")]
     assert len(rings) == 2 and len({ring.pid for ring in rings}) == 2
     for ring in rings:
-        full = [row for row in ring.rows if row[0] == COLLECTION and row[1] == 2]
-        assert 1 <= len(full) <= 2
+        assert 1 <= len(full_collections(ring)) <= 2
 
 
 def test_a_process_that_execs_begins_anew_and_reads_as_one(tmp_path: Path) -> None:
@@ -72,7 +77,7 @@ def test_an_engine_that_execs_itself_in_a_child_leaves_the_parents_ring_whole(tm
         "os.waitpid(pid, 0)\ngc.collect()\nos._exit(0)\n",
     )
     rings = {ring.pid: ring for ring in map(read_ring, tmp_path.glob("ring-*.bin"))}
-    full = sorted(sum(row[0] == COLLECTION and row[1] == 2 for row in ring.rows) for ring in rings.values())
+    full = sorted(len(full_collections(ring)) for ring in rings.values())
     assert full == [2, 4] and not any(ring.lost for ring in rings.values())
 
 
@@ -80,11 +85,11 @@ def test_a_stale_file_of_another_process_with_this_pid_is_replaced(tmp_path: Pat
     path = tmp_path / f"ring-{os.getpid()}.bin"
     old = Ring(path, 1 << 16)
     for n in range(5):
-        old.write(COLLECTION, 2, 0, (n,) * VALUES)
+        old.write(Collection(2, *[n] * 8))
     new = Ring(path, 1 << 16)
-    new.write(COLLECTION, 0, 0, (7,) * VALUES)
+    new.write(Collection(0, *[7] * 8))
     found = read_ring(path)
-    assert [row[3] for row in found.rows] == [7] and found.lost == 0
+    assert found.rows == [Collection(0, *[7] * 8)] and found.lost == 0
 
 
 def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
@@ -103,8 +108,7 @@ def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
     for folder, process, processes, full in zip(folders, running, (1, 2), (21, 31), strict=True):
         rings = {ring.pid: ring for ring in map(read_ring, folder.glob("ring-*.bin"))}
         assert len(rings) == processes
-        own = [row for row in rings[process.pid].rows if row[0] == COLLECTION and row[1] == 2]
-        assert len(own) == full
+        assert len(full_collections(rings[process.pid])) == full
 
 
 LIMIT = """

@@ -11,7 +11,8 @@ from time import monotonic_ns
 import pytest
 
 from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.ring import COLLECTION, Ring, read_ring
+from kvtune.probe.records import Collection
+from kvtune.probe.ring import Ring, read_ring
 
 
 @pytest.fixture
@@ -33,12 +34,11 @@ def test_one_record_per_collection(installed: tuple[CollectorProbe, Path]) -> No
     for generation in (0, 1, 2):
         gc.collect(generation)
     after = monotonic_ns()
-    rows = read_ring(path).rows
-    assert [row[0] for row in rows] == [COLLECTION] * 3
-    assert [row[1] for row in rows] == [0, 1, 2]
+    found = read_ring(path)
+    rows = found.of(Collection)
+    assert len(found.rows) == 3 and [row.generation for row in rows] == [0, 1, 2]
     for row in rows:
-        start, pause = row[3], row[4]
-        assert before <= start and pause > 0 and start + pause <= after
+        assert before <= row.start_ns and row.pause_ns > 0 and row.start_ns + row.pause_ns <= after
 
 
 def test_what_was_collected_is_counted(installed: tuple[CollectorProbe, Path]) -> None:
@@ -49,7 +49,7 @@ def test_what_was_collected_is_counted(installed: tuple[CollectorProbe, Path]) -
         loop.append(loop)
     del loop
     gc.collect()
-    assert read_ring(path).rows[-1][6] >= 100
+    assert read_ring(path).of(Collection)[-1].collected >= 100
 
 
 def test_pause_is_the_collections_own_time(installed: tuple[CollectorProbe, Path]) -> None:
@@ -58,7 +58,7 @@ def test_pause_is_the_collections_own_time(installed: tuple[CollectorProbe, Path
     start = monotonic_ns()
     gc.collect()
     outside = monotonic_ns() - start
-    pause = read_ring(path).rows[-1][4]
+    pause = read_ring(path).of(Collection)[-1].pause_ns
     assert pause <= outside
     assert pause >= 0.5 * outside, (pause, outside)
     assert len(heap) == 300_000
@@ -69,8 +69,7 @@ def test_collections_on_other_threads_are_recorded(installed: tuple[CollectorPro
     thread = threading.Thread(target=gc.collect)
     thread.start()
     thread.join()
-    row = read_ring(path).rows[-1]
-    assert row[8] != threading.get_ident()
+    assert read_ring(path).of(Collection)[-1].thread != threading.get_ident()
 
 
 class Broken:

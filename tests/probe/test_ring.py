@@ -14,19 +14,56 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.probe.ring import HEADER, RECORD, SIZE, VALUES, Ring, read_ring
-
-ZERO = (0,) * (VALUES - 1)
+from kvtune.probe.records import Collection, Digest, PoolChange, Record, Step
+from kvtune.probe.ring import HEADER, RECORD, SIZE, Ring, read_ring
 
 
 def test_records_come_back_in_order(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "r", HEADER + 100 * SIZE)
     for i in range(50):
-        ring.write(1, i, -i, (i * 10**9, *ZERO))
+        ring.write(Digest(i * 10**9, -i))
     found = read_ring(tmp_path / "r")
     assert found.pid == os.getpid()
     assert found.lost == 0
-    assert [row[:4] for row in found.rows] == [(1, i, -i, i * 10**9) for i in range(50)]
+    assert found.rows == [Digest(i * 10**9, -i) for i in range(50)]
+
+
+HALF = st.integers(0, (1 << 31) - 1)
+WHOLE = st.integers(-(1 << 63), (1 << 63) - 1)
+TIERS = st.tuples(*[WHOLE] * 6)
+RECORDS: st.SearchStrategy[Record] = st.one_of(
+    st.builds(Digest, WHOLE, WHOLE),
+    st.builds(PoolChange, HALF, WHOLE, TIERS, TIERS),
+    st.builds(Collection, st.integers(0, 2), *[WHOLE] * 8),
+    st.builds(Step, st.booleans(), HALF, *[WHOLE] * 6, *[HALF] * 5, WHOLE, HALF, *[WHOLE] * 4),
+)
+
+
+@settings(deadline=None)
+@given(record=RECORDS)
+def test_every_field_of_every_kind_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, record: Record
+) -> None:
+    path = tmp_path_factory.mktemp("ring") / "r"
+    Ring(path, SIZE).write(record)
+    assert read_ring(path).rows == [record]
+
+
+def test_fewer_tiers_than_a_record_holds_are_filled_up_with_zeros(tmp_path: Path) -> None:
+    Ring(tmp_path / "r", SIZE).write(PoolChange(7, 1, (3, 0), (0, 1)))
+    assert read_ring(tmp_path / "r").rows == [PoolChange(7, 1, (3, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 0))]
+
+
+def test_a_kind_that_this_version_does_not_know_is_skipped_and_not_lost(tmp_path: Path) -> None:
+    class Newer:
+        def pack(self) -> tuple[int, ...]:
+            return (99, *range(16))
+
+    ring = Ring(tmp_path / "r", 4 * SIZE)
+    ring.write(Newer())
+    ring.write(Digest(1, 2))
+    found = read_ring(tmp_path / "r")
+    assert found.rows == [Digest(1, 2)] and found.lost == 0
 
 
 @settings(deadline=None)
@@ -37,24 +74,24 @@ def test_a_full_ring_keeps_the_newest_and_counts_the_rest(
     path = tmp_path_factory.mktemp("ring") / "r"
     ring = Ring(path, capacity * SIZE)
     for i in range(written):
-        ring.write(2, 0, i, (i, *ZERO))
+        ring.write(Digest(0, i))
     found = read_ring(path)
     kept = min(capacity, written)
-    assert [row[2] for row in found.rows] == list(range(written - kept, written))
+    assert found.rows == [Digest(0, i) for i in range(written - kept, written)]
     assert found.lost == written - kept
 
 
 def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "r", 10 * SIZE)
     for i in range(5):
-        ring.write(1, 0, i, (i, *ZERO))
+        ring.write(Digest(0, i))
     with (tmp_path / "r").open(
         "r+b"
     ) as file:  # the last record, killed before its sequence number was written
         file.seek(HEADER + 4 * SIZE + RECORD.size - 8)
         file.write(bytes(8))
     found = read_ring(tmp_path / "r")
-    assert [row[2] for row in found.rows] == [0, 1, 2, 3]
+    assert found.rows == [Digest(0, i) for i in range(4)]
 
 
 def test_threads_never_share_a_slot(tmp_path: Path) -> None:
@@ -62,7 +99,7 @@ def test_threads_never_share_a_slot(tmp_path: Path) -> None:
 
     def write(thread: int) -> None:
         for i in range(1500):
-            ring.write(thread, 0, i, (thread, *ZERO))
+            ring.write(Digest(thread, i))
 
     threads = [threading.Thread(target=write, args=(t,)) for t in range(4)]
     for t in threads:
@@ -72,17 +109,20 @@ def test_threads_never_share_a_slot(tmp_path: Path) -> None:
     found = read_ring(tmp_path / "r")
     assert len(found.rows) == 6000 and found.lost == 0
     for thread in range(4):
-        assert [row[2] for row in found.rows if row[0] == thread] == list(range(1500))
+        assert [row for row in found.rows if row.start_ns == thread] == [
+            Digest(thread, i) for i in range(1500)
+        ]
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from kvtune.probe.ring import VALUES, Ring
+from kvtune.probe.records import Digest
+from kvtune.probe.ring import Ring
 ring = Ring(Path(sys.argv[1]))
 i = 0
 while True:
-    ring.write(1, 0, 0, (i, *(0,) * (VALUES - 1)))
+    ring.write(Digest(i, 0))
     i += 1
     if i == 1000:
         print("ready", flush=True)
@@ -99,7 +139,7 @@ def test_nothing_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
     writer.wait()
     writer.stdout.close()
     found = read_ring(path)
-    values = [row[3] for row in found.rows]
+    values = [row.start_ns for row in found.rows]
     assert len(values) + found.lost >= 1000
     assert values == list(range(values[0], values[0] + len(values)))
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.ring import POOL, STEP, Ring, read_ring
+from kvtune.probe.records import PoolChange, Step
+from kvtune.probe.ring import Ring, read_ring
 from kvtune.probe.steps import StepProbe
 
 
@@ -69,13 +70,12 @@ def test_a_step_is_one_record(probe: StepProbe, tmp_path: Path) -> None:
     loop = probe.wrap_loop(Engine.step)
     assert loop(engine) is True
     assert engine.result == "updated tokens"
-    (row,) = read_ring(tmp_path / "ring").rows
-    kind, queued, requests, *v = row
-    assert (kind, queued, requests) == (STEP, 0, 3)
-    assert v[1] >= v[2] + v[3] + v[4] > 0  # the step holds its parts
-    assert (v[6] & 0xFFFFFFFF, v[6] >> 32) == (130, 128)  # two decodes, the rest is prefill
-    assert (v[7] & 0xFFFFFFFF, v[7] >> 32) == (3, 1)
-    assert (v[8] & 0xFFFFFFFF, v[8] >> 32, v[9]) == (77, 64, 500 + 700 + 64)
+    (row,) = read_ring(tmp_path / "ring").of(Step)
+    assert (row.queued, row.requests) == (False, 3)
+    assert row.step_ns >= row.schedule_ns + row.execute_ns + row.update_ns > 0, "a step contains its parts"
+    assert (row.scheduled_tokens, row.prefill_tokens) == (130, 128)  # two decodes, the rest is prefill
+    assert (row.running, row.waiting, row.free_blocks) == (3, 1, 77)
+    assert (row.prefill_context_tokens, row.context_tokens) == (64, 500 + 700 + 64)
 
 
 def test_a_step_that_evicts_has_a_record_of_it(probe: StepProbe, tmp_path: Path) -> None:
@@ -93,9 +93,7 @@ def test_a_step_that_evicts_has_a_record_of_it(probe: StepProbe, tmp_path: Path)
     probe.wrap_scheduler(engine.scheduler)
     probe.wrap_loop(Engine.step)(engine)
     step, pool = read_ring(tmp_path / "ring").rows
-    assert pool[0] == POOL and pool[2] == 77
-    assert pool[3] == step[3], "both stand at the step's start"
-    assert pool[4:10] == (3, 0, 0, 0, 0, 0) and pool[10:16] == (0, 1, 0, 0, 0, 0)
+    assert pool == PoolChange(77, step.start_ns, (3, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 0))
 
 
 def test_a_pool_that_cannot_be_watched_costs_no_step(probe: StepProbe, tmp_path: Path) -> None:
@@ -103,7 +101,7 @@ def test_a_pool_that_cannot_be_watched_costs_no_step(probe: StepProbe, tmp_path:
     probe.wrap_scheduler(engine.scheduler)
     probe.wrap_loop(Engine.step)(engine)
     assert "free_block_queue" in probe.pool_failed and probe.failed == ""
-    assert [row[0] for row in read_ring(tmp_path / "ring").rows] == [STEP]
+    assert [type(row) for row in read_ring(tmp_path / "ring").rows] == [Step]
 
 
 class Decoding(Scheduler):
@@ -139,10 +137,12 @@ def test_context_is_followed_through_steady_steps_and_changes(probe: StepProbe, 
     for ids in ("abc", "abc", "abc", "ab", "ab", "xb", "xb"):
         scheduler.ids = list(ids)
         loop(engine)
-    rows = read_ring(tmp_path / "ring").rows
+    rows = read_ring(tmp_path / "ring").of(Step)
     assert probe.failed == ""
-    assert [row[12] for row in rows] == [(501 + i) * n for i, n in enumerate((3, 3, 3, 2, 2, 2, 2))]
-    assert all(row[9] >> 32 == 0 for row in rows)
+    assert [row.context_tokens for row in rows] == [
+        (501 + i) * n for i, n in enumerate((3, 3, 3, 2, 2, 2, 2))
+    ]
+    assert all(row.prefill_tokens == 0 for row in rows)
 
 
 def test_a_preempted_request_prefills_again(probe: StepProbe, tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_a_preempted_request_prefills_again(probe: StepProbe, tmp_path: Path) ->
     for _ in range(5):
         loop(Engine(scheduler))
     assert probe.failed == ""
-    rows = read_ring(tmp_path / "ring").rows
-    assert [row[9] >> 32 for row in rows] == [0, 128, 72, 0, 0]
-    assert [row[11] >> 32 for row in rows[:3]] == [0, 0, 128]
-    assert [row[12] for row in rows] == [1200, 1202, 1332, 1406, 1409]
+    rows = read_ring(tmp_path / "ring").of(Step)
+    assert [row.prefill_tokens for row in rows] == [0, 128, 72, 0, 0]
+    assert [row.prefill_context_tokens for row in rows[:3]] == [0, 0, 128]
+    assert [row.context_tokens for row in rows] == [1200, 1202, 1332, 1406, 1409]
 
 
 def test_net_allocations_are_counted_by_phase_also_across_a_collection(tmp_path: Path) -> None:
@@ -217,10 +217,9 @@ def test_net_allocations_are_counted_by_phase_also_across_a_collection(tmp_path:
     finally:
         collector.remove()
         Keeping.kept.clear()
-    (row,) = read_ring(tmp_path / "ring").rows
-    schedule, execute, update, rest = row[13:17]
-    assert 500 <= schedule < 560 and 100 <= update < 120
-    assert abs(execute) < 20 and abs(rest) < 20
+    (row,) = read_ring(tmp_path / "ring").of(Step)
+    assert 500 <= row.schedule_objects < 560 and 100 <= row.update_objects < 120
+    assert abs(row.execute_objects) < 20 and abs(row.other_objects) < 20
 
 
 def test_a_step_that_ran_nothing_is_not_recorded(probe: StepProbe, tmp_path: Path) -> None:

@@ -1,0 +1,9 @@
+"""Runs beside each other: which figures differ by more than chance. Pure.
+
+measures.py   the figures that are compared, and the observations behind each
+compare.py    two runs: checked fields, bootstrap intervals, verdicts
+repeats.py    several runs a side: intervals that know the machine's drift
+average.py    the mean of the summaries of repeated runs
+ablation.py   what each switch is worth: `stored(run)` reads it from the baseline's first run
+fail_on.py    `--fail-on 'ttft_ms.mean > +5%'`
+"""

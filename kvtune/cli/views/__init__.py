@@ -1,0 +1,6 @@
+"""Progress on stderr, results on stdout.
+
+progress.py   a run while it runs
+results.py    what `kvtune profile` prints
+trials.py     trials while they run, and their table
+"""

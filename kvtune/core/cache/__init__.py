@@ -1,0 +1,29 @@
+"""Which KV blocks are kept and for how long: the pool, the windows, the layouts. Runs in EngineCore.
+
+Pinning decides here: `windows.py` chooses which window blocks of a prompt get a hash (so that a later prompt can
+resume there) and gives each a grade; `pool.py` holds the free blocks in tiers; a policy of `core/policies` decides
+the tier of a grade and the order of eviction.
+
+    pool.py      TieredPool: vLLM's BlockPool with tiers as its free queue; asks the policy, survives its failure
+    windows.py   which sliding-window blocks are kept, and their grade
+    manager.py   the end of a request: its last window is kept
+    adopt.py     swaps classes of exact types in the managers that vLLM built, or says why not
+    packed.py    small blocks for models with recurrent states (core.packed)
+    audit.py     the pool's invariants: KVTUNE_AUDIT=1 counts violations, KVTUNE_AUDIT=raise stops the engine
+    legacy.py    what vLLM did before it took these ideas over, to measure what they are worth
+
+    a block is                                              and is given out
+    in use (ref_cnt > 0)             no queue, tier 0
+    free without a hash              blank                  first (newest first, as stock)
+    a window at a doubling distance  speculative            then
+    slack: for unknown suffixes      far, near              then far, then near
+    hashed, never hit or long ago    probation              then
+    hit since it was stored          protected              last; at most `protected_share` of the pool
+
+Which windows a prompt leaves (d = slack): `[spec] [spec] .. [far, near: d] [prompt's end]`, then `[output's end]`.
+Speculative windows end at the last multiples of d, 2d, 4d .. before the slack, which prompts of any length behind
+one prefix share. A request that continues where an output ended (chat) takes the protection along.
+
+`packed.py` makes vLLM run the aggregate rule of `kvtune.layout` with three wraps: the hybrid block size (state pages
+are not padded), the list of layouts (block-outermost only), and groups that name their layers' one spec.
+"""

@@ -6,50 +6,42 @@ the core was written against (HiSparse's pools, other backends' managers) stays 
 
 from __future__ import annotations
 
-import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 
 logger = logging.getLogger("vllm.kvtune")
 
-_settings: CoreSettings | None = None
-_stock_init: Any = None
+PART = "cache.adopt"
 
 
 def install(settings: CoreSettings) -> None:
     """KV cache managers that are built from now on use the core's pool; again with other settings replaces them."""
-    global _settings, _stock_init
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-    _settings = settings
-    if _stock_init is not None:
-        return
-    stock_init = _stock_init = KVCacheManager.__init__
+    def wrap(init: Callable[..., None]) -> Callable[..., None]:
+        def built(self: Any, *args: Any, **options: Any) -> None:
+            init(self, *args, **options)
+            if type(self) is KVCacheManager:
+                try:
+                    adopt(self, settings)
+                except Exception as error:
+                    state.part("pool", False, f"could not be put in: {error!r}")
+                    logger.error("kvtune: this KV cache manager stays stock's", exc_info=error)
 
-    @functools.wraps(stock_init)
-    def built(self: Any, *args: Any, **options: Any) -> None:
-        stock_init(self, *args, **options)
-        if type(self) is KVCacheManager and _settings is not None:
-            try:
-                adopt(self, _settings)
-            except Exception as error:
-                state.part("pool", False, f"could not be put in: {error!r}")
-                logger.error("kvtune: this KV cache manager stays stock's", exc_info=error)
+        return built
 
-    KVCacheManager.__init__ = built
+    uninstall()
+    PATCHES.wrap(PART, KVCacheManager, "__init__", wrap)
 
 
 def uninstall() -> None:
     """KV cache managers that are built from now on are stock's."""
-    global _settings, _stock_init
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-
-    if _stock_init is not None:
-        KVCacheManager.__init__ = _stock_init
-    _settings = _stock_init = None
+    PATCHES.undo(PART)
 
 
 def adopt(manager: Any, settings: CoreSettings) -> None:
@@ -92,7 +84,7 @@ def adopt(manager: Any, settings: CoreSettings) -> None:
     pool.__class__ = TieredPool
     pool.adopt_tiers(policy, settings)
     state.part("pool", True)
-    state.part("reuse", settings.reuse and policy in ("tiered", "two_class"))
+    state.part("reuse", settings.reuse and policy in ("density", "tiered", "two_class"))
     state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows))
     if settings.pinning and windows:
         for group in windows:
@@ -113,8 +105,12 @@ def _missed_windows(settings: CoreSettings, windows: list[Any]) -> str:
 
 
 def effective_policy(settings: CoreSettings, has_windows: bool) -> str:
-    """The policy that runs: without sliding windows nothing but a tuned reuse-aware one differs from LRU."""
+    """The policy that runs: without sliding windows `tiered` and `pin` are LRU, and so is everything without reuse."""
     if has_windows:
         return settings.policy
-    wants_reuse = settings.policy in ("tiered", "two_class") and settings.reuse and settings.reuse_bonus_s > 0
-    return "two_class" if wants_reuse else "lru"
+    if not settings.reuse:
+        return "lru"
+    if settings.policy == "density":
+        return "density"
+    tuned = settings.policy in ("tiered", "two_class") and settings.reuse_bonus_s > 0
+    return "two_class" if tuned else "lru"

@@ -1,71 +1,75 @@
-"""The pool's invariants, checked on stock's pool and ours alike. Runs in EngineCore with KVTUNE_AUDIT=1.
+"""Checks the invariants of a block pool, stock's or the core's, after each step. EngineCore, with KVTUNE_AUDIT.
 
     1. no reference count is negative; the null block is in no queue
     2. every block with ref_cnt 0 is in exactly one queue, once; no other block is in any
-    3. a block's tier byte names the queue that it is in; counters equal the lengths of the lists
+    3. a block's tier byte names the queue that it is in; counters equal the lengths of the queues
     4. in use + free + the null block = all blocks
-    5. a block is referenced at least once for each place that it has in a request's block table
-    6. a block that has a hash is found under it; what is found under a hash has it
+    5. a block's ref_cnt is at least the number of its entries in requests' block tables
+    6. a block with a hash is in the map under it; each block in the map has the hash it is listed under
     7. when no request is left, every block is free
 
-Contract: reads only, O(blocks). KVTUNE_AUDIT=1 counts and logs violations, KVTUNE_AUDIT=raise stops the engine.
+Contract: changes nothing, O(blocks). KVTUNE_AUDIT=1 counts and logs violations, KVTUNE_AUDIT=raise stops the engine.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
+from kvtune.core.patches import PATCHES
+from kvtune.core.vllm_types import BlockPool, Scheduler
 from kvtune.errors import KvtuneError
+
+PART = "cache.audit"
 
 logger = logging.getLogger("vllm.kvtune")
 
 
-def violations(pool: Any) -> list[str]:
-    """What is wrong with a pool, one line a finding; empty when all holds."""
-    found: list[str] = []
+def violations(pool: BlockPool) -> list[str]:
+    """Violations within a pool, one line each."""
+    problems: list[str] = []
     queue = pool.free_block_queue
     lists = queue.queues[1:] if hasattr(queue, "queues") else [queue]
     seen: Counter[int] = Counter()
-    for number, one in enumerate(lists, start=1):
-        ids, broken = _walk(one, pool.num_gpu_blocks)
-        found += [f"queue {number}: {broken}"] if broken else []
-        if len(ids) != one.num_free_blocks:
-            found.append(f"queue {number} counts {one.num_free_blocks} blocks and links {len(ids)}")
+    for number, listed in enumerate(lists, start=1):
+        ids, broken = _walk(listed, pool.num_gpu_blocks)
+        problems += [f"queue {number}: {broken}"] if broken else []
+        if len(ids) != listed.num_free_blocks:
+            problems.append(f"queue {number} counts {listed.num_free_blocks} blocks and links {len(ids)}")
         seen.update(ids)
         if lists[0] is not queue:
-            found += [
+            problems += [
                 f"block {i} is in queue {number}, its tier byte says {queue.tier_of[i]}"
                 for i in ids
                 if queue.tier_of[i] != number
             ]
     if sum(seen.values()) != queue.num_free_blocks:
-        found.append(f"{queue.num_free_blocks} blocks counted as free, {sum(seen.values())} are in queues")
+        problems.append(f"{queue.num_free_blocks} blocks counted as free, {sum(seen.values())} are in queues")
     in_use = 0
     for block in pool.blocks:
         times = seen[block.block_id]
         if block.is_null:
-            found += ["the null block is in a queue"] if times else []
+            problems += ["the null block is in a queue"] if times else []
             continue
         if block.ref_cnt < 0:
-            found.append(f"block {block.block_id} has ref_cnt {block.ref_cnt}")
+            problems.append(f"block {block.block_id} has ref_cnt {block.ref_cnt}")
         if times != (block.ref_cnt == 0):
-            found.append(f"block {block.block_id} with ref_cnt {block.ref_cnt} is in {times} queues")
+            problems.append(f"block {block.block_id} with ref_cnt {block.ref_cnt} is in {times} queues")
         in_use += block.ref_cnt > 0
         key = block.block_hash
         if key is not None and not pool.cached_block_hash_to_block.contain(key, block.block_id):
-            found.append(f"block {block.block_id} is not found under its hash")
+            problems.append(f"block {block.block_id} is not found under its hash")
     if in_use + queue.num_free_blocks + 1 != pool.num_gpu_blocks:
-        found.append(f"{in_use} in use + {queue.num_free_blocks} free + 1 is not {pool.num_gpu_blocks}")
-    return found + _hash_map(pool)
+        problems.append(f"{in_use} in use + {queue.num_free_blocks} free + 1 is not {pool.num_gpu_blocks}")
+    return problems + _hash_map(pool)
 
 
-def request_violations(scheduler: Any) -> list[str]:
-    """What is wrong between a scheduler's block tables and its pool's reference counts."""
+def request_violations(scheduler: Scheduler) -> list[str]:
+    """Violations between requests' block tables and the pool's reference counts."""
     manager = scheduler.kv_cache_manager
     places: Counter[int] = Counter()
     for group in manager.coordinator.single_type_managers:
@@ -73,69 +77,76 @@ def request_violations(scheduler: Any) -> list[str]:
             for blocks in group.req_to_blocks.values():
                 places.update(block.block_id for block in blocks if not block.is_null)
     pool = manager.block_pool
-    found = [
+    problems = [
         f"block {i} has {n} places in block tables and ref_cnt {pool.blocks[i].ref_cnt}"
         for i, n in places.items()
         if pool.blocks[i].ref_cnt < n
     ]
     if not scheduler.requests and not places and not _waits_to_be_freed(scheduler):
         held = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-        found += [f"no request is left and {held} blocks are not free"] if held else []
-    return found
+        problems += [f"no request is left and {held} blocks are not free"] if held else []
+    return problems
 
 
-def check(scheduler: Any) -> list[str]:
-    """Everything that can be said about a scheduler between two steps."""
+def check(scheduler: Scheduler) -> list[str]:
+    """All violations of a scheduler between two steps."""
     return violations(scheduler.kv_cache_manager.block_pool) + request_violations(scheduler)
 
 
 def install() -> None:
-    """Check every scheduler that is built from now on after each of its steps, when KVTUNE_AUDIT asks for it."""
+    """With KVTUNE_AUDIT, check every scheduler that is built from now on after each of its steps."""
+    uninstall()
     if os.environ.get("KVTUNE_AUDIT") not in ("1", "raise"):
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    build = Scheduler.__init__
+    def wrap(init: Callable[..., None]) -> Callable[..., None]:
+        def built(self: Any, *args: Any, **options: Any) -> None:
+            init(self, *args, **options)
+            watch(self)
 
-    @functools.wraps(build)
-    def built(self: Any, *args: Any, **options: Any) -> None:
-        build(self, *args, **options)
-        watch(self)
+        return built
 
-    Scheduler.__init__ = built
+    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
     state.part("audit", True)
 
 
-def watch(scheduler: Any) -> None:
+def uninstall() -> None:
+    """Schedulers that are built from now on are not checked."""
+    PATCHES.undo(PART)
+
+
+def watch(scheduler: Scheduler) -> None:
     """Check this scheduler after each of its steps."""
 
     def audited(*args: Any, **options: Any) -> Any:
         result = type(scheduler).update_from_output(scheduler, *args, **options)
         try:
-            found = check(scheduler)
+            problems = check(scheduler)
         except Exception as error:
-            found = [f"the audit failed: {error!r}"]
+            problems = [f"the audit failed: {error!r}"]
         state.count("audits")
-        if found:
-            report(found)
+        if problems:
+            report(problems)
         return result
 
-    # On the instance, so that it stays in front whatever class the scheduler is given.
+    # On the instance, so that it stays in front when the scheduler gets another class.
     scheduler.update_from_output = audited
 
 
-def report(found: list[str]) -> None:
-    state.count("audit_violations", len(found))
-    state.note(f"audit: {found[0]}")
-    logger.error("kvtune audit: %s", "; ".join(found[:10]))
+def report(violations: list[str]) -> None:
+    """Count and log; raise with KVTUNE_AUDIT=raise."""
+    state.count("audit_violations", len(violations))
+    state.note(f"audit: {violations[0]}")
+    logger.error("kvtune audit: %s", "; ".join(violations[:10]))
     if os.environ.get("KVTUNE_AUDIT") == "raise":
         raise KvtuneError(
-            f"audit: {found[0]}", "report it with the run's command; KVTUNE_AUDIT=1 only counts"
+            f"audit: {violations[0]}", "report it with the run's command; KVTUNE_AUDIT=1 only counts"
         )
 
 
 def _walk(queue: Any, most: int) -> tuple[list[int], str]:
-    """Block ids from head to tail, and what is wrong with the links."""
+    """Block ids from head to tail, and how the links are broken."""
     if not hasattr(queue, "fake_free_list_head"):
         return [block.block_id for block in queue.get_all_free_blocks()], ""
     ids: list[int] = []
@@ -146,21 +157,21 @@ def _walk(queue: Any, most: int) -> tuple[list[int], str]:
             return ids, f"block {block.block_id} does not link back"
         ids.append(block.block_id)
         if len(ids) > most:
-            return ids, "its links go round"
+            return ids, "its links form a cycle"
         previous, block = block, block.next_free_block
     return ids, "" if block is not None else "its links end before the tail"
 
 
-def _hash_map(pool: Any) -> list[str]:
-    found = []
+def _hash_map(pool: BlockPool) -> list[str]:
+    problems = []
     for key, entry in pool.cached_block_hash_to_block._cache.items():
         for block in entry.values() if isinstance(entry, dict) else (entry,):
             others = pool.cached_block_hashes_by_block.get(block.block_id, ())
             if block.block_hash != key and key not in others:
-                found.append(f"block {block.block_id} is found under a hash that it does not have")
-    return found
+                problems.append(f"block {block.block_id} is found under a hash that it does not have")
+    return problems
 
 
-def _waits_to_be_freed(scheduler: Any) -> bool:
-    """Whether blocks of ended requests are held until a step in flight is done."""
+def _waits_to_be_freed(scheduler: Scheduler) -> bool:
+    """Whether blocks of finished requests are held until a step in flight has ended."""
     return bool(scheduler.deferred_frees)

@@ -1,11 +1,11 @@
-"""What vLLM did before it took these ideas over, brought back so that their worth can be measured. EngineCore.
+"""What vLLM did in older versions, brought back so that `kvtune evidence` can measure the difference. EngineCore.
 
 | switch | brings back |
 |---|---|
-| legacy_empty_blocks | a new block list object, with a list a group, for each request and step that gets no block |
-| legacy_free_list | free blocks in a deque: a block that is hit is searched from its head, O(free blocks) |
+| legacy_empty_blocks | a new block list object, with one list per group, per request and step that allocates none |
+| legacy_free_list | free blocks in a deque: removing a block that was hit searches from the head, O(free blocks) |
 
-Contract: the same blocks in the same order as stock; only objects made and time differ.
+Contract: the same blocks in the same order as stock; only the objects made and the time differ.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 
-REPLACED = Replaced()
+PART = "cache.legacy"
 
 
 class LinearQueue:
-    """Stands in for stock's FreeKVCacheBlockQueue: same order, but removing from the middle walks there."""
+    """Replaces stock's FreeKVCacheBlockQueue: the same order, but removing from the middle searches for the block."""
 
     def __init__(self, blocks: Sequence[KVCacheBlock], free: Iterable[KVCacheBlock]) -> None:
         self._blocks = blocks
-        # Ids, because comparing blocks compares all that they hold.
+        # Ids, because comparing two blocks compares all their fields.
         self._ids: deque[int] = deque(block.block_id for block in free)
 
     @property
@@ -61,7 +61,7 @@ class LinearQueue:
 
 
 def use_linear_queue(pool: Any) -> None:
-    """Give a pool that stock has built a LinearQueue."""
+    """Exchange the free queue of a pool that stock has built."""
     free = pool.free_block_queue.get_all_free_blocks()
     pool.free_block_queue = LinearQueue(pool.blocks, free)
 
@@ -71,15 +71,15 @@ def _fresh_blocks(self: Any, blocks: tuple[list[KVCacheBlock], ...]) -> KVCacheB
 
 
 def install(settings: CoreSettings) -> None:
-    """Bring back what is asked for; `adopt` puts in the queue when a manager is built."""
+    """Bring back what is switched on; `adopt` exchanges the queue when a manager is built."""
     uninstall()
     if settings.legacy_empty_blocks:
-        REPLACED.put(KVCacheManager, "create_kv_cache_blocks", _fresh_blocks)
+        PATCHES.replace(PART, KVCacheManager, "create_kv_cache_blocks", _fresh_blocks)
         state.part("legacy_empty_blocks", True)
     if settings.legacy_free_list:
         state.part("legacy_free_list", True)
 
 
 def uninstall() -> None:
-    """vLLM is what it is again."""
-    REPLACED.undo()
+    """Undo `install`."""
+    PATCHES.undo(PART)

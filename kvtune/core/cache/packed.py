@@ -1,102 +1,95 @@
-"""Small blocks for hybrids: a block is as large as all attention layers' pages together, and holds k states.
+"""Small blocks for hybrid models: all attention layers' pages of a block together hold k states. Off by default.
 
-Runs where vLLM settles block sizes and layouts (workers, EngineCore, a simulator). vLLM has the layout (packed groups
-of a block-outermost cache) and reaches it by itself once state pages are no longer padded to an attention page: block
-tables, allocator and kernels are stock's. What it cannot do is refused by name, and that engine runs stock's blocks.
+Runs where vLLM decides block sizes and layouts: workers, EngineCore, a simulator. The layout is vLLM's own (packed
+groups of a block-outermost cache), and so are block tables, allocator and kernels: vLLM uses it once state pages are
+not padded to an attention page. An engine with a feature that was not tried keeps stock's blocks; the state names it.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil, lcm
 from typing import Any
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.errors import KvtuneError
 
 logger = logging.getLogger("vllm.kvtune")
 
-REPLACED = Replaced()
+PART = "cache.packed"
 
 LAYOUT_OF_SIBLING = {"LBHNC": "BLHNC", "LBNHC": "BLNHC"}
-"""A page's inside is the same in both: a kernel that reads strides reads either."""
+"""The two layouts arrange a page alike, so a kernel that reads strides can read either."""
 
 STRIDED = ("CPU_ATTN",)
-"""Backends that name only a layer-outermost layout, and were seen to read its block-outermost sibling right."""
+"""Backends that list only a layer-outermost layout, but were tested to read its block-outermost sibling correctly."""
 
 
 def install(settings: CoreSettings) -> None:
-    """Wrap where vLLM sizes blocks, lists layouts and groups layers; by default both switches are off: no wraps."""
-    REPLACED.undo()
+    """Wrap the functions in which vLLM sizes blocks, lists layouts and groups layers, when a switch is on."""
+    PATCHES.undo(PART)
     if settings.whole_states or settings.packed:
         _install_whole_states()
     if not settings.packed:
         return
-    state.part("packed", False)  # until a model with states is aligned, or grouped
+    state.part("packed", False)  # until vLLM aligns or groups the layers of a model with states
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends import utils
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_cache_interface import MambaSpec
     from vllm.v1.worker import worker_base
 
-    stock_align = vars(_owner(type(current_platform), "_align_hybrid_block_size"))[
-        "_align_hybrid_block_size"
-    ].__func__
+    def wrap_align(stock_align: Callable[..., None]) -> Callable[..., None]:
+        def align(cls: Any, vllm_config: Any, backend_cls: Any) -> None:
+            requested = vllm_config.cache_config.block_size
+            stock_align(cls, vllm_config, backend_cls)
+            why = refusal(vllm_config, cls._find_non_ssm_backends(vllm_config))
+            if not why:
+                why = _shrink(vllm_config, cls._find_non_ssm_backends(vllm_config), settings, requested)
+            state.part("packed", not why, why)
+            if why:
+                logger.warning("kvtune: blocks stay stock's: %s", why)
 
-    @functools.wraps(stock_align)
-    def align(cls: Any, vllm_config: Any, backend_cls: Any) -> None:
-        asked = vllm_config.cache_config.block_size
-        stock_align(cls, vllm_config, backend_cls)
-        why = refusal(vllm_config, cls._find_non_ssm_backends(vllm_config))
-        if not why:
-            why = _shrink(vllm_config, cls._find_non_ssm_backends(vllm_config), settings, asked)
-        state.part("packed", not why, why)
-        if why:
-            logger.warning("kvtune: blocks stay stock's: %s", why)
+        return align
 
-    REPLACED.put(
-        _owner(type(current_platform), "_align_hybrid_block_size"),
-        "_align_hybrid_block_size",
-        classmethod(align),
-    )
+    def wrap_layouts(stock_layouts: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def layouts(backends: Any) -> Any:
+            supported = stock_layouts(backends)
+            return _block_outermost(supported) if state.state()["parts"].get("packed") else supported
 
-    stock_layouts = utils.get_supported_kv_cache_layouts
+        return layouts
 
-    @functools.wraps(stock_layouts)
-    def layouts(backends: Any) -> Any:
-        found = stock_layouts(backends)
-        return _block_outermost(found) if state.state()["parts"].get("packed") else found
+    def wrap_groups(stock_groups: Callable[..., Any]) -> Callable[..., Any]:
+        def groups(vllm_config: Any, kv_cache_spec: Any) -> Any:
+            packed = stock_groups(vllm_config, kv_cache_spec)
+            if not packed:
+                return packed
+            plain = [_plain(group) for group in packed]
+            # In EngineCore, which groups what its workers sized, the layout first shows here.
+            if any(isinstance(group.kv_cache_spec, MambaSpec) for group in plain):
+                state.part("packed", True)
+            return plain
 
+        return groups
+
+    platform = _owner(type(current_platform), "_align_hybrid_block_size")
+    PATCHES.wrap(PART, platform, "_align_hybrid_block_size", wrap_align)
     for module in (utils, worker_base):
-        REPLACED.put(module, "get_supported_kv_cache_layouts", layouts)
-
-    stock_groups = kv_cache_utils._get_packed_kv_cache_groups
-
-    @functools.wraps(stock_groups)
-    def groups(vllm_config: Any, kv_cache_spec: Any) -> Any:
-        found = stock_groups(vllm_config, kv_cache_spec)
-        if not found:
-            return found
-        plain = [_plain(group) for group in found]
-        # EngineCore groups what its workers sized (and a simulator what a run captured): it sees the layout here only.
-        if any(isinstance(group.kv_cache_spec, MambaSpec) for group in plain):
-            state.part("packed", True)
-        return plain
-
-    REPLACED.put(kv_cache_utils, "_get_packed_kv_cache_groups", groups)
+        PATCHES.wrap(PART, module, "get_supported_kv_cache_layouts", wrap_layouts)
+    PATCHES.wrap(PART, kv_cache_utils, "_get_packed_kv_cache_groups", wrap_groups)
 
 
 def uninstall() -> None:
-    """vLLM's own functions are back."""
-    REPLACED.undo()
+    """Undo `install`."""
+    PATCHES.undo(PART)
 
 
 def refusal(vllm_config: Any, backends: Any) -> str:
-    """Why this engine cannot have small blocks; empty when it can."""
+    """The feature of this engine that rules small blocks out; empty when none does."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     if vllm_config.model_config.use_mla:
         return "attention with a latent cache (MLA) was not tried"
@@ -115,23 +108,23 @@ def refusal(vllm_config: Any, backends: Any) -> str:
     if vllm_config.speculative_config is not None:
         return "speculative decoding was not tried"
     for backend in backends:
-        named = backend.supported_kv_cache_layouts()
-        if named is None or any(layout.is_block_outermost for layout in named):
+        layouts = backend.supported_kv_cache_layouts()
+        if layouts is None or any(layout.is_block_outermost for layout in layouts):
             continue
         if backend.get_name() not in STRIDED:
             return f"attention backend {backend.get_name()} has no layout with whole blocks side by side"
     return ""
 
 
-def _shrink(vllm_config: Any, backends: Any, settings: CoreSettings, asked: int) -> str:
-    """Set the aggregate block size; the reason where the kernels do not take it."""
+def _shrink(vllm_config: Any, backends: Any, settings: CoreSettings, requested: int) -> str:
+    """Set the aggregate block size; returns why not where the kernels do not take it."""
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
     cache = vllm_config.cache_config
     stock, padded = cache.block_size, cache.mamba_page_size_padded
     cache.mamba_page_size_padded = None
     specs = list(get_kv_cache_spec(vllm_config).values())
-    wanted = asked if cache.user_specified_block_size else 0
+    wanted = requested if cache.user_specified_block_size else 0
     block, why = block_of(specs, backends, settings.states_per_block, wanted)
     if why:
         cache.mamba_page_size_padded = padded
@@ -144,7 +137,10 @@ def _shrink(vllm_config: Any, backends: Any, settings: CoreSettings, asked: int)
 
 
 def block_of(specs: Any, backends: Any, states_per_block: int, wanted: int) -> tuple[int, str]:
-    """Tokens of a block whose attention layers together hold the states, at least `wanted`; or 0 and why not."""
+    """Tokens of a block whose attention layers together hold `states_per_block` states; or 0 and the reason.
+
+    At least `wanted` tokens. vLLM's padding would make one attention page hold one state.
+    """
     from vllm.v1.attention.backend import MultipleOf
     from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec
 
@@ -158,31 +154,33 @@ def block_of(specs: Any, backends: Any, states_per_block: int, wanted: int) -> t
         return 0, f"core.states_per_block {states_per_block} of a model with {len(states)} state layers"
     token_bytes = sum(spec.page_size_bytes // spec.block_size for spec in attention)
     sizes = [list(backend.get_supported_kernel_block_sizes()) for backend in backends]
-    step = lcm(*(min(s.base if isinstance(s, MultipleOf) else s for s in own) for own in sizes if own))
+    step = lcm(*(min(s.base if isinstance(s, MultipleOf) else s for s in taken) for taken in sizes if taken))
     block = step * ceil(states_per_block * states[0].page_size_bytes / (step * token_bytes))
     block = max(block, step * ceil(wanted / step))
-    for backend, own in zip(backends, sizes, strict=True):
-        if own and not any(block % s.base == 0 if isinstance(s, MultipleOf) else s == block for s in own):
-            said = ", ".join(f"multiples of {s.base}" if isinstance(s, MultipleOf) else str(s) for s in own)
-            return 0, f"the kernels of {backend.get_name()} take blocks of {said} tokens, not of {block}"
+    for backend, taken in zip(backends, sizes, strict=True):
+        if taken and not any(block % s.base == 0 if isinstance(s, MultipleOf) else s == block for s in taken):
+            legal = ", ".join(
+                f"multiples of {s.base}" if isinstance(s, MultipleOf) else str(s) for s in taken
+            )
+            return 0, f"the kernels of {backend.get_name()} take blocks of {legal} tokens, not of {block}"
     return block, ""
 
 
-def _block_outermost(found: Any) -> Any:
-    """The layouts of `found` (or their siblings) in which a block's pages lie side by side."""
+def _block_outermost(layouts: Any) -> Any:
+    """Of these layouts, or of their siblings, those that keep a block's pages side by side."""
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
-    own = [layout for layout in found if layout.is_block_outermost and layout.is_block_compact]
-    if own:
-        return own
-    siblings = [KVCacheLayout[LAYOUT_OF_SIBLING[x.name]] for x in found if x.name in LAYOUT_OF_SIBLING]
+    outermost = [layout for layout in layouts if layout.is_block_outermost and layout.is_block_compact]
+    if outermost:
+        return outermost
+    siblings = [KVCacheLayout[LAYOUT_OF_SIBLING[x.name]] for x in layouts if x.name in LAYOUT_OF_SIBLING]
     if not siblings:
-        raise KvtuneError(f"no block-outermost layout among {found}", "set core.packed=false")
+        raise KvtuneError(f"no block-outermost layout among {layouts}", "set core.packed=false")
     return siblings
 
 
 def _plain(group: Any) -> Any:
-    """The group with its layers' one spec, as stock's groups have it: much of vLLM asks for a MambaSpec by type."""
+    """The group with its layers' common spec, as stock's groups have it: much of vLLM tests for MambaSpec by type."""
     from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
     spec = group.kv_cache_spec
@@ -192,13 +190,13 @@ def _plain(group: Any) -> Any:
 
 
 def _install_whole_states() -> None:
-    """On the CPU a Mamba-2 chunk has no state in its middle to export, and stock crashes where it wants one."""
+    """On the CPU a Mamba-2 chunk has no state in its middle, and stock crashes when it asks for one."""
     from vllm.model_executor.layers.mamba.abstract import MambaBase
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        REPLACED.put(MambaMixer2, "get_kv_cache_spec", MambaBase.get_kv_cache_spec)
+        PATCHES.replace(PART, MambaMixer2, "get_kv_cache_spec", MambaBase.get_kv_cache_spec)
 
 
 def _owner(cls: type, name: str) -> Any:

@@ -41,11 +41,11 @@ class Tiers:
         self.num_blocks = len(blocks)
         self.tier_of = bytearray(len(blocks))
         self.grade_of = bytearray(len(blocks))
+        self.num_free_blocks = 0
         self.use(make(policy_name, self, settings))
         self.settings = settings
         self.names = ("blank", *self.policy.tiers)
         self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.tiers) + 2)]
-        self.num_free_blocks = 0
         self.failures = 0
         self.taken = [0] * len(self.queues)  # by the tier that gave them out
         self.demoted = [0] * len(self.queues)  # by the tier that they were in
@@ -241,10 +241,27 @@ class TieredPool(BlockPool):  # type: ignore[misc]
         if not tiers.tells_stored:
             super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
             return
-        resident = self.cached_block_hash_to_block.get_one_block(block_hash_with_group_id) is not None
+        twin = self.cached_block_hash_to_block.get_one_block(block_hash_with_group_id)
+        resident = twin is not None
+        if resident and tiers.policy.replaces and twin.ref_cnt == 0 and block.block_hash is None:
+            self._replace(twin)
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
         try:
             tiers.policy.stored(block.block_id, block_hash_with_group_id, resident)
+        except Exception as error:
+            tiers.policy_failed(error)
+
+    def _replace(self, twin: KVCacheBlock) -> None:
+        """What this free block holds has just been computed again: it gives its hash up and is blank."""
+        tiers = self.free_block_queue
+        if twin.is_null or twin.block_id in self.cached_block_hashes_by_block:
+            return
+        tiers.remove(twin)
+        super()._maybe_evict_cached_block(twin)
+        tiers.grade_of[twin.block_id] = 0
+        tiers.prepend_n([twin])
+        try:
+            tiers.policy.replaced(twin.block_id)
         except Exception as error:
             tiers.policy_failed(error)
 
@@ -304,7 +321,4 @@ class TieredPool(BlockPool):  # type: ignore[misc]
         tiers = self.free_block_queue
         counts = {f"given_out_{name}": n for name, n in zip(tiers.names, tiers.taken[BLANK:], strict=True)}
         counts |= {"demotions": sum(tiers.demoted), "pool_failures": tiers.failures}
-        ghost_hits = getattr(tiers.policy, "ghost_hits", None)
-        if ghost_hits is not None:
-            counts["ghost_hits"] = ghost_hits
-        return counts
+        return counts | tiers.policy.counters()

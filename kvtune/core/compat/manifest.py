@@ -1,8 +1,8 @@
-"""Whether this vLLM is one that the core was written against: its symbols against a manifest of its version.
+"""Checks that the installed vLLM is one that the core was written against, symbol by symbol.
 
-Contract: `check()` costs a few milliseconds and imports nothing of vLLM. Files that are byte for byte the manifest's
-are fine at once; of others each symbol is compared: parameters and a hash of its syntax tree, which says the same
-on Python 3.11 to 3.13. What is imported already must also be what stands in its file (nobody replaced it).
+Contract: `check()` takes a few milliseconds and imports nothing of vLLM. A file with the manifest's checksum passes.
+In any other file each symbol's parameters and the hash of its syntax tree are compared (the same hash on Python 3.11
+to 3.13). A symbol that is already imported must also be the one in its file: nobody else may have replaced it.
 `python -m kvtune.core.compat.manifest` writes the manifest of the installed vLLM.
 """
 
@@ -26,7 +26,7 @@ Manifest = dict[str, Any]
 
 
 def check(symbols: dict[str, tuple[str, ...]] | None = None) -> None:
-    """KvtuneError naming the first symbol that differs from the manifest of the installed vLLM."""
+    """Raise KvtuneError, naming the first symbol that differs from the manifest of the installed version."""
     version = installed_version()
     path = MANIFESTS / f"vllm-{version}.json"
     if not path.exists():
@@ -37,12 +37,13 @@ def check(symbols: dict[str, tuple[str, ...]] | None = None) -> None:
     difference = first_difference(json.loads(path.read_text(encoding="utf-8")), symbols or SYMBOLS)
     if difference:
         raise KvtuneError(
-            f"vLLM {version}: {difference}", "run stock (KVTUNE_CORE=stock) or the vLLM that the core knows"
+            f"vLLM {version}: {difference}",
+            "install the vLLM that the core knows, or run stock (KVTUNE_CORE=stock)",
         )
 
 
 def first_difference(manifest: Manifest, symbols: dict[str, tuple[str, ...]]) -> str:
-    """What differs from the manifest in one line that names the symbol; empty when nothing does."""
+    """The first difference from the manifest, in one line that names the symbol; empty when there is none."""
     for module, names in symbols.items():
         known = manifest.get(module, {"sha256": "", "symbols": {}})
         path = source_path(module)
@@ -50,9 +51,9 @@ def first_difference(manifest: Manifest, symbols: dict[str, tuple[str, ...]]) ->
             return f"module {module} is missing"
         source = path.read_bytes()
         if hashlib.sha256(source).hexdigest() != known["sha256"]:
-            found = describe(source, names)
+            present = describe(source, names)
             for name in names:
-                want, have = known["symbols"].get(name), found.get(name)
+                want, have = known["symbols"].get(name), present.get(name)
                 if want is None:
                     return f"{module}.{name} is not in the manifest"
                 if have is None:
@@ -63,31 +64,31 @@ def first_difference(manifest: Manifest, symbols: dict[str, tuple[str, ...]]) ->
                     return f"{module}.{name} has another body"
         loaded = sys.modules.get(module)
         for name in names if loaded is not None else ():
-            if not _stands_in(loaded, name):
+            if not _is_original(loaded, name):
                 return f"{module}.{name} was replaced in this process"
     return ""
 
 
 def describe(source: bytes, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Parameters and hash of the named functions and classes of a source file; missing ones are left out."""
+    """Parameters and hash of the named functions and classes in a source file; missing ones are left out."""
     tree = ast.parse(source)
-    found: dict[str, dict[str, Any]] = {}
+    symbols: dict[str, dict[str, Any]] = {}
     for name in names:
         node: Any = tree
         for part in name.split("."):
             node = _definition(node, part)
         if node is not None:
-            found[name] = {"parameters": _parameters(node), "ast": fingerprint(node)}
-    return found
+            symbols[name] = {"parameters": _parameters(node), "ast": fingerprint(node)}
+    return symbols
 
 
 def fingerprint(node: ast.AST) -> str:
-    """A hash of what the code says: without docstrings, comments, positions, and fields that only some Pythons have."""
+    """A hash of the code without docstrings, comments, positions, and fields that only some Pythons have."""
     return hashlib.sha256(_canonical(node).encode()).hexdigest()[:16]
 
 
 def installed_version() -> str:
-    """The version of the installed vLLM, whichever build it is; empty when there is none."""
+    """The version of the installed vLLM, CPU or CUDA build; empty when there is none."""
     for name in DISTRIBUTIONS:
         try:
             return importlib.metadata.version(name).partition("+")[0]
@@ -97,7 +98,7 @@ def installed_version() -> str:
 
 
 def source_path(module: str) -> Path | None:
-    """A module's file, found without importing it; None when there is none."""
+    """A module's file, without importing it; None when there is none."""
     root = importlib.util.find_spec("vllm")
     if root is None or root.origin is None:
         return None
@@ -106,10 +107,10 @@ def source_path(module: str) -> Path | None:
 
 
 def _definition(node: Any, name: str) -> Any:
-    """The last definition of a name in a body: what the name means after import."""
+    """The last definition of a name in a body: the one that is valid after import."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    found = [n for n in getattr(node, "body", ()) if isinstance(n, kinds) and n.name == name]
-    return found[-1] if found else None
+    definitions = [n for n in getattr(node, "body", ()) if isinstance(n, kinds) and n.name == name]
+    return definitions[-1] if definitions else None
 
 
 def _parameters(node: Any) -> list[str]:
@@ -148,38 +149,38 @@ def _is_docstring(node: Any) -> bool:
     )
 
 
-def _stands_in(module: Any, name: str) -> bool:
-    """Whether the loaded symbol is the one of its file, wrapped by nobody but vLLM and us."""
-    found: Any = module
+def _is_original(module: Any, name: str) -> bool:
+    """Whether the loaded symbol is the one in its file, possibly wrapped by vLLM or by kvtune, by nobody else."""
+    value: Any = module
     for part in name.split("."):
-        found = vars(found).get(part) if isinstance(found, type) else getattr(found, part, None)
-    if isinstance(found, type):
-        return bool(found.__module__ == module.__name__)
+        value = vars(value).get(part) if isinstance(value, type) else getattr(value, part, None)
+    if isinstance(value, type):
+        return bool(value.__module__ == module.__name__)
     roots = (sys.modules["vllm"].__file__ or "", str(Path(__file__).parents[1]))
     ours = tuple(f"{Path(root).parent}/" for root in roots)
-    while found is not None:
-        found = getattr(found, "__func__", found)
-        found = found.fget if isinstance(found, property) else found
-        code = getattr(found, "__code__", None)
+    while value is not None:
+        value = getattr(value, "__func__", value)
+        value = value.fget if isinstance(value, property) else value
+        code = getattr(value, "__code__", None)
         if code is not None and not str(Path(code.co_filename)).startswith(ours):
             return False
-        found = getattr(found, "__wrapped__", None)
+        value = getattr(value, "__wrapped__", None)
     return True
 
 
 def write_manifest() -> Path:
-    """Describe the installed vLLM; the file to commit when a version has been tested."""
+    """Write the manifest of the installed vLLM, to commit once that version is tested."""
     manifest = {}
     for module, names in SYMBOLS.items():
         path = source_path(module)
         if path is None:
             raise KvtuneError(f"vLLM has no module {module}", "correct kvtune/core/compat/symbols.py")
         source = path.read_bytes()
-        found = describe(source, names)
-        missing = [name for name in names if name not in found]
+        symbols = describe(source, names)
+        missing = [name for name in names if name not in symbols]
         if missing:
             raise KvtuneError(f"{module} has no {missing[0]}", "correct kvtune/core/compat/symbols.py")
-        manifest[module] = {"sha256": hashlib.sha256(source).hexdigest(), "symbols": found}
+        manifest[module] = {"sha256": hashlib.sha256(source).hexdigest(), "symbols": symbols}
     path = MANIFESTS / f"vllm-{installed_version()}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")

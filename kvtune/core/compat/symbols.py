@@ -1,13 +1,15 @@
-"""Every symbol of vLLM that the core replaces, wraps, or relies on the inside of. Data only.
+"""The symbols of vLLM that the core replaces or wraps, or on whose code it relies. `manifest.py` checks them.
 
-Not listed: what it merely calls by its documented signature. `manifest.py` checks these against the manifest.
+Not listed: symbols that it only calls. docs/patches.md lists what is replaced.
 """
 
 from __future__ import annotations
 
 SYMBOLS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.block_pool": (
+        "BlockHashToBlockMap.__init__",
         "BlockHashToBlockMap.get_one_block",
+        "BlockHashToBlockMap.insert",
         "BlockPool.__init__",
         "BlockPool.cache_full_blocks",
         "BlockPool._insert_block_hash",
@@ -25,6 +27,7 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "KVCacheBlock",
         "FreeKVCacheBlockQueue",
         "get_request_block_hasher",
+        "make_block_hash_with_group_id",
         "_get_packed_kv_cache_groups",
         "get_kv_cache_config_from_groups",
     ),
@@ -39,6 +42,7 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "SingleTypeKVCacheManager._remove_blocks_in_range",
         "SingleTypeKVCacheManager.remove_skipped_blocks",
         "FullAttentionManager.cache_blocks",
+        "FullAttentionManager.find_longest_cache_hit",
         "SlidingWindowManager",
         "MambaManager",
     ),
@@ -50,12 +54,15 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "KVCacheCoordinator.remove_skipped_blocks",
         "KVCacheCoordinator.free",
         "KVCacheCoordinator.pop_blocks_for_free",
+        "UnitaryKVCacheCoordinator.find_longest_cache_hit",
         "HybridKVCacheCoordinator.get_num_cacheable_tokens",
         "HybridKVCacheCoordinator.find_longest_cache_hit",
     ),
     "vllm.v1.core.kv_cache_manager": (
         "KVCacheBlocks",
         "KVCacheManager.__init__",
+        "KVCacheManager.prefix_cache_lookup_enabled",
+        "KVCacheManager.get_computed_blocks",
         "KVCacheManager.allocate_slots",
         "KVCacheManager.cache_blocks",
         "KVCacheManager.free",
@@ -72,6 +79,8 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "Scheduler._update_request_with_output",
         "Scheduler._mamba_block_aligned_split",
         "Scheduler._preempt_request",
+        "Scheduler._enqueue_waiting_request",
+        "Scheduler._handle_blocked_waiting_request",
         "Scheduler._free_request",
         "Scheduler._get_new_block_ids_to_zero",
         "Scheduler.get_request_counts",
@@ -80,6 +89,7 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "Scheduler.finish_requests",
     ),
     "vllm.v1.core.sched.async_scheduler": ("AsyncScheduler",),
+    "vllm.v1.core.sched.request_queue": ("RequestQueue", "FCFSRequestQueue", "SchedulingPolicy"),
     "vllm.v1.core.sched.output": ("CachedRequestData", "SchedulerOutput"),
     "vllm.v1.core.sched.utils": ("check_stop",),
     "vllm.v1.request": (

@@ -10,7 +10,9 @@ given out first and never reach it. It holds no blocks, only numbers, so that it
     retired(block_ids)                  they were of use, but are not expected to be again
     stored(block_id, key, resident)     a block got its hash; another has the same
     evicted(block_id, key)              a block lost its hash because it was given out
+    replaced(block_id)                  a free block's content was computed again: it is blank now (if `replaces`)
     reset()                             the whole prefix cache was dropped
+    counters() -> {name: count}         the run's record is written
 
 `tiers` names the tiers, in the order in which they are emptied when the policy fails: first = given out first.
 `Shelves` is what a policy may see and do in `choose`: sizes, heads, and demote (head of one tier to another's tail).
@@ -18,7 +20,7 @@ given out first and never reach it. It holds no blocks, only numbers, so that it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 WINDOW, NEAR, FAR, SPECULATIVE, TERMINAL = range(5)
@@ -30,6 +32,8 @@ class Shelves(Protocol):
     """The pool as policies see it."""
 
     num_blocks: int
+    num_free_blocks: int
+    grade_of: bytearray
 
     def size(self, tier: int) -> int:
         """Blocks in a tier."""
@@ -44,11 +48,14 @@ class Shelves(Protocol):
 class Policy(Protocol):
     name: str
     tiers: tuple[str, ...]
+    replaces: bool
 
     def place(self, block_id: int, grade: int) -> int: ...
     def choose(self, wanted: int) -> tuple[int, int]: ...
-    def hit(self, block_ids: Iterable[int]) -> None: ...
-    def retired(self, block_ids: Iterable[int]) -> None: ...
+    def hit(self, block_ids: Sequence[int]) -> None: ...
+    def retired(self, block_ids: Sequence[int]) -> None: ...
     def stored(self, block_id: int, key: bytes, resident: bool) -> None: ...
     def evicted(self, block_id: int, key: bytes) -> None: ...
+    def replaced(self, block_id: int) -> None: ...
     def reset(self) -> None: ...
+    def counters(self) -> dict[str, int]: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from kvtune.core.policies import Shelves
 from kvtune.core.settings import CoreSettings
@@ -13,6 +13,7 @@ class InOrder:
 
     name = "in_order"
     tiers: tuple[str, ...] = ("aged",)
+    replaces = False
 
     def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
         self.shelves = shelves
@@ -28,10 +29,13 @@ class InOrder:
                 return tier, min(wanted, available)
         raise LookupError("every tier is empty")
 
-    def hit(self, block_ids: Iterable[int]) -> None:
+    def hit(self, block_ids: Sequence[int]) -> None:
         pass
 
-    def retired(self, block_ids: Iterable[int]) -> None:
+    def retired(self, block_ids: Sequence[int]) -> None:
+        pass
+
+    def replaced(self, block_id: int) -> None:
         pass
 
     def stored(self, block_id: int, key: bytes, resident: bool) -> None:
@@ -42,6 +46,9 @@ class InOrder:
 
     def reset(self) -> None:
         pass
+
+    def counters(self) -> dict[str, int]:
+        return {}
 
 
 class Lru(InOrder):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from kvtune.core.policies import Policy, Shelves, lru, pin, tiered, two_class
+from kvtune.core.policies import Policy, Shelves, density, lru, pin, tiered, two_class
 from kvtune.core.settings import CoreSettings
 
 
 def make(name: str, shelves: Shelves, settings: CoreSettings) -> Policy:
     """The policy of that name over a pool."""
     kinds = {
+        "density": density.Density,
         "lru": lru.Lru,
         "pin": pin.Pin,
         "tiered": tiered.Tiered,

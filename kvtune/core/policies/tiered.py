@@ -11,7 +11,7 @@ A protected block beyond the share is demoted to the young end of probation, whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from kvtune.core.policies import FAR, NEAR, SPECULATIVE, Shelves
 from kvtune.core.policies.lru import InOrder
@@ -43,12 +43,12 @@ class Tiered(InOrder):
             shelves.demote(PROTECTED, PROBATION)
         return super().choose(wanted)
 
-    def hit(self, block_ids: Iterable[int]) -> None:
+    def hit(self, block_ids: Sequence[int]) -> None:
         was_hit = self.was_hit
         for block_id in block_ids:
             was_hit[block_id] = 1
 
-    def retired(self, block_ids: Iterable[int]) -> None:
+    def retired(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
             self.was_hit[block_id] = 0
 

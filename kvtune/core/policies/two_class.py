@@ -12,7 +12,7 @@ to RUN blocks.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from kvtune.core import state
 from kvtune.core.policies import SPECULATIVE, Shelves
@@ -112,12 +112,12 @@ class TwoClass(InOrder):
         # Blocks of one request stand together and are of one age.
         return tier, min(wanted, shelves.size(tier), RUN) if self.bonus_s else 1
 
-    def hit(self, block_ids: Iterable[int]) -> None:
+    def hit(self, block_ids: Sequence[int]) -> None:
         reused = self.reused
         for block_id in block_ids:
             reused[block_id] = 1
 
-    def retired(self, block_ids: Iterable[int]) -> None:
+    def retired(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
             self.reused[block_id] = 0
 
@@ -136,3 +136,6 @@ class TwoClass(InOrder):
     def reset(self) -> None:
         self.reused = bytearray(len(self.reused))
         self.ghost = Ghost(self.ghost.size)
+
+    def counters(self) -> dict[str, int]:
+        return {"ghost_hits": self.ghost_hits}

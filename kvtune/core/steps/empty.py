@@ -1,8 +1,8 @@
-"""Until when does a decoding request need nothing from the KV cache manager? Runs in EngineCore.
+"""Skips `allocate_slots` calls that would do nothing for a decoding request. Runs in EngineCore.
 
-`quiet_until` answers it in closed form from the managers' own state; between a request's events `allocate_slots` of
-stock is a no-op that returns the empty block list, so `QuietSlots` returns that one immutable object at once.
-The limits only ever err on the early side: then stock's code runs, does nothing and the limits are taken anew.
+While a request decodes within a block, stock's `allocate_slots` returns an empty block list. `noop_limits` computes in
+closed form until when that stays so, and `NoopSlots` returns one immutable empty list until then. A limit may be too
+early, never too late: then stock's code runs, does nothing, and the limits are computed again.
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvtune.core.vllm_types import KVCacheBlock, KVCacheBlocks, KVCacheManager, Request
+
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.request import Request
+    from vllm.v1.core.kv_cache_manager import KVCacheManager as Base
+else:
+    Base = object
 
 NEVER = 1 << 60
 
 
-class Quiet(NamedTuple):
-    """Nothing happens while all of it holds for a request's next step of one token.
+class NoopLimits(NamedTuple):
+    """Allocating the next token of a request does nothing while all four conditions hold.
 
-    | limit | holds while | else |
+    | limit | condition | otherwise |
     |---|---|---|
-    | slots | computed tokens < slots | a group needs a block |
+    | slots | computed tokens < slots | a group needs a new block |
     | cached | tokens to hash < cached | a full block gets its hash |
-    | window | computed - in flight < window | blocks leave a sliding window, or hold a state that was followed up |
-    | echo | tokens to hash >= echo | stock says again that the prompt's last state is from this very step |
+    | window | computed - in flight < window | blocks leave a sliding window, or a newer state replaces an older one |
+    | echo | tokens to hash >= echo | stock reports once more that the prompt's last state is from this step |
 
-    The last one matters only in a step that may admit somebody: who would hit that state waits for the next step.
+    `echo` matters only in a step that may admit a request: one that would hit that state waits for the next step.
     """
 
     slots: int
@@ -37,8 +40,8 @@ class Quiet(NamedTuple):
     echo: int
 
 
-def quiet_until(manager: KVCacheManager, request: Request) -> Quiet:
-    """The limits of a running request, from the state of its groups' managers."""
+def noop_limits(manager: KVCacheManager, request: Request) -> NoopLimits:
+    """The limits of a running request, from the state of its KV cache groups."""
     request_id = request.request_id
     processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
     slots = cached = window = NEVER
@@ -62,11 +65,11 @@ def quiet_until(manager: KVCacheManager, request: Request) -> Quiet:
             whole = (request.num_prompt_tokens - 1) // size
             if group.enable_caching and 0 < whole <= len(blocks) and not blocks[whole - 1].is_null:
                 echo = max(echo, (whole + 1) * size)
-    return Quiet(slots, cached, window, echo)
+    return NoopLimits(slots, cached, window, echo)
 
 
-def _state_kept_until(group: Any, request_id: str, blocks: Sequence[Any]) -> int:
-    """Processed tokens at which a state is given back: of the blocks behind, or the one that a new block took over."""
+def _state_kept_until(group: Any, request_id: str, blocks: Sequence[KVCacheBlock]) -> int:
+    """Processed tokens at which the group frees a state: one of an earlier block, or one that moved to a new block."""
     kept = group._num_retired_blocks.get(request_id, 0)
     last = group.last_state_block_idx.get(request_id)
     if last is not None and last < len(blocks) and not blocks[last].is_null:
@@ -75,7 +78,7 @@ def _state_kept_until(group: Any, request_id: str, blocks: Sequence[Any]) -> int
     return until
 
 
-def understands(manager: KVCacheManager) -> str:
+def why_unsupported(manager: KVCacheManager) -> str:
     """Why the closed form does not hold for this engine's managers; empty when it does."""
     from vllm.v1.core.single_type_kv_cache_manager import (
         FullAttentionManager,
@@ -84,7 +87,7 @@ def understands(manager: KVCacheManager) -> str:
     )
 
     for group in manager.coordinator.single_type_managers:
-        # A subclass that acts at other moments than its base says so; ours do not.
+        # The core's own subclasses allocate at the same moments as their vLLM bases.
         base = type(group)
         while base.__module__.startswith("kvtune.") and base.__base__ is not None:
             base = base.__base__
@@ -105,63 +108,64 @@ def understands(manager: KVCacheManager) -> str:
     return ""
 
 
-class QuietSlots:
-    """Mixin in front of a KVCacheManager class: `allocate_slots` costs next to nothing between a request's events."""
+class NoopSlots(Base):  # type: ignore[misc]
+    """Mixin in front of a KVCacheManager class: `allocate_slots` returns at once where it would do nothing."""
 
-    _quiet: dict[str, Quiet]
+    noop_limits: dict[str, NoopLimits]
+    """By request id; computed when first needed, dropped when the request is freed or allocates."""
+    empty_kv_cache_blocks: KVCacheBlocks
 
-    def allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **options: Any) -> Any:
-        manager: Any = self
+    def allocate_slots(self, request: Request, num_new_tokens: int, *args: Any, **options: Any) -> Any:
         if num_new_tokens != 1 or args or options != ONE_DECODE:
-            return super().allocate_slots(request, num_new_tokens, *args, **options)  # type: ignore[misc]
-        limits = self.quiet(request)
+            return super().allocate_slots(request, num_new_tokens, *args, **options)
+        limits = self.limits_of(request)
         computed = request.num_computed_tokens
         if (
             computed < limits.slots
             and computed - request.num_in_flight_tokens < limits.window
             and limits.echo <= min(computed + 1, request.num_tokens) < limits.cached
         ):
-            return manager.empty_kv_cache_blocks
+            return self.empty_kv_cache_blocks
         return self.allocate_at_event(request)
 
-    def allocate_at_event(self, request: Any) -> Any:
-        """`allocate_slots` of one token where something is to be done; the limits are taken anew when next asked."""
-        manager: Any = self
-        limits = self.quiet(request)
-        del self._quiet[request.request_id]
+    def allocate_at_event(self, request: Request) -> KVCacheBlocks | None:
+        """Allocate one token of a request that has reached a limit; its limits are computed anew when next needed."""
+        limits = self.limits_of(request)
+        del self.noop_limits[request.request_id]
         computed = request.num_computed_tokens
         if computed < limits.slots and computed - request.num_in_flight_tokens < limits.window:
-            # A full block is to be hashed, and nothing else.
-            manager.cache_blocks(request, min(computed + 1, request.num_tokens))
-            return manager.empty_kv_cache_blocks
-        return super().allocate_slots(request, 1, **ONE_DECODE)  # type: ignore[misc]
+            # Only `cached` was reached: a full block gets its hash.
+            self.cache_blocks(request, min(computed + 1, request.num_tokens))
+            return self.empty_kv_cache_blocks
+        blocks: KVCacheBlocks | None = super().allocate_slots(request, 1, **ONE_DECODE)
+        return blocks
 
-    def quiet(self, request: Any) -> Quiet:
-        """The limits of a request, remembered until its next event."""
-        limits = self._quiet.get(request.request_id)
+    def limits_of(self, request: Request) -> NoopLimits:
+        """The limits of a request, kept until it reaches one."""
+        limits = self.noop_limits.get(request.request_id)
         if limits is None:
-            limits = self._quiet[request.request_id] = quiet_until(self, request)
+            limits = self.noop_limits[request.request_id] = noop_limits(self, request)
         return limits
 
-    def free(self, request: Any) -> None:
-        self._quiet.pop(request.request_id, None)
-        super().free(request)  # type: ignore[misc]
+    def free(self, request: Request) -> None:
+        self.noop_limits.pop(request.request_id, None)
+        super().free(request)
 
-    def pop_blocks_for_free(self, request: Any) -> Any:
-        self._quiet.pop(request.request_id, None)
-        return super().pop_blocks_for_free(request)  # type: ignore[misc]
+    def pop_blocks_for_free(self, request: Request) -> Any:
+        self.noop_limits.pop(request.request_id, None)
+        return super().pop_blocks_for_free(request)
 
 
 ONE_DECODE = {"num_lookahead_tokens": 0}
 
 
 @cache
-def with_quiet_slots(manager_class: type[Any]) -> type[Any]:
-    """The subclass of a KVCacheManager class that has QuietSlots in front."""
-    return type(f"Quiet{manager_class.__name__}", (QuietSlots, manager_class), {"__module__": __name__})
+def with_noop_slots(manager_class: type[Any]) -> type[Any]:
+    """The subclass of a KVCacheManager class that has NoopSlots in front."""
+    return type(f"NoopLimits{manager_class.__name__}", (NoopSlots, manager_class), {"__module__": __name__})
 
 
-def adopt(manager: KVCacheManager) -> None:
-    """Put QuietSlots in front of a manager that vLLM (and maybe the core's pool) has built."""
-    manager._quiet = {}
-    manager.__class__ = with_quiet_slots(type(manager))  # type: ignore[arg-type]
+def adopt(manager: Any) -> None:
+    """Give a KVCacheManager, stock or the core's, a class with NoopSlots in front."""
+    manager.noop_limits = {}
+    manager.__class__ = with_noop_slots(type(manager))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """The steady-decode path of `schedule`: steps that only decode, at a fraction of stock's cost. Runs in EngineCore.
 
-Contract: what is scheduled and which blocks are given are stock's, step by step. A step is checked before anything is
-changed; what is not a plain decode goes to `super()`. An exception in our own bookkeeping switches the path off for
-good, gives the step to `super()` and is noted in the run's record.
+Contract: each step schedules the same requests and hands out the same blocks as stock would. A step is checked before
+anything is changed; one that is not a plain decode goes to `super()`. An exception in our own bookkeeping switches the
+path off for good, gives the step to `super()`, and is noted in the run file.
 """
 
 from __future__ import annotations
@@ -15,77 +15,74 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import RequestStatus
 
 from kvtune.core import state
 from kvtune.core.steps import empty
-from kvtune.core.steps.steady import Cohort, gather, next_event, unfit
+from kvtune.core.steps.steady import Cohort, gather, is_plain_decode, next_event
 from kvtune.core.steps.update import SteadyUpdate
+from kvtune.core.vllm_types import BlockIds, KVCacheBlocks, Request
 
 
 class SteadyDecode(SteadyUpdate):
     """Mixin in front of Scheduler and AsyncScheduler."""
 
     def adopt_steady(self, why_not: str) -> None:
-        """Called once, when vLLM has built the scheduler; `why_not`: this engine's steps are never plain decodes."""
-        own: Any = self
+        """Called once, when vLLM has built the scheduler; `why_not` is non-empty where the path can never be taken."""
         self.steady_off = why_not
         self.steady_steps = 0
-        self._runs_ahead = isinstance(self, AsyncScheduler)
-        manager = own.kv_cache_manager
+        self.steady_runs_ahead = isinstance(self, AsyncScheduler)
+        manager: Any = self.kv_cache_manager
         self._groups = manager.coordinator.single_type_managers
-        self._quiet: Callable[[Request], empty.Quiet] = getattr(manager, "quiet", None) or functools.partial(
-            empty.quiet_until, manager
-        )
-        self._allocate: Callable[[Request], Any] = getattr(
+        self.steady_limits: Callable[[Request], empty.NoopLimits] = getattr(
+            manager, "limits_of", None
+        ) or functools.partial(empty.noop_limits, manager)
+        self.steady_allocate: Callable[[Request], KVCacheBlocks | None] = getattr(
             manager, "allocate_at_event", None
         ) or functools.partial(manager.allocate_slots, num_new_tokens=1)
-        # Blocks given to requests by a step of ours that was then left to stock, which must still report them.
-        self._placed: dict[str, tuple[list[int], ...]] = {}
-        # A running request that was no plain decode when last looked at.
-        self._unfit: Request | None = None
-        self._last_rows: Any = None
+        self.steady_placed = {}
+        self._other: Request | None = None  # a running request that was not a plain decode when last checked
+        self.steady_last_rows = None
         self._in_flight = deque()
         self._order = ([], None, None)
-        self._cohort = None
+        self.steady_cohort = None
         state.part("steady", not self.steady_off, self.steady_off)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if not (throttle_prefills or self.steady_off):
             try:
-                cohort = self._lockstep()
-                new_blocks = None if cohort is None else self._at_events(cohort)
+                cohort = self.find_steady_cohort()
+                new_blocks = None if cohort is None else self.allocate_steady_blocks(cohort)
             except Exception as error:
                 self._give_up(error)
                 cohort = new_blocks = None
             if cohort is not None and new_blocks is not None:
                 return self._decode_all(cohort, new_blocks)
-        self._cohort = None
+        self.steady_cohort = None
         output: SchedulerOutput = super().schedule(throttle_prefills)
-        if self._placed:
+        if self.steady_placed:
             self._report_placed(output)
         return output
 
-    def _lockstep(self) -> Cohort | None:
-        """The cohort, when this step is a plain decode of all of it and nothing can be admitted."""
-        own: Any = self
-        running: list[Request] = own.running
+    def find_steady_cohort(self) -> Cohort | None:
+        """All running requests, when this step decodes one token of each and can admit nothing; else None."""
+        running = self.running
         count = len(running)
-        if not 0 < count <= min(own.max_num_scheduled_tokens, own.scheduler_config.max_num_batched_tokens):
+        if not 0 < count <= min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens):
             return None
-        if own._pause_state is not PauseState.UNPAUSED or self._placed:
+        if self._pause_state is not PauseState.UNPAUSED or self.steady_placed:
             return None
-        # Also where it was bound after the scheduler was built; blocks that wait for a step are counted by stock's.
-        if own.defer_block_free or own.connector is not None:
+        # A connector may be bound after the scheduler was built; blocks whose free is deferred are counted by stock.
+        if self.defer_block_free or self.connector is not None:
             return None
-        if (own.waiting or own.kv_holding_waiting) and (
-            count + own.num_waiting_for_streaming_input < own.max_num_active_reqs
+        if (self.waiting or self.kv_holding_waiting) and (
+            count + self.num_waiting_for_streaming_input < self.max_num_active_reqs
         ):
             return None
-        cohort = self._cohort
+        cohort = self.steady_cohort
         if (
             cohort is not None
-            and cohort.follow(running)
+            and cohort.sync(running)
             and cohort.rows.ids
             and cohort.rows.requests[0].num_output_placeholders == cohort.ahead
         ):
@@ -93,30 +90,28 @@ class SteadyDecode(SteadyUpdate):
         return self._gather()
 
     def _gather(self) -> Cohort | None:
-        own: Any = self
-        culprit = self._unfit
+        other = self._other
         if (
-            culprit is not None
-            and culprit.status == RequestStatus.RUNNING
-            and unfit(culprit, culprit.num_output_placeholders)
+            other is not None
+            and other.status == RequestStatus.RUNNING
+            and not is_plain_decode(other, other.num_output_placeholders)
         ):
             return None
-        found = gather(own.running, self._quiet, own.max_model_len, own.hash_block_size)
-        self._unfit = None if isinstance(found, Cohort) else found
-        if not isinstance(found, Cohort) or (found.ahead and not self._runs_ahead):
+        cohort = gather(self.running, self.steady_limits, self.max_model_len, self.hash_block_size)
+        self._other = None if isinstance(cohort, Cohort) else cohort
+        if not isinstance(cohort, Cohort) or (cohort.ahead and not self.steady_runs_ahead):
             return None
-        if own.use_v2_model_runner:
-            step = own.current_step + 1
-            if any(request.next_decode_eligible_step > step for request in own.running):
+        if self.use_v2_model_runner:
+            step = self.current_step + 1
+            if any(request.next_decode_eligible_step > step for request in self.running):
                 return None
-        elif not own.prev_step_scheduled_req_ids.issuperset(found.rows.ids):
+        elif not self.prev_step_scheduled_req_ids.issuperset(cohort.rows.ids):
             return None
-        self._cohort = found
-        return found
+        self.steady_cohort = cohort
+        return cohort
 
-    def _at_events(self, cohort: Cohort) -> list[Any] | None:
-        """New block ids (or None) of every row, by position; None when stock has to decide."""
-        own: Any = self
+    def allocate_steady_blocks(self, cohort: Cohort) -> list[BlockIds | None] | None:
+        """Each row's new block ids, None for a row that needs no block; or None when stock has to decide the step."""
         tick = cohort.scheduled + 1
         due = (cohort.due <= tick).nonzero()[0]
         if not due.size:
@@ -128,59 +123,58 @@ class SteadyDecode(SteadyUpdate):
         for i in due.tolist():
             request = rows.requests[i]
             computed = request.num_computed_tokens
-            if computed >= own.max_model_len - 1 or (
+            if computed >= self.max_model_len - 1 or (
                 ahead and computed + 2 - ahead >= request.num_prompt_tokens + request.max_tokens
             ):
                 done.append(i)
                 continue
             events.append((i, request))
-            if computed >= self._quiet(request).slots:
+            if computed >= self.steady_limits(request).slots:
                 needed += len(self._groups)
-        if needed > own.kv_cache_manager.block_pool.get_num_free_blocks():
+        if needed > self.kv_cache_manager.block_pool.get_num_free_blocks():
             return None
         if done and (not ahead or len(done) == len(rows)):
             return None
-        own.kv_cache_manager.new_step_starts()
-        new_blocks: list[Any] = [None] * len(rows)
+        self.kv_cache_manager.new_step_starts()
+        new_blocks: list[BlockIds | None] = [None] * len(rows)
         for i, request in events:
-            blocks = self._allocate(request)
+            blocks = self.steady_allocate(request)
             if blocks is None:
                 return None
             new_blocks[i] = block_ids = blocks.get_block_ids(allow_none=True)
             if block_ids is not None:
-                self._placed[request.request_id] = block_ids
-            event = next_event(request, self._quiet(request), ahead, own.max_model_len)
+                self.steady_placed[request.request_id] = block_ids
+            event = next_event(request, self.steady_limits(request), ahead, self.max_model_len)
             cohort.due[i] = tick + max(1, event - request.num_computed_tokens)
         if done:
-            # Their last token is in flight: they run on, but are scheduled no more.
-            cohort.leave(done)
+            # Their last token is in flight: they stay running, but are not scheduled again.
+            cohort.drop(done)
             for i in reversed(done):
                 del new_blocks[i]
-        self._placed.clear()
-        # As stock does in every step: hand-offs to a connector, of which there is none here, do not pile up.
-        own.kv_cache_manager.take_boundary_state_offloads()
+        self.steady_placed.clear()
+        # Stock does this in every step, so that hand-offs to a connector (there is none here) do not pile up.
+        self.kv_cache_manager.take_boundary_state_offloads()
         return new_blocks
 
-    def _decode_all(self, cohort: Cohort, new_blocks: list[Any]) -> SchedulerOutput:
-        """Schedule one token of every row: everything that could refuse has been asked."""
-        own: Any = self
+    def _decode_all(self, cohort: Cohort, new_blocks: list[BlockIds | None]) -> SchedulerOutput:
+        """Schedule one token of every row. Nothing can fail any more: blocks are allocated."""
         rows = cohort.rows
-        own.current_step += 1
+        self.current_step += 1
         cohort.scheduled += 1
-        if not own.use_v2_model_runner and rows is not self._last_rows:
-            own.prev_step_scheduled_req_ids.clear()
-            own.prev_step_scheduled_req_ids.update(rows.ids)
-        self._last_rows = rows
+        if not self.use_v2_model_runner and rows is not self.steady_last_rows:
+            self.prev_step_scheduled_req_ids.clear()
+            self.prev_step_scheduled_req_ids.update(rows.ids)
+        self.steady_last_rows = rows
         computed = [request.num_computed_tokens for request in rows.requests]
-        if self._runs_ahead:
+        if self.steady_runs_ahead:
             ahead = cohort.ahead
             produced = [len(output) + ahead for output in rows.outputs]
             for request in rows.requests:
                 request.num_computed_tokens += 1
                 request.num_in_flight_tokens += 1
                 request.num_output_placeholders += 1
-            if own.use_v2_model_runner:
-                eligible = own.current_step + own.decode_stagger
+            if self.use_v2_model_runner:
+                eligible = self.current_step + self.decode_stagger
                 for request in rows.requests:
                     request.next_decode_eligible_step = eligible
         else:
@@ -188,10 +182,10 @@ class SteadyDecode(SteadyUpdate):
             for request in rows.requests:
                 request.num_computed_tokens += 1
                 request.num_in_flight_tokens += 1
-        own.prefill_capacity_bound = own.get_request_counts()[1] > len(own.deferred_waiting)
+        self.prefill_capacity_bound = self.get_request_counts()[1] > len(self.deferred_waiting)
         encoder_stats = None
-        if own.log_stats and own.observability_config.enable_logging_iteration_details:
-            encoder_stats = own._make_scheduled_encoder_input_stats({})
+        if self.log_stats and self.observability_config.enable_logging_iteration_details:
+            encoder_stats = self._make_scheduled_encoder_input_stats({})
         output = SchedulerOutput(
             scheduled_new_reqs=[],
             scheduled_cached_reqs=CachedRequestData(
@@ -208,28 +202,27 @@ class SteadyDecode(SteadyUpdate):
             scheduled_spec_decode_tokens={},
             scheduled_encoder_inputs={},
             scheduled_encoder_input_stats=encoder_stats,
-            preempted_req_ids=own.reset_preempted_req_ids,
-            finished_req_ids=own.finished_req_ids,
-            free_encoder_mm_hashes=own.encoder_cache_manager.get_freed_mm_hashes(),
-            new_block_ids_to_zero=own._get_new_block_ids_to_zero(),
-            ec_manager_metadata=own.encoder_cache_manager.get_manager_metadata(),
+            preempted_req_ids=self.reset_preempted_req_ids,
+            finished_req_ids=self.finished_req_ids,
+            free_encoder_mm_hashes=self.encoder_cache_manager.get_freed_mm_hashes(),
+            new_block_ids_to_zero=self._get_new_block_ids_to_zero(),
+            ec_manager_metadata=self.encoder_cache_manager.get_manager_metadata(),
         )
-        own.finished_req_ids = set()
-        own.reset_preempted_req_ids = set()
+        self.finished_req_ids = set()
+        self.reset_preempted_req_ids = set()
         self._in_flight.append((output, cohort, rows))
         self.steady_steps += 1
         return output
 
     def _report_placed(self, output: SchedulerOutput) -> None:
-        """Add the blocks that a step of ours had already given to those that stock's step reports."""
-        own: Any = self
+        """Stock decided a step after we had allocated blocks in it: add these to the blocks that it reports."""
         data = output.scheduled_cached_reqs
-        for request_id, block_ids in list(self._placed.items()):
-            request = own.requests.get(request_id)
+        for request_id, block_ids in list(self.steady_placed.items()):
+            request = self.requests.get(request_id)
             if request is None or request.status != RequestStatus.RUNNING:
-                del self._placed[request_id]
+                del self.steady_placed[request_id]
             elif request_id in output.num_scheduled_tokens:
                 i = data.req_ids.index(request_id)
                 more = data.new_block_ids[i] or tuple([] for _ in block_ids)
                 data.new_block_ids[i] = tuple(a + b for a, b in zip(block_ids, more, strict=True))
-                del self._placed[request_id]
+                del self.steady_placed[request_id]

@@ -1,26 +1,28 @@
-"""Schedulers with the steady-decode path (`schedule.py`, `update.py`): which ones get it, and how. EngineCore.
+"""Which schedulers get the steady-decode path (`schedule.py`, `update.py`), and how. Runs in EngineCore.
 
-Contract: a scheduler of exactly vLLM's type gets a subclass once vLLM has built it; others stay as they are, and the
-state says so.
+Contract: a scheduler of exactly vLLM's class gets a subclass once vLLM has built it. Others stay as they are, and the
+core's state says so.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.core.steps import empty
 from kvtune.core.steps.schedule import SteadyDecode
 
+PART = "steps.scheduler"
 
-def never_steady(scheduler: Any) -> str:
-    """Why this engine's steps are never plain decodes; empty when they may be."""
+
+def why_never_steady(scheduler: Any) -> str:
+    """The feature of this engine that rules the path out; empty when none does."""
     config = scheduler.vllm_config
     reasons = {
         "speculative decoding": config.speculative_config is not None
@@ -40,7 +42,7 @@ def never_steady(scheduler: Any) -> str:
     for reason, holds in reasons.items():
         if holds:
             return reason
-    return empty.understands(scheduler.kv_cache_manager)
+    return empty.why_unsupported(scheduler.kv_cache_manager)
 
 
 class SteadyScheduler(SteadyDecode, Scheduler):  # type: ignore[misc]
@@ -55,7 +57,7 @@ SUCCESSORS: dict[type, type] = {Scheduler: SteadyScheduler, AsyncScheduler: Stea
 
 
 def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
-    """Give a scheduler that vLLM has built the paths that the settings switch on; subclasses of others are left."""
+    """Give a scheduler that vLLM has built what the settings switch on. A subclass by others keeps its class."""
     successor = SUCCESSORS.get(type(scheduler))
     manager = scheduler.kv_cache_manager
     if settings.legacy_empty_blocks:
@@ -63,7 +65,7 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
             state.part(name, False, "legacy_empty_blocks is on")
         return
     if settings.empty_blocks:
-        why = empty.understands(manager)
+        why = empty.why_unsupported(manager)
         if not why:
             empty.adopt(manager)
         state.part("empty_blocks", not why, why)
@@ -72,27 +74,25 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
             state.part("steady", False, f"{type(scheduler).__name__} is not vLLM's own scheduler")
             return
         scheduler.__class__ = successor
-        scheduler.adopt_steady(never_steady(scheduler))
-
-
-REPLACED = Replaced()
+        scheduler.adopt_steady(why_never_steady(scheduler))
 
 
 def install(settings: CoreSettings) -> None:
-    """Schedulers that are built from now on get what the settings switch on."""
+    """Every scheduler that is built from now on gets what the settings switch on."""
     uninstall()
     if not (settings.steady or settings.empty_blocks):
         return
-    build = Scheduler.__init__
 
-    @functools.wraps(build)
-    def built(self: Scheduler, *args: Any, **options: Any) -> None:
-        build(self, *args, **options)
-        adopt(self, settings)
+    def wrap(init: Callable[..., None]) -> Callable[..., None]:
+        def built(self: Scheduler, *args: Any, **options: Any) -> None:
+            init(self, *args, **options)
+            adopt(self, settings)
 
-    REPLACED.put(Scheduler, "__init__", built)
+        return built
+
+    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
 
 
 def uninstall() -> None:
     """Schedulers that are built from now on are stock's."""
-    REPLACED.undo()
+    PATCHES.undo(PART)

@@ -1,34 +1,37 @@
-"""The bookkeeping of a steady decode: which requests decode in lockstep, and at which step each needs attention.
+"""Bookkeeping of a steady decode: which requests decode in lockstep, and in which step each needs more than a token.
 
-Runs in EngineCore. `Rows` is one set of requests in scheduling order, never changed once made: a step that is still
-in flight keeps the rows it was scheduled with. `Cohort` is the rows of now plus two clocks: `scheduled` counts
-schedule() calls, `updated` counts update_from_output() calls of this cohort. Each row advances one token a tick of
-either clock, so a row's next event is a tick, known in advance. Attributes of vLLM's requests stay the truth.
+Runs in EngineCore. `Rows` is a set of requests in scheduling order. It is never changed, so a step in flight keeps
+the rows that it was scheduled with. `Cohort` is the current rows and two counters: of schedule() calls and of
+update_from_output() calls. A row advances by one token with each of them, so the count at which it next needs a block,
+a hash or a stop is known in advance. vLLM's requests hold all state; this only says when to look at them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from vllm.v1.request import RequestStatus
 
-from kvtune.core.steps.empty import Quiet
-
-if TYPE_CHECKING:
-    from vllm.v1.request import Request
+from kvtune.core.steps.empty import NoopLimits
+from kvtune.core.vllm_types import Request
 
 VLLM_HASHER = "get_request_block_hasher.<locals>.request_block_hasher"
+"""The qualified name of vLLM's own block hasher."""
 ALWAYS, NO_HASHER = -2, -1
-PREEMPTED = int(RequestStatus.PREEMPTED)
-"""A status above this one is a finished one."""
+"""Hash phases of rows that are hashed after every token, or never."""
+PREEMPTED = int(RequestStatus.PREEMPTED)  # the last status of a request that is not finished
 
 
 class Rows:
-    """Requests that decode together, column by column."""
+    """Requests that decode together, column by column.
+
+    `stop_at` is the value of `Cohort.updated` at which a row reaches its last token, `hash_phase` its number of
+    tokens modulo the hash block (or ALWAYS, NO_HASHER), `eos` its end token or -1.
+    """
 
     __slots__ = (
         "all_tokens",
@@ -65,24 +68,28 @@ class Rows:
         self.stop_at = stop_at
         self.hash_phase = hash_phase
         self.hashed_by_block = bool(len(hash_phase)) and int(hash_phase.min()) >= 0
-        # Whether a row may still owe what only its first output carries (prefill statistics, events).
+        # Whether a row's next output may carry what only a first output does: prefill statistics, events.
         self.fresh = fresh
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def without(self, gone: Sequence[int]) -> Rows:
+    def without(self, dropped: Sequence[int]) -> Rows:
         """The other rows, in the same order."""
         requests = self.requests.copy()
-        for index in sorted(gone, reverse=True):
+        for index in sorted(dropped, reverse=True):
             del requests[index]
-        keep = _all_but(gone, len(self.ids))
+        keep = _all_but(dropped, len(self.ids))
         eos, stop_at, phase = self.eos[keep], self.stop_at[keep], self.hash_phase[keep]
         return Rows(requests, eos, stop_at, phase, fresh=self.fresh)
 
 
 class Cohort:
-    """What is true of all rows between two steps, and when it next stops being true for one of them."""
+    """The current rows, and when each next needs more than a token.
+
+    `due` is, by row, the value of `scheduled` at which scheduling it is more than counting. `ahead` is how many
+    scheduled tokens have no output yet (0 or 1).
+    """
 
     __slots__ = ("ahead", "due", "hash_size", "rows", "running", "scheduled", "stop_table", "updated")
 
@@ -98,50 +105,55 @@ class Cohort:
         self.updated = 0
         self.stop_table = _stop_table(rows.requests)
 
-    def leave(self, gone: Sequence[int]) -> None:
-        """Rows that are scheduled no more."""
-        self.due = self.due[_all_but(gone, len(self.due))]
-        self.rows = self.rows.without(gone)
+    def drop(self, rows: Sequence[int]) -> None:
+        """Stop scheduling these rows."""
+        self.due = self.due[_all_but(rows, len(self.due))]
+        self.rows = self.rows.without(rows)
 
-    def follow(self, running: list[Request]) -> bool:
-        """Whether `running` is what it was, apart from requests that have finished: those leave the rows."""
+    def sync(self, running: list[Request]) -> bool:
+        """Drop requests that have finished; False where `running` has changed in any other way."""
         if running == self.running:
             return True
-        if [r for r in self.running if r.status <= PREEMPTED] != running:
+        if [r for r in self.running if not is_finished(r)] != running:
             return False
         self.running = running.copy()
-        gone = [i for i, r in enumerate(self.rows.requests) if r.status > PREEMPTED]
-        if gone:
-            self.leave(gone)
+        finished = [i for i, r in enumerate(self.rows.requests) if is_finished(r)]
+        if finished:
+            self.drop(finished)
         return True
 
-    def attention(self, rows: Rows, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Rows that may stop with these tokens at the next tick of `updated`: a superset of those that do."""
-        found: NDArray[np.bool_] = (rows.stop_at <= self.updated + 1) | (tokens == rows.eos)
+    def may_stop(self, rows: Rows, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Rows that may stop with these tokens at the next update: a superset of those that do."""
+        marked: NDArray[np.bool_] = (rows.stop_at <= self.updated + 1) | (tokens == rows.eos)
         if self.stop_table is not None:
-            found |= self.stop_table[np.minimum(tokens, len(self.stop_table) - 1)]
-        return found
+            marked |= self.stop_table[np.minimum(tokens, len(self.stop_table) - 1)]
+        return marked
 
-    def to_hash(self, rows: Rows) -> NDArray[np.int64]:
-        """Rows whose request completes a block of tokens to hash at the next tick of `updated`."""
+    def completing_blocks(self, rows: Rows) -> NDArray[np.int64]:
+        """Rows that complete a block of tokens to hash at the next update."""
         phase = rows.hash_phase
         ends: NDArray[np.bool_] = (phase + self.updated + 1) % self.hash_size == 0
         if not rows.hashed_by_block:
             ends = (ends & (phase >= 0)) | (phase == ALWAYS)
-        found: NDArray[np.int64] = ends.nonzero()[0]
-        return found
+        completing: NDArray[np.int64] = ends.nonzero()[0]
+        return completing
 
 
-def _all_but(gone: Sequence[int], count: int) -> NDArray[np.bool_]:
+def _all_but(dropped: Sequence[int], count: int) -> NDArray[np.bool_]:
     keep = np.ones(count, bool)
-    keep[list(gone)] = False
+    keep[list(dropped)] = False
     return keep
 
 
-def unfit(request: Request, ahead: int) -> bool:
-    """Whether a running request is anything but a plain decode of one token with `ahead` outputs in flight."""
+def is_finished(request: Request) -> bool:
+    """What vLLM's `Request.is_finished` says, without its call."""
+    return bool(request.status > PREEMPTED)
+
+
+def is_plain_decode(request: Request, ahead: int) -> bool:
+    """Whether a running request decodes one token per step, with `ahead` outputs in flight, and needs nothing else."""
     sampling = request.sampling_params
-    return bool(
+    return not (
         request.num_output_placeholders != ahead
         or len(request._all_token_ids) + ahead - request.num_computed_tokens != 1
         or request.is_prefill_chunk
@@ -162,8 +174,8 @@ def unfit(request: Request, ahead: int) -> bool:
     )
 
 
-def owes_more(request: Request) -> bool:
-    """Whether the next output of a request carries more than its token."""
+def carries_extras(request: Request) -> bool:
+    """Whether a request's next output carries more than its token: statistics, events, a stop reason."""
     return bool(
         request.prefill_stats is not None
         or request.events
@@ -172,8 +184,8 @@ def owes_more(request: Request) -> bool:
     )
 
 
-def next_event(request: Request, limits: Quiet, ahead: int, max_model_len: int) -> int:
-    """The number of computed tokens at which scheduling one more token of a request is more than counting."""
+def next_event(request: Request, limits: NoopLimits, ahead: int, max_model_len: int) -> int:
+    """The number of computed tokens at which scheduling one more token does more than count."""
     last = max_model_len - 1
     if ahead:
         last = min(last, request.num_prompt_tokens + request.max_tokens - 2 + ahead)
@@ -182,11 +194,11 @@ def next_event(request: Request, limits: Quiet, ahead: int, max_model_len: int) 
 
 def gather(
     running: list[Request],
-    quiet: Callable[[Any], Quiet],
+    limits_of: Callable[[Request], NoopLimits],
     max_model_len: int,
     hash_size: int,
 ) -> Cohort | Request | None:
-    """A cohort of all running requests; or the first that is no plain decode."""
+    """A cohort of all running requests; or the first request that is not a plain decode."""
     if not running:
         return None
     ahead = running[0].num_output_placeholders
@@ -198,12 +210,12 @@ def gather(
     stop_at = np.empty(count, dtype=np.int64)
     phase = np.empty(count, dtype=np.int64)
     for i, request in enumerate(running):
-        if unfit(request, ahead):
+        if not is_plain_decode(request, ahead):
             return request
         sampling = request.sampling_params
         assert sampling is not None
         tokens = len(request._all_token_ids) + ahead
-        event = next_event(request, quiet(request), ahead, max_model_len)
+        event = next_event(request, limits_of(request), ahead, max_model_len)
         due[i] = max(1, event - request.num_computed_tokens + 1)
         eos[i] = -1 if sampling.eos_token_id is None else sampling.eos_token_id
         stop_at[i] = min(max_model_len, request.num_prompt_tokens + request.max_tokens) - tokens
@@ -214,7 +226,7 @@ def gather(
 def _hash_phase(hasher: Any, tokens: int, hash_size: int) -> int:
     if hasher is None:
         return NO_HASHER
-    # Another hasher than vLLM's may have rules of its own: it is called for every token, as stock does, unless it says.
+    # Another hasher than vLLM's is called after every token, as stock does, unless it names its block size.
     if getattr(hasher, "hash_block_size", None) == hash_size:
         return tokens % hash_size
     return tokens % hash_size if _hashes_blocks_of(hasher, hash_size) else ALWAYS
@@ -224,8 +236,8 @@ def _hash_phase(hasher: Any, tokens: int, hash_size: int) -> int:
 def _hashes_blocks_of(hasher: Any, hash_size: int) -> bool:
     if getattr(hasher, "__qualname__", "") != VLLM_HASHER:
         return False
-    held = dict(zip(hasher.__code__.co_freevars, hasher.__closure__, strict=True))
-    return "hash_block_size" in held and held["hash_block_size"].cell_contents == hash_size
+    closure = dict(zip(hasher.__code__.co_freevars, hasher.__closure__, strict=True))
+    return "hash_block_size" in closure and closure["hash_block_size"].cell_contents == hash_size
 
 
 def _stop_table(requests: list[Request]) -> NDArray[np.bool_] | None:

@@ -1,7 +1,7 @@
-"""The steady-decode path of `update_from_output`: tokens are appended, outputs built; rows that may stop go to stock.
+"""The steady-decode path of `update_from_output`: appends each request's token and builds its output.
 
-Runs in EngineCore. Everything that is not "append a token and put it out" (stops, statistics, errors) is done by
-stock's own `update_from_output`, called with the few requests that need it.
+Runs in EngineCore. Requests that may stop, or that need more than an appended token (statistics, errors), go through
+stock's own `update_from_output`, which is called with these alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from kvtune.core import state
-from kvtune.core.steps.steady import PREEMPTED, Cohort, Rows, owes_more
+from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished
 from kvtune.core.tokens.outputs import out_rows
 from kvtune.core.tokens.rows import make_rows, one_each
+from kvtune.core.vllm_types import BlockIds, KVCacheManager, Request
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -32,17 +33,33 @@ Outputs = dict[int, EngineCoreOutputs]
 class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     """Mixin in front of a scheduler class; `SteadyDecode` adds `schedule`.
 
-    It shares the interface's layout, without which Python refuses to exchange a scheduler's class.
+    It inherits vLLM's interface because Python exchanges a scheduler's class only for one of the same layout.
     """
+
+    # vLLM's attributes of which the types matter here; others are untyped.
+    running: list[Request]
+    requests: dict[str, Request]
+    kv_cache_manager: KVCacheManager
+    prev_step_scheduled_req_ids: set[str]
+    finished_req_ids: set[str]
+    reset_preempted_req_ids: set[str]
+    current_step: int
+    max_model_len: int
+    hash_block_size: int
 
     steady_off: str
     """Why the path is not taken; empty while it may be."""
     steady_steps: int
-    _runs_ahead: bool
-    _cohort: Cohort | None
+    """Steps that were scheduled on the path."""
+    steady_placed: dict[str, BlockIds]
+    """Blocks that were allocated in a step that stock then had to decide: stock's output must still report them."""
+    steady_last_rows: Rows | None
+    """The rows of the last step on the path."""
+    steady_runs_ahead: bool
+    steady_cohort: Cohort | None
     _in_flight: deque[tuple[SchedulerOutput, Cohort, Rows]]
     _order: tuple[list[str], Rows | None, NDArray[np.int64] | None]
-    """The worker's order of requests, the rows, and where in the former each of the latter is (None: the same)."""
+    """The worker's order of request ids, the rows, and each row's position in that order (None: the same order)."""
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -51,7 +68,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
         if entry is not None:
             cohort, rows = entry
             read = None
-            if cohort is self._cohort:
+            if cohort is self.steady_cohort:
                 try:
                     read = self._read(cohort, rows, model_runner_output)
                 except Exception as error:
@@ -60,10 +77,10 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                 sampled, special, dead = read
                 self._append(cohort, rows, sampled, special + dead)
                 few = _only(rows, special), _output_of(rows, special, sampled, model_runner_output)
-                found: Outputs = super().update_from_output(*few)
-                return _merge(rows, sampled, special, dead, found)
-            # Stock moves the rows now: they may no longer be in lockstep.
-            self._cohort = None
+                by_stock: Outputs = super().update_from_output(*few)
+                return _merge(rows, sampled, special, dead, by_stock)
+            # Stock updates this step: the rows may no longer be in lockstep.
+            self.steady_cohort = None
         make_rows(model_runner_output)
         result: Outputs = super().update_from_output(scheduler_output, model_runner_output)
         return result
@@ -80,8 +97,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     def _read(
         self, cohort: Cohort, rows: Rows, output: ModelRunnerOutput
     ) -> tuple[list[int], list[int], list[int]] | None:
-        """Sampled tokens by row, rows that stock has to update, rows that are gone; None: all is stock's."""
-        own: Any = self
+        """Tokens by row, rows that stock has to update, and finished rows; None when stock has to update all."""
         if (
             output.logprobs is not None
             or output.prompt_logprobs_dict
@@ -102,16 +118,16 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             sampled = sampled[order]
         elif len(sampled) != len(rows):
             return None
-        marked = cohort.attention(rows, sampled)
+        marked = cohort.may_stop(rows, sampled)
         if rows.fresh:
-            owing = [i for i, request in enumerate(rows.requests) if owes_more(request)]
+            owing = [i for i, request in enumerate(rows.requests) if carries_extras(request)]
             marked[owing] = True
             rows.fresh = bool(owing)
         dead: list[int] = []
-        if rows is not cohort.rows or own.running != cohort.running:
+        if rows is not cohort.rows or self.running != cohort.running:
             for i, request in enumerate(rows.requests):
                 if request.status != RequestStatus.RUNNING:
-                    if request.status <= PREEMPTED:
+                    if not is_finished(request):
                         return None
                     dead.append(i)
                     marked[i] = False
@@ -129,14 +145,14 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
         return order
 
     def _append(self, cohort: Cohort, rows: Rows, sampled: list[int], others: list[int]) -> None:
-        """Give each row its token, but for those that stock updates and those that are gone."""
+        """Append each row's token, except for `others`: rows that stock updates, and finished ones."""
         columns: Any = zip(rows.requests, rows.outputs, rows.all_tokens, sampled, strict=True)
         keep = [True] * len(rows)
         if others:
             for i in others:
                 keep[i] = False
             columns = compress(columns, keep)
-        if self._runs_ahead:
+        if self.steady_runs_ahead:
             idle = []
             for request, output, all_tokens, token in columns:
                 output.append(token)
@@ -150,26 +166,25 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                 output.append(token)
                 all_tokens.append(token)
                 request.num_in_flight_tokens -= 1
-        for i in cohort.to_hash(rows).tolist():
+        for i in cohort.completing_blocks(rows).tolist():
             if keep[i]:
                 rows.requests[i].update_block_hashes()
         cohort.updated += 1
-        if self._runs_ahead:
-            # Nothing of these was scheduled since, and scheduling is what hashes full blocks: the queue is draining.
-            own: Any = self
+        if self.steady_runs_ahead:
+            # Scheduling is what hashes full blocks, and these requests have not been scheduled since.
             for request in idle:
-                own.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+                self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
 
     def _give_up(self, error: Exception) -> None:
-        """Our bookkeeping failed: stock from here on."""
+        """Leave all further steps to stock, after an error in our bookkeeping."""
         self.steady_off = f"gave up: {type(error).__name__}: {error}"
-        self._cohort = None
+        self.steady_cohort = None
         state.part("steady", False, self.steady_off)
         logger.warning("kvtune: the steady-decode path is off: %s", self.steady_off, exc_info=error)
 
 
 def _only(rows: Rows, chosen: list[int]) -> SchedulerOutput:
-    """What was scheduled for the chosen rows alone."""
+    """A scheduler output of the chosen rows alone."""
     few = SchedulerOutput.make_empty()
     few.num_scheduled_tokens = {rows.ids[i]: 1 for i in chosen}
     few.total_num_scheduled_tokens = len(chosen)
@@ -179,7 +194,7 @@ def _only(rows: Rows, chosen: list[int]) -> SchedulerOutput:
 def _output_of(
     rows: Rows, chosen: list[int], sampled: list[int], output: ModelRunnerOutput
 ) -> ModelRunnerOutput:
-    """What the model put out for the chosen rows alone."""
+    """A model output of the chosen rows alone."""
     return ModelRunnerOutput(
         req_ids=[rows.ids[i] for i in chosen],
         req_id_to_index={rows.ids[i]: at for at, i in enumerate(chosen)},
@@ -188,12 +203,12 @@ def _output_of(
     )
 
 
-def _merge(rows: Rows, sampled: list[int], special: list[int], dead: list[int], found: Outputs) -> Outputs:
-    """Outputs of all rows in the order they were scheduled in, as stock makes them; `found` has the special ones."""
+def _merge(rows: Rows, sampled: list[int], special: list[int], dead: list[int], by_stock: Outputs) -> Outputs:
+    """Outputs of all rows in scheduling order, as stock makes them; `by_stock` has those of the special rows."""
     outputs: list[Any] = list(map(EngineCoreOutput, rows.ids, out_rows(sampled)))
-    of_stock = {output.request_id: output for one in found.values() for output in one.outputs}
+    special_outputs = {output.request_id: output for one in by_stock.values() for output in one.outputs}
     for i in special:
-        outputs[i] = of_stock.pop(rows.ids[i], None)
+        outputs[i] = special_outputs.pop(rows.ids[i], None)
     for i in dead:
         outputs[i] = None
     by_client: dict[int, list[Any]] = {}
@@ -204,17 +219,17 @@ def _merge(rows: Rows, sampled: list[int], special: list[int], dead: list[int], 
         for client, output in zip(rows.clients, outputs, strict=True):
             if output is not None:
                 by_client.setdefault(client, []).append(output)
-    for client, one in found.items():
-        rest = [output for output in one.outputs if output.request_id in of_stock]
+    for client, one in by_stock.items():
+        rest = [output for output in one.outputs if output.request_id in special_outputs]
         if rest:
             by_client.setdefault(client, []).extend(rest)
     merged = {client: EngineCoreOutputs(outputs=some) for client, some in by_client.items() if some}
-    for client, one in found.items():
+    for client, one in by_stock.items():
         if one.finished_requests:
             if client not in merged:
                 merged[client] = EngineCoreOutputs()
             merged[client].finished_requests = one.finished_requests
-    stats = next((one.scheduler_stats for one in found.values() if one.scheduler_stats is not None), None)
+    stats = next((one.scheduler_stats for one in by_stock.values() if one.scheduler_stats is not None), None)
     if stats is not None:
         if not merged:
             merged[0] = EngineCoreOutputs()

@@ -1,0 +1,7 @@
+"""Sampled tokens as one array from the worker to the scheduler. Loaded by `core.plugin`; nobody else imports it.
+
+rows.py      rows of sampled tokens: packed as int32, made into lists when first touched
+runners.py   where workers (CPU, GPU V1 async, V2) make rows
+outputs.py   `OneToken` in the outputs that EngineCore encodes
+install.py   packed rows in the pickle of a model's output; the switch
+"""

@@ -1,18 +1,18 @@
-"""Switches rows of sampled tokens on and off in this process: how workers send them, how EngineCore puts them out."""
+"""Installs the array form of sampled tokens (`core.rows`): how workers send them, how EngineCore outputs them."""
 
 from __future__ import annotations
 
 import copyreg
-import functools
+from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.core.tokens import outputs, runners
 from kvtune.core.tokens.rows import pack, unpack
 
-REPLACED = Replaced()
+PART = "tokens.install"
 
 
 def _reduce_output(output: Any) -> tuple[Any, ...]:
@@ -24,7 +24,7 @@ def _reduce_output(output: Any) -> tuple[Any, ...]:
 
 
 def restore_output(fields: dict[str, Any], packed: tuple[bytes, bytes | None] | None) -> Any:
-    """A ModelRunnerOutput as its worker sent it."""
+    """Rebuild a ModelRunnerOutput in EngineCore, from what the worker pickled."""
     from vllm.v1.outputs import ModelRunnerOutput
 
     output = ModelRunnerOutput.__new__(ModelRunnerOutput)
@@ -35,7 +35,7 @@ def restore_output(fields: dict[str, Any], packed: tuple[bytes, bytes | None] | 
 
 
 def install(settings: CoreSettings) -> None:
-    """Pack what workers send; make no rows where nobody reads them."""
+    """Pack the tokens that workers send, and make lists of tokens only where somebody reads them."""
     uninstall()
     if not settings.rows:
         return
@@ -43,24 +43,25 @@ def install(settings: CoreSettings) -> None:
     from vllm.v1.outputs import ModelRunnerOutput
 
     copyreg.pickle(ModelRunnerOutput, _reduce_output)
-    loop = EngineCoreProc._process_input_queue
 
-    @functools.wraps(loop)
-    def looped(self: Any) -> Any:
-        # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
-        outputs.outputs_are_encoded = True
-        return loop(self)
+    def wrap(loop: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def looped(self: Any) -> Any:
+            # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
+            outputs.outputs_are_encoded = True
+            return loop(self)
 
-    REPLACED.put(EngineCoreProc, "_process_input_queue", looped)
+        return looped
+
+    PATCHES.wrap(PART, EngineCoreProc, "_process_input_queue", wrap)
     runners.install()
     state.part("rows", True)
 
 
 def uninstall() -> None:
-    """Model outputs are pickled, rows made and put out as stock does."""
+    """Undo `install`."""
     from vllm.v1.outputs import ModelRunnerOutput
 
     outputs.outputs_are_encoded = False
     copyreg.dispatch_table.pop(ModelRunnerOutput, None)
-    runners.REPLACED.undo()
-    REPLACED.undo()
+    runners.uninstall()
+    PATCHES.undo(PART)

@@ -1,4 +1,4 @@
-"""The rows that EngineCore puts out, one token each, without an object that the collector sees where it can."""
+"""The one-token rows in EngineCore's outputs, made without objects that the garbage collector tracks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 
 
 class OneToken(msgspec.Struct, array_like=True, gc=False, eq=False):
-    """A row of one token that the collector does not see; encodes as the list of one that it stands for.
+    """A row of one token that the collector does not track; msgspec encodes it as a list of one.
 
-    Only in a process whose outputs are encoded for another one (EngineCoreProc): nobody there changes a row.
+    Used only in a process that encodes its outputs for another one (EngineCoreProc), where nobody changes a row.
     """
 
     token: int
@@ -40,7 +40,7 @@ outputs_are_encoded = False
 
 
 def out_rows(sampled: list[int]) -> Iterator[Any]:
-    """One row a token, for EngineCoreOutput.new_token_ids."""
+    """A row for each token, for EngineCoreOutput.new_token_ids."""
     if outputs_are_encoded:
         return map(OneToken, sampled)
     return ([token] for token in sampled)

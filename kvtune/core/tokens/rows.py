@@ -1,13 +1,13 @@
-"""Sampled tokens as one array from the worker to the scheduler. Workers pack, EngineCore unpacks; rows on demand.
+"""Sampled tokens as one array: workers pack them, EngineCore unpacks them, and lists of rows are made when needed.
 
 | container | made by | rows |
 |---|---|---|
-| TokenRows | a reader that wanted lists | a plain list of lists that also remembers its array |
-| PackedRows | unpickling a ModelRunnerOutput | become lists, all in one call, when first touched |
-| PassingRows | runners, when every row is one token | made anew at each access: for readers in the same process |
+| TokenRows | a reader that needed lists | a plain list of lists, with its array beside it |
+| PackedRows | unpickling a ModelRunnerOutput | become lists, all at once, when first used |
+| PassingRows | runners, when every row is one token | made at each access, for readers in the same process |
 
-All are lists, so consumers (drafters, rejection sampling, `isinstance(x, list)`) see what they always saw. Ragged
-rows (speculative decoding) travel as tokens and counts. With the switch off nothing here is in the way.
+All are subclasses of list, because consumers (drafters, rejection sampling) expect lists. Rows of several lengths
+(speculative decoding) are packed as tokens and counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tokens = NDArray[np.int32]
 
 
 class TokenRows(list):  # type: ignore[type-arg]
-    """Rows of tokens that remember the array they came from; `counts` is None when every row is one token."""
+    """Rows of tokens and the array that they came from; `counts` is None when every row is one token."""
 
     __slots__ = ("counts", "flat", "tokens")
 
@@ -40,14 +40,14 @@ class TokenRows(list):  # type: ignore[type-arg]
         return rows
 
     def make(self) -> None:
-        """Turn into plain rows, in place; does nothing when they are."""
+        """Make the rows, in place; nothing to do when they exist."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return list, (), None, iter(self)
 
 
 class PackedRows(TokenRows):
-    """Rows that are not made yet."""
+    """Rows that become lists when one of the list's methods is used."""
 
     __slots__ = ()
 
@@ -72,18 +72,18 @@ def _made_first(name: str) -> Any:
     return method
 
 
-TOUCHING = (
+LIST_METHODS = (
     *("__len__", "__getitem__", "__iter__", "__reversed__", "__contains__", "__setitem__", "__delitem__"),
     *("__add__", "__iadd__", "__mul__", "__imul__", "__rmul__", "__eq__", "__ne__", "__repr__"),
     *("__lt__", "__le__", "__gt__", "__ge__", "append", "extend", "insert", "pop", "remove", "clear"),
     *("index", "count", "sort", "reverse", "copy"),
 )
-for _name in TOUCHING:
+for _name in LIST_METHODS:
     setattr(PackedRows, _name, _made_first(_name))
 
 
 class PassingRows(PackedRows):
-    """Rows of one token each that are handed out as lists of their own at each access and never kept."""
+    """Rows of one token each; every access makes a new list, and none is kept."""
 
     __slots__ = ()
 
@@ -102,15 +102,15 @@ class PassingRows(PackedRows):
         return len(self.flat)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self.flat[index]
-        return [[token] for token in found] if isinstance(index, slice) else [found]
+        tokens = self.flat[index]
+        return [[token] for token in tokens] if isinstance(index, slice) else [tokens]
 
     def __iter__(self) -> Iterator[list[int]]:
         return ([token] for token in self.flat)
 
 
 def one_each(rows: Any) -> NDArray[np.int64] | None:
-    """The tokens of rows that hold exactly one each, as an array of their own; else None."""
+    """The tokens of rows that hold exactly one each, as a new array; else None."""
     kind = type(rows)
     if kind is PassingRows:
         return np.array(rows.flat, dtype=np.int64)
@@ -123,14 +123,14 @@ def one_each(rows: Any) -> NDArray[np.int64] | None:
 
 
 def make_rows(output: Any) -> None:
-    """Plain rows for a reader that indexes every one of them."""
+    """Turn a model output's rows into lists, for a reader that indexes each of them."""
     rows = output.sampled_token_ids
     if isinstance(rows, TokenRows):
         rows.make()
 
 
 def pack(rows: Any) -> tuple[bytes, bytes | None] | None:
-    """Rows as bytes of int32: tokens, and counts where rows differ from one token each; None for anything else."""
+    """Rows as int32 bytes: tokens, and counts unless every row is one token; None for anything that is not rows."""
     if type(rows) is PassingRows:
         return np.array(rows.flat, dtype=np.int32).tobytes(), None
     if type(rows) is PackedRows:

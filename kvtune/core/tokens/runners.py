@@ -1,24 +1,23 @@
-"""Where workers turn sampled tokens into rows: there they become PassingRows when each request has one token.
+"""Makes workers return sampled tokens as PassingRows when each request has exactly one.
 
 Runs in workers, and in EngineCore with the uni executor. Steps with unfinished prefills, drafts or masks keep
-stock's lists, because somebody cuts or keeps their rows.
+stock's lists, because vLLM cuts or keeps their rows.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from kvtune.core import state
-from kvtune.core.patches import Replaced
+from kvtune.core.patches import PATCHES
 from kvtune.core.tokens.rows import PassingRows
 
-REPLACED = Replaced()
+PART = "tokens.runners"
 
 
 def install() -> None:
-    """Wrap what makes the rows on this platform."""
+    """Wrap the function that makes the rows on this platform."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -27,24 +26,29 @@ def install() -> None:
         _install_gpu_outputs()
 
 
+def uninstall() -> None:
+    """Workers make their rows as stock does."""
+    PATCHES.undo(PART)
+
+
 def _install_cpu_runner() -> None:
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    to_list = CPUModelRunner._to_list
+    def wrap(to_list: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def passing(self: Any, sampled_token_ids: Any) -> Any:
+            # The runner clears the rows of unfinished prefills, and drafters keep rows: both want lists that stay.
+            discards = self.discard_request_mask.np[: self.input_batch.num_reqs].any()
+            if discards or self.speculative_config is not None or not len(sampled_token_ids):
+                return to_list(self, sampled_token_ids)
+            return PassingRows.of_flat(sampled_token_ids.flatten().tolist())
 
-    @functools.wraps(to_list)
-    def passing(self: Any, sampled_token_ids: Any) -> Any:
-        # The runner clears the rows of unfinished prefills, and drafters keep rows: both want lists that stay.
-        discards = self.discard_request_mask.np[: self.input_batch.num_reqs].any()
-        if discards or self.speculative_config is not None or not len(sampled_token_ids):
-            return to_list(self, sampled_token_ids)
-        return PassingRows.of_flat(sampled_token_ids.flatten().tolist())
+        return passing
 
-    REPLACED.put(CPUModelRunner, "_to_list", passing)
+    PATCHES.wrap(PART, CPUModelRunner, "_to_list", wrap)
 
 
 class Singles:
-    """Stands in for sampled tokens of shape (n, 1), on the host: as a list it is PassingRows."""
+    """Replaces a host tensor of sampled tokens of shape (n, 1): its list is PassingRows."""
 
     def __init__(self, tokens: Any) -> None:
         self.shape = tokens.shape
@@ -55,20 +59,20 @@ class Singles:
 
 
 class NothingToTrim:
-    """Stands in for counts that are all one, where they only say how far to cut rows."""
+    """Replaces counts that are all one, where they only say how far to cut rows."""
 
     def tolist(self) -> list[int]:
         return []
 
 
 def single_async(output: Any) -> None:
-    """Before an AsyncGPUModelRunnerOutput makes rows: none when each request has its one token."""
+    """Prepare an AsyncGPUModelRunnerOutput (model runner V1): PassingRows when each request has one token."""
     if not output._invalid_req_indices and output.sampled_token_ids_cpu.shape[-1] == 1:
         output.sampled_token_ids_cpu = Singles(output.sampled_token_ids_cpu)
 
 
 def single_v2(output: Any) -> None:
-    """Before an AsyncOutput of model runner V2 makes rows: none when each request has its one token."""
+    """Prepare an AsyncOutput (model runner V2): PassingRows when each request has one token."""
     if output.sampled_token_ids.shape[-1] != 1 or output.sampling_mask_tensors is not None:
         return
     output.copy_event.synchronize()
@@ -86,14 +90,14 @@ def _install_gpu_outputs() -> None:
 
 
 def _prepared(kind: Any, prepare: Callable[[Any], None]) -> None:
-    get_output = kind.get_output
+    def wrap(get_output: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def prepared(self: Any) -> Any:
+            try:
+                prepare(self)
+            except Exception as error:
+                state.note(f"rows: stock's lists are used: {error!r}")
+            return get_output(self)
 
-    @functools.wraps(get_output)
-    def prepared(self: Any) -> Any:
-        try:
-            prepare(self)
-        except Exception as error:
-            state.note(f"rows: stock's lists are used: {error!r}")
-        return get_output(self)
+        return prepared
 
-    REPLACED.put(kind, "get_output", prepared)
+    PATCHES.wrap(PART, kind, "get_output", wrap)

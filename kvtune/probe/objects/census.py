@@ -1,7 +1,7 @@
-"""What the young generation is made of, by type, at every k-th collection: level `types`. In any engine process.
+"""Counts the objects of the young generation by type, at every k-th collection. Level `types`, any engine process.
 
-Taken in the collector's start callback, before the clocks are read, so that it is not in the pause; the step that it
-falls into is longer by it.
+A census is taken in the collector's start callback before the clocks are read, so it is no part of the pause; the
+step in which it happens takes longer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvtune.probe.phase import MEASURING, Phase
 
 EVERY = 16
 SIZED = 64
-"""Objects of a type whose size is taken, at each census; the mean stands for the others."""
+"""Objects of each type that a census measures; the others count with their mean size."""
 
 
 class Census:
-    """A listener of the collector's probe. Counts nothing outside the measuring phase."""
+    """A listener of the collector probe. Counts in the measuring phase only."""
 
     name = "types"
 
@@ -46,10 +46,10 @@ class Census:
         for kind in counts:
             sizes[kind] = [0, 0]
         for each in young:
-            seen = sizes[type(each)]
-            if seen[0] < SIZED:
-                seen[0] += 1
-                seen[1] += getsizeof(each)
+            measured = sizes[type(each)]
+            if measured[0] < SIZED:
+                measured[0] += 1
+                measured[1] += getsizeof(each)
         for kind, n in counts.items():
             sized, total = sizes[kind]
             self._tally.add((type_name(kind), "", 0), n, total * n // max(1, sized))

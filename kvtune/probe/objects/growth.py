@@ -1,6 +1,6 @@
-"""What a process holds more of after the measuring phase than before it, by type and line: level `full`.
+"""Finds which objects a process holds more of after the measuring phase, by type and line. Level `full`.
 
-tracemalloc runs from the start. Two censuses of the whole heap; times of such a run mean nothing.
+tracemalloc runs throughout, and the whole heap is counted twice: the times of such a run mean nothing.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Growth:
 
 
 def heap() -> Tally:
-    """Every object that the collector knows and has not frozen, by type and line; the instruments' own left out."""
-    site, own, found = site_reader(), own_folder(), Tally(2 * LIMIT)
-    gc.collect()  # garbage is no growth
+    """All objects that the collector tracks and has not frozen, by type and line, except the instruments' own."""
+    site, folder, tally = site_reader(), own_folder(), Tally(2 * LIMIT)
+    gc.collect()  # garbage is not growth
     for each in gc.get_objects():
         file, line = site(each)
-        if file.startswith(own):
+        if file.startswith(folder):
             continue
-        found.add((type_name(type(each)), file, line), 1, getsizeof(each))
-    return found
+        tally.add((type_name(type(each)), file, line), 1, getsizeof(each))
+    return tally

@@ -1,7 +1,7 @@
-"""Which lines of code make the objects that cause collections: level `sites`, in any engine process.
+"""Finds the lines of code that make the objects that cause collections. Level `sites`, any engine process.
 
-tracemalloc (one frame) is on only between two collections of a sampled pair, and at the second one each young object is
-counted by type and line. How often follows from a budget of CPU time, so the second pass costs a known share at most.
+A sample lasts from one collection to the next: tracemalloc (one frame) is on in between, and at the second collection
+each young object is counted by type and line. A budget of CPU time decides how often.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from kvtune.probe.objects.tally import Tally, save, type_name
 from kvtune.probe.phase import CULPRITS, Phase
 
 BUDGET = 0.08
-"""Share of the process's CPU time that may pass with tracemalloc on, its own cost and the census included."""
+"""Share of the process's CPU time that may pass with tracemalloc on, including its own cost and the counting."""
 LONGEST_NS = 150_000_000
-"""CPU time after which a sample is given up."""
+"""CPU time after which a sample without a second collection is given up."""
 FIRST = 4
-"""Samples that are taken before the budget counts, so that short passes have some."""
+"""Samples taken before the budget applies, so that short passes have some."""
 
 _MANAGED_DICT = 1 << 4
-_LIST_ITEMS = 24  # where a list keeps the address of its items
+_LIST_ITEMS = 24  # offset of the address of a list's items
 _pointer = ctypes.c_void_p.from_address
 _WRONG_ADDRESS = sys.version_info[:2] == (3, 11)
-_PRE_HEADER = 32  # the collector's header and the two words before it, 3.11
+_PRE_HEADER = 32  # the collector's header and the two words before it, on 3.11
 
 
 def own_folder() -> str:
-    """Objects made in here are the instruments' own."""
+    """The folder of the instruments: objects allocated in here are left out."""
     return str(Path(__file__).parents[1])
 
 
@@ -46,13 +46,13 @@ def site_reader() -> Callable[[Any], tuple[str, int]]:
     )
     at = _address_reader()
 
-    def site(found: Any) -> tuple[str, int]:
-        frames = read(found)
+    def site(obj: Any) -> tuple[str, int]:
+        frames = read(obj)
         if frames is None and at is not None:
-            if type(found) is list:  # taken from the free list, not allocated: its items' array was
-                frames = at(0, _pointer(id(found) + _LIST_ITEMS).value or 0) if found else None
-            elif _WRONG_ADDRESS and type(found).__flags__ & _MANAGED_DICT:
-                frames = at(0, id(found) - _PRE_HEADER)
+            if type(obj) is list:  # it came from the free list, but its items were allocated
+                frames = at(0, _pointer(id(obj) + _LIST_ITEMS).value or 0) if obj else None
+            elif _WRONG_ADDRESS and type(obj).__flags__ & _MANAGED_DICT:
+                frames = at(0, id(obj) - _PRE_HEADER)
         if not frames:
             return "", 0
         first = frames[0]
@@ -64,7 +64,7 @@ def site_reader() -> Callable[[Any], tuple[str, int]]:
 
 
 def _address_reader() -> Callable[[int, int], Any] | None:
-    """A reader of the trace of an address, where this Python has one: None where it has none."""
+    """A reader of the trace of an address; None where this Python has none."""
     try:
         function = ctypes.pythonapi._PyTraceMalloc_GetTraceback
     except AttributeError:
@@ -75,7 +75,7 @@ def _address_reader() -> Callable[[int, int], Any] | None:
 
 
 class Sites:
-    """A listener of the collector's probe. Does nothing outside the second pass, and leaves others' tracing alone."""
+    """A listener of the collector probe. Works in the second pass only; stops no tracing that others started."""
 
     name = "sites"
 
@@ -83,11 +83,11 @@ class Sites:
         self._folder, self._phase, self._budget, self._during = folder, phase, budget, during
         self._tally = Tally()
         self._site = site_reader()
-        self._dice = Random(0)  # samples must not keep step with the engine's own rhythm
+        self._dice = Random(0)  # random gaps, so that samples do not follow the engine's own rhythm
         self._own = own_folder()
         self.of_steps: Callable[[], dict[str, Any]] | None = None
         self._collections = self._samples = self._skip = 0
-        self._began_ns = self._spent_ns = self._traced_since_ns = 0
+        self._first_ns = self._spent_ns = self._traced_since_ns = 0
 
     def before(self, generation: int) -> None:
         tracing = self._traced_since_ns != 0
@@ -104,9 +104,9 @@ class Sites:
         if self._phase.now != self._during or self._traced_since_ns or not gc.isenabled():
             return
         now_ns = process_time_ns()
-        if not self._began_ns:
-            self._began_ns = now_ns
-        if self._samples >= FIRST and self._spent_ns > self._budget * (now_ns - self._began_ns):
+        if not self._first_ns:
+            self._first_ns = now_ns
+        if self._samples >= FIRST and self._spent_ns > self._budget * (now_ns - self._first_ns):
             self._skip = self._dice.randrange(8)
             return
         if self._skip:
@@ -119,19 +119,19 @@ class Sites:
 
     def _count(self, young: list[Any]) -> None:
         self._samples += 1
-        seen: dict[tuple[type, str, int], list[int]] = {}
+        counts: dict[tuple[type, str, int], list[int]] = {}
         site = self._site
         for each in young:
             file, line = site(each)
-            row = seen.setdefault((type(each), file, line), [0, 0])
+            row = counts.setdefault((type(each), file, line), [0, 0])
             row[0] += 1
             row[1] += getsizeof(each)
-        for (kind, file, line), (n, size) in seen.items():
+        for (kind, file, line), (n, size) in counts.items():
             if not file.startswith(self._own):
                 self._tally.add((type_name(kind), file, line), n, size)
 
     def expire(self) -> None:
-        """Give a sample up whose second collection does not come: small batches may decode for ever without one."""
+        """Give up a sample whose second collection does not come: small batches may decode for ever without one."""
         since = self._traced_since_ns
         if since and process_time_ns() - since > LONGEST_NS:
             self._stop()
@@ -146,7 +146,7 @@ class Sites:
         save(self._folder, self.name, self.facts())
 
     def facts(self) -> dict[str, Any]:
-        spent = max(1, process_time_ns() - self._began_ns) if self._began_ns else 1
+        spent = max(1, process_time_ns() - self._first_ns) if self._first_ns else 1
         return {
             "collections": self._collections,
             "samples": self._samples,

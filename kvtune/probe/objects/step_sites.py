@@ -1,7 +1,7 @@
-"""What a step of EngineCore makes, by type and line: level `sites`, second pass, in EngineCore's main loop.
+"""Counts the objects that a step of EngineCore makes, by type and line. Level `sites`, second pass, main loop.
 
-tracemalloc is on for one sampled step; when the model's output is in and the update begins, every object that this step
-made and that lives is counted. So objects are seen that die before any collection, as long as batches are small.
+tracemalloc is on for one sampled step. When the model's output has arrived and the update begins, all living objects
+of this step are counted: also those that die before any collection, as long as batches are small.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvtune.probe.objects.tally import Tally, type_name
 from kvtune.probe.phase import CULPRITS, Phase
 
 BUDGET = 0.08
-"""Share of EngineCore's thread time that sampled steps may take, beyond what steps take anyway."""
+"""Share of EngineCore's thread time that sampling may add to its steps."""
 
 
 class StepSites:
-    """Told by the step probe when a step begins, when its output is in, and when it ends."""
+    """Called by the step probe when a step begins, when its output has arrived, and when it ends."""
 
     def __init__(self, phase: Phase, *, budget: float = BUDGET) -> None:
         self._phase, self._budget = phase, budget
@@ -30,14 +30,14 @@ class StepSites:
         self._own = own_folder()
         self._tally = Tally()
         self._dice = Random(1)
-        self._samples = self._skip = self._spent_ns = self._since_ns = self._begun_ns = 0
+        self._samples = self._skip = self._spent_ns = self._since_ns = self._first_ns = 0
 
     def begin(self) -> None:
         if self._phase.now != CULPRITS or tracemalloc.is_tracing():
             return
         now = thread_time_ns()
-        self._begun_ns = self._begun_ns or now
-        if self._spent_ns > self._budget * (now - self._begun_ns):
+        self._first_ns = self._first_ns or now
+        if self._spent_ns > self._budget * (now - self._first_ns):
             self._skip = self._dice.randrange(4)
         elif self._skip:
             self._skip -= 1
@@ -47,20 +47,20 @@ class StepSites:
             tracemalloc.start(1)
 
     def output_is_in(self) -> None:
-        """Objects of the oldest generation are left out: what a step made can be there only after a full collection."""
+        """Count young and middle-aged objects: only a full collection moves this step's objects further."""
         if not self._since_ns or not tracemalloc.is_tracing():
             return
-        seen: dict[tuple[type, str, int], list[int]] = {}
+        counts: dict[tuple[type, str, int], list[int]] = {}
         site = self._site
         for generation in (0, 1):
             for each in gc.get_objects(generation=generation):
                 file, line = site(each)
                 if not file or file.startswith(self._own):
                     continue
-                row = seen.setdefault((type(each), file, line), [0, 0])
+                row = counts.setdefault((type(each), file, line), [0, 0])
                 row[0] += 1
                 row[1] += getsizeof(each)
-        for (kind, file, line), (n, size) in seen.items():
+        for (kind, file, line), (n, size) in counts.items():
             self._tally.add((type_name(kind), file, line), n, size)
         self._samples += 1
 

@@ -1,6 +1,6 @@
-"""Counts of objects by key, bounded, and the file that holds them. Runs in engine processes; imports nothing heavy.
+"""Bounded counts of objects by type and line, and the file that holds them. Engine processes; imports nothing heavy.
 
-What does not fit any more is counted under `other`, so sums stay right however many sites a program has.
+When the table is full, further keys are counted under `other`, so the sum stays right.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Tally:
         row[1] += size_bytes
 
     def top(self, count: int = REPORTED) -> list[dict[str, Any]]:
-        """The most numerous first; what is cut off stands in one last row `other`."""
+        """The most frequent first; the last row, `other`, holds the rest."""
         ranked = sorted(self.rows.items(), key=lambda item: (-item[1][0], item[0]))
         shown = [item for item in ranked if item[0] != OTHER][:count]
         named = {key for key, _ in shown}
-        found = [
+        rows = [
             {"type": key[0], "file": key[1], "line": key[2], "count": n, "bytes": size}
             for key, (n, size) in shown
         ]
         rest = [row for key, row in ranked if key not in named]
         if rest:
             n, size = sum(row[0] for row in rest), sum(row[1] for row in rest)
-            found.append({"type": OTHER[0], "file": "", "line": 0, "count": n, "bytes": size})
-        return found
+            rows.append({"type": OTHER[0], "file": "", "line": 0, "count": n, "bytes": size})
+        return rows
 
 
 def type_name(kind: type) -> str:
@@ -60,7 +60,7 @@ def type_name(kind: type) -> str:
 
 
 def save(folder: Path, name: str, facts: dict[str, Any]) -> None:
-    """Replace `NAME-PID.json` whole. A failure to write is ignored: a tally is not worth an engine."""
+    """Replace `NAME-PID.json` as a whole. A failure to write is ignored, so that it does not end the engine."""
     path = folder / f"{name}-{os.getpid()}.json"
     part = path.with_suffix(".part")
     with contextlib.suppress(OSError, TypeError, ValueError):
@@ -69,10 +69,10 @@ def save(folder: Path, name: str, facts: dict[str, Any]) -> None:
 
 
 def load(folder: Path, name: str) -> dict[int, dict[str, Any]]:
-    """What the processes of a run saved under `name`, by pid; what cannot be read is left out."""
-    found: dict[int, dict[str, Any]] = {}
+    """What a run's processes saved under `name`, by pid; files that cannot be read are left out."""
+    saved: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob(f"{name}-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             facts = json.loads(path.read_text())
-            found[int(facts["pid"])] = facts
-    return found
+            saved[int(facts["pid"])] = facts
+    return saved

@@ -1,0 +1,8 @@
+"""Results on a terminal, with rich. Draws the `--json` objects, computes nothing.
+
+summary.py      a run
+collector.py    the collector's details of a run
+ablation.py     the table of `--ablate`
+comparison.py   a comparison: terminal, Markdown, JSON
+evidence.py     the published results, a table a claim
+"""

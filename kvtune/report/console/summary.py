@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from kvtune.report.console.collector import collector_details
+from kvtune.report.console_admission import admission_view
 from kvtune.report.names import cause_title, process_title
 from kvtune.units import count, ms, percent, size
 
@@ -45,7 +46,13 @@ def summary_view(summary: Summary) -> Any:
     from rich.console import Group
 
     parts = [_head(summary), *_warnings(summary), _latency(summary), _rounds(summary), _cache(summary)]
-    parts += [_gc(summary), *collector_details(summary, _table), _host(summary), _memory(summary)]
+    parts += [
+        admission_view(summary, _table),
+        _gc(summary),
+        *collector_details(summary, _table),
+        _host(summary),
+        _memory(summary),
+    ]
     parts.append(_verdict(summary))
     return Group(*(part for part in parts if part is not None))
 

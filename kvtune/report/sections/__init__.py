@@ -10,6 +10,7 @@ from kvtune.workload.types import Workload
 def run_sections(run: Run, workload: Workload | None) -> list[Section]:
     from kvtune.report.sections import (
         ablation,
+        admission,
         cache,
         culprits,
         environment,
@@ -26,6 +27,7 @@ def run_sections(run: Run, workload: Workload | None) -> list[Section]:
         verdict.section(run, workload),
         latency.section(run),
         cache.section(run, workload),
+        admission.section(run),
         timeline.section(run),
         gc.section(run),
         culprits.section(run),

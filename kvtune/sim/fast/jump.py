@@ -1,121 +1,122 @@
-"""Skips steady decoding: while nobody can come or go, k steps are scheduled as one. Simulator's process only.
+"""Jumps: while nobody can arrive or finish, k steady decode steps are scheduled as one. Simulator's process only.
 
-vLLM takes the k - 1 tokens in advance as speculative ones that all hold. Exact, because between two events the
-scheduler would repeat itself: blocks are handed out in the same number (with one full-attention group) or not at all
-(otherwise a jump ends before the next block is taken or given back), and nobody looks anything up.
+vLLM takes the k - 1 tokens in advance as speculative ones that are all accepted. Exact, because between two events the
+scheduler would repeat itself: it hands out the same number of blocks (one full-attention group), or none at all (a
+jump ends before any other group takes or gives back a block), and looks nobody up in the prefix cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
 
 from kvtune.errors import UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.front_end import FrontEnd
+from kvtune.sim.steps import EngineStepper, StepResult
+from kvtune.sim.vllm_types import EngineCore, EngineRequest, EngineScheduler
 
 LONGEST = 4096
+"""Steps of one jump."""
+
+FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 
 
-class Jumper:
-    """`prepare` before EngineCore's step turns it into a jump where it can; `ends` are then the single steps' ends."""
+class JumpStepper:
+    """Makes one step of the engine, and turns it into a jump where it can.
 
-    def __init__(self, engine: Any, front: FrontEnd, clock: VirtualClock) -> None:
-        from vllm.v1.core.sched.interface import PauseState
+    `blocked`: in the last step everybody decoded, and no waiting request came in: the first of them does not fit.
+    `after_strides`: a stride was tried before; then only what strides cannot take is left to jumps.
+    """
 
+    def __init__(
+        self, engine: EngineCore, front: FrontEnd, clock: VirtualClock, *, after_strides: bool
+    ) -> None:
         if engine.batch_queue is not None:
             raise UsageError(
                 "modes jump and coarse simulate the synchronous scheduler only",
                 "use mode exact, or async_scheduling off",
             )
-        self._engine, self._scheduler, self._front, self._clock = engine, engine.scheduler, front, clock
+        self._scheduler, self._front, self._clock = engine.scheduler, front, clock
         self._executor = engine.model_executor
+        self._engine_step = EngineStepper(engine)
         self._cost = self._executor.machine.cost
         self._events = _event_residues(self._scheduler)
         self._limits = (
             self._scheduler.max_num_scheduled_tokens,
             self._scheduler.scheduler_config.max_num_batched_tokens,
         )
-        self.blocked = self._decoding = False
-        self._before = (0, 0)
-        self.ends: list[float] | None = None
+        self._after_strides = after_strides
+        # With a queue that goes by what is cached, another request may be the next one in each step.
+        self.in_turn = not getattr(self._scheduler.waiting, "reorders", False)
         self._update = self._scheduler._update_request_with_output
-        # A pause for new requests: nobody is looked up in a jump, and the kvtune core's steady path stands aside.
-        self._unpaused, self._paused = PauseState.UNPAUSED, PauseState.PAUSED_NEW
+        self.blocked = False
 
-    def prepare(self) -> None:
-        self._before = (len(self._scheduler.running), len(self._scheduler.waiting))
-        self.ends = None
-        steps = self._steps()
-        if steps < 2:
-            return
-        ends = self._ends(steps)
-        if len(ends) < 2:
-            return
-        self.ends = ends
+    def try_step(self) -> StepResult | None:
+        scheduler = self._scheduler
+        if self._after_strides and not scheduler.waiting:
+            self.blocked = False
+            return None
+        before = (len(scheduler.running), len(scheduler.waiting))
+        decoding = self._all_decode()
+        steps = self._steps() if decoding else 1
+        ends = self._ends(steps) if steps > 1 else []
+        result = self._jump(ends) if len(ends) > 1 else self._engine_step.try_step()
+        after = (len(scheduler.running), len(scheduler.waiting))
+        # A step of decodes only has room for a waiting request: if none came in, the first of them does not fit.
+        self.blocked = self.in_turn and decoding and before[1] > 0 and after == before
+        return result
+
+    def _jump(self, ends: list[float]) -> StepResult:
+        scheduler, executor = self._scheduler, self._executor
         extra = [0] * (len(ends) - 1)
-        for request in self._scheduler.running:
+        for request in scheduler.running:
             request.spec_token_ids = extra
         # No request ends inside a jump: vLLM need not look at each of its tokens.
-        self._scheduler._update_request_with_output = _append_all
-        self._executor.decode_tokens = len(ends)
-        self._executor.cost_of_jump = lambda: ends[-1] - self._start()
-        self._scheduler._pause_state = self._paused
-        self._allow(len(ends) * len(self._scheduler.running))
+        scheduler._update_request_with_output = _append_all
+        executor.jump_ends_s = ends
+        # A pause for new requests: nobody is looked up in a jump, and the kvtune core's steady path stands aside.
+        scheduler._pause_state = PauseState.PAUSED_NEW
+        self._limit(max(len(ends) * len(scheduler.running), limit) for limit in self._limits)
+        result = self._engine_step.try_step()
+        scheduler._update_request_with_output = self._update
+        scheduler._pause_state = PauseState.UNPAUSED
+        executor.jump_ends_s = None
+        self._limit(self._limits)
+        self._clock.now_s = self._clock.device_free_s = ends[-1]
+        manager = scheduler.kv_cache_manager
+        if (
+            manager.enable_caching
+        ):  # single steps would have cached what they filled; the next step may preempt
+            for request in scheduler.running:
+                manager.cache_blocks(request, request.num_computed_tokens)
+        return StepResult(result.outputs, result.executed, ends)
 
-    def rest(self, blocked: bool = False) -> None:
-        """The last step was another's. `blocked`: everybody decoded, and those who waited still do."""
-        self.ends, self.blocked = None, blocked
+    def _limit(self, limits: Iterable[int]) -> None:
+        scheduler = self._scheduler
+        scheduler.max_num_scheduled_tokens, scheduler.scheduler_config.max_num_batched_tokens = limits
 
-    def settle(self, outputs: Any) -> None:
-        """After the step: what changed says whether the waiting ones are still blocked."""
-        if self.ends is not None:
-            self._scheduler._update_request_with_output = self._update
-            self._scheduler._pause_state = self._unpaused
-            self._executor.decode_tokens = 1
-            self._executor.cost_of_jump = None
-            self._scheduler.max_num_scheduled_tokens = self._limits[0]
-            self._scheduler.scheduler_config.max_num_batched_tokens = self._limits[1]
-            self._clock.now_s = self._clock.device_free_s = self.ends[-1]
-            manager = self._scheduler.kv_cache_manager
-            if (
-                manager.enable_caching
-            ):  # single steps would have cached what they filled; the next step may preempt
-                for request in self._scheduler.running:
-                    manager.cache_blocks(request, request.num_computed_tokens)
-        after = (len(self._scheduler.running), len(self._scheduler.waiting))
-        # A pure decode step has room for a waiting request: if none came in, the first of them does not fit.
-        self.blocked = self._decoding and self._before[1] > 0 and after == self._before
-
-    def _allow(self, tokens: int) -> None:
-        self._scheduler.max_num_scheduled_tokens = max(tokens, self._limits[0])
-        self._scheduler.scheduler_config.max_num_batched_tokens = max(tokens, self._limits[1])
-
-    def _start(self) -> float:
-        return max(self._clock.now_s, self._clock.device_free_s)
+    def _all_decode(self) -> bool:
+        running = self._scheduler.running
+        return bool(
+            running
+            and self._events is not None
+            and len(running) < min(self._limits)
+            and all(r.num_tokens - r.num_computed_tokens == 1 and not r.spec_token_ids for r in running)
+        )
 
     def _steps(self) -> int:
         """How many steps from here are alike, as far as requests and blocks are concerned."""
         scheduler = self._scheduler
-        running: Sequence[Any] = scheduler.running
-        self._decoding = False
-        if not running or self._events is None or len(running) >= min(self._limits):
-            return 1
-        if any(r.num_tokens - r.num_computed_tokens != 1 or r.spec_token_ids for r in running):
-            return 1
-        self._decoding = True
+        running = scheduler.running
         if (scheduler.waiting or scheduler.kv_holding_waiting) and not self.blocked:
             return 1
-        steps = LONGEST
-        for request in running:
-            left = request.max_tokens - request.num_output_tokens - 1
-            if left < steps:
-                steps = left
-                if steps < 2:
-                    return 1
-        return self._until_blocks(running, steps)
+        left = min(request.max_tokens - request.num_output_tokens - 1 for request in running)
+        return self._until_blocks(running, min(left, LONGEST)) if left >= 2 else 1
 
-    def _until_blocks(self, running: Sequence[Any], steps: int) -> int:
+    def _until_blocks(self, running: Sequence[EngineRequest], steps: int) -> int:
         events = self._events
         assert events is not None
         manager = self._scheduler.kv_cache_manager
@@ -146,7 +147,7 @@ class Jumper:
         context = sum(r.num_computed_tokens for r in running)
         decodes = len(running)
         ends: list[float] = []
-        at = self._start()
+        at = max(self._clock.now_s, self._clock.device_free_s)
         seconds = self._cost.seconds
         for _ in range(steps):
             if due is not None and due <= at:
@@ -157,29 +158,31 @@ class Jumper:
         return ends
 
 
-def _append_all(request: Any, new_token_ids: list[int], is_stale: bool = False) -> tuple[list[int], bool]:
+def _append_all(
+    request: EngineRequest, new_token_ids: list[int], is_stale: bool = False
+) -> tuple[list[int], bool]:
     request.append_output_token_ids(new_token_ids)
     return new_token_ids, False
 
 
-def _event_residues(scheduler: Any) -> list[tuple[int, int]] | None:
-    """(period, residue) of computed tokens at which a group takes or gives back blocks; a jump may start there only.
+def _event_residues(scheduler: EngineScheduler) -> list[tuple[int, int]] | None:
+    """(period, residue) of computed tokens at which a group takes or gives back blocks; a jump may only start there.
 
     Empty for one full-attention group, where only the number of blocks counts; None where no jump is exact.
     """
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    managers: Sequence[Any] = scheduler.kv_cache_manager.coordinator.single_type_managers
     kinds = [type(m.kv_cache_spec).__name__ for m in managers]
-    if len(managers) == 1 and kinds[0] in ("FullAttentionSpec", "MLAAttentionSpec"):
+    if len(managers) == 1 and kinds[0] in FULL_ATTENTION:
         return []
-    found = set()
+    residues = set()
     for manager, kind in zip(managers, kinds, strict=True):
         block = manager.block_size
-        if kind in ("FullAttentionSpec", "MLAAttentionSpec"):
-            found.add((block, 0))
+        if kind in FULL_ATTENTION:
+            residues.add((block, 0))
         elif kind == "SlidingWindowSpec":
-            found |= {(block, 0), (block, (manager.sliding_window - 1) % block)}
+            residues |= {(block, 0), (block, (manager.sliding_window - 1) % block)}
         elif kind == "MambaSpec":
-            found |= {(block, 0), (block, 1 % block), (block, block - 1)}
+            residues |= {(block, 0), (block, 1 % block), (block, block - 1)}
         else:
             return None
-    return sorted(found)
+    return sorted(residues)

@@ -1,7 +1,7 @@
 """A stride's steps all at once, for jump and coarse modes: hits and times of single steps, other block ids.
 
-Simulator's process only. Only where one full-attention group lives in stock's pool: requests that decode take blocks
-and give none back, so within a stride it does not matter in which order they take them; what is evicted is the same.
+Simulator's process only. Needs one full-attention group in stock's pool: there, requests that decode take blocks and
+give none back, so the order in which they take them within a stride does not change what is evicted.
 """
 
 from __future__ import annotations
@@ -10,23 +10,29 @@ from array import array
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvtune.core.steps.steady import next_event
+from kvtune.core.steps.steady import Cohort
+from kvtune.sim.cost import StepCost
+from kvtune.sim.fast.steady_path import SteadyPath
+from kvtune.sim.vllm_types import EngineScheduler
 
 SHORTEST = 2
 
+Ints = NDArray[np.int64]
+
 
 class Leaper:
-    def __init__(self, scheduler: Any, group: Any, cost: Any) -> None:
-        self._scheduler, self._group, self._cost = scheduler, group, cost
+    def __init__(self, scheduler: EngineScheduler, path: SteadyPath, group: Any, cost: StepCost) -> None:
+        self._path, self._group, self._cost = path, group, cost
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool
-        self._size = group.block_size
+        self._size: int = group.block_size
 
     def run(
-        self, cohort: Any, most: int, at: float, due: float | None
+        self, cohort: Cohort, most: int, at: float, due: float | None
     ) -> tuple[array[float], array[int]] | None:
-        """Ends of the steps taken and free blocks in each; None where there are too few that are alike."""
+        """Ends of the steps taken and free blocks in each; None where fewer than two can be taken."""
         rows = cohort.rows
         count = len(rows)
         computed = np.fromiter((request.num_computed_tokens for request in rows.requests), np.int64, count)
@@ -53,7 +59,7 @@ class Leaper:
             ends.append(at)
         return ends
 
-    def _affordable(self, computed: Any, held: Any, steps: int) -> int:
+    def _affordable(self, computed: Ints, held: Ints, steps: int) -> int:
         """As many steps as there are free blocks for, found by halving."""
         free = self._pool.get_num_free_blocks()
         while steps >= SHORTEST:
@@ -63,7 +69,7 @@ class Leaper:
             steps //= 2
         return 0
 
-    def _taken(self, computed: Any, held: Any, steps: int) -> Any:
+    def _taken(self, computed: Ints, held: Ints, steps: int) -> Ints:
         """Blocks taken up to and in each step: one where a request's computed tokens fill those that it holds."""
         taken = np.zeros(steps, np.int64)
         at = held * self._size - computed
@@ -75,9 +81,9 @@ class Leaper:
     def _take(self, name: str, blocks: int) -> None:
         self._group.req_to_blocks[name].extend(self._pool.get_new_blocks(blocks))
 
-    def _advance(self, cohort: Any, steps: int) -> None:
+    def _advance(self, cohort: Cohort, steps: int) -> None:
         """Counters, tokens, hashes and next events as after the steps."""
-        scheduler, manager, rows = self._scheduler, self._manager, cohort.rows
+        rows = cohort.rows
         passed = (cohort.due <= cohort.scheduled + steps).nonzero()[0].tolist()
         tokens = [0] * steps
         for request, output, everything in zip(rows.requests, rows.outputs, rows.all_tokens, strict=True):
@@ -91,7 +97,6 @@ class Leaper:
         for i in passed:
             request = rows.requests[i]
             computed = request.num_computed_tokens
-            manager.cache_blocks(request, computed)
-            manager._quiet.pop(request.request_id, None)
-            event = next_event(request, scheduler._quiet(request), 0, scheduler.max_model_len)
+            self._manager.cache_blocks(request, computed)
+            event = self._path.next_event(request)
             cohort.due[i] = cohort.scheduled + max(1, event - computed + 1)

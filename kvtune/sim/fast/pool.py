@@ -1,7 +1,7 @@
-"""Stock's block pool, with its loops over blocks written out: a replay spends half of its time in them.
+"""Stock's block pool with its loops over blocks inlined: a replay spends half of its time in them.
 
 Simulator's process only, for pools of exactly vLLM's class. The decisions and every field of every block are stock's;
-what is not the plain case (events, metrics, watchers, a block with several hashes) goes to stock's own methods.
+anything but the plain case (events, metrics, watchers, a block with several hashes) goes to stock's own methods.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
+from kvtune.sim.fast.steady_path import forget_limits, remembers_limits, replace_allocation
+from kvtune.sim.vllm_types import Block, EngineRequest, EngineScheduler, Pool
+
 
 class QuickPool(BlockPool):  # type: ignore[misc]
-    def get_new_blocks(self, num_blocks: int) -> list[Any]:
-        if not self.enable_caching or self._odd() or num_blocks > self.get_num_free_blocks():
-            found: list[Any] = super().get_new_blocks(num_blocks)
-            return found
+    def get_new_blocks(self, num_blocks: int) -> list[Block]:
+        if not self.enable_caching or self._unusual() or num_blocks > self.get_num_free_blocks():
+            blocks: list[Block] = super().get_new_blocks(num_blocks)
+            return blocks
         hashed = self.cached_block_hash_to_block
         cache = hashed._cache
-        blocks: list[Any] = self.free_block_queue.popleft_n(num_blocks)
+        blocks = self.free_block_queue.popleft_n(num_blocks)
         for block in blocks:
             key = block._block_hash
             if key is not None:
@@ -36,15 +39,15 @@ class QuickPool(BlockPool):  # type: ignore[misc]
 
     def cache_full_blocks(
         self,
-        request: Any,
-        blocks: list[Any],
+        request: EngineRequest,
+        blocks: list[Block],
         num_cached_blocks: int,
         num_full_blocks: int,
         block_size: int,
         kv_cache_group_id: int,
         block_mask: list[bool] | None = None,
     ) -> None:
-        if self._odd() or block_size != self.hash_block_size:
+        if self._unusual() or block_size != self.hash_block_size:
             super().cache_full_blocks(
                 request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
             )
@@ -66,10 +69,10 @@ class QuickPool(BlockPool):  # type: ignore[misc]
                 at = tokens // block_size
                 super().cache_full_blocks(request, blocks, at - 1, at, block_size, kv_cache_group_id)
 
-    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
-        first: list[Any] = []
-        last: list[Any] = []
-        foreign: list[Any] = []
+    def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
+        first: list[Block] = []
+        last: list[Block] = []
+        foreign: list[Block] = []
         for block in ordered_blocks:
             if block.pool is not self:
                 foreign.append(block)
@@ -82,25 +85,26 @@ class QuickPool(BlockPool):  # type: ignore[misc]
         if foreign:
             super().free_blocks(foreign)
 
-    def _odd(self) -> bool:
+    def _unusual(self) -> bool:
+        """Whether anything but the map and the queue has to hear of changes."""
         return bool(
             self.enable_kv_cache_events
             or self.metrics_collector
             or self._reuse_watchers
             or self.cached_block_hashes_by_block
-            # Somebody listens to the map: its methods have to be called.
+            # A listener has replaced the map's methods: they have to be called.
             or len(self.cached_block_hash_to_block.__dict__) > 1
         )
 
 
-def adopt(pool: Any) -> None:
+def adopt(pool: Pool) -> None:
     """Give a pool of exactly vLLM's class the loops above; others stay as they are."""
     if type(pool) is BlockPool:
         pool.__class__ = QuickPool
 
 
-def lone_group(scheduler: Any) -> Any:
-    """The one group of an engine for which the above holds, else None."""
+def lone_group(scheduler: EngineScheduler) -> Any:
+    """The manager of the one full-attention group that lives in a QuickPool; None for any other engine."""
     manager = scheduler.kv_cache_manager
     groups = manager.coordinator.single_type_managers
     if (
@@ -109,22 +113,22 @@ def lone_group(scheduler: Any) -> Any:
         or type(manager.block_pool) is not QuickPool
     ):
         return None
-    group = groups[0]
+    group: Any = groups[0]
     plain = not group._record_new_block_ids and group.block_size == scheduler.hash_block_size
-    return group if plain and hasattr(manager, "_quiet") else None
+    return group if plain and remembers_limits(manager) else None
 
 
-def adopt_events(scheduler: Any) -> None:
-    """Give the steady path the same for its events, where one full-attention group lives in such a pool."""
+def adopt_events(scheduler: EngineScheduler) -> None:
+    """Give the steady path a shorter allocation for its events, where `lone_group` has a group."""
     group = lone_group(scheduler)
     if group is None:
         return
     manager, size = scheduler.kv_cache_manager, group.block_size
     pool, blocks_of, cached_of = manager.block_pool, group.req_to_blocks, group.num_cached_block
 
-    def allocate(request: Any) -> Any:
+    def allocate(request: EngineRequest) -> Any:
         name = request.request_id
-        manager._quiet.pop(name, None)
+        forget_limits(manager, name)
         blocks, upto = blocks_of[name], request.num_computed_tokens + 1
         new = pool.get_new_blocks(1) if upto > len(blocks) * size else []
         blocks.extend(new)
@@ -133,4 +137,4 @@ def adopt_events(scheduler: Any) -> None:
             manager.cache_blocks(request, upto)
         return manager.create_kv_cache_blocks((new,))
 
-    scheduler._allocate = allocate
+    replace_allocation(scheduler, allocate)

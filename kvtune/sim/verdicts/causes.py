@@ -1,6 +1,6 @@
-"""Where the tokens of one prompt went: hit, or exactly one cause of miss. Pure arithmetic on boundaries.
+"""Splits one prompt's tokens into hits and causes of misses, each token exactly once. Pure arithmetic.
 
-A prompt is cut at boundaries that can only grow from left to right, so the parts cover it exactly:
+A prompt is cut at boundaries that never fall from left to right, so the parts cover it exactly:
 
     0 ... hit ... alone ... ever ... reachable ... whole ... seen ... prompt
      hits  lagging  evicted not_retained  last_token  partial  cold
@@ -22,22 +22,22 @@ CAUSES = (
 
 MEANING = {
     "cold": "never seen before",
-    "partial_block": "seen, but the last match unit is not full",
-    "last_token": "recomputed to have something to sample from",
-    "not_retained": "seen, but no window or state was kept at that boundary",
-    "evicted": "kept, then evicted",
-    "lagging_group": "every group holds something, but not at the same boundary",
-    "skipped_lookup": "the cache was not asked",
+    "partial_block": "seen before, but fills only part of a match unit",
+    "last_token": "recomputed: the engine needs a token to sample from",
+    "not_retained": "seen before, but no window or state was kept at that boundary",
+    "evicted": "cached, then evicted",
+    "lagging_group": "the KV cache groups hold different boundaries, and a hit needs the same in all",
+    "skipped_lookup": "the engine did not look in the cache",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """Token positions in one prompt, each the end of what some engine could have hit.
+    """Token positions in one prompt: how far each of a row of ever better caches could have hit.
 
-    `hit`: this engine. `alone`: the group that holds least, asked alone. `ever`: this engine with a pool that
-    never evicts. `reachable`: an engine that also keeps every window and state. `whole`: one that also needs
-    no token to recompute. `seen`: one that matches token by token. `skipped`: the cache was not asked at all.
+    `hit`: this engine. `alone`: the KV cache group that holds least, looked up by itself. `ever`: this engine with a
+    pool that never evicts. `reachable`: and with every window and state kept. `whole`: and without a last token to
+    recompute. `seen`: and matching token by token. `skipped`: the engine did not look the prompt up.
     """
 
     prompt: int
@@ -51,7 +51,7 @@ class Boundaries:
 
 
 def split(at: Boundaries) -> dict[str, int]:
-    """Missed tokens by cause; with `at.hit` they add up to `at.prompt` exactly, and none is negative."""
+    """Missed tokens by cause: never negative, and with `at.hit` they add up to `at.prompt` exactly."""
     hit = min(at.hit, at.prompt)
     seen = _between(hit, at.seen, at.prompt)
     reachable = _between(hit, at.reachable, seen)
@@ -60,7 +60,7 @@ def split(at: Boundaries) -> dict[str, int]:
     whole = _between(reachable, at.whole, seen)
     last, partial = whole - reachable, seen - whole
     if seen == at.prompt and partial:
-        # All of it was seen before, yet its last token is always computed again.
+        # The whole prompt was seen before, and its last token is always recomputed.
         last, partial = last + 1, partial - 1
     counts = dict.fromkeys(CAUSES, 0)
     counts["cold"] = at.prompt - seen

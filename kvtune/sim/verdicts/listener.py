@@ -1,7 +1,7 @@
-"""Listens to a scheduler's prefix-cache lookups and says of each new request what every cache could have given it.
+"""Watches a scheduler's prefix-cache lookups and gives a verdict on each new request: what which cache could have hit.
 
-Runs where vLLM runs (a sim worker, a test). `attach` wraps methods of one scheduler's own objects, so it hears
-whichever pool and managers are in force, stock or kvtune; nothing is changed in what they decide.
+Runs where vLLM runs (a sim worker, a test). `attach` wraps methods of one scheduler's own objects, so it works with
+stock's pool and managers and with the kvtune core's; it changes no decision.
 """
 
 from __future__ import annotations
@@ -11,14 +11,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvtune.sim.verdicts.causes import Boundaries
+from kvtune.sim.vllm_types import (
+    Block,
+    BlockMap,
+    CacheManager,
+    Coordinator,
+    EngineRequest,
+    EngineScheduler,
+    LookupPool,
+)
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import Span
 
-OVERWRITTEN = "overwritten"  # not taken by another request: its own grew over it
+OVERWRITTEN = "overwritten"  # the request that held it wrote over it
 
 
 class Fate(NamedTuple):
-    """How a cached block was lost: when (seconds), to which request, in which of its phases."""
+    """How a cached block was lost: when (virtual seconds), to which request, and in which phase of that request."""
 
     at_s: float
     by: str
@@ -27,20 +36,20 @@ class Fate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptVerdict:
-    """One request's admission: its boundaries, and who is to blame for each kind of loss ("" for nobody)."""
+    """One request's lookup: its boundaries, and the KV cache group behind each kind of loss ("" for none)."""
 
     request_id: str
     at_s: float
     boundaries: Boundaries
     lagging: str  # the group that holds least now
-    unkept: str  # the group that kept least ever
+    unkept: str  # the group that has kept least since the beginning
     evicted: Fate | None
 
 
 class LookupListener:
-    """What one scheduler's cache ever held, and a verdict on each request that it admits.
+    """Remembers all that one scheduler's cache has held, and gives a verdict on each request that it admits.
 
-    `spans_of` gives the tokens of a request by its id, prompt and answer; `now_s` the (virtual) time.
+    `spans_of`: the tokens (prompt and answer) of the request with this id; `now_s`: the (virtual) time.
     """
 
     def __init__(self, spans_of: Callable[[str], Sequence[Span]], now_s: Callable[[], float]) -> None:
@@ -48,13 +57,13 @@ class LookupListener:
         self.now_s = now_s
         self.verdicts: dict[str, PromptVerdict] = {}
         self.seen = PrefixTree()
-        self._fates: dict[Any, Fate | None] = {}  # every key ever cached; None while it is cached
-        self._busy: tuple[str, str] = ("", "")
-        self._last: Fate | None = None
+        self._fates: dict[bytes, Fate | None] = {}  # every key ever cached; None while it is cached
+        self._allocating: tuple[str, str] = ("", "")  # the request that is getting blocks, and its phase
+        self._last_fate: Fate | None = None
         self._caching = False
 
-    def attach(self, scheduler: Any) -> None:
-        """Listen to `scheduler` (vLLM's Scheduler or a subclass) from now on."""
+    def attach(self, scheduler: EngineScheduler) -> None:
+        """Listen to `scheduler` from now on."""
         manager = scheduler.kv_cache_manager
         self._manager = manager
         self._coordinator = manager.coordinator
@@ -66,27 +75,31 @@ class LookupListener:
         self._wrap_end(manager)
         self._wrap_caching(self._coordinator)
         self._wrap_map(self._pool.cached_block_hash_to_block)
-        self._wrap_steady(scheduler)
+        self._wrap_steady_path(scheduler)
 
-    def _wrap_lookup(self, manager: Any) -> None:
+    def _wrap_lookup(self, manager: CacheManager) -> None:
         original = manager.get_computed_blocks
 
-        def get_computed_blocks(request: Any) -> Any:
-            found = original(request)
+        def get_computed_blocks(request: EngineRequest) -> tuple[Any, int, int]:
+            lookup = original(request)
             if request.num_preemptions == 0 and request.num_output_tokens == 0:
-                self.verdicts[request.request_id] = self._judge(request, found[1])
-            return found
+                self.verdicts[request.request_id] = self._judge(request, lookup[1])
+            return lookup
 
         manager.get_computed_blocks = get_computed_blocks
 
-    def _wrap_allocation(self, manager: Any) -> None:
+    def _wrap_allocation(self, manager: CacheManager) -> None:
         original = manager.allocate_slots
 
         def allocate_slots(
-            request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0, *args: Any, **kwargs: Any
+            request: EngineRequest,
+            num_new_tokens: int,
+            num_new_computed_tokens: int = 0,
+            *args: Any,
+            **kwargs: Any,
         ) -> Any:
             done, prompt = request.num_computed_tokens, request.num_prompt_tokens
-            self._busy = (request.request_id, "prefill" if done < prompt else "decode")
+            self._allocating = (request.request_id, "prefill" if done < prompt else "decode")
             blocks = original(request, num_new_tokens, num_new_computed_tokens, *args, **kwargs)
             if blocks is not None and done < prompt:
                 upto = min(done + num_new_computed_tokens + num_new_tokens, prompt)
@@ -95,69 +108,71 @@ class LookupListener:
 
         manager.allocate_slots = allocate_slots
 
-    def _wrap_steady(self, scheduler: Any) -> None:
-        """The steady-decode path asks for blocks without `allocate_slots`."""
-        original = getattr(scheduler, "_allocate", None)
+    def _wrap_steady_path(self, scheduler: EngineScheduler) -> None:
+        """The steady-decode path allocates without `allocate_slots`."""
+        from kvtune.sim.fast.steady_path import allocation_of, replace_allocation
+
+        original = allocation_of(scheduler)
         if original is None:
             return
 
-        def allocate(request: Any) -> Any:
-            self._busy = (request.request_id, "decode")
+        def allocate(request: EngineRequest) -> Any:
+            self._allocating = (request.request_id, "decode")
             return original(request)
 
-        scheduler._allocate = allocate
+        replace_allocation(scheduler, allocate)
 
-    def _wrap_end(self, manager: Any) -> None:
+    def _wrap_end(self, manager: CacheManager) -> None:
         # With async scheduling a request's blocks are popped now and freed later.
         for name in ("free", "pop_blocks_for_free"):
             original = getattr(manager, name)
 
-            def end(request: Any, original: Callable[[Any], Any] = original) -> Any:
-                # The last token of an answer is never computed: nothing was generated from it.
+            def end(request: EngineRequest, original: Callable[[EngineRequest], Any] = original) -> Any:
+                # The last token of an answer is never computed: no step reads it.
                 self.seen.insert(self.spans_of(request.request_id), request.num_computed_tokens)
                 return original(request)
 
             setattr(manager, name, end)
 
-    def _wrap_caching(self, coordinator: Any) -> None:
+    def _wrap_caching(self, coordinator: Coordinator) -> None:
         original = coordinator.cache_blocks
 
-        def cache_blocks(request: Any, num_computed_tokens: int) -> Any:
+        def cache_blocks(request: EngineRequest, num_computed_tokens: int) -> None:
             self._caching = True
             try:
-                return original(request, num_computed_tokens)
+                original(request, num_computed_tokens)
             finally:
                 self._caching = False
 
         coordinator.cache_blocks = cache_blocks
 
-    def _wrap_map(self, cached: Any) -> None:
+    def _wrap_map(self, cached: BlockMap) -> None:
         insert, pop = cached.insert, cached.pop
         fates = self._fates
 
-        def listening_insert(key: Any, block: Any) -> None:
+        def listening_insert(key: bytes, block: Block) -> None:
             insert(key, block)
             fates[key] = None
 
-        def listening_pop(key: Any, block_id: int) -> Any:
+        def listening_pop(key: bytes, block_id: int) -> Block | None:
             block = pop(key, block_id)
             if block is not None and cached.get_one_block(key) is None:
-                by, phase = self._busy
+                by, phase = self._allocating
                 fate = Fate(self.now_s(), by, OVERWRITTEN if self._caching else phase)
-                if fate != self._last:  # blocks that go together share one: an hour's trace loses millions
-                    self._last = fate
-                fates[key] = self._last
+                if fate != self._last_fate:  # blocks lost together share one: an hour's trace loses millions
+                    self._last_fate = fate
+                fates[key] = self._last_fate
             return block
 
         cached.insert, cached.pop = listening_insert, listening_pop
 
-    def _judge(self, request: Any, hit: int) -> PromptVerdict:
+    def _judge(self, request: EngineRequest, hit: int) -> PromptVerdict:
         prompt = request.num_tokens
         seen = max(self.seen.match(self.spans_of(request.request_id), prompt), hit)
         unit = self._alignment
         reachable = min(seen, prompt - 1) // unit * unit
         if self._coordinator.eagle_group_ids:
-            # The last block that matches is dropped; several groups are asked for one block more than they may serve.
+            # EAGLE drops the last block that matches; where there are several groups, vLLM looks up one block more.
             matched = reachable if len(self._groups) == 1 else seen // unit * unit
             reachable = max(min(reachable, matched - unit), 0)
         if not self._manager.prefix_cache_lookup_enabled(request):
@@ -180,13 +195,15 @@ class LookupListener:
             fate,
         )
 
-    def _reach(self, group: _Group, pool: Any, request: Any, limit: int, drop: bool = True) -> int:
+    def _reach(
+        self, group: _Group, pool: LookupPool, request: EngineRequest, limit: int, drop: bool = True
+    ) -> int:
         """How far `group` alone could serve this request from `pool`, by vLLM's own lookup, within `limit`."""
         drop = drop and group.use_eagle
         length = min(
             limit + (group.block_tokens if drop else 0), len(request.block_hashes) * pool.hash_block_size
         )
-        found = group.manager_class.find_longest_cache_hit(
+        lookup = group.manager_class.find_longest_cache_hit(
             block_hashes=request.block_hashes,
             max_length=length,
             kv_cache_group_ids=group.ids,
@@ -197,9 +214,9 @@ class LookupListener:
             dcp_world_size=group.dcp,
             pcp_world_size=group.pcp,
         )
-        return min(int(found[1]), limit)
+        return min(int(lookup[1]), limit)
 
-    def _together(self, pool: Any, request: Any, limit: int) -> int:
+    def _together(self, pool: LookupPool, request: EngineRequest, limit: int) -> int:
         """The longest boundary within `limit` that all groups could serve from `pool`."""
         first = True
         while True:
@@ -210,8 +227,8 @@ class LookupListener:
                 return length
             limit, first = length, False
 
-    def _lost(self, group: _Group, request: Any, boundary: int) -> Fate | None:
-        """The first block that `group` would need for `boundary`, once held and does not hold any more."""
+    def _lost(self, group: _Group, request: EngineRequest, boundary: int) -> Fate | None:
+        """The fate of the first evicted block among those that `group` would need for a hit at `boundary`."""
         unit = self._pool.hash_block_size
         for end in group.needed_ends(boundary):
             for group_id in group.ids:
@@ -236,7 +253,7 @@ class _Group:
     pcp: int
 
     def needed_ends(self, boundary: int) -> Sequence[int]:
-        """The ends of the blocks that a hit at `boundary` needs, first one first."""
+        """The ends of the blocks that a hit at `boundary` needs, in the prompt's order."""
         from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 
         size = self.block_tokens
@@ -251,42 +268,43 @@ class _Group:
 
 
 class _History:
-    """A pool that never evicts: holds whatever was cached once. Answers vLLM's lookups, hands out no block."""
+    """A pool that never evicts: all that was ever cached is in it. For vLLM's lookups only; it allocates nothing."""
 
-    def __init__(self, pool: Any, fates: Mapping[Any, Fate | None]) -> None:
+    def __init__(self, pool: LookupPool, fates: Mapping[bytes, Fate | None]) -> None:
         self.hash_block_size = pool.hash_block_size
         self.null_block = pool.null_block
         self._fates = fates
 
-    def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> list[Any] | None:
+    def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> list[Block] | None:
         if all(_key(block_hash, group_id) in self._fates for group_id in kv_cache_group_ids):
             return [self.null_block] * len(kv_cache_group_ids)
         return None
 
 
-def _key(block_hash: Any, group_id: int) -> Any:
+def _key(block_hash: bytes, group_id: int) -> bytes:
     from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-    return make_block_hash_with_group_id(block_hash, group_id)
+    key: bytes = make_block_hash_with_group_id(block_hash, group_id)
+    return key
 
 
-def _alignment(coordinator: Any) -> int:
-    """Tokens on whose multiples this coordinator's hits land."""
-    found = getattr(coordinator, "_cache_hit_alignment_tokens", None)
-    return int(found if found is not None else coordinator.scheduler_block_size)
+def _alignment(coordinator: Coordinator) -> int:
+    """Hits of this coordinator land on multiples of so many tokens."""
+    tokens = getattr(coordinator, "_cache_hit_alignment_tokens", None)
+    return int(tokens if tokens is not None else coordinator.scheduler_block_size)
 
 
-def _spec_groups(coordinator: Any) -> list[_Group]:
+def _spec_groups(coordinator: Coordinator) -> list[_Group]:
     managers = coordinator.single_type_managers
-    found = getattr(coordinator, "attention_groups", None)
-    if found is None:
+    by_spec = getattr(coordinator, "attention_groups", None)
+    if by_spec is None:
         cacheable = [i for i, m in enumerate(managers) if m.kv_cache_spec.prefix_cacheable]
-        found = [
+        by_spec = [
             (managers[i].kv_cache_spec, [i], type(managers[i]), i in coordinator.eagle_group_ids)
             for i in cacheable
         ]
     groups = []
-    for spec, ids, manager_class, use_eagle in found:
+    for spec, ids, manager_class, use_eagle in by_spec:
         manager = managers[ids[0]]
         groups.append(
             _Group(
@@ -304,7 +322,7 @@ def _spec_groups(coordinator: Any) -> list[_Group]:
 
 
 def group_label(spec: Any) -> str:
-    """A KV cache group's kind in words for a person."""
+    """A KV cache group's kind in words."""
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
     kind = str(get_kv_cache_spec_kind(spec).value)

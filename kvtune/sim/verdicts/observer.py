@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from kvtune.run.types import Run
 from kvtune.sim.verdicts.listener import LookupListener, PromptVerdict
+from kvtune.sim.vllm_types import EngineCore, EngineRequest, Outputs
 from kvtune.workload.types import Span, Workload
 
 
-class Watch:
+class VerdictObserver:
+    """Attaches a listener when the replay starts, and adds its verdicts to the finished run."""
+
+    needs_single_steps = False  # the listener hears lookups and evictions, also inside a stride
+
     def __init__(self, workload: Workload) -> None:
-        self._workload = workload
+        self.workload = workload
         self.listener: LookupListener | None = None
 
-    def started(self, engine: Any) -> None:
+    def started(self, engine: EngineCore) -> None:
         from kvtune.workload.answers import with_answers
 
-        spans: list[tuple[Span, ...]] = [request.prompt for request in with_answers(self._workload.requests)]
+        spans: list[tuple[Span, ...]] = [request.prompt for request in with_answers(self.workload.requests)]
         clock = engine.model_executor.machine.clock
-        self.listener = LookupListener(lambda name: spans[int(name)], clock)
+        self.listener = LookupListener(lambda request_id: spans[int(request_id)], clock)
         self.listener.attach(engine.scheduler)
 
-    def sent(self, index: int, request: Any) -> None: ...
+    def sent(self, index: int, request: EngineRequest) -> None: ...
 
-    def stepped(self, engine: Any, outputs: Any) -> None: ...
+    def stepped(self, engine: EngineCore, outputs: Outputs | None) -> None: ...
 
     def finished(self, index: int) -> None: ...
 
     def verdicts(self) -> list[PromptVerdict | None]:
         """By place in the workload; None for a request that was never looked up."""
-        found = self.listener.verdicts if self.listener is not None else {}
-        return [found.get(str(index)) for index in range(len(self._workload.requests))]
+        by_id = self.listener.verdicts if self.listener is not None else {}
+        return [by_id.get(str(index)) for index in range(len(self.workload.requests))]
 
-    def tell(self, run: Run) -> Run:
+    def add_to(self, run: Run) -> Run:
         extra = {**run.header.extra, "verdicts": msgspec.to_builtins(self.verdicts())}
         return Run(msgspec.structs.replace(run.header, extra=extra), run.tables)
 
 
 def verdicts_of(run: Run) -> list[PromptVerdict | None]:
-    """What `Watch.tell` stored."""
+    """What `VerdictObserver.add_to` stored."""
     return msgspec.convert(run.header.extra.get("verdicts", []), list[PromptVerdict | None])

@@ -57,6 +57,8 @@ def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
             found[name] = value
     if found.get("packed") is False:
         found.pop("states_per_block", None)
+    if found.get("admission") == "fcfs":
+        found.pop("admission_age_s", None)
     return found
 
 

@@ -1,6 +1,7 @@
 """What can be searched: knobs of the core, settings of vLLM that caching depends on, and their legal values.
 
-`GROUPS` are the flags of `kvtune sweep` (--pin, --block-size, ..). Imports no vLLM.
+`GROUPS` are the flags of `kvtune sweep` (--pin, --block-size, ..), `admission` is one of `kvtune tune`.
+Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from kvtune.core.settings import KNOBS
+from kvtune.core.settings import KNOBS, LISTED
 from kvtune.errors import UsageError
 from kvtune.recipe import Scalar
 from kvtune.tune.space.model import Bundle, ModelFacts
@@ -37,6 +38,7 @@ GROUPS = {
     "block_size": ("block_size",),
     "retention": ("prefix_cache_retention_interval",),
     "chunk": ("max_num_batched_tokens",),
+    "admission": ("admission", "admission_age_s"),
     "gc": ("freeze", "gc_threshold0", "collect_at_wait"),
 }
 
@@ -53,12 +55,13 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
     chosen: dict[str, tuple[Scalar, ...]] = {
         "pin_window": (0, 2 * window, 4 * window) if facts.window else (0,),
         "slack": (0, 128, 512, 2048) if facts.window else (0,),
-        "policy": ("tiered", "pin", "lru") if facts.window else ("tiered",),
+        "policy": ("density", "tiered", "lru") if facts.window else ("density", "two_class", "lru"),
         "min_drop": (1, 16, 64) if facts.window else (16,),
         "windows": (0, 2, 4, 8),
         "protected_share": (0.5, 0.65, 0.8, 0.95),
         "reuse_bonus_s": (0.0, 30.0, 100.0, 300.0, 1e9),
         "ghost_factor": (1.0, 4.0, 8.0),
+        "admission_age_s": (60.0, 300.0),
         "gc_threshold0": (0, 20_000, 100_000),
         "block_size": facts.blocks,
         # With states: only units that divide every layout's block (the alignment), and only all or none retained.
@@ -87,7 +90,7 @@ def canonical(text: str) -> str:
     name = ALIASES.get(name, name)
     if name in KNOBS or name in ENGINE_KNOBS:
         return name
-    known = (*KNOBS, *ENGINE_KNOBS)
+    known = (*LISTED, *ENGINE_KNOBS)
     near = difflib.get_close_matches(name, known, n=1)
     mean = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"--set {text}: there is no knob {name!r}", f"{mean}knobs: {', '.join(known)}")

@@ -28,10 +28,12 @@ class Failing:
 
 
 @BOTH
-@pytest.mark.parametrize("method", ["place", "choose", "hit", "retired", "stored", "evicted", "reset"])
+@pytest.mark.parametrize(
+    "method", ["place", "choose", "hit", "retired", "stored", "evicted", "replaced", "reset"]
+)
 def test_a_policy_that_raises_is_replaced_and_serving_goes_on(method: str, asynchronous: bool) -> None:
     # A policy is told only what it overrides.
-    policy = "two_class" if method == "stored" else "tiered"
+    policy = "density" if method in ("stored", "replaced") else "tiered"
     engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS[policy]))
     tiers = engine.pool.free_block_queue
     steps = 0

@@ -72,10 +72,10 @@ def test_the_next_turn_of_a_chat_hits_the_answer_too(asynchronous: bool) -> None
 
 @BOTH
 def test_hits_survive_release_and_a_flood_of_one_offs(asynchronous: bool) -> None:
-    """A prefix that was hit is protected; stock loses it to prompts that never come again."""
+    """`tiered` protects a prefix that was hit; stock loses it to prompts that never come again."""
     shape = replace(HYBRID, asynchronous=asynchronous, blocks=400)
     hits = {}
-    for name, settings in (("ours", parse({"slack": 16, "min_drop": 2})), ("stock", None)):
+    for name, settings in (("ours", parse({"policy": "tiered", "slack": 16, "min_drop": 2})), ("stock", None)):
         engine = Engine(shape, settings)
         prefix = tokens(1, 200)
         for visit in range(3):

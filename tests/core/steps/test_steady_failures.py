@@ -55,7 +55,7 @@ def test_an_allocation_of_ours_that_raises(
 ) -> None:
     twins = decoding(Shape(asynchronous=asynchronous, windows=windows))
     calls = 0
-    real = twins.ours._allocate
+    real = twins.ours.steady_allocate
 
     def fails(one: Any) -> Any:
         nonlocal calls
@@ -64,10 +64,10 @@ def test_an_allocation_of_ours_that_raises(
             raise RuntimeError("ours")
         return real(one)
 
-    twins.ours._allocate = fails
+    twins.ours.steady_allocate = fails
     on(twins, 30)
     assert "ours" in twins.ours.steady_off
-    assert not twins.ours._placed
+    assert not twins.ours.steady_placed
 
 
 @BOTH
@@ -78,14 +78,14 @@ def test_an_allocation_of_ours_that_is_refused(
 ) -> None:
     twins = decoding(Shape(asynchronous=asynchronous, windows=windows))
     calls = 0
-    real = twins.ours._allocate
+    real = twins.ours.steady_allocate
 
     def refuses(one: Any) -> Any:
         nonlocal calls
         calls += 1
         return None if calls == when + 1 else real(one)
 
-    twins.ours._allocate = refuses
+    twins.ours.steady_allocate = refuses
     before = twins.ours.steady_steps
     on(twins, 30)
     assert twins.ours.steady_off == ""
@@ -93,7 +93,7 @@ def test_an_allocation_of_ours_that_is_refused(
 
 
 @BOTH
-@pytest.mark.parametrize("broken", ["one_each", "owes_more"])
+@pytest.mark.parametrize("broken", ["one_each", "carries_extras"])
 def test_reading_that_raises(asynchronous: bool, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     twins = decoding(Shape(asynchronous=asynchronous))
 
@@ -103,8 +103,8 @@ def test_reading_that_raises(asynchronous: bool, broken: str, monkeypatch: pytes
     if broken == "one_each":
         monkeypatch.setattr("kvtune.core.steps.update.one_each", fails)
     else:
-        monkeypatch.setattr("kvtune.core.steps.update.owes_more", fails)
-        twins.ours._cohort.rows.fresh = True
+        monkeypatch.setattr("kvtune.core.steps.update.carries_extras", fails)
+        twins.ours.steady_cohort.rows.fresh = True
     on(twins, 10)
     assert "ours" in twins.ours.steady_off
     assert "ours" in state.state()["notes"][-1]
@@ -164,7 +164,7 @@ def test_steps_that_are_throttled_are_stocks(asynchronous: bool) -> None:
     for one in (twins.stock, twins.ours):
         one.schedule(throttle_prefills=True)
     assert twins.ours.steady_steps == before
-    assert twins.ours._cohort is None
+    assert twins.ours.steady_cohort is None
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_requests_that_are_no_plain_decode_keep_everybody_on_stocks_path(samplin
     if structured:
         one.structured_output_request = object()
     one.num_computed_tokens = one.num_tokens - 1
-    assert steady.unfit(one, 0)
+    assert not steady.is_plain_decode(one, 0)
     one.structured_output_request = None
     one.sampling_params.logprobs = one.sampling_params.prompt_logprobs = None
-    assert not steady.unfit(one, 0)
+    assert steady.is_plain_decode(one, 0)
 
 
 @BOTH
@@ -192,7 +192,7 @@ def test_logprobs_in_the_models_output_go_to_stock(asynchronous: bool) -> None:
     entry = twins.ours._in_flight[0] if asynchronous else None
     for _ in range(3):
         scheduled = twins.ours.schedule()
-        cohort, rows = twins.ours._cohort, twins.ours._cohort.rows
+        cohort, rows = twins.ours.steady_cohort, twins.ours.steady_cohort.rows
         output = twins.model.run(twins.ours, scheduled)
         assert twins.ours._read(cohort, rows, output) is not None
         for field in ("logprobs", "num_nans_in_logits", "kv_connector_output", "sampling_masks"):
@@ -206,7 +206,7 @@ def test_logprobs_in_the_models_output_go_to_stock(asynchronous: bool) -> None:
 
 @BOTH
 @KINDS
-@pytest.mark.parametrize("policy", ["tiered", "pin", "two_class"])
+@pytest.mark.parametrize("policy", ["density", "tiered", "pin", "two_class"])
 def test_with_the_cores_own_pool(asynchronous: bool, windows: tuple[int, ...], policy: str) -> None:
     """The steady path decides what the core without it decides, whichever pool there is."""
     twins = Twins(Shape(asynchronous=asynchronous, windows=windows, blocks=300))
@@ -234,7 +234,7 @@ def test_each_switch_alone(asynchronous: bool, off: str) -> None:
         twins.add(name=f"r-{i}", prompt=[i, *range(5 + 3 * i)], output=60)
     on(twins, 40)
     assert hasattr(twins.ours, "steady_steps") == (off != "steady")
-    assert isinstance(twins.ours.kv_cache_manager, empty.QuietSlots) == (off != "empty_blocks")
+    assert isinstance(twins.ours.kv_cache_manager, empty.NoopSlots) == (off != "empty_blocks")
 
 
 def test_installing_twice_and_taking_it_back() -> None:
@@ -250,11 +250,11 @@ def test_installing_twice_and_taking_it_back() -> None:
     assert type(build(Shape())) is StockScheduler
 
 
-def test_quiet_allocations_return_one_object() -> None:
+def test_allocations_that_do_nothing_return_one_object() -> None:
     twins = decoding(Shape(), settings=CoreSettings(steady=True))
     manager = twins.ours.kv_cache_manager
     one = twins.ours.running[0]
-    assert manager.quiet(one).slots > 0
+    assert manager.limits_of(one).slots > 0
     while one.num_computed_tokens % 4 != 1:
         twins.step()
     first = manager.allocate_slots(one, 1, num_lookahead_tokens=0)

@@ -23,6 +23,7 @@ from kvtune.probe.objects.sites import Sites, site_reader
 from kvtune.probe.objects.step_sites import StepSites
 from kvtune.probe.objects.tally import OTHER, Tally, load, save
 from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
+from kvtune.probe.records import Collection
 from kvtune.probe.ring import Ring, read_ring
 
 
@@ -209,8 +210,8 @@ def test_a_pause_is_the_collection_alone_to_the_nanosecond(
         gc.collect(0)
     finally:
         gc.enable()
-    row = next(r for r in reversed(read_ring(tmp_path / "ring").rows) if r[1] == 0)
-    assert row[3:6] == (52_000_000, 7_000, 3_500)
+    row = next(r for r in reversed(read_ring(tmp_path / "ring").of(Collection)) if r.generation == 0)
+    assert (row.start_ns, row.pause_ns, row.cpu_ns) == (52_000_000, 7_000, 3_500)
     assert now[0] == 102_007_000  # both ends of the instrument were there
 
 
@@ -242,7 +243,7 @@ def test_a_pause_of_a_large_heap_is_within_five_percent_of_an_outside_clock(tmp_
         found.remove()
         gc.callbacks.remove(after_the_probe)
     del heap
-    reported = [row[5] for row in read_ring(tmp_path / "own").rows if row[1] == 2][-3:]
+    reported = [c.cpu_ns for c in read_ring(tmp_path / "own").of(Collection) if c.generation == 2][-3:]
     least = [end - start for start, end in zip(inner[::2], inner[1::2], strict=True)][-3:]
     most = [end - start for start, end in zip(outer[::2], outer[1::2], strict=True)][-3:]
     assert all(low <= said <= high for low, said, high in zip(least, reported, most, strict=True))
@@ -317,8 +318,8 @@ def test_heap_is_counted_when_measuring_begins(probe: CollectorProbe, tmp_path: 
 
 def test_triggers_name_the_line(probe: CollectorProbe, tmp_path: Path) -> None:
     gc.collect()
-    row = read_ring(tmp_path / "ring").rows[-1]
-    file, line = probe.triggers()[row[10]]
+    row = read_ring(tmp_path / "ring").of(Collection)[-1]
+    file, line = probe.triggers()[row.line]
     assert file == __file__ and "gc.collect()" in Path(file).read_text().splitlines()[line - 1]
 
 

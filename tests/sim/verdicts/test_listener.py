@@ -36,16 +36,16 @@ def replayed(workload: Workload, engine: str) -> tuple[list[int], list[PromptVer
     pytest.importorskip("vllm")
     from kvtune.sim.replay import replay
     from kvtune.sim.settings import SimSettings
-    from kvtune.sim.verdicts.observer import Watch
+    from kvtune.sim.verdicts.observer import VerdictObserver
 
     model, flags = ENGINES[engine]
     chosen = SimSettings(model=model, engine_args=[*LENGTH, *flags])
-    watch = Watch(workload)
-    heard = replay(workload, chosen, observers=[watch]).table("requests")["hit_tokens"].tolist()
+    observer = VerdictObserver(workload)
+    heard = replay(workload, chosen, observers=[observer]).table("requests")["hit_tokens"].tolist()
     alone = replay(workload, chosen).table("requests")["hit_tokens"].tolist()
     assert heard == alone
-    assert watch.listener is not None
-    found = watch.listener.verdicts
+    assert observer.listener is not None
+    found = observer.listener.verdicts
     return heard, [found.get(str(index)) for index in range(len(heard))]
 
 
@@ -165,6 +165,8 @@ def test_a_waiting_request_has_not_seen_itself() -> None:
 class Evictor:
     """Takes full attention's blocks from the ninth on out of the cache just before the second request is sent."""
 
+    needs_single_steps = True
+
     def started(self, engine: Any) -> None:
         self.scheduler = engine.scheduler
 
@@ -191,20 +193,20 @@ def test_groups_that_hold_different_boundaries() -> None:
     pytest.importorskip("vllm")
     from kvtune.sim.replay import replay
     from kvtune.sim.settings import SimSettings
-    from kvtune.sim.verdicts.observer import Watch
+    from kvtune.sim.verdicts.observer import VerdictObserver
 
     prefix = Span(1, 0, 1792)
     requests = tuple(Request(str(n), (prefix, Span(2 + n, 0, 10)), 2) for n in range(2))
     workload = Workload("two", "two", {}, 0, requests, "", concurrency=1)
     flags = ["--num-gpu-blocks-override", "200", "--prefix-cache-retention-interval", "1024"]
-    watch = Watch(workload)
+    observer = VerdictObserver(workload)
     replay(
         workload,
         SimSettings(model="tiny-gemma3", engine_args=[*LENGTH, *flags]),
-        observers=[watch, Evictor()],
+        observers=[observer, Evictor()],
     )
-    assert watch.listener is not None
-    verdict = watch.listener.verdicts["1"]
+    assert observer.listener is not None
+    verdict = observer.listener.verdicts["1"]
     counts = split(verdict.boundaries)
     assert verdict.boundaries.hit == 1024
     assert (counts["lagging_group"], counts["evicted"], counts["cold"]) == (128, 640, 10)
@@ -233,17 +235,17 @@ def test_the_block_that_eagle_drops(
 
     from kvtune.sim.replay import replay
     from kvtune.sim.settings import SimSettings
-    from kvtune.sim.verdicts.observer import Watch
+    from kvtune.sim.verdicts.observer import VerdictObserver
 
     plain = scheduler.KVCacheManager
     monkeypatch.setattr(scheduler, "KVCacheManager", lambda **given: plain(**{**given, "use_eagle": True}))
     tails = [(Span(2 + n, 0, suffix),) if suffix else () for n in range(2)]
     requests = tuple(Request(str(n), (Span(1, 0, prefix), *tails[n]), 2) for n in range(2))
-    watch = Watch(Workload("two", "two", {}, 0, requests, "", concurrency=1))
+    observer = VerdictObserver(Workload("two", "two", {}, 0, requests, "", concurrency=1))
     flags = [*LENGTH, "--num-gpu-blocks-override", "60"]
-    replay(watch._workload, SimSettings(model=model, engine_args=flags), observers=[watch])
-    assert watch.listener is not None
-    at = watch.listener.verdicts["1"].boundaries
+    replay(observer.workload, SimSettings(model=model, engine_args=flags), observers=[observer])
+    assert observer.listener is not None
+    at = observer.listener.verdicts["1"].boundaries
     counts = split(at)
     assert at.hit == hit and counts["last_token"] == dropped
     assert at.hit + sum(counts.values()) == prefix + suffix

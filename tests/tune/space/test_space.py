@@ -53,7 +53,7 @@ def test_every_group_has_legal_values_only(group: str) -> None:
         ("slack", "512"),
         ("slack=-1", "whole number from 0"),
         ("slack=1.5", "whole number"),
-        ("policy=best", "tiered, pin, lru, two_class"),
+        ("policy=best", "density, tiered, pin, lru, two_class"),
         ("block_size=40", "multiples of 32"),
         ("retention=often", "none, 0"),
         ("freeze=maybe", "true, false"),
@@ -185,3 +185,20 @@ def test_a_run_whose_blocks_could_not_be_packed_is_no_trial_of_them() -> None:
     assert packing_failure(parts) == "packed: a KV connector moves pages"
     assert "no states" in packing_failure({"core": {"parts": {"packed": False}}})
     assert packing_failure({"core": {"parts": {"packed": True}}}) == packing_failure({}) == ""
+
+
+def test_who_goes_first_is_tried_only_where_asked() -> None:
+    for facts in (FACTS, ModelFacts(), ModelFacts(state_layers=2, layouts=())):
+        assert not {"admission", "admission_age_s"} & set(tuned_space(facts, {}))
+        asked = tuned_space(facts, {}, admission=True)
+        assert asked["admission"] == ("fcfs", "longest_prefix") and len(asked["admission_age_s"]) > 1
+        assert {**asked, "admission": (), "admission_age_s": ()}.keys() >= tuned_space(facts, {}).keys()
+
+
+def test_first_come_first_served_has_no_bound() -> None:
+    space = build_space([], ["admission=fcfs,longest_prefix", "admission_age_s=60,300"], FACTS)
+    assert list(grid(space)) == [
+        {"admission": "fcfs"},
+        {"admission": "longest_prefix", "admission_age_s": 60.0},
+        {"admission": "longest_prefix", "admission_age_s": 300.0},
+    ]

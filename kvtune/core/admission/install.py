@@ -1,0 +1,88 @@
+"""Admission by cached prefix: which schedulers get the queue of `waiting.py`, and why others do not. EngineCore.
+
+Contract: off by default; a scheduler that vLLM has built gets another waiting queue and nothing else, so it holds for
+both of vLLM's schedulers, for the core's own ones and for the simulator's passes over part of the running requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+from kvtune.core import state
+from kvtune.core.admission.prefixes import Prefixes
+from kvtune.core.admission.waiting import LongestPrefixQueue
+from kvtune.core.patches import PATCHES
+from kvtune.core.settings import CoreSettings
+
+logger = logging.getLogger("vllm.kvtune")
+
+
+def why_not(scheduler: Any) -> str:
+    """Why this engine's requests are admitted as they come; empty when the order may be ours."""
+    if scheduler.policy is not SchedulingPolicy.FCFS:
+        return "priority scheduling has an order of its own"
+    if type(scheduler.waiting) is not FCFSRequestQueue:
+        return f"the waiting queue is a {type(scheduler.waiting).__name__}"
+    if not scheduler.kv_cache_manager.enable_caching:
+        return "prefix caching is off"
+    if group_of(scheduler) is None:
+        return "no full-attention group in whose blocks prompts are hashed"
+    return ""
+
+
+def group_of(scheduler: Any) -> int | None:
+    """The full-attention group whose blocks are as long as hashes are."""
+    groups = scheduler.kv_cache_manager.coordinator.single_type_managers
+    for group in groups:
+        if type(group) is FullAttentionManager and group.block_size == scheduler.hash_block_size:
+            return int(group.kv_cache_group_id)
+    return None
+
+
+def adopt(scheduler: Any, settings: CoreSettings) -> None:
+    """Give a scheduler that vLLM has built the queue, or say why not."""
+    why = why_not(scheduler)
+    state.part("admission", not why, why)
+    group = group_of(scheduler)
+    if why or group is None:
+        return
+    prefixes = Prefixes(scheduler.kv_cache_manager, group, scheduler.hash_block_size)
+    queue = LongestPrefixQueue(scheduler, prefixes, settings.admission_age_s)
+    for request in scheduler.waiting:
+        queue.add_request(request)
+    scheduler.waiting = queue
+    state.gauge(queue.counters)
+
+
+PART = "admission.install"
+
+
+def install(settings: CoreSettings) -> None:
+    """Schedulers that are built from now on admit requests as the settings say."""
+    uninstall()
+    if settings.admission == "fcfs":
+        return
+
+    def wrap(build: Callable[..., None]) -> Callable[..., None]:
+        def built(self: Scheduler, *args: Any, **options: Any) -> None:
+            build(self, *args, **options)
+            try:
+                adopt(self, settings)
+            except Exception as error:
+                state.part("admission", False, f"could not be put in: {error!r}")
+                logger.error("kvtune: requests are admitted as they come", exc_info=error)
+
+        return built
+
+    PATCHES.wrap(PART, Scheduler, "__init__", wrap)
+
+
+def uninstall() -> None:
+    """Schedulers that are built from now on have stock's queue."""
+    PATCHES.undo(PART)

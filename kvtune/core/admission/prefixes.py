@@ -1,0 +1,215 @@
+"""Which waiting request has most of its prompt in the cache, kept up to date at a bounded cost. Runs in EngineCore.
+
+For each ranked request: how many of its leading blocks the first full-attention group holds. That number is never too
+low but for what the budget of a look has not come to yet: it grows when the block behind it is stored (the request is
+filed under that block's hash), and what was evicted meanwhile is found out when the request stands on top, by vLLM's
+own lookup, which reads and changes nothing.
+
+| what happens | what it costs |
+|---|---|
+| a block is stored | one look into a dict |
+| a request arrives, or the block behind its cached ones is stored | its newly cached blocks, once |
+| `best` is asked for | at most LOOKS of those blocks, and TRIES of vLLM's own lookups, mostly one |
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import Any
+
+LOOKS = 1024
+A_PLACE = 16
+"""Looks that a request costs beside its blocks."""
+TRIES = 8
+
+
+class Place:
+    """One request's place in the queue."""
+
+    __slots__ = ("fixed", "gone", "key", "length", "number", "request", "step")
+
+    def __init__(self, request: Any, number: int, step: int, fixed: bool) -> None:
+        self.request = request
+        self.number = number  # of arrival
+        self.step = step  # of the scheduler, when it arrived
+        self.fixed = fixed  # keeps stock's order: overtakes nobody, is overtaken by nobody
+        self.gone = False  # admitted, skipped, or aborted
+        self.length = 0  # blocks, see above
+        self.key: bytes | None = None  # the block whose storing may lengthen it
+
+
+class Prefixes:
+    """Ranks places by cached tokens; equals by arrival."""
+
+    def __init__(self, manager: Any, group_id: int, block_tokens: int) -> None:
+        self._manager, self._coordinator, self._pool = manager, manager.coordinator, manager.block_pool
+        self._group = group_id.to_bytes(4, "big", signed=False)
+        self._tokens = block_tokens
+        self._several = len(self._coordinator.single_type_managers) > 1
+        self._places: dict[int, Place] = {}
+        self._map: Any = None
+        self._failed: Exception | None = None
+        self._forget()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, place: Place) -> None:
+        self._places[place.number] = place
+        self._grown.append(place)
+
+    def remove(self, place: Place) -> None:
+        place.gone = True
+        if self._places.pop(place.number, None) is not None:
+            self._unfile(place)
+
+    def lead(self) -> Place | None:
+        """Who has most as far as is known, not looked up again; None while nobody has anything."""
+        self._catch_up()
+        return self._top()
+
+    def _top(self) -> Place | None:
+        ranked = self._ranked
+        while ranked:
+            less, _, place = ranked[0]
+            if not place.gone and place.length == -less:
+                return place
+            heapq.heappop(ranked)
+        return None
+
+    def best(self) -> Place | None:
+        """Who has most in the cache now, by vLLM's own lookup; None when nobody has anything."""
+        self._catch_up()
+        if self._doubtful:
+            self._look_up(self._doubtful.pop(next(iter(self._doubtful))))
+        seen: dict[int, Place] = {}
+        while (place := self._top()) is not None:
+            if place.number in seen:
+                return place
+            if len(seen) == TRIES:
+                return min(seen.values(), key=_rank) if any(one.length for one in seen.values()) else None
+            known = place.length
+            if self._look_up(place) >= known:
+                return place
+            seen[place.number] = place
+        return None
+
+    def stored(self, key: bytes) -> None:
+        """A block of some request got this hash."""
+        filed = self._filed.pop(key, None)
+        if filed:
+            for place in filed.values():
+                place.key = None
+            self._grown.extend(filed.values())
+
+    def _catch_up(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        if self._pool.cached_block_hash_to_block is not self._map:
+            self._listen()
+        self._walk()
+
+    def _forget(self) -> None:
+        self._ranked: list[tuple[int, int, Place]] = []
+        self._filed: dict[bytes, dict[int, Place]] = {}
+        self._doubtful: dict[int, Place] = {}
+        self._last: tuple[bytes, int] = (b"", 0)
+        self._grown: deque[Place] = deque(self._places.values())
+
+    def _listen(self) -> None:
+        """The pool has another map of hashes than before (the first one, or after a reset): begin anew with it."""
+        self._map = cached = self._pool.cached_block_hash_to_block
+        insert = cached.insert
+        for place in self._places.values():
+            place.length, place.key = 0, None
+        self._forget()
+        filed = self._filed
+
+        def insert_and_tell(key: Any, block: Any) -> None:
+            insert(key, block)
+            if key in filed:
+                try:
+                    self.stored(key)
+                except Exception as error:
+                    self._failed = error  # the pool must not see it: whoever asks next does
+
+        cached.insert = insert_and_tell
+
+    def _walk(self) -> None:
+        """Go on along the blocks of requests that may have become longer, as far as the budget goes."""
+        cache, group, grown = self._map._cache, self._group, self._grown
+        left = LOOKS
+        while grown and left > 0:
+            place = grown.popleft()
+            if place.gone:
+                continue
+            hashes, limit = place.request.block_hashes, self._limit(place.request)
+            begun = at = place.length
+            last, upto = self._last
+            if at < upto <= limit and hashes[upto - 1] == last:
+                # Chained hashes: who has the same one there is the same up to there.
+                at = upto
+            end = min(limit, at + left)
+            left -= A_PLACE
+            while at < end and hashes[at] + group in cache:
+                at += 1
+                left -= 1
+            if at > begun:
+                self._last = (hashes[at - 1], at)
+                self._rank(place, at)
+            if at == end < limit:
+                grown.appendleft(place)  # the budget is spent
+                return
+            self._file(place, at)
+
+    def _look_up(self, place: Place) -> int:
+        """vLLM's own lookup, of all groups; what it says is the place's length from now on."""
+        request = place.request
+        found = self._coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        length = min(int(found[1]) // self._tokens, self._limit(request))
+        if length != place.length:
+            self._last = (b"", 0)
+            self._rank(place, length)
+        self._file(place, length)
+        return length
+
+    def _limit(self, request: Any) -> int:
+        if not self._manager.prefix_cache_lookup_enabled(request):
+            return 0
+        return min(len(request.block_hashes), int(request.num_tokens - 1) // self._tokens)
+
+    def _rank(self, place: Place, length: int) -> None:
+        place.length = length
+        if length:
+            heapq.heappush(self._ranked, (-length, place.number, place))
+        if len(self._ranked) > 2 * len(self._places) + 64:
+            self._ranked = [(-one.length, n, one) for n, one in self._places.items() if one.length]
+            heapq.heapify(self._ranked)
+
+    def _file(self, place: Place, at: int) -> None:
+        """Tell it when its block `at` is stored. If that one is there, another group ended the hit: look again."""
+        self._unfile(place)
+        request = place.request
+        if at >= self._limit(request):
+            return
+        key = request.block_hashes[at] + self._group
+        if self._several and key in self._map._cache:
+            self._doubtful[place.number] = place
+            return
+        place.key = key
+        self._filed.setdefault(key, {})[place.number] = place
+
+    def _unfile(self, place: Place) -> None:
+        self._doubtful.pop(place.number, None)
+        if place.key is not None:
+            filed = self._filed.get(place.key)
+            if filed is not None:
+                filed.pop(place.number, None)
+                if not filed:
+                    del self._filed[place.key]
+            place.key = None
+
+
+def _rank(place: Place) -> tuple[int, int]:
+    return -place.length, place.number

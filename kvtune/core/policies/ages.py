@@ -1,0 +1,140 @@
+"""What blocks have been worth by class and age: hits per block-time, from the pool and from what was evicted.
+
+An age counts blocks freed since the block itself was, in epochs of 1/32 of the pool. `left` has how many blocks of a
+class are of each epoch, evicted ones included as long as they are remembered: from it follow the blocks that had a
+chance to be hit at an age (so an eviction hides nothing), and how far back a pool that evicts by age would reach.
+Counts are halved every eight pool sizes.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+EPOCHS_A_POOL = 32
+HALVED_AFTER = 8 * EPOCHS_A_POOL
+OLDEST = 255
+"""Ages in epochs end here; what is older counts as this old."""
+SMOOTHED = 2.0
+"""Where fewer chances were seen at an age than this many pools of blocks, its rate leans on that of younger ones."""
+
+
+def _widths() -> list[int]:
+    """Bins of ages, in epochs: single ones first, then four bins a doubling."""
+    widths = [1] * 8
+    while sum(widths) <= OLDEST:
+        widths += [sum(widths) // 4] * 4
+    return widths
+
+
+WIDTHS = _widths()
+ENDS = list(accumulate(WIDTHS))
+BIN_OF = [number for number, width in enumerate(WIDTHS) for _ in range(width)]
+
+
+class Ages:
+    """Classes are 0 and 1. Everything is O(1) but `tick`, which comes once an epoch."""
+
+    def __init__(self, blocks: int) -> None:
+        self.length = max(1, blocks // EPOCHS_A_POOL)
+        self.epoch = 1
+        self.left = ([0] * (OLDEST + 1), [0] * (OLDEST + 1))
+        self.hits = ([0.0] * len(WIDTHS), [0.0] * len(WIDTHS))
+        self.chances = ([0.0] * len(WIDTHS), [0.0] * len(WIDTHS))
+        self.smoothed = SMOOTHED * blocks
+        self._rates: dict[int, list[float]] = {}
+        self._values: dict[tuple[int, int], float] = {}
+
+    def came(self, kind: int) -> None:
+        """A block became free in this epoch."""
+        self.left[kind][self.epoch & OLDEST] += 1
+
+    def went(self, kind: int, epoch: int) -> None:
+        """A block of this epoch is forgotten, or in use again. Of the epoch 16 bits count."""
+        age = (self.epoch - epoch) & 0xFFFF
+        self.left[kind][(self.epoch - min(age, OLDEST)) & OLDEST] -= 1
+
+    def hit(self, kind: int, epoch: int) -> None:
+        """A block of this epoch was asked for."""
+        age = min((self.epoch - epoch) & 0xFFFF, OLDEST)
+        self.hits[kind][BIN_OF[age]] += 1
+        self.left[kind][(self.epoch - age) & OLDEST] -= 1
+
+    def tick(self) -> None:
+        """An epoch ends."""
+        now = self.epoch
+        for left, chances in zip(self.left, self.chances, strict=True):
+            for age in range(OLDEST + 1):
+                here = left[(now - age) & OLDEST]
+                if here:
+                    chances[BIN_OF[age]] += here
+            # The oldest join the next ones: the epoch that begins takes their place.
+            oldest = (now + 1) & OLDEST
+            left[(now + 2) & OLDEST] += left[oldest]
+            left[oldest] = 0
+        self.epoch = now + 1
+        self._rates.clear()
+        self._values.clear()
+        if self.epoch % HALVED_AFTER == 0:
+            for counts in (*self.hits, *self.chances):
+                counts[:] = [count / 2 for count in counts]
+
+    def reach(self, free: int) -> float:
+        """The epoch, with a fraction, back to which a pool with so many free blocks that evicts by age holds them."""
+        single, reused = self.left
+        for age in range(OLDEST):
+            slot = (self.epoch - age) & OLDEST
+            here = single[slot] + reused[slot]
+            if here > free:
+                return self.epoch - age + 1 - free / here
+            free -= here
+        return 0.0
+
+    def traded(self, reach: float) -> tuple[int, int]:
+        """Epochs (single, reused) back to which a pool holds them that keeps reused blocks twice as long as age does.
+
+        It holds as many blocks in all, so it has fewer single ones.
+        """
+        single, reused = self.left
+        now, oldest = self.epoch, self.epoch - int(reach)
+        spare = sum(single[(now - age) & OLDEST] for age in range(min(oldest, OLDEST)))
+        kept, age = 0, oldest
+        while age < min(2 * oldest, OLDEST) and kept + reused[(now - age - 1) & OLDEST] <= spare:
+            age += 1
+            kept += reused[(now - age) & OLDEST]
+        held = oldest
+        while held > 0 and kept > 0:
+            held -= 1
+            kept -= single[(now - held) & OLDEST]
+        return now - held, now - age
+
+    def value(self, kind: int, epoch: int) -> float:
+        """The most hits per epoch that a block of this epoch can be expected to have, over any horizon from now."""
+        age = min(self.epoch - epoch, OLDEST)
+        known = self._values.get((kind, age))
+        if known is None:
+            known = self._values[kind, age] = self._value(kind, age)
+        return known
+
+    def _value(self, kind: int, age: int) -> float:
+        rates = self._rates.get(kind)
+        if rates is None:
+            rates = self._rates[kind] = self._smooth(kind)
+        left, time, found, best = 1.0, 0.0, 0.0, 0.0
+        for number in range(BIN_OF[age], len(WIDTHS)):
+            width = min(WIDTHS[number], ENDS[number] - age)
+            share = min(1.0, rates[number] * width)
+            found += left * share
+            time += left * width * (1 - share / 2)
+            left *= 1 - share
+            best = max(best, found / time)
+        return best
+
+    def _smooth(self, kind: int) -> list[float]:
+        """Hits of a block in an epoch, by bin."""
+        hits, chances = self.hits[kind], self.chances[kind]
+        rate = sum(hits) / max(1.0, sum(chances))
+        rates = []
+        for hit, chance in zip(hits, chances, strict=True):
+            rate = (hit + self.smoothed * rate) / (chance + self.smoothed)
+            rates.append(rate)
+        return rates

@@ -1,0 +1,77 @@
+"""Blocks that were evicted: the last ones, every one, by 32 bits of their hash, with their class and epoch.
+
+Arrays only, 13 bytes a block: a ring, and a hash table whose chains are slots of the ring.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+TAKEN = 2
+"""The class of a block that came back."""
+
+
+def mark(key: bytes) -> int:
+    """32 bits of a hash, well spread even where hashes are not random (tests, traces)."""
+    return (int.from_bytes(key[-12:], "little") * 0x9E3779B97F4A7C15F39CC0605CEDC835 >> 90) & 0xFFFFFFFF
+
+
+class Remembered:
+    """The last `size` blocks that were added and not taken. `forget(kind, epoch)` is told of those that fall out."""
+
+    def __init__(self, size: int, forget: Callable[[int, int], None]) -> None:
+        self.size = size
+        self.forget = forget
+        self.added = 0
+        self.buckets = max(1, size // 2)
+        self.marks = array("I", [0]) * size
+        self.older = array("I", [0]) * size  # of each slot: the next one of its bucket, plus one
+        self.first = array("I", [0]) * self.buckets  # of each bucket: its newest slot, plus one
+        self.epochs = array("H", [0]) * size
+        self.kinds = bytearray(size)
+
+    def add(self, mark: int, kind: int, epoch: int) -> None:
+        if not self.size:
+            self.forget(kind, epoch)
+            return
+        at = self.added % self.size
+        if self.added >= self.size:
+            self._drop(at)
+        self.added += 1
+        bucket = mark % self.buckets
+        self.marks[at] = mark
+        self.epochs[at] = epoch & 0xFFFF
+        self.kinds[at] = kind
+        self.older[at] = self.first[bucket]
+        self.first[bucket] = at + 1
+
+    def take(self, mark: int) -> tuple[int, int] | None:
+        """(class, 16 bits of the epoch) of the newest block with this mark, which is remembered no more."""
+        marks, older = self.marks, self.older
+        slot = self.first[mark % self.buckets] if self.size else 0
+        while slot:
+            at = slot - 1
+            if marks[at] == mark:
+                kind = self.kinds[at]
+                if kind == TAKEN:
+                    return None
+                self.kinds[at] = TAKEN
+                return kind, self.epochs[at]
+            slot = older[at]
+        return None
+
+    def _drop(self, at: int) -> None:
+        """The oldest of all is the last of its chain."""
+        first, older = self.first, self.older
+        if self.kinds[at] != TAKEN:
+            self.forget(self.kinds[at], self.epochs[at])
+        bucket = self.marks[at] % self.buckets
+        oldest = at + 1
+        slot = first[bucket]
+        if slot == oldest:
+            first[bucket] = 0
+            return
+        while older[slot - 1] != oldest:
+            slot = older[slot - 1]
+        older[slot - 1] = 0

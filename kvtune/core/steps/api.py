@@ -1,0 +1,37 @@
+"""What the simulator may use of a scheduler with the steady-decode path. Types only.
+
+The simulator decides many steps at once: it asks the path for the cohort and for blocks, advances the requests and the
+cohort's counters by itself, and leaves everything as single steps of the path would have left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kvtune.core.steps.empty import NoopLimits
+from kvtune.core.steps.steady import Cohort, Rows
+from kvtune.core.vllm_types import BlockIds, KVCacheBlocks, KVCacheManager, Request, Scheduler
+
+
+class NoopManager(KVCacheManager, Protocol):
+    """A KV cache manager with `NoopSlots`. Whoever allocates without it drops the request's limits."""
+
+    noop_limits: dict[str, NoopLimits]
+
+
+class SteadyDecodeScheduler(Scheduler, Protocol):
+    """A scheduler with `SteadyDecode`."""
+
+    steady_off: str
+    """Why the path is not taken; empty while it may be."""
+    steady_runs_ahead: bool
+    """Whether steps are scheduled before the last one's output is known (async scheduling)."""
+    steady_cohort: Cohort | None
+    steady_last_rows: Rows | None
+    steady_placed: dict[str, BlockIds]
+    steady_limits: Callable[[Request], NoopLimits]
+    steady_allocate: Callable[[Request], KVCacheBlocks | None]
+
+    def find_steady_cohort(self) -> Cohort | None: ...
+    def allocate_steady_blocks(self, cohort: Cohort) -> list[BlockIds | None] | None: ...

@@ -1,0 +1,221 @@
+"""One process's instruments: what a level starts, the threads that serve it, and what goes into the status file.
+
+Runs in vLLM's processes. An instrument that fails is switched off; the engine goes on, and `disabled` says why.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from kvtune.core.vllm_types import Scheduler
+from kvtune.probe.gc import CollectorProbe, collector_kind
+from kvtune.probe.heap import Heap
+from kvtune.probe.phase import CULPRITS, MEASURING, OVER, STARTING, Phase
+from kvtune.probe.ring import Ring
+from kvtune.probe.status import Status, role
+from kvtune.probe.steps import StepProbe
+
+STATUS_EVERY_S = 1.0
+STATUS_POLL_S = 0.1
+WATCH_EVERY_S = 0.05
+SAVE_EVERY_S = 1.0
+
+Action = Callable[[], None]
+
+
+class Instruments:
+    """The instruments of the process that made this object."""
+
+    def __init__(self, folder: Path, level: str) -> None:
+        self.pid = os.getpid()
+        self.folder, self.level = folder, level
+        self.status = Status(folder)
+        self.phase: Phase | None = None
+        self.collector: CollectorProbe | None = None
+        self.steps: StepProbe | None = None
+        self._heap: Heap | None = None
+        self._loop: Callable[[Any], bool] | None = None
+        self._failed: dict[str, str] = {}
+        self._stopped = False
+
+    def start(self) -> None:
+        """Install what the level asks for; may raise: then `give_up` says so."""
+        ring = Ring(self.folder / f"ring-{self.pid}.bin")
+        self.phase = Phase(self.folder)
+        self.collector = collector = CollectorProbe(ring)
+        self._heap = Heap(self.phase)
+        collector.listeners.append(self._heap)
+        if self.level in ("types", "sites", "full"):
+            self._start_object_counts(collector, self.phase)
+        collector.install()
+        self.steps = StepProbe(ring, collector=collector, digests=os.environ.get("KVTUNE_DIGESTS") == "1")
+        if self.level == "sites" and role() == "engine_core":
+            _sample_steps(self.steps, collector, self.phase)
+
+    def stop(self) -> None:
+        """Leave the process to another `Instruments`: a forked child's."""
+        self._stopped = True
+        if self.collector is not None:
+            self.collector.remove()
+
+    def give_up(self, error: Exception) -> None:
+        """Run without the step probe; `disabled` names the reason."""
+        self.collector = self.steps = None
+        self._failed["light"] = f"{type(error).__name__}: {error}"
+
+    def report(self) -> None:
+        """Write the status file, and keep it current from a thread."""
+        self.status.write(level=self.level, disabled=dict(self._failed))
+        if self.phase is not None:
+            _thread.start_new_thread(self._keep_status, (self.phase,))
+
+    def disabled(self) -> dict[str, str]:
+        """Why each instrument that is not running is not."""
+        collector, steps = self.collector, self.steps
+        reasons = {"gc": collector.failed if collector else "", "steps": steps.failed if steps else ""}
+        if steps is not None:
+            reasons |= {"step_sites": steps.sampler_failed, "pool": steps.pool_failed}
+        if collector is not None:
+            reasons |= collector.failed_listeners
+        return {name: why for name, why in (reasons | self._failed).items() if why}
+
+    def watch_scheduler(self, scheduler: Scheduler) -> None:
+        """Measure a scheduler that vLLM has just built, and describe its KV cache after its first step."""
+        steps = self.steps
+        if steps is None:
+            return
+        try:
+            steps.wrap_scheduler(scheduler)
+            self._loop = None
+            steps.after_step = self._describe_once(steps, scheduler)
+        except Exception as error:
+            steps.failed = f"{type(error).__name__}: {error}"
+
+    def run_step(self, step: Callable[[Any], bool], engine: Any) -> bool:
+        """One step of EngineCore's loop, measured."""
+        if self._loop is None:
+            if self.steps is None:
+                return bool(step(engine))
+            self._loop = self.steps.wrap_loop(step)
+        return self._loop(engine)
+
+    def _describe_once(self, steps: StepProbe, scheduler: Scheduler) -> Action:
+        """For the end of the first step, when the pool has its final size."""
+        from kvtune.probe.describe import describe_cache
+
+        def describe() -> None:
+            steps.after_step = None
+            facts = describe_cache(scheduler)
+            if steps.pool is not None:
+                facts["tiers"] = list(steps.pool.tiers)
+            self.status.facts["cache"] = facts
+            self.status.due = True
+
+        return describe
+
+    def _start_object_counts(self, collector: CollectorProbe, phase: Phase) -> None:
+        """What a level adds to `light`. Modules are imported where they are needed: light must stay light."""
+        level, kind = self.level, collector_kind()
+        if kind != "generational" and level != "full":
+            self._failed[level] = (
+                f"this Python's collector is {kind}: its young list is not what was allocated last"
+            )
+            return
+        on_phase: dict[int, list[Action]] = {MEASURING: [], OVER: []}
+        savers: list[Action] = []
+        limits: list[Action] = []
+        try:
+            if level in ("types", "full") and kind == "generational":
+                from kvtune.probe.objects.census import Census
+
+                census = Census(self.folder, phase)
+                collector.listeners.append(census)
+                savers.append(census.save)
+            if level == "sites":
+                from kvtune.probe.objects.sites import Sites
+
+                sites = Sites(self.folder, phase)
+                collector.listeners.append(sites)
+                savers.append(sites.save)
+                limits.append(sites.expire)
+            if level == "full":
+                from kvtune.probe.objects.growth import Growth
+
+                growth = Growth(self.folder)
+                on_phase[MEASURING].append(growth.first)
+                on_phase[OVER].append(growth.second)
+        except Exception as error:
+            self._failed[level] = f"{type(error).__name__}: {error}"
+            return
+        on_phase[OVER] += savers
+        _thread.start_new_thread(self._watch_phase, (phase, on_phase, savers, limits))
+
+    def _watch_phase(
+        self, phase: Phase, on_phase: dict[int, list[Action]], savers: list[Action], limits: list[Action]
+    ) -> None:
+        """A thread of these levels: acts on phase changes until the run is over, and saves about once a second."""
+        seen, due = phase.now, 0.0
+        while seen != OVER:
+            sleep(WATCH_EVERY_S)
+            now = phase.now
+            for limit in limits:
+                limit()
+            if now == seen:
+                if now != STARTING and monotonic() > due:
+                    for save in savers:
+                        with contextlib.suppress(
+                            RuntimeError
+                        ):  # mutated during save; retried at the next tick
+                            save()
+                    due = monotonic() + SAVE_EVERY_S
+                continue
+            seen = now
+            for act in on_phase.get(now, ()):
+                try:
+                    act()
+                except Exception as error:
+                    self._failed[self.level] = f"{type(error).__name__}: {error}"
+        self.status.due = True
+
+    def _keep_status(self, phase: Phase) -> None:
+        """A thread, so that no file is written while the engine's loop or a collection waits for it."""
+        status, seen, written = self.status, phase.now, 0.0
+        while not self._stopped:
+            sleep(STATUS_POLL_S)
+            now = phase.now
+            if now == seen and not status.due and monotonic() - written < STATUS_EVERY_S:
+                continue
+            status.due = False
+            if seen < CULPRITS and status.facts["role"] == "engine_core":
+                with contextlib.suppress(RuntimeError):  # counters changed during the copy; retried next time
+                    status.facts["core"] = _core_state()  # of the timed pass alone
+            facts: dict[str, Any] = {"disabled": self.disabled()}
+            if self.collector is not None and self._heap is not None:
+                facts |= {"triggers": self.collector.triggers(), "heap": dict(self._heap.objects)}
+            status.write(count_frozen=now != seen, **facts)
+            seen, written = now, monotonic()
+
+
+def _sample_steps(steps: StepProbe, collector: CollectorProbe, phase: Phase) -> None:
+    from kvtune.probe.objects.sites import Sites
+    from kvtune.probe.objects.step_sites import StepSites
+
+    sites = next((each for each in collector.listeners if isinstance(each, Sites)), None)
+    if sites is not None:
+        sampler = StepSites(phase)
+        sites.of_steps = sampler.facts
+        steps.sampler = sampler
+
+
+def _core_state() -> dict[str, Any]:
+    try:
+        from kvtune.core.state import state
+    except ImportError:
+        return {}
+    return state()

@@ -1,0 +1,190 @@
+"""The four kinds of ring records, each with its fields and its place in the ring's 17 integers.
+
+Written in vLLM's processes, read by the launcher. `gc=False`: a record is no object that the collector tracks, so
+writing one does not bring the next collection nearer. All times are nanoseconds of CLOCK_MONOTONIC.
+
+| kind | written by | when |
+|---|---|---|
+| Collection | any thread that triggers a garbage collection | when it ends |
+| Step | EngineCore's main loop | when the step ends |
+| PoolChange | EngineCore's main loop | after a step that evicted or demoted KV blocks |
+| Digest | EngineCore's main loop, with `KVTUNE_DIGESTS=1` | after `schedule()` |
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+VALUES = 14
+Fields = tuple[int, ...]
+"""What the ring stores: kind, one 16-bit and one 32-bit integer, then VALUES 64-bit integers."""
+
+COLLECTION, STEP, DIGEST, POOL = 1, 2, 3, 4
+
+MOST_TIERS = 6
+"""Tiers of a block pool that a PoolChange has room for."""
+
+_LOW = (1 << 32) - 1
+_MOST_PREFILL_CONTEXT = (1 << 31) - 1
+
+
+class Record(Protocol):
+    """What a ring can store."""
+
+    def pack(self) -> Fields: ...
+
+
+class Collection(msgspec.Struct, frozen=True, gc=False):
+    """One garbage collection."""
+
+    generation: int
+    start_ns: int
+    pause_ns: int
+    cpu_ns: int
+    """CPU time of the triggering thread within the pause."""
+    collected: int
+    uncollectable: int
+    thread: int
+    young: int
+    """Objects in the young generation when it started."""
+    line: int
+    """Number of the line that triggered it, into the status file's `triggers`; -1 when unknown."""
+
+    @property
+    def clock_went_back(self) -> bool:
+        return self.pause_ns < 0 or self.cpu_ns < 0
+
+    def pack(self) -> Fields:
+        return (
+            *(COLLECTION, self.generation, 0, self.start_ns, self.pause_ns, self.cpu_ns, self.collected),
+            *(self.uncollectable, self.thread, self.young, self.line, 0, 0, 0, 0, 0, 0),
+        )
+
+    @classmethod
+    def unpack(cls, fields: Fields) -> Collection:
+        return cls(fields[1], *fields[3:11])
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """One executed step of EngineCore. The four object counts are objects made less objects freed, by all threads."""
+
+    queued: bool
+    """Whether EngineCore has a batch queue: then schedule and update belong to different batches."""
+    requests: int
+    """Requests that had tokens scheduled."""
+    start_ns: int
+    step_ns: int
+    schedule_ns: int
+    execute_ns: int
+    """From the end of schedule to the start of update."""
+    update_ns: int
+    cpu_ns: int
+    """CPU time of EngineCore's thread within the step."""
+    scheduled_tokens: int
+    prefill_tokens: int
+    running: int
+    waiting: int
+    free_blocks: int
+    context_tokens: int
+    """KV tokens that the scheduled requests attend to."""
+    prefill_context_tokens: int
+    """Of those, the ones that prefilling requests attend to."""
+    schedule_objects: int
+    execute_objects: int
+    update_objects: int
+    other_objects: int
+
+    @property
+    def clock_went_back(self) -> bool:
+        return min(self.step_ns, self.schedule_ns, self.execute_ns, self.update_ns, self.cpu_ns) < 0
+
+    def pack(self) -> Fields:
+        prefill_context = min(self.prefill_context_tokens, _MOST_PREFILL_CONTEXT)
+        return (
+            *(STEP, int(self.queued), self.requests, self.start_ns, self.step_ns, self.schedule_ns),
+            *(self.execute_ns, self.update_ns, self.cpu_ns),
+            self.scheduled_tokens | self.prefill_tokens << 32,
+            self.running | self.waiting << 32,
+            self.free_blocks | prefill_context << 32,
+            *(self.context_tokens, self.schedule_objects, self.execute_objects, self.update_objects),
+            self.other_objects,
+        )
+
+    @classmethod
+    def unpack(cls, fields: Fields) -> Step:
+        tokens, requests, free = fields[9:12]
+        return cls(
+            queued=bool(fields[1]),
+            requests=fields[2],
+            start_ns=fields[3],
+            step_ns=fields[4],
+            schedule_ns=fields[5],
+            execute_ns=fields[6],
+            update_ns=fields[7],
+            cpu_ns=fields[8],
+            scheduled_tokens=tokens & _LOW,
+            prefill_tokens=tokens >> 32,
+            running=requests & _LOW,
+            waiting=requests >> 32,
+            free_blocks=free & _LOW,
+            prefill_context_tokens=free >> 32,
+            context_tokens=fields[12],
+            schedule_objects=fields[13],
+            execute_objects=fields[14],
+            update_objects=fields[15],
+            other_objects=fields[16],
+        )
+
+
+class PoolChange(msgspec.Struct, frozen=True, gc=False):
+    """KV blocks that a step evicted and demoted, by tier."""
+
+    free_blocks: int
+    start_ns: int
+    """The step's start."""
+    evicted: tuple[int, ...]
+    demoted: tuple[int, ...]
+
+    def pack(self) -> Fields:
+        evicted, demoted = (
+            (*counts, *(0,) * (MOST_TIERS - len(counts))) for counts in (self.evicted, self.demoted)
+        )
+        return (POOL, 0, self.free_blocks, self.start_ns, *evicted, *demoted, 0)
+
+    @classmethod
+    def unpack(cls, fields: Fields) -> PoolChange:
+        tiers = fields[4:16]
+        return cls(fields[2], fields[3], tiers[:MOST_TIERS], tiers[MOST_TIERS:])
+
+
+class Digest(msgspec.Struct, frozen=True, gc=False):
+    """One number for what a schedule() decided (probe/digest.py)."""
+
+    start_ns: int
+    value: int
+
+    def pack(self) -> Fields:
+        return (DIGEST, 0, 0, self.start_ns, self.value, *_NOTHING_MORE)
+
+    @classmethod
+    def unpack(cls, fields: Fields) -> Digest:
+        return cls(fields[3], fields[4])
+
+
+_NOTHING_MORE = (0,) * (VALUES - 2)
+
+AnyRecord = Collection | Step | PoolChange | Digest
+
+
+def unpack(fields: Fields) -> AnyRecord | None:
+    """The record in a ring's 17 integers; None for a kind that this version does not know."""
+    kind = fields[0]
+    if kind == STEP:
+        return Step.unpack(fields)
+    if kind == COLLECTION:
+        return Collection.unpack(fields)
+    if kind == POOL:
+        return PoolChange.unpack(fields)
+    return Digest.unpack(fields) if kind == DIGEST else None

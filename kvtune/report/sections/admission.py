@@ -1,0 +1,28 @@
+"""Admission by cached prefix: who went ahead of whom. Drawn only where it was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from kvtune.analysis.admission import admission
+from kvtune.report.charts import Section
+from kvtune.report.console_admission import admission_rows
+from kvtune.run.types import Run
+
+
+def section(run: Run) -> Section | None:
+    found = admission(run)
+    if found is None:
+        return None
+    lead = (
+        "Of the requests that waited, the one with most of its prompt in the cache went first."
+        if found.in_force
+        else ""
+    )
+    return Section(
+        id="admission",
+        title="Admission",
+        lead=lead,
+        template="admission.html",
+        values={"facts": admission_rows(asdict(found))},
+    )

@@ -1,0 +1,100 @@
+"""The core's steady-decode path of one scheduler, as the fast steppers use it. Simulator's process only.
+
+What the core adds to a scheduler and its KV cache manager (`core/steps`) is read and set here only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from vllm.v1.core.sched.interface import PauseState
+
+from kvtune.core.steps.api import NoopManager, SteadyDecodeScheduler
+from kvtune.core.steps.steady import Cohort, Rows, gather, next_event
+from kvtune.sim.vllm_types import CacheManager, EngineRequest, EngineScheduler
+
+
+class SteadyScheduler(SteadyDecodeScheduler, EngineScheduler, Protocol):
+    """The simulator's scheduler, with the path."""
+
+
+class SteadyPath:
+    """`scheduler` must have the path (`available`)."""
+
+    def __init__(self, scheduler: EngineScheduler) -> None:
+        self._scheduler = adopted = cast(SteadyScheduler, scheduler)
+        self.lockstep: Callable[[], Cohort | None] = adopted.find_steady_cohort
+        """The cohort of all running requests, where the next step is a plain decode of them; else None."""
+        self.allocate_due: Callable[[Cohort], list[Any] | None] = adopted.allocate_steady_blocks
+        """The block ids that each row gets in the cohort's next step; None where stock has to decide."""
+        self._limits = adopted.steady_limits
+
+    @property
+    def off(self) -> bool:
+        """Switched off for this engine, or since an error."""
+        return bool(self._scheduler.steady_off)
+
+    @property
+    def must_wait(self) -> bool:
+        """Stock's next step still has blocks to report, or the scheduler is paused."""
+        return bool(self._scheduler.steady_placed) or self._scheduler._pause_state is not PauseState.UNPAUSED
+
+    @property
+    def cohort(self) -> Cohort | None:
+        return self._scheduler.steady_cohort
+
+    @cohort.setter
+    def cohort(self, cohort: Cohort | None) -> None:
+        self._scheduler.steady_cohort = cohort
+
+    def gather(self, requests: list[EngineRequest]) -> Cohort | None:
+        """A new cohort of these requests; None where one of them is no plain decode."""
+        scheduler = self._scheduler
+        gathered = gather(requests, self._limits, scheduler.max_model_len, scheduler.hash_block_size)
+        return gathered if isinstance(gathered, Cohort) else None
+
+    def next_event(self, request: EngineRequest) -> int:
+        """Computed tokens of a decoding request at which its blocks need attention again; asked for anew."""
+        forget_limits(self._scheduler.kv_cache_manager, request.request_id)
+        return next_event(request, self._limits(request), 0, self._scheduler.max_model_len)
+
+    def decoded(self, rows: Rows) -> None:
+        """Note that the last step decoded exactly these rows, for the scheduler's own bookkeeping."""
+        scheduler = self._scheduler
+        if rows is not scheduler.steady_last_rows:
+            scheduler.prev_step_scheduled_req_ids.clear()
+            scheduler.prev_step_scheduled_req_ids.update(rows.ids)
+            scheduler.steady_last_rows = rows
+
+    def decoded_beside_others(self, rows: Rows) -> None:
+        """Note that the last step decoded these rows and scheduled others, too."""
+        self._scheduler.prev_step_scheduled_req_ids.update(rows.ids)
+        self._scheduler.steady_last_rows = None
+
+
+def available(scheduler: EngineScheduler) -> bool:
+    """Whether this scheduler takes the steady path, and schedules no step before the last one's tokens are known."""
+    adopted: Any = scheduler
+    off = getattr(adopted, "steady_off", "a scheduler without the path")
+    return not off and not adopted.steady_runs_ahead
+
+
+def remembers_limits(manager: CacheManager) -> bool:
+    """Whether the manager remembers up to which token each request needs nothing of it."""
+    return hasattr(manager, "noop_limits")
+
+
+def forget_limits(manager: CacheManager, request_id: str) -> None:
+    cast(NoopManager, manager).noop_limits.pop(request_id, None)
+
+
+def replace_allocation(scheduler: Any, allocate: Callable[[EngineRequest], Any]) -> None:
+    """Have the path ask `allocate` for the blocks of a request whose limits were reached."""
+    scheduler.steady_allocate = allocate
+
+
+def allocation_of(scheduler: Any) -> Callable[[EngineRequest], Any] | None:
+    """What the path asks for blocks; None for a scheduler without it."""
+    allocate: Callable[[EngineRequest], Any] | None = getattr(scheduler, "steady_allocate", None)
+    return allocate

@@ -1,0 +1,41 @@
+"""What can watch a replay: observers of the engine, and reports of its progress. Plain types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtune.sim.vllm_types import EngineCore, EngineRequest, Outputs
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayProgress:
+    """`eta_s` is by finished requests; None before the first."""
+
+    finished: int
+    requests: int
+    virtual_s: float
+    elapsed_s: float
+
+    @property
+    def eta_s(self) -> float | None:
+        return self.elapsed_s * (self.requests / self.finished - 1) if self.finished else None
+
+
+class Observer(Protocol):
+    """Watches a replay and must not change anything. `index` is a request's place in the workload."""
+
+    needs_single_steps: bool
+    """Whether `stepped` has to be called for each step; else many steps may be taken at once."""
+
+    def started(self, engine: EngineCore) -> None:
+        """EngineCore is built; nothing has been sent."""
+
+    def sent(self, index: int, request: EngineRequest) -> None:
+        """vLLM's Request, before the scheduler has it."""
+
+    def stepped(self, engine: EngineCore, outputs: Outputs | None) -> None:
+        """One or more steps are over; `outputs` as EngineCore returned them."""
+
+    def finished(self, index: int) -> None:
+        """The request has its last token."""

@@ -1,0 +1,203 @@
+"""Plays a workload against one simulated engine: sends requests as they are due, steps the engine, keeps the journal.
+
+Runs in a simulator process (worker.py), or in any process that may import vLLM. The requests that may be sent at a
+time come from `kvtune.workload.feed`, as they do for the real engine's driver.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+
+from kvtune.errors import KvtuneError
+from kvtune.probe.digest import digest
+from kvtune.sim.clock import VirtualClock
+from kvtune.sim.fast.choose import steppers
+from kvtune.sim.front_end import FrontEnd
+from kvtune.sim.journal import ReplayJournal
+from kvtune.sim.observers import Observer, ReplayProgress
+from kvtune.sim.requests import Factory
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.steps import ExecutedStep, StepResult
+from kvtune.sim.vllm_types import EngineCore
+from kvtune.workload.types import Workload
+
+POLL_S = 0.05
+"""How often the player looks whether it should stop."""
+
+PROGRESS_S = 0.25
+
+STALLED_STEPS = 3
+"""Steps in a row without a scheduled token, after which only a later arrival can help."""
+
+INTERRUPTED = "interrupted"
+
+
+class Player:
+    """One pass of a workload over one engine. Subclasses may replace `send` and `take`."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        settings: SimSettings,
+        engine: EngineCore,
+        clock: VirtualClock,
+        observers: Sequence[Observer] = (),
+        progress: Callable[[ReplayProgress], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.workload, self.engine, self.clock = workload, engine, clock
+        self._observers, self._progress, self._stop = observers, progress, stop
+        self._front = FrontEnd(workload, settings.cost)
+        scheduler = engine.scheduler
+        caching = bool(scheduler.kv_cache_manager.enable_caching)
+        self.factory = Factory(workload.requests, scheduler.hash_block_size, caching)
+        self.journal = ReplayJournal(
+            len(workload.requests),
+            scheduler,
+            token_rows=workload.output_tokens <= settings.token_rows,
+            digests=settings.digests,
+        )
+        self._steppers = steppers(
+            engine,
+            settings,
+            self._front,
+            clock,
+            self.journal,
+            single_steps=any(observer.needs_single_steps for observer in observers),
+        )
+        self._finished = self._stalled_steps = 0
+        self._began_s = self._polled_s = self._reported_s = 0.0
+        engine.model_executor.on_step = self._executed
+
+    def play(self) -> str:
+        """Run to the end. Why it ended early, or ""."""
+        for observer in self._observers:
+            observer.started(self.engine)
+        self._began_s = self._polled_s = self._reported_s = time.monotonic()
+        # A replay makes millions of objects and no cycles: collections would walk over the pool for nothing.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return self._play()
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _play(self) -> str:
+        front, clock, engine = self._front, self.clock, self.engine
+        while True:
+            for index, sent_s in front.arrivals(clock.now_s):
+                self.send(index, sent_s)
+            if front.done:
+                return ""
+            if not engine.scheduler.has_requests() and not engine.batch_queue:
+                self._wait_for_arrival()
+                continue
+            if self._should_stop():
+                return INTERRUPTED
+            result = self._step()
+            made = self.take(result)
+            for observer in self._observers:
+                observer.stepped(engine, result.outputs)
+            self._check_for_stall(made or result.executed)
+
+    def _step(self) -> StepResult:
+        for stepper in self._steppers:
+            result = stepper.try_step()
+            if result is not None:
+                return result
+        raise AssertionError("the last stepper always steps")
+
+    def send(self, index: int, sent_s: float) -> None:
+        """Hand a request of the workload to the engine."""
+        request = self.factory.make(index, sent_s)
+        self.journal.sent_s[index] = sent_s
+        for observer in self._observers:
+            observer.sent(index, request)
+        self.engine.add_request(request)
+
+    def take(self, result: StepResult) -> bool:
+        """Write down what a step gave; True when it gave anything."""
+        if not result.outputs:
+            return False
+        journal, now = self.journal, self.clock.now_s
+        ends = result.jump_ends_s
+        made = False
+        for batch in result.outputs.values():
+            for output in batch.outputs:
+                made = True
+                index = int(output.request_id)
+                new = len(output.new_token_ids)
+                if output.prefill_stats is not None:
+                    journal.hits[index] = output.prefill_stats.num_cached_tokens
+                if new:
+                    if journal.output[index] == 0:
+                        journal.first_s[index] = ends[0] if ends else now
+                    journal.output[index] += new
+                    if journal.keeps_tokens and index not in journal.tokens_written:
+                        journal.add_tokens(index, ends if ends and new > 1 else [now] * new)
+                if output.events:
+                    journal.preemptions[index] += sum(
+                        event.type.name == "PREEMPTED" for event in output.events
+                    )
+                if output.finish_reason is not None:
+                    self._finish(index, now)
+        journal.tokens_written.clear()
+        return made
+
+    def _finish(self, index: int, now_s: float) -> None:
+        self.journal.finished_s[index] = now_s
+        self._finished += 1
+        self._front.finished(index, now_s)
+        for observer in self._observers:
+            observer.finished(index)
+
+    def _executed(self, step: ExecutedStep) -> None:
+        """Called by the executor for each batch that it runs."""
+        journal, scheduler = self.journal, self.engine.scheduler
+        if journal.keeps_digests:
+            journal.digests.append(digest(step.scheduled))
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        journal.add_step(step, len(scheduler.running), len(scheduler.waiting), free)
+
+    def _should_stop(self) -> bool:
+        """Whether the caller wants the replay to end; also reports progress."""
+        now = time.monotonic()
+        if now - self._polled_s < POLL_S:
+            return False
+        self._polled_s = now
+        if self._stop is not None and self._stop():
+            return True
+        if self._progress is not None and now - self._reported_s >= PROGRESS_S:
+            self._reported_s = now
+            elapsed = now - self._began_s
+            total = len(self.workload.requests)
+            self._progress(ReplayProgress(self._finished, total, self.clock.now_s, elapsed))
+        return False
+
+    def _wait_for_arrival(self) -> None:
+        due = self._front.next_time()
+        if due is None:
+            raise KvtuneError("the replay has nothing to do and is not done", "report this with the workload")
+        self.clock.advance_to(due)
+
+    def _check_for_stall(self, progressed: bool) -> None:
+        """After steps that scheduled nothing, move on to the next arrival; KvtuneError when there is none."""
+        self._stalled_steps = 0 if progressed else self._stalled_steps + 1
+        if self._stalled_steps <= STALLED_STEPS:
+            return
+        due = self._front.next_time()
+        if due is None or due <= self.clock.now_s:
+            raise KvtuneError(
+                f"request {self._first_waiting()} can never be scheduled: the pool is too small for it",
+                "give the engine more blocks, or a shorter workload",
+            )
+        self.clock.advance_to(due)
+
+    def _first_waiting(self) -> str:
+        request = next(iter(self.engine.scheduler.waiting), None)
+        return self.workload.requests[int(request.request_id)].id if request is not None else "?"

@@ -1,0 +1,61 @@
+"""Steppers: each advances the simulated engine its own way, by one step or by many at once.
+
+The player asks them in order; the first whose `try_step` gives a result has made the step. `EngineStepper`, which lets
+vLLM make the step, always does and comes last. The others are in `fast/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtune.sim.vllm_types import EngineCore, Outputs, ScheduledStep
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedStep:
+    """One batch as the executor ran it. `decodes` counts requests, `context_tokens` the KV tokens they attend to.
+
+    `jump_ends_s`: ends of the single decode steps that it stands for; None for an ordinary step.
+    """
+
+    start_s: float
+    end_s: float
+    prefill_tokens: int
+    requests: int
+    decodes: int
+    context_tokens: int
+    prefill_context_tokens: int
+    scheduled: ScheduledStep
+    jump_ends_s: Sequence[float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`outputs`: tokens that the journal does not have yet. `executed`: the model ran (or would have run)."""
+
+    outputs: Outputs | None
+    executed: bool
+    jump_ends_s: Sequence[float] | None = None
+
+
+JOURNALED = StepResult(None, True)
+"""Steps that have already been written to the journal."""
+
+
+class Stepper(Protocol):
+    def try_step(self) -> StepResult | None:
+        """Advance the engine by at least one step; None, with nothing changed, where this stepper does not apply."""
+
+
+class EngineStepper:
+    """One step of vLLM's own EngineCore."""
+
+    def __init__(self, engine: EngineCore) -> None:
+        self._engine = engine
+
+    def try_step(self) -> StepResult:
+        outputs, executed = self._engine.step_fn()
+        self._engine.post_step(executed)
+        return StepResult(outputs, executed)

@@ -1,0 +1,157 @@
+"""The parts of vLLM's objects that the simulator reads, calls or replaces, as Protocols; core/vllm_types.py has more.
+
+Types only: importing this module imports nothing of vLLM. Methods that the simulator replaces on an instance are
+declared as callables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from kvtune.core import vllm_types as core
+
+EngineRequest = core.Request
+Block = core.KVCacheBlock
+ScheduledStep = core.ScheduledStep
+
+
+class BlockMap(Protocol):
+    """The pool's map from a block hash (with its group) to a block."""
+
+    insert: Callable[[bytes, Block], None]
+    pop: Callable[[bytes, int], Block | None]
+
+    def get_one_block(self, key: bytes) -> Block | None: ...
+
+
+class LookupPool(Protocol):
+    """What vLLM's prefix lookups need of a pool."""
+
+    hash_block_size: int
+    null_block: Block
+
+    def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> list[Block] | None: ...
+
+
+class Pool(LookupPool, core.BlockPool, Protocol):
+    """BlockPool."""
+
+    cached_block_hash_to_block: BlockMap
+
+    def get_num_free_blocks(self) -> int: ...
+    def get_new_blocks(self, num_blocks: int) -> list[Block]: ...
+    def free_blocks(self, ordered_blocks: Iterable[Block]) -> None: ...
+
+
+class GroupManager(core.GroupManager, Protocol):
+    """SingleTypeKVCacheManager: one KV cache group's blocks, by request."""
+
+    dcp_world_size: int
+    pcp_world_size: int
+
+
+class Coordinator(core.Coordinator, Protocol):
+    single_type_managers: Sequence[GroupManager]
+    eagle_group_ids: Sequence[int]
+    scheduler_block_size: int
+    cache_blocks: Callable[[EngineRequest, int], None]
+
+
+class CacheManager(core.KVCacheManager, Protocol):
+    """KVCacheManager."""
+
+    enable_caching: bool
+    watermark_blocks: int
+    block_pool: Pool
+    coordinator: Coordinator
+    get_computed_blocks: Callable[[EngineRequest], tuple[Any, int, int]]
+    allocate_slots: Callable[..., Any]
+    free: Callable[[EngineRequest], None]
+    pop_blocks_for_free: Callable[[EngineRequest], list[Block]]
+    estimate_cached_tokens: Callable[[EngineRequest], int]
+
+    def prefix_cache_lookup_enabled(self, request: EngineRequest) -> bool: ...
+    def cache_blocks(self, request: EngineRequest, num_computed_tokens: int) -> None: ...
+    def create_kv_cache_blocks(self, blocks: tuple[list[Block], ...]) -> Any: ...
+
+
+class SchedulerLimits(Protocol):
+    """SchedulerConfig."""
+
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+
+
+class EngineScheduler(core.Scheduler, Protocol):
+    """Scheduler, or a subclass. `running` is in the order in which requests are scheduled."""
+
+    running: list[EngineRequest]
+    waiting: Any  # RequestQueue: truthy while a request waits
+    requests: dict[str, EngineRequest]
+    kv_cache_manager: CacheManager
+    scheduler_config: SchedulerLimits
+    policy: Any
+    hash_block_size: int
+    max_model_len: int
+    max_num_scheduled_tokens: int
+    max_num_active_reqs: int
+    current_step: int
+    need_mamba_block_aligned_split: bool
+    kv_holding_waiting: Any
+    finished_req_ids: set[str]
+    reset_preempted_req_ids: set[str]
+    prev_step_scheduled_req_ids: set[str]
+    make_spec_decoding_stats: Callable[..., Any]
+    _pause_state: Any
+    _update_request_with_output: Callable[..., tuple[list[int], bool]]
+
+    def add_request(self, request: EngineRequest) -> None: ...
+    def has_requests(self) -> bool: ...
+    def shutdown(self) -> None: ...
+
+
+class SchedulerOutput(ScheduledStep, Protocol):
+    total_num_scheduled_tokens: int
+
+
+class ModelOutput(Protocol):
+    """ModelRunnerOutput: one row of sampled tokens for each scheduled request."""
+
+    req_ids: list[str]
+    sampled_token_ids: list[list[int]]
+
+
+class RequestOutput(Protocol):
+    """EngineCoreOutput."""
+
+    request_id: str
+    new_token_ids: list[int]
+    prefill_stats: Any
+    events: Sequence[Any] | None
+    finish_reason: Any
+
+
+class RequestOutputs(Protocol):
+    """EngineCoreOutputs: what one client gets from a step."""
+
+    outputs: Sequence[RequestOutput]
+
+
+Outputs = Mapping[int, RequestOutputs]
+"""A step's outputs by client."""
+
+
+class EngineCore(Protocol):
+    """vLLM's EngineCore with a SimExecutor."""
+
+    scheduler: EngineScheduler  # the core's subclasses have more: fast/steady_path.py
+    model_executor: Any  # SimExecutor, or a real one that lives on virtual time
+    vllm_config: Any
+    batch_queue: Any
+
+    @property
+    def step_fn(self) -> Callable[[], tuple[Outputs | None, bool]]: ...
+    def post_step(self, model_executed: bool) -> None: ...
+    def add_request(self, request: EngineRequest) -> None: ...
+    def reset_prefix_cache(self) -> bool: ...

@@ -1,0 +1,168 @@
+"""A search for loads on which the core's default policy hits less than stock. Prints the worst ten.
+
+    python tests/bench/adversary.py [--model tiny-gemma3|tiny-llama] [--trials 2000] [--seed 0] [--policy density]
+
+An optimizer (Optuna's TPE, seeded) puts loads together from sessions, phases, visits, scans and cold prompts
+(loads.py) and maximizes the points, of the tokens that can hit, by which the best of stock's settings (plain models:
+its LRU) beats the policy. Loads of which less than a quarter can hit count as 0: a point of them is a request or two.
+Every trial is a line of the journal, and the same command goes on behind the last. `--worst FILE` adds the worst ten
+to a file of loads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from kvtune.sim.simulators import Simulators
+from tests.bench.loads import NODE, OURS, PLAIN, WINDOWS, Load, best_of_stock, columns, lines, measure, write
+
+ROOT = Path(__file__).parents[2]
+JOURNALS = ROOT / "reports"
+REQUESTS = 400
+"""Of a load at most, so that a trial takes seconds."""
+FEWEST, LEAST_HITTABLE = 100, 25.0
+SEEN = 0.5
+"""Where the policy hits all but so many points, stock's other settings are not asked."""
+LONGEST = 8192
+KIND = ("none", "sessions", "phases", "visits", "scan", "cold")
+
+
+def suggest(trial: optuna.trial.BaseTrial, model: str) -> Load:
+    """A load of one to three parts in a pool of 600 to 6,000 blocks of 32."""
+    parts = []
+    for number in range(3):
+        kind = trial.suggest_categorical(f"kind{number}", KIND[number > 0 :] if not number else KIND)
+        if kind != "none":
+            parts.append({"kind": kind, **_part(trial, f"{kind}{number}.", str(kind))})
+    least = 700 if model == WINDOWS else 300
+    blocks = int(least * trial.suggest_float("pool", 1.0, 10.0, log=True))
+    return {
+        "model": model,
+        "blocks": blocks,
+        "seed": trial.suggest_int("seed", 0, 3),
+        "parts": parts or [_idle()],
+    }
+
+
+def _idle() -> dict[str, Any]:
+    return {"kind": "cold", "requests": 1, "nodes": 1, "every_s": 1.0, "start_s": 0.0, "output": 1}
+
+
+def _part(trial: optuna.trial.BaseTrial, name: str, kind: str) -> dict[str, Any]:
+    def whole(key: str, low: int, high: int) -> int:
+        return int(trial.suggest_int(name + key, low, high, log=True))
+
+    def real(key: str, low: float, high: float) -> float:
+        return round(trial.suggest_float(name + key, low, high, log=True), 3)
+
+    part: dict[str, Any] = {
+        "every_s": real("every_s", 0.5, 20.0),
+        "start_s": trial.suggest_categorical(name + "start_s", (0.0, 100.0, 400.0)),
+        "output": whole("output", 1, 256),
+    }
+    if kind == "sessions":
+        part |= {
+            "sessions": whole("sessions", 10, 80),
+            "turns": whole("turns", 2, 8),
+            "new": whole("new", 1, 3),
+        }
+        return part | {"think_s": real("think_s", 2.0, 100.0)}
+    part["nodes"] = whole("nodes", 1, 9)
+    if kind == "cold":
+        return part | {"requests": whole("requests", 20, 200)}
+    part["suffix"] = whole("suffix", 16, NODE)
+    if kind == "phases":
+        part |= {
+            "hot": whole("hot", 2, 60),
+            "requests": whole("requests", 50, 400),
+            "stays": whole("stays", 20, 400),
+        }
+        return part | {"skew": trial.suggest_float(name + "skew", 0.0, 1.5)}
+    if kind == "visits":
+        part |= {"prompts": whole("prompts", 20, 200), "times": whole("times", 2, 4)}
+        return part | {"apart": whole("apart", 1, 60)}
+    return part | {"prefixes": whole("prefixes", 2, 60), "rounds": whole("rounds", 2, 8)}
+
+
+def value_of(load: Load, policy: str, folder: Path, simulators: Simulators) -> tuple[float, dict[str, float]]:
+    """Points that stock's best is ahead of the policy, and all columns."""
+    if not FEWEST <= len(lines(load)) <= REQUESTS:
+        return 0.0, {}
+    sides = columns(load["model"], load["blocks"], [policy], LONGEST)
+    spec = write(load, folder)
+    first = {name: sides.pop(name) for name in (policy, "stock 0")}
+    row = measure(spec, first, simulators, load["seed"])
+    if row["hittable"] < LEAST_HITTABLE:
+        return 0.0, row
+    if sides and row[policy] < 100.0 - SEEN:
+        row |= measure(spec, sides, simulators, load["seed"])
+    return best_of_stock(row) - row[policy], row
+
+
+def search(
+    model: str, policy: str, trials: int, seed: int, journal: Path, parallel: int = 2, say: Any = None
+) -> list[dict[str, Any]]:
+    """All trials of the journal, the worst load first; goes on until there are `trials` of them."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    done = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed + len(done))
+    )
+    for record in done:
+        study.enqueue_trial(record["params"])
+        trial = study.ask()
+        suggest(trial, model)
+        study.tell(trial, record["value"])
+    with tempfile.TemporaryDirectory(prefix="kvtune-loads-") as name, Simulators(parallel) as simulators:
+        while len(done) < trials:
+            trial = study.ask()
+            load = suggest(trial, model)
+            value, row = value_of(load, policy, Path(name), simulators)
+            study.tell(trial, value)
+            done.append({"value": value, "params": trial.params, "load": load, "row": row})
+            with journal.open("a") as file:
+                file.write(json.dumps(done[-1]) + "\n")
+            if say is not None:
+                say(len(done), max(record["value"] for record in done), value)
+    return sorted(done, key=lambda record: -record["value"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default=WINDOWS, choices=(WINDOWS, PLAIN))
+    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--policy", default=OURS)
+    parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--journal", type=Path, help="default: reports/adversary-MODEL-POLICY.jsonl")
+    parser.add_argument("--worst", type=Path, help="a file of loads that the worst ten are added to")
+    options = parser.parse_args()
+    journal = options.journal or JOURNALS / f"adversary-{options.model}-{options.policy}.jsonl"
+
+    def say(number: int, worst: float, value: float) -> None:
+        if number % 20 == 0:
+            print(f"{number} trials, the worst so far: {worst:.1f} points", flush=True)
+
+    found = search(
+        options.model, options.policy, options.trials, options.seed, journal, options.parallel, say
+    )
+    for record in found[:10]:
+        print(f"{record['value']:6.2f}  {json.dumps(record['load'])}")
+    if options.worst:
+        kept = json.loads(options.worst.read_text()) if options.worst.exists() else []
+        kept += [record["load"] for record in found[:10] if record["load"] not in kept]
+        options.worst.write_text(json.dumps(kept, indent=1) + "\n")
+    return 1 if found and found[0]["value"] > 1.0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

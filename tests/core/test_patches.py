@@ -1,0 +1,138 @@
+"""The registry of patches: what stands where, in which order, and that each part comes off alone."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtune.core.patches import PATCHES, Patch, Patches
+
+DOCS = Path(__file__).parents[2] / "docs" / "patches.md"
+
+
+def adding(text: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
+    return lambda inner: lambda *args: f"{text}({inner(*args)})"
+
+
+class Stock:
+    def method(self) -> str:
+        return "stock"
+
+    @classmethod
+    def of_class(cls) -> str:
+        return cls.__name__
+
+
+@pytest.fixture
+def patches() -> Iterator[Patches]:
+    registry = Patches()
+    method, of_class = vars(Stock)["method"], vars(Stock)["of_class"]
+    yield registry
+    for part in {patch.part for patch in registry.installed()}:
+        registry.undo(part)
+    assert vars(Stock)["method"] is method and vars(Stock)["of_class"] is of_class
+
+
+def test_the_last_part_is_the_outermost(patches: Patches) -> None:
+    for part in ("core", "probe"):
+        patches.wrap(part, Stock, "method", adding(part))
+    assert Stock().method() == "probe(core(stock))"
+    symbol = f"{__name__}.Stock.method"
+    assert patches.installed() == (Patch(symbol, "core"), Patch(symbol, "probe"))
+
+
+@pytest.mark.parametrize("gone, rest", [("core", "probe(late(stock))"), ("late", "probe(core(stock))")])
+def test_a_part_in_the_middle_comes_off_and_the_others_stay(patches: Patches, gone: str, rest: str) -> None:
+    patches.wrap("core", Stock, "method", adding("core"))
+    patches.wrap("late", Stock, "method", adding("late"))
+    patches.undo("late")
+    patches.wrap("late", Stock, "method", adding("late"))
+    patches.wrap("probe", Stock, "method", adding("probe"))
+    assert Stock().method() == "probe(late(core(stock)))"
+    patches.undo(gone)
+    assert Stock().method() == rest
+
+
+def test_a_classmethod_stays_one(patches: Patches) -> None:
+    patches.wrap("core", Stock, "of_class", adding("core"))
+    assert Stock.of_class() == "core(Stock)" and isinstance(vars(Stock)["of_class"], classmethod)
+
+
+def test_a_replacement_drops_what_was_below_it_until_it_is_undone(patches: Patches) -> None:
+    def other(self: Any) -> str:
+        return "other"
+
+    patches.wrap("core", Stock, "method", adding("core"))
+    patches.replace("legacy", Stock, "method", other)
+    assert Stock().method() == "other" and Stock.__dict__["method"] is other
+    patches.undo("legacy")
+    assert Stock().method() == "core(stock)"
+
+
+def test_a_wrapper_that_cannot_be_made_changes_nothing(patches: Patches) -> None:
+    def fails(inner: Callable[..., str]) -> Callable[..., str]:
+        raise RuntimeError("ours")
+
+    with pytest.raises(RuntimeError):
+        patches.wrap("core", Stock, "method", fails)
+    assert Stock().method() == "stock" and patches.installed() == ()
+
+
+def test_a_symbol_that_its_owner_does_not_define_is_refused(patches: Patches) -> None:
+    class Heir(Stock): ...
+
+    with pytest.raises(KeyError):
+        patches.wrap("core", Heir, "method", adding("core"))
+
+
+def test_undoing_a_part_that_has_no_patches_is_nothing(patches: Patches) -> None:
+    patches.undo("core")
+    assert patches.installed() == ()
+
+
+@pytest.mark.vllm
+def test_the_table_in_the_docs_is_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    warnings.simplefilter("ignore")  # vLLM's imports warn
+
+    from kvtune.core import cpu_flags, plugin
+    from kvtune.core.cache import audit
+    from kvtune.core.settings import parse
+    from kvtune.core.tokens import runners
+    from kvtune.probe import plugin as probe
+    from kvtune.probe import recorder
+
+    monkeypatch.setenv("KVTUNE_AVX512_BF16", "1")
+    monkeypatch.setenv("KVTUNE_AUDIT", "1")
+    forced = cpu_flags.installed()  # by the whole test run's variable
+    cpu_flags.uninstall()
+    before = PATCHES.installed()
+    assert before == (), "another test left patches behind"
+    switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
+    try:
+        cpu_flags.install()
+        plugin.install(parse({**dict.fromkeys(switches, True), "admission": "longest_prefix"}))
+        runners._install_gpu_outputs()
+        probe._wrap_engine()
+        recorder._watch_scheduler(str(tmp_path / "trace"), "")
+        installed = PATCHES.installed()
+    finally:
+        for part in (recorder.PART, probe.PART):
+            PATCHES.undo(part)
+        for module in (audit, *map(plugin._part, reversed(plugin.PARTS)), cpu_flags):
+            module.uninstall()
+    assert PATCHES.installed() == ()
+    if forced:
+        cpu_flags.install()
+    listed = [
+        Patch(*row) for row in re.findall(r"^\| `(vllm\.[^`]+)` \| `([^`]+)` \|", DOCS.read_text(), re.M)
+    ]
+    assert sorted(map(repr, listed)) == sorted(map(repr, installed)), "docs/patches.md is out of date"
+    for symbol in {patch.symbol for patch in installed}:
+        order = [patch.part for patch in installed if patch.symbol == symbol]
+        assert [patch.part for patch in listed if patch.symbol == symbol] == order, symbol

@@ -1,0 +1,68 @@
+"""Which steppers a replay gets: by the engine's scheduler and model, the mode, and observers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvtune.errors import UsageError
+from kvtune.sim.clock import VirtualClock
+from kvtune.sim.settings import SimSettings
+from kvtune.workload.spec import build as workload_of
+
+# vLLM's imports warn (deprecations of torch): not ours to turn into errors.
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+FLAGS = ["--max-model-len", "2048", "--num-gpu-blocks-override", "60"]
+
+
+def chosen(model: str, *flags: str, needs_single_steps: bool = False, **settings: Any) -> list[str]:
+    """Names of the steppers, in the order in which they are asked."""
+    pytest.importorskip("vllm")
+    from kvtune.sim.build import build
+    from kvtune.sim.player import Player
+
+    class Watcher:
+        def __init__(self) -> None:
+            self.needs_single_steps = needs_single_steps
+
+    wanted = SimSettings(model=model, engine_args=[*FLAGS, *flags], **settings)
+    clock = VirtualClock()
+    engine = build(wanted, clock)
+    try:
+        player = Player(workload_of("rounds", seed=0), wanted, engine, clock, [Watcher()])  # type: ignore[list-item]
+        return [type(stepper).__name__ for stepper in player._steppers]
+    finally:
+        engine.scheduler.shutdown()
+
+
+def test_full_attention_gets_all_fast_steppers() -> None:
+    assert chosen("tiny-llama") == ["MixedStepper", "StrideStepper", "EngineStepper"]
+    assert chosen("tiny-llama", mode="jump") == [
+        "MixedStepper",
+        "StrideStepper",
+        "JumpStepper",
+        "EngineStepper",
+    ]
+
+
+def test_states_and_long_prefill_limits_are_scheduled_by_the_whole_step() -> None:
+    assert chosen("tiny-qwen3next") == ["StrideStepper", "EngineStepper"]
+    limit = ["--long-prefill-token-threshold", "64"]
+    assert chosen("tiny-llama", *limit) == ["StrideStepper", "EngineStepper"]
+
+
+def test_without_shortcuts_or_with_steps_ahead_vllm_makes_every_step() -> None:
+    assert chosen("tiny-llama", shortcuts=False) == ["EngineStepper"]
+    assert chosen("tiny-llama", async_scheduling=True) == ["EngineStepper"]
+
+
+def test_an_observer_of_single_steps_sees_no_strides() -> None:
+    assert chosen("tiny-llama", needs_single_steps=True) == ["EngineStepper"]
+    assert chosen("tiny-llama", needs_single_steps=True, mode="jump") == ["JumpStepper", "EngineStepper"]
+
+
+def test_jumps_need_the_synchronous_scheduler() -> None:
+    with pytest.raises(UsageError, match="synchronous scheduler only"):
+        chosen("tiny-llama", mode="jump", async_scheduling=True)

@@ -1,0 +1,252 @@
+"""Documents and code say the same, both ways: commands, options, knobs, variables, paths; and what CI runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import kvtune
+from kvtune.core.settings import KNOBS, POLICIES
+from kvtune.doctor.environment import VARIABLES
+from tests.doc_tables import (
+    IMPORTED,
+    MODULE,
+    REGION,
+    commands,
+    importers,
+    rewritten,
+    with_importers,
+    with_modules,
+)
+from tests.documents import (
+    DOCUMENTS,
+    PACKAGE,
+    ROOT,
+    VARIABLE,
+    blocks,
+    complaint,
+    missing_paths,
+    spans,
+    unknown,
+    variables_in_code,
+)
+
+ENVIRONMENT = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+PACKAGES = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
+WITH_IMPORTS = {PACKAGE / "core" / "policies", PACKAGE / "report" / "sections"}
+
+
+def title(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(params=DOCUMENTS, ids=title)
+def document(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def test_every_kvtune_line_of_a_block_is_one_that_the_app_takes(document: Path) -> None:
+    lines = [line for line in blocks(document.read_text()) if line.startswith("kvtune ")]
+    assert {line: why for line in lines if (why := complaint(line))} == {}
+
+
+def test_every_inline_command_and_option_exists(document: Path) -> None:
+    inline = [span for span in spans(document.read_text()) if re.match(r"kvtune [a-z]", span)]
+    assert {span: why for span in inline if (why := unknown(span))} == {}
+
+
+def test_every_path_and_link_leads_somewhere(document: Path) -> None:
+    assert missing_paths(document.read_text(), document.parent) == []
+
+
+def test_every_make_target_and_module_exists(document: Path) -> None:
+    text = document.read_text()
+    code = "\n".join([*blocks(text), *spans(text)])
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"^make ([a-z-]+)", code, re.M)) <= targets
+    assert [name for name in re.findall(r"python -m (kvtune[\w.]*)", code) if find_spec(name) is None] == []
+
+
+def test_every_core_setting_in_a_document_is_a_knob(document: Path) -> None:
+    text = document.read_text()
+    names = set(re.findall(r"(?<![\w.])core\.([a-z_0-9]+)", "\n".join([*blocks(text), *spans(text)])))
+    parts = {path.stem for path in (PACKAGE / "core").iterdir()}
+    assert names - set(KNOBS) - parts == set()
+
+
+def test_tables_that_are_made_from_the_code_are_up_to_date(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert rewritten(text) == text, f"{title(document)} is behind the code: run `make docs`"
+
+
+def test_every_policy_stands_in_the_document_of_the_core() -> None:
+    text = (ROOT / "docs" / "core.md").read_text(encoding="utf-8")
+    rows = text.split("| policy |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", rows, re.M) == list(POLICIES)
+
+
+def test_every_command_with_every_option_stands_in_the_reference() -> None:
+    reference = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    made = {match[2] for path in DOCUMENTS for match in REGION.finditer(path.read_text())}
+    assert made == {"commands", "knobs", "engine_knobs", "workloads", "columns"}
+    assert len(list(commands())) >= 16
+    for name, command in commands():
+        section = reference.split(f"### kvtune {name}")[1].split("###")[0]
+        for parameter in command.params:
+            options = [option for option in parameter.opts if parameter.param_type_name == "option"]
+            assert all(f"`{option}`" in section for option in options if option not in ("-h", "--help"))
+
+
+def test_variables_are_the_same_in_the_code_in_the_document_and_in_doctors_list() -> None:
+    ours = ENVIRONMENT.split("## For building")[0]
+    assert set(VARIABLE.findall(ours)) == variables_in_code() == VARIABLES
+
+
+def test_the_file_that_reads_a_variable_names_it() -> None:
+    rows = re.findall(r"^\| (`KVTUNE_.*?) \| `([^`]+)` \|", ENVIRONMENT, re.M)
+    assert len(rows) >= 14
+    for names, path in rows:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert [name for name in VARIABLE.findall(names) if name not in text] == []
+
+
+def test_variables_of_scripts_and_tests_stand_in_the_document() -> None:
+    scripts = [ROOT / "Makefile", *(path for path in (ROOT / ".ci").iterdir() if path.is_file())]
+    names = {name for path in scripts for name in VARIABLE.findall(path.read_text())}
+    for path in (ROOT / "tests").rglob("*.py"):
+        names |= set(re.findall(r'environ(?:\.get\(|\[)"(KVTUNE_[A-Z0-9_]+)"', path.read_text()))
+    assert len(names) >= 4
+    assert names <= set(VARIABLE.findall(ENVIRONMENT))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=title)
+def test_a_package_names_its_modules_and_no_others(package: Path) -> None:
+    tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
+    text = ast.get_docstring(tree) or ""
+    assert missing_paths(text, package) == []
+    if package not in WITH_IMPORTS:
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        if package != PACKAGE:
+            modules = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+            folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+            assert modules - set(MODULE.findall(text)) == set(), "run `make docs`"
+            assert [folder for folder in folders if folder not in text] == []
+
+
+def test_a_package_names_the_packages_that_import_it() -> None:
+    packages = importers()
+    assert packages["report"] == ["cli"] and len(packages) >= 14
+    for name, names in packages.items():
+        text = (PACKAGE / name / "__init__.py").read_text(encoding="utf-8")
+        assert name == "cli" or len(IMPORTED.findall(text)) == 1
+        assert with_importers(text, names) == text, f"kvtune/{name} is imported by {names}: run `make docs`"
+
+
+def test_the_list_of_a_packages_modules_gains_and_loses_rows() -> None:
+    kept = "    stays.py   as written by hand,\n               on two lines\n"
+    text = f'"""Two modules.\n\n    old.py     was here\n{kept}"""\n'
+    made = with_modules(
+        text, {"stays.py": "Other words", "added.py": "Adds numbers: all of them, " + "x" * 100}
+    )
+    assert made.splitlines() == [
+        '"""Two modules.',
+        "",
+        "    stays.py   as written by hand,",
+        "               on two lines",
+        "    added.py   Adds numbers: all of them",
+        '"""',
+    ]
+    assert with_modules(made, {"stays.py": "", "added.py": ""}) == made
+
+
+def test_the_first_pages_are_short_and_name_the_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    architecture = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 120
+    assert len(architecture.splitlines()) <= 150
+    assert {"make profile", "make test"} <= {line.split("  ")[0] for line in blocks(readme)}
+    assert all(f"({title(path)})" in readme + architecture for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_hook_is_make_lint_and_downloads_nothing() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    assert makefile.split("\nlint:")[1].splitlines()[1].strip() == "@.ci/lint"
+    assert re.findall(r"entry: (.+)", hooks) == [".ci/lint"]
+    assert re.findall(r"repo: (.+)", hooks) == ["local"]
+    assert re.findall(r"language: (.+)", hooks) == ["system"]
+
+
+def test_the_workflow_runs_what_ci_runs() -> None:
+    assert "- run: .ci/run\n" in (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert (ROOT / ".ci" / "run").read_text(encoding="utf-8").rstrip().endswith("make test")
+
+
+def test_the_version_stands_in_one_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" not in project["project"] and project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == "kvtune/__init__.py"
+    assert importlib.metadata.version("kvtune") == kvtune.__version__
+
+
+def test_the_package_is_marked_as_typed() -> None:
+    assert (PACKAGE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kvtune nonsense",
+        "kvtune profile",
+        "kvtune profile tiny-opt extra",
+        "kvtune profile tiny-opt --no-such-option",
+        "kvtune profile tiny-opt --repeat 0",
+        "kvtune profile tiny-opt -w nonsense",
+        "kvtune profile tiny-opt -w rounds:nonsense=1",
+        "kvtune recipe nonsense",
+        "kvtune recipe show",
+    ],
+)
+def test_a_wrong_command_line_is_found(line: str) -> None:
+    assert complaint(line)
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        "kvtune nonsense",
+        "kvtune recipe list|nonsense",
+        "kvtune explain RUN --no-such",
+        "kvtune sweep --tries 2",
+    ],
+)
+def test_a_wrong_inline_command_is_found(span: str) -> None:
+    assert unknown(span)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see kvtune/no/such/file.py",
+        "`no_such_module.py`",
+        "[a](no-such-file.md)",
+        "[a](docs/core.md#no-such-heading)",
+        "in tests/nowhere",
+        "[a](#nowhere)",
+    ],
+)
+def test_a_path_that_leads_nowhere_is_found(text: str) -> None:
+    assert missing_paths(text, ROOT)
+
+
+def test_a_path_that_leads_somewhere_is_taken() -> None:
+    assert (
+        missing_paths("`kvtune/core/cache/windows.py`, `cache/pool.py`, [k](docs/core.md#knobs)", ROOT) == []
+    )

@@ -44,19 +44,19 @@ def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *,
     repeats = max(repeats, FEWEST) if repeats > 1 else REPEATS
     check_output(job.output)
     _tell_plan(job, chosen, repeats, budget_min)
-    found = ablate(job, chosen, repeats, _tell, budget_s=60 * budget_min)
-    baseline = found.made[BASELINE].files
+    ablated = ablate(job, chosen, repeats, _tell, budget_s=60 * budget_min)
+    baseline = ablated.made[BASELINE].files
     if not baseline:
         raise KvtuneError(
-            f"no run of --ablate's baseline ended: {found.why}",
+            f"no run of --ablate's baseline ended: {ablated.why}",
             "run the same command again: it resumes where this one stopped",
-            EXIT_INTERRUPTED if found.why == "interrupted" else 1,
+            EXIT_INTERRUPTED if ablated.why == "interrupted" else 1,
         )
-    run = _store(found, chosen, repeats)
+    run = _store(ablated, chosen, repeats)
     page = write_new(run_page(run, job.workload), baseline[0].with_suffix(".html"), force=True)
     result = stored(run)
     assert result is not None
-    if not found.why:
+    if not ablated.why:
         ended(job)
     if as_json:
         files = {"run_file": str(baseline[0]), "page": str(page), "folder": str(folder_of(job))}
@@ -65,9 +65,9 @@ def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *,
         print_ablation(result)
         print(f"run file  {baseline[0]}")
         print(f"page      {page}")
-    if found.why:
-        print(f"kvtune: {found.why}; run the same command again to resume", file=sys.stderr)
-    return EXIT_INTERRUPTED if found.why == "interrupted" else 0
+    if ablated.why:
+        print(f"kvtune: {ablated.why}; run the same command again to resume", file=sys.stderr)
+    return EXIT_INTERRUPTED if ablated.why == "interrupted" else 0
 
 
 def _tell_plan(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int, budget_min: float) -> None:
@@ -115,21 +115,21 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def _store(found: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
+def _store(ablated: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
     """Store the result in the baseline's first run file, which its page is drawn from."""
     from kvtune.analysis.comparison.ablation import KEY, AblationSide, extra, figures
 
     sides = []
     for variant in chosen:
-        made = found.made[variant.name]
+        made = ablated.made[variant.name]
         runs = tuple(figures(read_run(path)) for path in made.files)
         files = tuple(path.name for path in made.files)
         sides.append(
             AblationSide(variant.name, variant.turned, variant.settings, runs, files, tuple(made.failed))
         )
-    path: Path = found.made[BASELINE].files[0]
+    path: Path = ablated.made[BASELINE].files[0]
     run = read_run(path)
-    entry = extra(sides, planned=found.planned, repeats=repeats, why=found.why)
+    entry = extra(sides, planned=ablated.planned, repeats=repeats, why=ablated.why)
     header = msgspec.structs.replace(run.header, extra={**run.header.extra, KEY: entry})
     stored = Run(header, run.tables)
     write_run(stored, path)

@@ -42,9 +42,9 @@ def bounds(
     sizes = parse_pools(pools)
     shape = shape_named(model) if model else None
     with progress() as done:
-        found = compute(work, sizes, block_tokens=block_size, shape=shape, done=done)
+        ladder = compute(work, sizes, block_tokens=block_size, shape=shape, done=done)
     if json:
-        options.print_json(to_json(found))
+        options.print_json(to_json(ladder))
     else:
-        print_bounds(found)
+        print_bounds(ladder)
     return 0

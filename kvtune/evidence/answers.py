@@ -54,10 +54,12 @@ class Answered(msgspec.Struct, forbid_unknown_fields=True):
     preemptions: int
 
 
-def answers(folder: Path, core: Literal["kvtune", "stock"], asked: list[Question], blocks: int) -> Answered:
+def answers(
+    folder: Path, core: Literal["kvtune", "stock"], questions: list[Question], blocks: int
+) -> Answered:
     """Start an engine and ask it everything. KvtuneError with the cause if the engine fails."""
-    texts = len({q.text for q in asked})
-    plan = AnswerPlan(model=str(folder), prompts=[q.prompt for q in asked], at_once=texts, blocks=blocks)
+    texts = len({q.text for q in questions})
+    plan = AnswerPlan(model=str(folder), prompts=[q.prompt for q in questions], at_once=texts, blocks=blocks)
     environment = {**os.environ, "KVTUNE_CORE": core, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     for name in ("KVTUNE_SET", "KVTUNE_RECIPE"):
         environment.pop(name, None)
@@ -89,10 +91,11 @@ def answers(folder: Path, core: Literal["kvtune", "stock"], asked: list[Question
         return msgspec.json.decode(out.read_bytes(), type=Answered)
 
 
-def right(found: Answered, asked: list[Question]) -> int:
+def right(answered: Answered, questions: list[Question]) -> int:
     """Number of answers that begin with the right word."""
     return sum(
-        text.strip().startswith(question.answer) for text, question in zip(found.texts, asked, strict=True)
+        text.strip().startswith(question.answer)
+        for text, question in zip(answered.texts, questions, strict=True)
     )
 
 
@@ -112,7 +115,7 @@ def main() -> None:
     engine = LLM(model=plan.model, num_gpu_blocks_override=plan.blocks, **ENGINE)
     tokenizer = engine.get_tokenizer()
     greedy = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-    found = Answered(tokens=[], texts=[], prompt_tokens=0, hit_tokens=0, preemptions=0)
+    answered = Answered(tokens=[], texts=[], prompt_tokens=0, hit_tokens=0, preemptions=0)
     for start in range(0, len(plan.prompts), plan.at_once):
         prompts = [
             TokensPrompt(
@@ -121,14 +124,14 @@ def main() -> None:
             for p in plan.prompts[start : start + plan.at_once]
         ]
         for answer in engine.generate(prompts, greedy, use_tqdm=False):
-            found.tokens.append(list(answer.outputs[0].token_ids))
-            found.texts.append(answer.outputs[0].text)
-            found.prompt_tokens += len(answer.prompt_token_ids)
-            found.hit_tokens += answer.num_cached_tokens or 0
-    found.preemptions = sum(
+            answered.tokens.append(list(answer.outputs[0].token_ids))
+            answered.texts.append(answer.outputs[0].text)
+            answered.prompt_tokens += len(answer.prompt_token_ids)
+            answered.hit_tokens += answer.num_cached_tokens or 0
+    answered.preemptions = sum(
         int(metric.value) for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions"
     )
-    Path(sys.argv[2]).write_bytes(msgspec.json.encode(found))
+    Path(sys.argv[2]).write_bytes(msgspec.json.encode(answered))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from kvtune.engine.messages import Event
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.evidence.cases import SCALES, Scale
-from kvtune.evidence.claims import CLAIMS, THROUGHPUT, Asked, Case, CaseSide, Claim
+from kvtune.evidence.claims import CLAIMS, THROUGHPUT, Case, CaseSide, Claim, ClaimFigure
 from kvtune.evidence.extras import free_list, planned_blocks, real_answers, row
 from kvtune.evidence.judge import ratio, reason
 from kvtune.evidence.runs import CaseRun, command, run_case, run_turns
@@ -145,9 +145,11 @@ def _judged(
 
 def _claim(claim: Claim, scale: Scale, summaries: Summaries, runs: Sequence[CaseRun]) -> dict[str, Any]:
     figures = [
-        _figure(claim.name, asked, scale, summaries) for asked in claim.figures if asked.case in scale.cases
+        _figure(claim.name, figure, scale, summaries)
+        for figure in claim.figures
+        if figure.case in scale.cases
     ]
-    cases = {asked.case for asked in claim.figures}
+    cases = {figure.case for figure in claim.figures}
     why = [f"failed: {r.case}, {r.side}: {r.why}" for r in runs if r.why and r.case in cases]
     first = claim.figures[0]
     # The time of the host and the collector limits a gain in speed, not one in hits.
@@ -170,23 +172,23 @@ def in_short(figures: Sequence[Mapping[str, Any]]) -> str:
     return "Here: " + ", ".join(f"{n} of {len(figures)} {verdict}" for verdict, n in counts.items()) + "."
 
 
-def _figure(claim: str, asked: Asked, scale: Scale, summaries: Summaries) -> dict[str, Any]:
-    case = scale.cases[asked.case]
-    sides = {side.name: side for side in case.sides if side.name in (asked.a, asked.b)}
+def _figure(claim: str, figure: ClaimFigure, scale: Scale, summaries: Summaries) -> dict[str, Any]:
+    case = scale.cases[figure.case]
+    sides = {side.name: side for side in case.sides if side.name in (figure.a, figure.b)}
     a, b = (
         [
             value
-            for s in summaries.get((asked.case, side), [])
-            if (value := value_at(s, asked.measure)) is not None
+            for s in summaries.get((figure.case, side), [])
+            if (value := value_at(s, figure.measure)) is not None
         ]
-        for side in (asked.a, asked.b)
+        for side in (figure.a, figure.b)
     )
     return row(
-        ratio(a, b, count=asked.count, paired=case.turns > 0),
-        title=f"{asked.title}: {asked.b} over {asked.a}",
+        ratio(a, b, count=figure.count, paired=case.turns > 0),
+        title=f"{figure.title}: {figure.b} over {figure.a}",
         work=f"{case.model} {case.workload}",
-        direction=asked.direction,
-        published=asked.published,
+        direction=figure.direction,
+        published=figure.published,
         # The first command measures the figure; the others run one side alone, for a closer look.
         commands=([f"kvtune evidence --scale {scale.name} --only {claim}"] if case.turns else [])
         + [command(case, side) for side in sides.values()],

@@ -20,7 +20,7 @@ Rows = tuple[list[dict[str, Any]], list[str]]
 
 
 def row(
-    found: Ratio,
+    measured: Ratio,
     *,
     title: str,
     work: str,
@@ -32,13 +32,13 @@ def row(
     return {
         "title": title,
         "work": work,
-        "ratio": found.ratio,
-        "low": found.low,
-        "high": found.high,
-        "runs": found.runs,
+        "ratio": measured.ratio,
+        "low": measured.low,
+        "high": measured.high,
+        "runs": measured.runs,
         "direction": direction,
         "published": published,
-        "verdict": judge(found, direction, published),
+        "verdict": judge(measured, direction, published),
         "commands": list(commands),
     }
 
@@ -71,8 +71,15 @@ def free_list() -> Rows:
         (f"{among}: linked list over linear removal", ratio(large["linear"], large["stock"]), "lower")
     )
     figures = [
-        row(found, title=title, work="block pool alone", direction=direction, published=None, commands=[line])
-        for title, found, direction in pairs
+        row(
+            measured,
+            title=title,
+            work="block pool alone",
+            direction=direction,
+            published=None,
+            commands=[line],
+        )
+        for title, measured, direction in pairs
     ]
     medians = "; ".join(
         f"{int(size):,} blocks: " + ", ".join(f"{k} {statistics.median(v):.2f} us" for k, v in kinds.items())

@@ -81,19 +81,19 @@ def _welch_half_width(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     return float(t.ppf(0.975, freedom) * math.sqrt(one + two))
 
 
-def judge(found: Ratio, direction: str, published: float | None) -> Verdict:
+def judge(measured: Ratio, direction: str, published: float | None) -> Verdict:
     """Whether the measured ratio supports the claim."""
-    if found.ratio is None:
+    if measured.ratio is None:
         return "not measured"
     if direction == "equal":
-        if found.low is None or found.high is None:
+        if measured.low is None or measured.high is None:
             return "no difference shown"
-        if found.low >= 1 - ALIKE and found.high <= 1 + ALIKE:
+        if measured.low >= 1 - ALIKE and measured.high <= 1 + ALIKE:
             return "holds"
-        return "no difference shown" if found.low <= 1 <= found.high else "does not hold here"
-    if found.low is None or found.high is None or found.low <= 1 <= found.high:
+        return "no difference shown" if measured.low <= 1 <= measured.high else "does not hold here"
+    if measured.low is None or measured.high is None or measured.low <= 1 <= measured.high:
         return "no difference shown"
-    size = math.log(found.ratio) if found.ratio > 0 else -math.inf
+    size = math.log(measured.ratio) if measured.ratio > 0 else -math.inf
     gain = -size if direction == "lower" else size
     if gain <= 0:
         return "does not hold here"

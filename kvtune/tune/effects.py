@@ -18,7 +18,7 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
     scored = [
         (t, figure) for t in trials if t.state == "complete" and (figure := by.of(t.summary)) is not None
     ]
-    found = []
+    ranked = []
     for knob in dict.fromkeys(name for t, _ in scored for name in t.settings):
         values: dict[Scalar, list[float]] = {}
         for trial, figure in scored:
@@ -26,8 +26,8 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
                 values.setdefault(trial.settings[knob], []).append(figure)
         if len(values) > 1:
             means = tuple(ValueMean(v, sum(f) / len(f), len(f)) for v, f in values.items())
-            found.append(Effect(knob, means))
-    return sorted(found, key=lambda e: -e.spread)
+            ranked.append(Effect(knob, means))
+    return sorted(ranked, key=lambda e: -e.spread)
 
 
 def notes(trials: Sequence[Trial]) -> list[str]:
@@ -40,10 +40,10 @@ def notes(trials: Sequence[Trial]) -> list[str]:
             "nothing hit with any of these settings: `kvtune bounds` shows what a larger pool would buy, "
             "`kvtune doctor` the shortest prefix that can hit"
         ]
-    found = effects([t for t in trials if t.role == "trial"], by)
+    ranked = effects([t for t in trials if t.role == "trial"], by)
     # In a search, one or two trials of a value differ in other knobs, too.
-    enough = 1 if len(found) == 1 else FEWEST
-    for effect in found:
+    enough = 1 if len(ranked) == 1 else FEWEST
+    for effect in ranked:
         none = [value for value, mean, count in effect.means if mean == 0 and count >= enough]
         if none and len(none) < len(effect.means):
             values = shown({effect.knob: none[0]}) + "".join(f", {value}" for value in none[1:])

@@ -107,22 +107,22 @@ def search(
 
         batch([PlannedTrial({}, "baseline", stock=True), PlannedTrial({})])
         while (done := study.finished()) < settings.trials:
-            asked = [study.ask(space) for _ in range(min(AT_ONCE, settings.trials - done))]
-            made = batch([PlannedTrial(settings) for _, settings in asked])
-            for (handle, _), trial in zip(asked, made, strict=True):
+            proposed = [study.ask(space) for _ in range(min(AT_ONCE, settings.trials - done))]
+            made = batch([PlannedTrial(settings) for _, settings in proposed])
+            for (handle, _), trial in zip(proposed, made, strict=True):
                 study.tell(handle, _scores(by, trial), trial)
-    found = {t.key: t for t in journal.trials if t.on == "sim"}
+    simulated = {t.key: t for t in journal.trials if t.on == "sim"}
     for other in study.trials():  # other machines' trials belong to this study's journal and page, too
-        if other.key not in found:
-            found[other.key] = structs.replace(other, number=number)
-            journal.add(found[other.key])
+        if other.key not in simulated:
+            simulated[other.key] = structs.replace(other, number=number)
+            journal.add(simulated[other.key])
             number += 1
-    return list(found.values())
+    return list(simulated.values())
 
 
 def _scores(by: Objective, trial: Trial) -> list[float] | None:
     """One score per objective, larger is better; None for a trial that failed."""
     if trial.state != "complete":
         return None
-    found = [score for o in by.all if (score := o.score(trial.summary)) is not None]
-    return found if len(found) == len(by.all) else None
+    scores = [score for o in by.all if (score := o.score(trial.summary)) is not None]
+    return scores if len(scores) == len(by.all) else None

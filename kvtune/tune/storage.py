@@ -43,8 +43,8 @@ class OptunaStudy:
         self._check(name, bench)
         # A resumed study must not propose its first settings again, nor a joining worker those of another.
         begun = len(self._kept(lambda: self._study.get_trials(deepcopy=False)))
-        own = os.getpid() * 7919 + time.time_ns() if join else 0
-        self._study.sampler = _sampler((seed + begun + own) % 2**32)
+        offset = os.getpid() * 7919 + time.time_ns() if join else 0
+        self._study.sampler = _sampler((seed + begun + offset) % 2**32)
 
     def finished(self) -> int:
         """Number of trials of all workers that ended."""
@@ -60,8 +60,8 @@ class OptunaStudy:
             at = {name: handle.suggest_categorical(name, list(range(len(v)))) for name, v in space.items()}
             return handle, settings_of({name: values[at[name]] for name, values in space.items()})
 
-        found: tuple[Any, Settings] = self._kept(ask)
-        return found
+        proposal: tuple[Any, Settings] = self._kept(ask)
+        return proposal
 
     def tell(self, handle: Any, scores: list[float] | None, trial: Trial) -> None:
         """Report one score per objective; None for a trial that failed."""

@@ -105,7 +105,7 @@ def view(
     study: Study, by: Objective, recipe: Path | None = None, saved: SavedResult | None = None
 ) -> StudyView:
     """The study as its page shows it. `recipe`: the file that the study wrote; `saved`: its stored result."""
-    found = result(study.trials, by)
+    outcome = result(study.trials, by)
     drawn_on = _busiest(study.trials)
     drawn = [t for t in study.trials if t.role == "trial" and t.on == drawn_on]
     if saved is not None and saved.objective != by.name:
@@ -121,13 +121,15 @@ def view(
         confirmation = None
     if confirmation is not None:
         shown = confirmation.winner
-        found = structs.replace(found, verdict=structs.replace(found.verdict, winner=shown, confirmed=shown))
+        outcome = structs.replace(
+            outcome, verdict=structs.replace(outcome.verdict, winner=shown, confirmed=shown)
+        )
     return StudyView(
         bench=study.bench,
-        result=structs.replace(found, kind=study.kind, recipe=str(recipe) if recipe else None),
+        result=structs.replace(outcome, kind=study.kind, recipe=str(recipe) if recipe else None),
         drawn_on=drawn_on,
         best_flags=tuple(
-            _without_overridden(flags_of(study.bench, found.best.settings if found.best else {}))
+            _without_overridden(flags_of(study.bench, outcome.best.settings if outcome.best else {}))
         ),
         effects=tuple(effects(drawn, by)),
         front=tuple(t.number for t in front(drawn, axes(by))),
@@ -177,8 +179,8 @@ def _engine_runs(
         _read_runs(side)
         rows.append(_row(side, stock, by))
     if all(side.runs for side in (stock, *repeated)):
-        found = judge(stock, repeated, by)
-        return tuple(rows), _Confirmation(found.winner is not None, found.why, found.drift)
+        judged = judge(stock, repeated, by)
+        return tuple(rows), _Confirmation(judged.winner is not None, judged.why, judged.drift)
     if saved is not None and saved.finalists:
         drift = saved.verdict.drift_ttft
         filled = _with_saved_figures(rows, saved, by)

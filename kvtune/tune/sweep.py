@@ -71,23 +71,23 @@ def run_sim(
 
 
 def sim_trial(bench: Bench, number: int, planned: PlannedTrial, answer: Answer) -> Trial:
-    found = answer.summary
-    core = found.get("core", {})
+    summary = answer.summary
+    core = summary.get("core", {})
     why = answer.failed
     if not why and not planned.stock and bench.core == "kvtune" and not core.get("active"):
         why = f"the core did not run: {core.get('why', '')}"
-    why = why or packing_failure(found)
+    why = why or packing_failure(summary)
     return Trial(
         number=number,
         settings=planned.settings,
         on="sim",
         core="stock" if planned.stock else bench.core,
         role=planned.role,
-        state="failed" if why else found.get("state", "complete"),
-        why=why or found.get("why", ""),
+        state="failed" if why else summary.get("state", "complete"),
+        why=why or summary.get("why", ""),
         elapsed_s=answer.elapsed_s,
         seed=bench.seed,
-        summary=found,
+        summary=summary,
     )
 
 
@@ -173,12 +173,12 @@ def fail_if_none(trials: Sequence[Trial]) -> None:
 RESULT = ".result.json"
 
 
-def keep_result(found: dict[str, Any], journal: Path) -> Path:
+def keep_result(content: dict[str, Any], journal: Path) -> Path:
     """Write the `--json` object beside the journal, completely or not at all."""
     path = journal.with_suffix(RESULT)
     part = path.with_name(f".{path.name}.part")
     try:
-        part.write_bytes(msgspec.json.encode(found))
+        part.write_bytes(msgspec.json.encode(content))
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)

@@ -169,12 +169,12 @@ def simulated_result(
     return _result(journal, by, stock, best, verdict, recipe)
 
 
-def _engine_result(journal: StudyJournal, found: Confirmed, by: Objective, recipe: Path) -> StudyResult:
-    won = found.winner is not None
-    text = f"no winner: {found.why}"
+def _engine_result(journal: StudyJournal, confirmed: Confirmed, by: Objective, recipe: Path) -> StudyResult:
+    won = confirmed.winner is not None
+    text = f"no winner: {confirmed.why}"
     if won:
-        figure = next(f for f in found.figures if f.path == by.path)
-        text = f"{by.name} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {found.why}"
+        figure = next(f for f in confirmed.figures if f.path == by.path)
+        text = f"{by.name} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
     verdict = Verdict(
         winner=won,
         confirmed=won,
@@ -182,16 +182,16 @@ def _engine_result(journal: StudyJournal, found: Confirmed, by: Objective, recip
         objectives=by.names,
         on="engine",
         text=text,
-        drift_ttft=found.drift,
+        drift_ttft=confirmed.drift,
         engine_runs={
-            "baseline": len(found.baseline.runs),
-            "leader": len(found.leader.runs) if found.leader else 0,
+            "baseline": len(confirmed.baseline.runs),
+            "leader": len(confirmed.leader.runs) if confirmed.leader else 0,
         },
-        figures=found.figures,
+        figures=confirmed.figures,
     )
-    best = found.leader.trials[-1] if found.leader is not None else None
-    sides = tuple(_finalist(found, side) for side in found.finalists)
-    return _result(journal, by, found.baseline.trials[-1], best, verdict, recipe if won else None, sides)
+    best = confirmed.leader.trials[-1] if confirmed.leader is not None else None
+    sides = tuple(_finalist(confirmed, side) for side in confirmed.finalists)
+    return _result(journal, by, confirmed.baseline.trials[-1], best, verdict, recipe if won else None, sides)
 
 
 def _result(
@@ -220,12 +220,12 @@ def _result(
     )
 
 
-def _finalist(found: Confirmed, side: Contender) -> Finalist:
+def _finalist(confirmed: Confirmed, side: Contender) -> Finalist:
     return Finalist(
         settings=side.settings,
-        winner=side is found.winner,
+        winner=side is confirmed.winner,
         failed=side.failed,
         trials=tuple(t.number for t in side.trials),
         run_files=tuple(t.run_file for t in side.trials if t.run_file),
-        figures=compare_repeats(found.baseline.runs, side.runs).figures if side.runs else (),
+        figures=compare_repeats(confirmed.baseline.runs, side.runs).figures if side.runs else (),
     )

@@ -349,7 +349,7 @@ def test_a_comparison_of_runs_without_anything_is_a_page() -> None:
     assert "This run failed." in html
 
 
-def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
     page = tmp_path / "deep" / "page.html"
     write_new("one", page)
     with pytest.raises(UsageError, match="exists") as refused:

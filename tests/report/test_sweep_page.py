@@ -41,7 +41,7 @@ def test_a_heat_map_for_each_block_size() -> None:
     assert made["effects"].charts[0].title == "pin_window"
 
 
-def test_a_winner_in_simulation_is_told_as_one_and_sent_to_the_engine() -> None:
+def test_a_winner_in_simulation_is_named_and_the_command_confirms_it_on_the_engine() -> None:
     html = study_page(studies.viewed(studies.grid_study()))
     assert "Simulated." in html
     assert "a hit rate of 41.76 %, against 33 % with stock vLLM, in simulation." in html
@@ -99,14 +99,14 @@ def test_intervals_outlive_the_run_files_in_the_saved_result(tmp_path: Path) -> 
     best = study.trials[-1].settings
     figure = {"path": by.path, "a": 0.33, "b": 0.61, "difference": 0.28, "relative": 0.85}
     figure |= {"low": 0.25, "high": 0.31, "verdict": "better", "why": ""}
-    told_then = {
+    stored = {
         "objective": by.name,
         "trials": [{"number": t.number} for t in study.trials],
         "finalists": [{"settings": best, "figures": [figure]}],
         "verdict": {"winner": True, "drift_ttft": 0.01},
     }
     assert saved_result(path, study) is None
-    keep_result(told_then, path)
+    keep_result(stored, path)
     found = view(study, by, saved=saved_result(path, study))
     figure_again = found.engine_runs[1].figure
     assert found.result.verdict.winner and figure_again is not None and figure_again.low == 0.25

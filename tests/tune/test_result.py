@@ -74,8 +74,8 @@ def test_a_verdict_keeps_its_fields_in_json() -> None:
     }
 
 
-def test_values_with_which_nothing_hits_are_told() -> None:
-    """A column of zeros wants its reason; where everything is zero the column is not what makes it."""
+def test_values_with_which_nothing_hits_are_noted() -> None:
+    """A column of zeros is remarked on, unless every trial has zero."""
     trials = [trial(0, 0.5, 10), trial(1, 0.0, 10), trial(2, 0.0, 12), trial(3, 0.2, 9)]
     (note,) = result(trials, OBJECTIVES["ttft"]).notes
     assert note.startswith("nothing hit with slack=1, 2: ") and "kvtune explain" in note
@@ -85,7 +85,7 @@ def test_values_with_which_nothing_hits_are_told() -> None:
 
 
 def test_a_value_that_was_tried_once_is_not_blamed() -> None:
-    """In a search its trial differs in all else, too."""
+    """In a search its trial differs in other knobs, too."""
 
     def tried(number: int, slack: int, pin: int, hits: float) -> Trial:
         own = trial(number, hits, 10)

@@ -87,12 +87,12 @@ def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
     for name, told in zip("bc", both, strict=True):
         with StudyJournal(tmp_path / f"{name}.jsonl", "tune", own) as journal:
             assert {t.key for t in journal.trials} == {t.key for t in told}, (
-                "the page shows what others found, too"
+                "the page shows the others' trials, too"
             )
             assert len({t.number for t in journal.trials}) == len(journal.trials)
-    for told in both:  # what each knows at its end: its own and the other's
-        assert len({(t.role, shown(t.settings)) for t in told}) == len(told)
-        assert len(told) >= 25
+    for trials in both:  # at its end each worker has its own trials and the other's
+        assert len({(t.role, shown(t.settings)) for t in trials}) == len(trials)
+        assert len(trials) >= 25
 
 
 def test_a_joiner_needs_a_study(cluster: Cluster, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ TITLES = {
 SCALES = {"rss_growth_bytes_s": 1024.0}
 
 
-def print_ablation(found: Ablation, file: IO[str] | None = None) -> None:
+def print_ablation(ablation: Ablation, file: IO[str] | None = None) -> None:
     """One row per variant; each cell holds the change, its 95 % interval and the verdict."""
     from rich.console import Console
     from rich.table import Table
@@ -30,8 +30,8 @@ def print_ablation(found: Ablation, file: IO[str] | None = None) -> None:
     table.add_column("runs", justify="right")
     for figure in FIGURES:
         table.add_column(TITLES[figure], justify="right")
-    table.add_row("baseline", str(len(found.baseline.runs)), *_means(found.baseline))
-    for side in found.turned:
+    table.add_row("baseline", str(len(ablation.baseline.runs)), *_means(ablation.baseline))
+    for side in ablation.turned:
         cells = (Text(_cell(worth)) for worth in side.worths)
         table.add_row(Text(f"{side.name} {side.turned}"), str(len(side.runs)), *cells)
     console.print(table)
@@ -39,26 +39,26 @@ def print_ablation(found: Ablation, file: IO[str] | None = None) -> None:
         "Each cell is the change against the baseline and its 95 % interval over whole, interleaved runs. "
         "Less is better in every column; = means no difference shown."
     )
-    if found.why:
-        console.print(Text(f"{found.done} of {found.planned} runs: {found.why}."))
-    for side in (found.baseline, *found.turned):
+    if ablation.why:
+        console.print(Text(f"{ablation.done} of {ablation.planned} runs: {ablation.why}."))
+    for side in (ablation.baseline, *ablation.turned):
         for why in side.failed:
             console.print(Text(f"failed  {side.name}: {why}"))
 
 
-def plain(found: Ablation) -> dict[str, Any]:
+def plain(ablation: Ablation) -> dict[str, Any]:
     """For `--json`."""
     from dataclasses import asdict
 
-    return asdict(found)
+    return asdict(ablation)
 
 
 def _means(side: AblationSide) -> list[str]:
-    found = []
+    ablation = []
     for figure in FIGURES:
         told = [value for run in side.runs if (value := run[figure]) is not None]
-        found.append(_number(sum(told) / len(told) if told else None, figure))
-    return found
+        ablation.append(_number(sum(told) / len(told) if told else None, figure))
+    return ablation
 
 
 def _cell(worth: Worth) -> str:

@@ -25,45 +25,45 @@ COLORS = {
 
 
 def section(run: Run) -> Section | None:
-    found = stored(run)
-    if found is None or not found.turned:
+    ablation = stored(run)
+    if ablation is None or not ablation.turned:
         return None
-    drawn = [made for number, name in enumerate(FIGURES) if (made := _forest(found, number, name))]
-    failed = [f"{side.name}: {why}" for side in (found.baseline, *found.turned) for why in side.failed]
+    drawn = [made for number, name in enumerate(FIGURES) if (made := _forest(ablation, number, name))]
+    failed = [f"{side.name}: {why}" for side in (ablation.baseline, *ablation.turned) for why in side.failed]
     notes = [
         "Each cell is the change against the baseline. Better and worse mean that its 95 % interval over whole, "
         "interleaved runs excludes zero, = that it includes zero. Less is better in every column."
     ]
-    if found.why:
-        notes.append(f"{found.done} of {found.planned} runs were made: {found.why}.")
+    if ablation.why:
+        notes.append(f"{ablation.done} of {ablation.planned} runs were made: {ablation.why}.")
     return Section(
         id="ablation",
         title="What each switch is worth",
-        lead=_lead(found),
+        lead=_lead(ablation),
         template="ablation.html",
         values={
-            "table": _table(found),
-            "about": [_about(s) for s in found.turned],
+            "table": _table(ablation),
+            "about": [_about(s) for s in ablation.turned],
             "notes": notes + [f"A run failed. {line}" for line in failed],
         },
         charts=tuple(drawn),
     )
 
 
-def _lead(found: Ablation) -> str:
+def _lead(ablation: Ablation) -> str:
     told = []
     for verdict, word in (("worse", "Worse when toggled"), ("better", "Better when toggled")):
         changes = [
             f"{_name(side)} ({', '.join(names)})"
-            for side in found.turned
+            for side in ablation.turned
             if (names := [TITLES[w.figure] for w in side.worths if w.verdict == verdict])
         ]
         if changes:
             told.append(f"{word}: {'; '.join(changes)}.")
-    few = [s for s in found.turned if all(w.verdict == "too few runs" for w in s.worths)]
+    few = [s for s in ablation.turned if all(w.verdict == "too few runs" for w in s.worths)]
     quiet = [
         side
-        for side in found.turned
+        for side in ablation.turned
         if side not in few and all(w.verdict not in ("worse", "better") for w in side.worths)
     ]
     for sides, words in ((quiet, "No difference shown"), (few, "Too few runs to tell")):
@@ -76,14 +76,14 @@ def _name(side: AblationSide) -> str:
     return f"{side.name} {side.turned}"
 
 
-def _table(found: Ablation) -> Grid:
-    runs = len(found.baseline.runs)
+def _table(ablation: Ablation) -> Grid:
+    runs = len(ablation.baseline.runs)
     rows: list[tuple[Any, ...]] = [
-        ("baseline", Cell(str(runs), runs), *map(_baseline, found.turned[0].worths)),
+        ("baseline", Cell(str(runs), runs), *map(_baseline, ablation.turned[0].worths)),
     ]
     rows += [
         (_name(side), Cell(str(len(side.runs)), len(side.runs)), *map(_cell, side.worths))
-        for side in found.turned
+        for side in ablation.turned
     ]
     heads = ("toggled", "runs", *(TITLES[name] for name in FIGURES))
     return grid(heads, rows, "Each switch toggled, against the baseline")
@@ -123,8 +123,8 @@ def _text(value: float | None, figure: str, sign: bool = False) -> str:
     return f"{plus}{ms(value / 1000 if figure == 'host_us_per_request_step' else value)}"
 
 
-def _forest(found: Ablation, number: int, figure: str) -> Chart | None:
-    sides = [(side, side.worths[number]) for side in found.turned]
+def _forest(ablation: Ablation, number: int, figure: str) -> Chart | None:
+    sides = [(side, side.worths[number]) for side in ablation.turned]
     shown = [(s, w, b) for s, w in sides if w.low is not None and w.high is not None and (b := w.baseline)]
     shown = [row for row in shown if row[2] > 0]
     if not shown:

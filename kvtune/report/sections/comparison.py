@@ -21,20 +21,26 @@ COLORS = {"better": "var(--good)", "worse": "var(--bad)", "no difference shown":
 CSS = {"better": "better", "worse": "worse", "no difference shown": "quiet"}
 
 
-def sections(found: Contrast) -> list[Section]:
-    made = [_outcome(found), _figures(found), _distributions(found), _rounds(found), _differences(found)]
+def sections(contrast: Contrast) -> list[Section]:
+    made = [
+        _outcome(contrast),
+        _figures(contrast),
+        _distributions(contrast),
+        _rounds(contrast),
+        _differences(contrast),
+    ]
     return [section for section in made if section is not None]
 
 
-def _outcome(found: Contrast) -> Section:
-    first = found.sides[0].name
+def _outcome(contrast: Contrast) -> Section:
+    first = contrast.sides[0].name
     lines = [
         (side.name, f"Against {first}: {sentence(comparison)}.")
-        for side, comparison in zip(found.sides[1:], found.comparisons, strict=True)
+        for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True)
     ]
     note = "Better and worse mean that the 95 % interval of the difference excludes zero. "
-    if found.repeated:
-        numbers = ", ".join(f"{len(side.runs)} of {side.name}" for side in found.sides)
+    if contrast.repeated:
+        numbers = ", ".join(f"{len(side.runs)} of {side.name}" for side in contrast.sides)
         note += f"The intervals come from repeated runs ({numbers}), so they include this machine's drift."
     else:
         note += (
@@ -44,18 +50,18 @@ def _outcome(found: Contrast) -> Section:
     return Section("outcome", "What differs", "", "outcome.html", {"lines": lines, "note": note})
 
 
-def _figures(found: Contrast) -> Section:
+def _figures(contrast: Contrast) -> Section:
     charts, tables = [], []
-    first = found.sides[0].name
+    first = contrast.sides[0].name
     for number, (side, comparison) in enumerate(
-        zip(found.sides[1:], found.comparisons, strict=True), start=1
+        zip(contrast.sides[1:], contrast.comparisons, strict=True), start=1
     ):
         table = _table(first, side.name, comparison)
         drawn = _forest(f"figures-{number}", first, side.name, comparison, table)
         tables.append(table)
         if drawn is not None:
             charts.append(drawn)
-    why = dict.fromkeys(line for comparison in found.comparisons for line in reasons(comparison.figures))
+    why = dict.fromkeys(line for comparison in contrast.comparisons for line in reasons(comparison.figures))
     return Section(
         id="figures",
         title="Figures",
@@ -108,12 +114,14 @@ def _forest(name: str, first: str, other: str, comparison: Comparison, table: An
     return Chart(name, f"{other} against {first}", label, spec, table, {name: data})
 
 
-def _distributions(found: Contrast) -> Section | None:
+def _distributions(contrast: Contrast) -> Section | None:
     drawn = [
         _quantiles(
-            "ttft", "Time to first token", "requests", [(s.name, s.values(ttft_ms)) for s in found.sides]
+            "ttft", "Time to first token", "requests", [(s.name, s.values(ttft_ms)) for s in contrast.sides]
         ),
-        _quantiles("itl", "Time between tokens", "gaps", [(s.name, s.values(itl_ms)) for s in found.sides]),
+        _quantiles(
+            "itl", "Time between tokens", "gaps", [(s.name, s.values(itl_ms)) for s in contrast.sides]
+        ),
     ]
     made = [d for d in drawn if d is not None]
     if not made:
@@ -171,10 +179,10 @@ def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]])
     return Chart(name, title, label, spec_of(drawing), table, {name: data})
 
 
-def _rounds(found: Contrast) -> Section | None:
+def _rounds(contrast: Contrast) -> Section | None:
     import altair as alt
 
-    told = [(side.name, rounds(side.run)) for side in found.sides]
+    told = [(side.name, rounds(side.run)) for side in contrast.sides]
     if not any(own for _, own in told):
         return None
     data = columns(
@@ -232,17 +240,17 @@ def _run_colors(names: list[str]) -> Any:
     )
 
 
-def _differences(found: Contrast) -> Section:
-    heads = ("field", *(side.name for side in found.sides))
+def _differences(contrast: Contrast) -> Section:
+    heads = ("field", *(side.name for side in contrast.sides))
     checked: dict[str, list[str]] = {}
-    for number, comparison in enumerate(found.comparisons, start=1):
+    for number, comparison in enumerate(contrast.comparisons, start=1):
         for miss in comparison.mismatches:
-            checked.setdefault(miss.field, [miss.a] * len(found.sides))[number] = miss.b
+            checked.setdefault(miss.field, [miss.a] * len(contrast.sides))[number] = miss.b
     wrong = [
         (field, *(Cell(v, css="differs" if v != row[0] else "") for v in row))
         for field, row in checked.items()
     ]
-    rows = [(name, *values) for name, values in found.differing]
+    rows = [(name, *values) for name, values in contrast.differing]
     return Section(
         id="differences",
         title="Settings that differ",
@@ -253,7 +261,7 @@ def _differences(found: Contrast) -> Section:
         values={
             "wrong": grid(heads, wrong, "Checked fields that differ") if wrong else None,
             "rows": grid(heads, rows, "Recorded settings that differ") if rows else None,
-            "commands": [(s.name, command_text(s.run), _started(s)) for s in found.sides],
+            "commands": [(s.name, command_text(s.run), _started(s)) for s in contrast.sides],
         },
     )
 

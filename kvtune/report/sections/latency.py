@@ -31,7 +31,7 @@ def section(run: Run) -> Section | None:
         _histogram("ttft", "Time to first token", "requests", analysis.ttft_ms(run), times.ttft_ms),
         _histogram("itl", "Time between tokens of a request", "gaps", analysis.itl_ms(run), times.itl_ms),
     ]
-    found = [made for made in drawn if made is not None]
+    charts = [made for made in drawn if made is not None]
     return Section(
         id="latency",
         title="Latency",
@@ -39,7 +39,7 @@ def section(run: Run) -> Section | None:
         "First-token and whole-request times count from sending.",
         template="latency.html",
         values={"table": grid(("latency", "mean", "median", "p99", "longest", "of"), rows)},
-        charts=tuple(found),
+        charts=tuple(charts),
     )
 
 

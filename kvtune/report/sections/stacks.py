@@ -13,23 +13,25 @@ SHOWN = 12
 
 
 def section(run: Run) -> Section | None:
-    told = run.header.extra.get("stacks")
-    if not isinstance(told, Mapping) or not told:
+    stacks = run.header.extra.get("stacks")
+    if not isinstance(stacks, Mapping) or not stacks:
         return None
     charts: list[Chart] = []
     notes: list[str] = []
-    loops = all(isinstance(found, Mapping) and found.get("threads") == "loop" for found in told.values())
-    for role, found in told.items():
+    loops = all(
+        isinstance(sampled, Mapping) and sampled.get("threads") == "loop" for sampled in stacks.values()
+    )
+    for role, sampled in stacks.items():
         title = process_title(str(role))
-        if not isinstance(found, Mapping) or not found.get("top"):
-            why = found.get("failed", "no samples") if isinstance(found, Mapping) else "no samples"
+        if not isinstance(sampled, Mapping) or not sampled.get("top"):
+            why = sampled.get("failed", "no samples") if isinstance(sampled, Mapping) else "no samples"
             notes.append(f"{title}: {why}.")
             continue
-        charts.append(_functions(len(charts), title, found["top"], found.get("rate_hz", 0)))
-        boxes = found.get("flame")
+        charts.append(_functions(len(charts), title, sampled["top"], sampled.get("rate_hz", 0)))
+        boxes = sampled.get("flame")
         if isinstance(boxes, list) and boxes:
             charts.append(_flame(len(charts), title, boxes))
-        notes.append(f"All stacks of {title} in full: open {found.get('file', '')} in speedscope.app.")
+        notes.append(f"All stacks of {title} in full: open {sampled.get('file', '')} in speedscope.app.")
     return Section(
         id="stacks",
         title="Stacks",

@@ -24,19 +24,19 @@ NOT_FOR_RECIPES = (
 """Sizes that suit one machine: kept as evidence, not set by the recipe."""
 
 
-def recipe_of(bench: Bench, by: Objective, found: Confirmed, side: Contender, simulated: int) -> Recipe:
+def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender, simulated: int) -> Recipe:
     """The recipe of a side that ran on the engine."""
     summary = side.trials[-1].summary
     evidence = {
         **_evidence(bench, by),
         "simulated_trials": simulated,
         "runs": _runs(side),
-        "baseline_runs": _runs(found.baseline),
-        "figures": {f.path.replace(".", "_"): _figure(f) for f in found.figures if f.path in SHOWN},
+        "baseline_runs": _runs(confirmed.baseline),
+        "figures": {f.path.replace(".", "_"): _figure(f) for f in confirmed.figures if f.path in SHOWN},
     }
-    if found.drift is not None:
-        evidence["drift_ttft"] = found.drift
-    return _recipe(bench, side.settings, summary, "confirmed", evidence, found.why)
+    if confirmed.drift is not None:
+        evidence["drift_ttft"] = confirmed.drift
+    return _recipe(bench, side.settings, summary, "confirmed", evidence, confirmed.why)
 
 
 def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, simulated: int) -> Recipe:
@@ -155,20 +155,20 @@ def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
             1 for name, value in t.settings.items() if name not in KNOBS or KNOBS[name].default != value
         )
 
-    own = [
+    ranked = [
         t for t in trials if t.role == "trial" and t.state == "complete" and by.score(t.summary) is not None
     ]
-    own.sort(
+    ranked.sort(
         key=lambda t: (-(by.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), changed(t), t.number)
     )
     if by.beside:
         # With several objectives: the best in each one first, then the rest of the front.
-        ahead = front(own, by.all)
+        ahead = front(ranked, by.all)
         leaders = [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in by.all] if ahead else []
-        own = [*leaders, *ahead]
+        ranked = [*leaders, *ahead]
     chosen: list[Trial] = []
     reached: set[tuple[float | None, ...]] = set()
-    for t in own:
+    for t in ranked:
         figures = tuple(o.of(t.summary) for o in (*by.all, ttft))
         if figures not in reached and len(chosen) < most:
             reached.add(figures)

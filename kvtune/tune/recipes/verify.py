@@ -100,12 +100,12 @@ def verify(
             "restore its trace file, or tune again",
         )
     if recipe.recipe.status == "simulated":
-        found = _in_simulation(bench, settings, by)
+        outcome = _in_simulation(bench, settings, by)
     else:
-        found = _on_engine(bench, settings, by, workload, rounds, output, say)
+        outcome = _on_engine(bench, settings, by, workload, rounds, output, say)
     other = other_states(recipe)
-    told = f"; it was made with {other[0]}: blocks and hits differ from its evidence" if other else ""
-    return {**found, "text": found["text"] + told, "differences": other}
+    remark = f"; it was made with {other[0]}: blocks and hits differ from its evidence" if other else ""
+    return {**outcome, "text": outcome["text"] + remark, "differences": other}
 
 
 def _on_engine(
@@ -124,16 +124,16 @@ def _on_engine(
     ):
         bout = Bout(bench, workload, journal, Path(folder), say)
         sides = [Contender(settings, "trial")]
-        found = confirm(bout, Contender({}, "baseline"), sides, by, rounds=rounds, budget_s=float("inf"))
-    if found.leader is None:
-        raise KvtuneError(f"the recipe's engine failed: {found.why}", "see `kvtune doctor`, or tune again")
-    holds = found.winner is not None
+        outcome = confirm(bout, Contender({}, "baseline"), sides, by, rounds=rounds, budget_s=float("inf"))
+    if outcome.leader is None:
+        raise KvtuneError(f"the recipe's engine failed: {outcome.why}", "see `kvtune doctor`, or tune again")
+    holds = outcome.winner is not None
     return {
         "holds": holds,
         "on": "engine",
-        "text": f"{'holds' if holds else 'does not hold'}: {found.why}",
-        "figures": [asdict(f) for f in found.figures],
-        "drift_ttft": found.drift,
+        "text": f"{'holds' if holds else 'does not hold'}: {outcome.why}",
+        "figures": [asdict(f) for f in outcome.figures],
+        "drift_ttft": outcome.drift,
     }
 
 

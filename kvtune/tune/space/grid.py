@@ -49,17 +49,17 @@ OF_A_LAYOUT = ("block_size", "packed", "states_per_block")
 
 def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
     """A point of the space as settings: a layout is expanded, and knobs without effect are dropped."""
-    found: Settings = {}
+    settings: Settings = {}
     for name, value in chosen.items():
         if isinstance(value, tuple):
-            found |= dict(value)
+            settings |= dict(value)
         else:
-            found[name] = value
-    if found.get("packed") is False:
-        found.pop("states_per_block", None)
-    if found.get("admission") == "fcfs":
-        found.pop("admission_age_s", None)
-    return found
+            settings[name] = value
+    if settings.get("packed") is False:
+        settings.pop("states_per_block", None)
+    if settings.get("admission") == "fcfs":
+        settings.pop("admission_age_s", None)
+    return settings
 
 
 def engine_only(space: Space) -> None:
@@ -98,15 +98,17 @@ def choose(space: Space, trials: int, seed: int) -> list[Settings]:
     import random
 
     numbers = random.Random(seed).sample(range(total), trials)
-    return list({shown(found): found for found in (_at(space, number) for number in numbers)}.values())
+    return list(
+        {shown(settings): settings for settings in (_at(space, number) for number in numbers)}.values()
+    )
 
 
 def _at(space: Space, number: int) -> Settings:
-    found: dict[str, Scalar | Bundle] = {}
+    settings: dict[str, Scalar | Bundle] = {}
     for name, values in reversed(space.items()):
         number, i = divmod(number, len(values))
-        found[name] = values[i]
-    return settings_of({name: found[name] for name in space})
+        settings[name] = values[i]
+    return settings_of({name: settings[name] for name in space})
 
 
 def shown(settings: Mapping[str, Scalar]) -> str:

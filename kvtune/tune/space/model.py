@@ -94,13 +94,13 @@ def _layouts(
     )
     # The smallest one, and others that the longest request could hit.
     stock = [size for size in sizes if size == sizes[0] or size < longest][:STOCK_LAYOUTS]
-    found: list[Bundle] = [(("block_size", size), *whole, *caching) for size in stock]
+    layouts: list[Bundle] = [(("block_size", size), *whole, *caching) for size in stock]
     last = 0
     for states, plan in plans.items():
         if plan.block_tokens >= 2 * last:
-            found.append((("packed", True), ("states_per_block", states), *caching))
+            layouts.append((("packed", True), ("states_per_block", states), *caching))
             last = plan.block_tokens
-    return tuple(found)
+    return tuple(layouts)
 
 
 def installed_backend() -> Backend:
@@ -173,7 +173,7 @@ def _config(model: str) -> dict[str, Any] | None:
 
     path = (builtin(model) or Path(model).expanduser()) / "config.json"
     try:
-        found = json.loads(path.read_text())
+        config = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return config if isinstance(config, dict) else None

@@ -65,15 +65,15 @@ def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
 
 def flag_value(flags: Sequence[str], name: str) -> str | None:
     """The value of `--name` among vLLM's flags (the last one counts), None where it is not given."""
-    found: str | None = None
+    last: str | None = None
     for i, text in enumerate(flags):
         head, equals, value = text.partition("=")
         if not head.startswith("--") or head[2:].replace("_", "-") != name:
             continue
         if equals:
-            found = value
+            last = value
         elif i + 1 < len(flags):
-            found = flags[i + 1]
+            last = flags[i + 1]
         else:
             raise UsageError(f"--{name} needs a value", "give it one, or leave it out")
-    return found
+    return last

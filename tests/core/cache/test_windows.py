@@ -75,7 +75,10 @@ def test_hits_survive_release_and_a_flood_of_one_offs(asynchronous: bool) -> Non
     """`tiered` protects a prefix that was hit; stock loses it to prompts that never come again."""
     shape = replace(HYBRID, asynchronous=asynchronous, blocks=400)
     hits = {}
-    for name, settings in (("ours", parse({"policy": "tiered", "slack": 16, "min_drop": 2})), ("stock", None)):
+    for name, settings in (
+        ("ours", parse({"policy": "tiered", "slack": 16, "min_drop": 2})),
+        ("stock", None),
+    ):
         engine = Engine(shape, settings)
         prefix = tokens(1, 200)
         for visit in range(3):

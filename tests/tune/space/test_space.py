@@ -187,7 +187,7 @@ def test_a_run_whose_blocks_could_not_be_packed_is_no_trial_of_them() -> None:
     assert packing_failure({"core": {"parts": {"packed": True}}}) == packing_failure({}) == ""
 
 
-def test_who_goes_first_is_tried_only_where_asked() -> None:
+def test_admission_is_searched_only_on_request() -> None:
     for facts in (FACTS, ModelFacts(), ModelFacts(state_layers=2, layouts=())):
         assert not {"admission", "admission_age_s"} & set(tuned_space(facts, {}))
         asked = tuned_space(facts, {}, admission=True)

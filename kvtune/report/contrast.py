@@ -102,9 +102,9 @@ FOLLOWS_FROM_CORE = ("scheduler", "pool", "tiers")
 
 def _differing(runs: Sequence[Run]) -> Facts:
     """What may differ between compared runs, and does: the core and its settings, the engine's, the machine."""
-    told = [_may_differ(run) for run in runs]
-    names = list(dict.fromkeys(name for facts in told for name in facts))
-    rows = [(name, tuple(facts.get(name, "–") for facts in told)) for name in names]
+    per_run = [_may_differ(run) for run in runs]
+    names = list(dict.fromkeys(name for facts in per_run for name in facts))
+    rows = [(name, tuple(facts.get(name, "–") for facts in per_run)) for name in names]
     return tuple(row for row in rows if len(set(row[1])) > 1)
 
 

@@ -9,7 +9,7 @@ from kvtune.errors import KvtuneError, UsageError
 
 
 def write_new(text: str, path: Path, *, force: bool = False) -> Path:
-    """Write `text` to `path`: a new file, or with `force` any. Folders on the way are made."""
+    """Write `text` to `path`, a new file unless `force`. Missing folders are made."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder", "give a file name with -o FILE")
     if path.exists() and not force:

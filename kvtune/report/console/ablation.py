@@ -54,11 +54,11 @@ def plain(ablation: Ablation) -> dict[str, Any]:
 
 
 def _means(side: AblationSide) -> list[str]:
-    ablation = []
+    means = []
     for figure in FIGURES:
-        told = [value for run in side.runs if (value := run[figure]) is not None]
-        ablation.append(_number(sum(told) / len(told) if told else None, figure))
-    return ablation
+        values = [value for run in side.runs if (value := run[figure]) is not None]
+        means.append(_number(sum(values) / len(values) if values else None, figure))
+    return means
 
 
 def _cell(worth: Worth) -> str:

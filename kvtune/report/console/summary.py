@@ -10,8 +10,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from kvtune.report.console.admission import admission_view
 from kvtune.report.console.collector import collector_details
-from kvtune.report.console_admission import admission_view
 from kvtune.report.names import cause_title, process_title
 from kvtune.units import count, ms, percent, size
 

@@ -12,7 +12,7 @@ from kvtune.workload.types import Workload
 
 
 def run_page(run: Run, workload: Workload | None = None) -> str:
-    """The page of one run. With its workload, misses are told apart by cause."""
+    """The page of one run. With its workload, misses are divided by cause."""
     h = run.header
     return render(
         title=f"{h.model} · {h.workload.name} · kvtune",

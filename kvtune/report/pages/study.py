@@ -65,11 +65,11 @@ def study_sections(study: StudyView) -> list[Section]:
 
 def _banners(study: StudyView) -> list[Banner]:
     places = {t.on for t in study.result.trials}
-    told = []
+    banners = []
     if places == {"sim"}:
-        told.append(Banner("info", "Simulated.", "No engine ran: hits are exact, times are predictions."))
+        banners.append(Banner("info", "Simulated.", "No engine ran: hits are exact, times are predictions."))
     elif "sim" in places:
-        told.append(
+        banners.append(
             Banner(
                 "info",
                 "Partly simulated.",
@@ -78,16 +78,16 @@ def _banners(study: StudyView) -> list[Banner]:
         )
     failed = sum(t.state == "failed" for t in study.result.trials)
     if failed and failed == len(study.result.trials):
-        told.append(Banner("bad", "Every trial failed.", "The table of trials says why."))
+        banners.append(Banner("bad", "Every trial failed.", "The table of trials says why."))
     elif failed:
-        told.append(
+        banners.append(
             Banner(
                 "warn",
                 f"{count(failed)} trial{'s' if failed > 1 else ''} failed.",
                 "The table of trials says why.",
             )
         )
-    return told
+    return banners
 
 
 def _outcome(study: StudyView, by: str) -> Section:
@@ -122,7 +122,7 @@ def _words(study: StudyView, by: str) -> tuple[str, str, str]:
     best, stock, verdict, bench = study.result.best, study.result.baseline, study.result.verdict, study.bench
     if best is None:
         return (
-            "No trial was completed, so nothing can be said about these settings.",
+            "No trial was completed, so these settings cannot be judged.",
             "The table of trials has the reasons; check this model's settings with the command below.",
             _command("doctor", bench.model, *_dashed(bench)),
         )

@@ -51,7 +51,7 @@ def section(run: Run) -> Section | None:
 
 
 def _lead(ablation: Ablation) -> str:
-    told = []
+    sentences = []
     for verdict, word in (("worse", "Worse when toggled"), ("better", "Better when toggled")):
         changes = [
             f"{_name(side)} ({', '.join(names)})"
@@ -59,7 +59,7 @@ def _lead(ablation: Ablation) -> str:
             if (names := [TITLES[w.figure] for w in side.worths if w.verdict == verdict])
         ]
         if changes:
-            told.append(f"{word}: {'; '.join(changes)}.")
+            sentences.append(f"{word}: {'; '.join(changes)}.")
     few = [s for s in ablation.turned if all(w.verdict == "too few runs" for w in s.worths)]
     quiet = [
         side
@@ -68,8 +68,8 @@ def _lead(ablation: Ablation) -> str:
     ]
     for sides, words in ((quiet, "No difference shown"), (few, "Too few runs to tell")):
         if sides:
-            told.append(f"{words}: {', '.join(side.name for side in sides)}.")
-    return " ".join(told)
+            sentences.append(f"{words}: {', '.join(side.name for side in sides)}.")
+    return " ".join(sentences)
 
 
 def _name(side: AblationSide) -> str:

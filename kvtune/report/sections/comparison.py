@@ -182,22 +182,22 @@ def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]])
 def _rounds(contrast: Contrast) -> Section | None:
     import altair as alt
 
-    told = [(side.name, rounds(side.run)) for side in contrast.sides]
-    if not any(own for _, own in told):
+    sides = [(side.name, rounds(side.run)) for side in contrast.sides]
+    if not any(own for _, own in sides):
         return None
     data = columns(
-        run=[name for name, own in told for _ in own],
-        round=[f"round {r.round + 1}" for _, own in told for r in own],
-        rate=[100 * r.hit_tokens / max(r.query_tokens, 1) for _, own in told for r in own],
+        run=[name for name, own in sides for _ in own],
+        round=[f"round {r.round + 1}" for _, own in sides for r in own],
+        rate=[100 * r.hit_tokens / max(r.query_tokens, 1) for _, own in sides for r in own],
     )
     drawing = (
         alt.Chart(alt.NamedData(name="rounds"), height=190)
         .mark_bar()
         .encode(
             x=alt.X("round:N", sort=None, axis=alt.Axis(title="round", labelAngle=0)),
-            xOffset=alt.XOffset("run:N", sort=[name for name, _ in told]),
+            xOffset=alt.XOffset("run:N", sort=[name for name, _ in sides]),
             y=alt.Y("rate:Q", title="hit rate (%)", scale=alt.Scale(domain=[0, 100])),
-            color=_run_colors([name for name, _ in told]),
+            color=_run_colors([name for name, _ in sides]),
             tooltip=[
                 alt.Tooltip("run:N"),
                 alt.Tooltip("round:N"),
@@ -205,8 +205,8 @@ def _rounds(contrast: Contrast) -> Section | None:
             ],
         )
     )
-    numbers = sorted({r.round for _, own in told for r in own})
-    by_round = [{r.round: r for r in own} for _, own in told]
+    numbers = sorted({r.round for _, own in sides for r in own})
+    by_round = [{r.round: r for r in own} for _, own in sides]
     rows = [
         (
             Cell(f"round {n + 1}", n),
@@ -224,9 +224,9 @@ def _rounds(contrast: Contrast) -> Section | None:
     ]
     totals = ", ".join(
         f"{name} {percent(sum(r.hit_tokens for r in own), sum(r.query_tokens for r in own))}"
-        for name, own in told
+        for name, own in sides
     )
-    table = grid(("round", *(name for name, _ in told)), rows, "Hit rate by round")
+    table = grid(("round", *(name for name, _ in sides)), rows, "Hit rate by round")
     label = f"Over all rounds: {totals}."
     chart = Chart("rounds", "Hit rate in each round", label, spec_of(drawing), table, {"rounds": data})
     return Section("cache", "Prefix cache", "", "charts.html", charts=(chart,))

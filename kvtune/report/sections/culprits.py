@@ -1,4 +1,4 @@
-"""Which objects cause collections: by type and line, per process; and the lines in which collections began."""
+"""The objects that cause collections, by process, type and line; and the lines in which collections began."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host cost: what of EngineCore's steps is the model, and what is Python around it."""
+"""Host cost: how EngineCore's step time divides into the model and the Python around it."""
 
 from __future__ import annotations
 

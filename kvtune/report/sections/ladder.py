@@ -11,7 +11,7 @@ from kvtune.run.types import Run
 from kvtune.units import count, percent
 from kvtune.workload.types import Workload
 
-LARGEST = 20_000  # requests: beyond, the bounds take longer than a page should
+LARGEST = 20_000  # most requests for which bounds are computed: with more, a page would take too long
 
 
 def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> Chart | None:
@@ -20,7 +20,7 @@ def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> Chart | N
 
     limits = _bounds(run, workload)
     if limits is None or cache.hit_rate is None or not limits.infinite:
-        return None  # no bounds, or nothing that any cache could hit
+        return None  # no bounds, or no token that any cache could hit
     rung = limits.curve[0]
     pool = f"{count(rung.pool_tokens)} tokens"
     rungs = (

@@ -77,7 +77,7 @@ def _collections(run: Run, end_s: float) -> Lane | None:
     )
     generations = tuple(f"generation {g}" for g in sorted(set(gc["generation"].tolist())))
     colors = tuple(GENERATION_COLORS[min(int(g[-1]), 2)] for g in generations)
-    # Circles of harmless runs stay small: the largest size stands for 10 ms at least.
+    # The largest circle means at least 10 ms, so that runs with short pauses have small circles.
     largest_ms = max(10.0, float(gc["pause_us"].max()) / 1000)
     drawing = _lane("gc", "Collections (area = pause)", 26 * len(set(names)) + 14).mark_circle(
         opacity=0.75, clip=True

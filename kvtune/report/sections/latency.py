@@ -13,7 +13,7 @@ from kvtune.run.types import Run
 from kvtune.units import count, ms
 
 BINS = 40
-WIDE = 30.0  # largest over smallest: above it a logarithmic axis shows more
+WIDE = 30.0  # largest over smallest value; above it the axis is logarithmic
 
 
 def section(run: Run) -> Section | None:
@@ -44,7 +44,7 @@ def section(run: Run) -> Section | None:
 
 
 def _mark(name: str, at_ms: float, y: int, left: bool) -> Any:
-    """A named line across the histogram; each name at a height of its own, so that near ones can be read."""
+    """A named line across the histogram; names are at different heights, so that close ones stay readable."""
     import altair as alt
 
     base = alt.Chart(alt.InlineData(values=[{"x": at_ms, "name": name}])).encode(x="x:Q")
@@ -94,7 +94,7 @@ def _histogram(name: str, title: str, noun: str, values: Values, spread: Spread)
             ],
         )
     )
-    near = edges[BINS // 5]  # left of it a name has no room on its left
+    near = edges[BINS // 5]  # further left, a name would not fit on the left of its line
     rules = [
         _mark(name, at, y, at < near) for name, at, y in (("median", spread.p50, 6), ("p99", spread.p99, 20))
     ]

@@ -60,7 +60,7 @@ def _end(run: Run) -> float:
 
 
 def _quiet_pool(run: Run) -> list[str]:
-    """Why there is no lane of evictions."""
+    """A note why the lane of evictions is missing; empty if it is drawn."""
     if not len(run.table("steps")["t_s"]) or run.table("pool")["evicted"].any():
         return []
     if "pool" in run.tables:

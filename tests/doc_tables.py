@@ -18,7 +18,7 @@ import grimp
 import typer
 
 from kvtune.cli.app import build_app
-from kvtune.core.settings import KNOBS, LEGACY
+from kvtune.core.settings import KNOBS, LISTED
 from kvtune.run.types import TABLES
 from kvtune.tune.space.knobs import ENGINE_KNOBS
 from kvtune.workload.registry import WORKLOADS
@@ -67,10 +67,9 @@ def command_table() -> Iterator[str]:
 
 def knob_table() -> Iterator[str]:
     yield "| `core.NAME` | default | takes | |\n|---|---|---|---|"
-    for knob in KNOBS.values():
-        if not knob.name.startswith(LEGACY):
-            default = str(knob.default).lower() if knob.kind == "switch" else knob.default
-            yield f"| `core.{knob.name}` | `{default}` | {_cell(knob.legal)} | {_cell(knob.help)} |"
+    for knob in (KNOBS[name] for name in LISTED):
+        default = str(knob.default).lower() if knob.kind == "switch" else knob.default
+        yield f"| `core.{knob.name}` | `{default}` | {_cell(knob.legal)} | {_cell(knob.help)} |"
 
 
 def engine_knob_table() -> Iterator[str]:

@@ -42,6 +42,12 @@ PACKAGES = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
 WITH_IMPORTS = {PACKAGE / "core" / "policies", PACKAGE / "report" / "sections"}
 
 
+def used(name: str) -> bool:
+    """Whether a module of kvtune has this name in its code."""
+    paths = (path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    return any(re.search(rf"\b{name}\b", path.read_text(encoding="utf-8")) for path in paths)
+
+
 def title(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -131,6 +137,7 @@ def test_a_package_names_its_modules_and_no_others(package: Path) -> None:
     tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
     text = ast.get_docstring(tree) or ""
     assert missing_paths(text, package) == []
+    assert [name for name in re.findall(r"`([A-Z][a-z]\w+)`", text) if not used(name)] == []
     if package not in WITH_IMPORTS:
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         if package != PACKAGE:
@@ -173,6 +180,14 @@ def test_the_first_pages_are_short_and_name_the_two_commands() -> None:
     assert len(architecture.splitlines()) <= 150
     assert {"make profile", "make test"} <= {line.split("  ")[0] for line in blocks(readme)}
     assert all(f"({title(path)})" in readme + architecture for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_layers_are_those_that_import_linter_checks() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    section = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("## Who may import whom")[1]
+    block = section.split("```")[1].strip().splitlines()
+    assert [line.split("   ")[0] for line in block] == [layer.replace("kvtune.", "") for layer in layers]
 
 
 def test_the_hook_is_make_lint_and_downloads_nothing() -> None:

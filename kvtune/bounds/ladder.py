@@ -174,6 +174,6 @@ def _notes(paths: Paths, curve: Sequence[Rung], cut: int) -> list[str]:
     return notes
 
 
-def to_json(found: Bounds) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(found)
+def to_json(result: Bounds) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(result)
     return plain

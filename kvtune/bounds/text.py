@@ -66,14 +66,14 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def print_bounds(found: Bounds) -> None:
+def print_bounds(bounds: Bounds) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     console.print(
-        f"{found.workload}: {count(found.requests)} requests, {count(found.prompt_tokens)} prompt tokens; "
-        f"an infinite cache hits {_share(found.infinite)} (no evictions in {count(found.distinct_tokens)} tokens)"
+        f"{bounds.workload}: {count(bounds.requests)} requests, {count(bounds.prompt_tokens)} prompt tokens; "
+        f"an infinite cache hits {_share(bounds.infinite)} (no evictions in {count(bounds.distinct_tokens)} tokens)"
     )
     table = Table(box=None, pad_edge=False)
     titles = (
@@ -82,25 +82,25 @@ def print_bounds(found: Bounds) -> None:
         "LRU (today)",
         "best known",
         "optimum",
-        "of the gap",
+        "gap closed",
         "head start",
         "LRU with 2x",
     )
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
-    for at, rung in enumerate(found.curve):
-        table.add_row(*_row(found, at, rung))
+    for at, rung in enumerate(bounds.curve):
+        table.add_row(*_row(bounds, at, rung))
     console.print(table)
-    if found.relaxation:
-        console.print(f"upper bounds only: {found.relaxation}")
-    for note in found.notes:
+    if bounds.relaxation:
+        console.print(f"upper bounds only: {bounds.relaxation}")
+    for note in bounds.notes:
         console.print(f"note: {note}")
 
 
-def _row(found: Bounds, at: int, rung: Rung) -> list[str]:
+def _row(bounds: Bounds, at: int, rung: Rung) -> list[str]:
     start = {None: "infinite", 0.0: "0 s (LRU)"}.get(rung.head_start_s, f"{rung.head_start_s or 0:g} s")
     gap = rung.optimum - rung.lru
-    double = next((r for r in found.curve[at + 1 :] if abs(r.pool_blocks - 2 * rung.pool_blocks) < 2), None)
+    double = next((r for r in bounds.curve[at + 1 :] if abs(r.pool_blocks - 2 * rung.pool_blocks) < 2), None)
     return [
         f"{rung.pool_blocks:,}",
         size(rung.pool_bytes) if rung.pool_bytes else "–",

@@ -26,6 +26,7 @@ def report(
 ) -> None:
     """Draw a run, a comparison of runs, or a study of sweep or tune as one self-contained HTML file."""
     from kvtune.analysis.rebuild import workload_of
+    from kvtune.analysis.run import RunAnalysis
     from kvtune.run.file import read_run
     from kvtune.tune.study import is_study
 
@@ -35,17 +36,17 @@ def report(
 
     loaded = [read_run(path) for path in runs]
     if len(loaded) == 1:
-        run, workload = loaded[0], workload_of(loaded[0])
+        analysis = RunAnalysis(loaded[0], workload_of(loaded[0]))
         if console:
             from kvtune.analysis.summary import summary
             from kvtune.report.console.summary import print_summary
 
-            print_summary(summary(run, workload))
+            print_summary(summary(analysis))
             return
         from kvtune.report.files import write_new
         from kvtune.report.pages.run import run_page
 
-        html, beside = run_page(run, workload), runs[0].with_suffix(".html")
+        html, beside = run_page(analysis), runs[0].with_suffix(".html")
     else:
         from kvtune.report.contrast import contrast
         from kvtune.report.files import write_new

@@ -9,7 +9,8 @@ Imported by: cli, doctor, engine, evidence, explain, probe, report, sim, tune.
     plugin.py      the entry point: checks the manifest, then installs all parts or none
     settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values
     state.py       what is in force in this process; the probe copies it into the run file
-    patches.py     methods of vLLM that a part replaced, so that it can put them back
+    patches.py     the registry of everything that kvtune replaces in vLLM; docs/patches.md has the table
+    vllm_types.py  the parts of vLLM's objects that the core and the probe use, as Protocols
     freeze.py      the garbage collector: frozen heaps, thresholds, collections while the engine waits
     cpu_flags.py   another machine's CPU flags for vLLM's decisions (KVTUNE_AVX512_BF16)
     cache/         which blocks are kept: the tiered pool, sliding windows, packed layouts

@@ -1,14 +1,16 @@
-"""What this machine has, and what a model's settings come to. No engine, no weights.
+"""Checks this machine, and a model's effective settings. Starts no engine, loads no weights.
 
-In: nothing, or a MODEL with vLLM's flags. Out: findings, each with a level and the next thing to do.
+In: nothing, or a MODEL with vLLM's flags. Out: findings, each with a level, and what to do about it.
 Imported by: cli.
 
-    finding.py       one finding: level, subject, text, hint
-    diagnosis.py     all of them together; levels decide the exit code
+    finding.py       one finding: level, topic, text, hint
+    diagnosis.py     all findings; their levels decide the exit code
     environment.py   the machine: Python, vLLM, devices, plugins, ptrace, memory, disk; VARIABLES. Imports no vLLM
-    model.py         a model: asks the child process, or config.json and the planner where vLLM is missing
-    child.py         the child process: vLLM's configuration, the model on the meta device, a few visits replayed
-    facts.py         what either gives: plain data
-    rules.py         Facts -> findings, one function a rule
+    model.py         a model's report: groups, blocks, bytes, the shortest prefix that can hit
+    ask_vllm.py      facts from vLLM, by a child process
+    child.py         the child process: vLLM's configuration, the model on the meta device, a few prompts replayed
+    planned.py       facts that the planner works out from config.json
+    facts.py         Facts: plain data, from either
+    rules.py         findings from Facts, one function per rule
     text.py          lines for a terminal
 """

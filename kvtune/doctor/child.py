@@ -206,8 +206,8 @@ def _block_layers(kv: Any) -> int:
 
 def _hit_alignment(scheduler: EngineScheduler) -> int:
     coordinator = scheduler.kv_cache_manager.coordinator
-    found = getattr(coordinator, "_cache_hit_alignment_tokens", None)
-    return int(found if found is not None else coordinator.scheduler_block_size)
+    tokens = getattr(coordinator, "_cache_hit_alignment_tokens", None)
+    return int(tokens if tokens is not None else coordinator.scheduler_block_size)
 
 
 def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], list[Visits]]:

@@ -1,6 +1,6 @@
 """Checks this machine: Python, vLLM, torch, devices, plugins, tracing, memory, disk. Imports neither vLLM nor torch.
 
-Whether ptrace is allowed is found out by trying it.
+Tries ptrace to see whether it is allowed.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def states_in_float32(facts: Facts) -> Iterator[Finding]:
         "warning",
         "state type",
         f"this CPU has AVX-512 BF16, so vLLM keeps recurrent states in float32: a block is {facts.block_tokens} "
-        f"tokens, with states of the model's own type {facts.model_state_block_tokens}",
+        f"tokens; with states of the model's own type it would be {facts.model_state_block_tokens}",
         hint,
     )
 

@@ -157,15 +157,15 @@ HEAD = (
 )
 
 
-def _layouts(found: Layouts) -> Iterator[Line]:
+def _layouts(layouts: Layouts) -> Iterator[Line]:
     """A table of stock's layout and the packed ones. `*`: on the Pareto front; `->`: recommended."""
-    load = found.workload or "no workload given"
+    load = layouts.workload or "no workload given"
     yield None, ""
-    what = f"requests of {count(found.request_tokens)} tokens ({load}) in {size(found.pool_bytes)}"
+    what = f"requests of {count(layouts.request_tokens)} tokens ({load}) in {size(layouts.pool_bytes)}"
     yield None, f"Block layouts, for {what}"
     yield None, "     " + _columns(HEAD)
-    for number, row in enumerate(found.rows):
-        mark = ("->" if number == found.recommended else "  ") + ("*" if row.on_front else " ")
+    for number, row in enumerate(layouts.rows):
+        mark = ("->" if number == layouts.recommended else "  ") + ("*" if row.on_front else " ")
         waste = row.waste
         yield (
             None,
@@ -193,7 +193,7 @@ def _layouts(found: Layouts) -> Iterator[Line]:
         "hits of a shared prefix end at multiples of the first; those of a prompt sent again, or of a chat's next "
         "turn, at multiples of the second (with --prefix-match-unit)",
     )
-    if found.workload:
+    if layouts.workload:
         yield from _pair(
             "hits", "upper bound for the workload: share of its prompt tokens that an infinite cache hits"
         )
@@ -202,8 +202,8 @@ def _layouts(found: Layouts) -> Iterator[Line]:
         "wasted bytes of a running request: unused parts of state pages, the second slot of each state, padding "
         "layers and states, the last partly filled block",
     )
-    row = found.rows[found.recommended]
-    yield from _pair("recommended", f"{row.name} ({count(row.plan.block_tokens)} tokens): {found.why}")
+    row = layouts.rows[layouts.recommended]
+    yield from _pair("recommended", f"{row.name} ({count(row.plan.block_tokens)} tokens): {layouts.why}")
 
 
 def _columns(cells: Sequence[str]) -> str:

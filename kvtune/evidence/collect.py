@@ -14,6 +14,7 @@ from typing import Any
 from kvtune import __version__
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.engine.messages import Event
 from kvtune.engine.resolve import check_engine
@@ -114,7 +115,7 @@ def _measure(
     for one in runs:
         if one.path:
             run = read_run(folder / one.path)
-            summaries.setdefault((one.case, one.side), []).append(summary(run, workload_of(run)))
+            summaries.setdefault((one.case, one.side), []).append(summary(RunAnalysis(run, workload_of(run))))
     return runs, summaries
 
 

@@ -1,10 +1,10 @@
-"""Where every prompt token of a run went, and which setting would have made it a hit.
+"""Counts every prompt token of a run as a hit or under one cause of miss, and tries settings against the causes.
 
 In: a `Run`. Out: an explanation and remedies, each of them replayed. Where the run's own hits differ from the
 replay's, the explanation says so and stores nothing in the run.
 Imported by: cli.
 
-    explanation.py   has the run replayed with `SimSettings(verdicts=True)` and adds its causes up
-    remedies.py      settings that might help the largest causes; nothing is printed that was not replayed
+    explanation.py   replays the run with `SimSettings(verdicts=True)` and sums up its causes
+    remedies.py      settings that may help against the largest causes; each is replayed before it is printed
     text.py          lines for a terminal, JSON
 """

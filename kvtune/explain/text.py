@@ -37,33 +37,33 @@ class ConsoleView(View):
         )
 
 
-def lines(found: Explanation) -> Iterator[str]:
-    query = found.query_tokens
-    yield f"{count(query)} prompt tokens of {count(found.requests)} requests"
+def lines(explanation: Explanation) -> Iterator[str]:
+    query = explanation.query_tokens
+    yield f"{count(query)} prompt tokens of {count(explanation.requests)} requests"
     yield ""
-    yield f"  {'hit':<15}{count(found.hit_tokens):>14}{percent(found.hit_tokens, query):>9}"
-    for cause in sorted(CAUSES, key=lambda cause: -found.misses[cause]):
-        tokens = found.misses[cause]
+    yield f"  {'hit':<15}{count(explanation.hit_tokens):>14}{percent(explanation.hit_tokens, query):>9}"
+    for cause in sorted(CAUSES, key=lambda cause: -explanation.misses[cause]):
+        tokens = explanation.misses[cause]
         if tokens:
             yield f"  {cause:<15}{count(tokens):>14}{percent(tokens, query):>9}  {MEANING[cause]}"
-    total = found.hit_tokens + sum(found.misses.values())
+    total = explanation.hit_tokens + sum(explanation.misses.values())
     yield f"  {'':<15}{count(total):>14}{percent(total, query):>9}"
-    if len(found.by_class) > 1:
-        yield from _table("by class", found.by_class)
-    if found.by_group:
+    if len(explanation.by_class) > 1:
+        yield from _table("by class", explanation.by_class)
+    if explanation.by_group:
         yield ""
         yield "by the KV cache group that caused it"
-        for group, counts in found.by_group.items():
+        for group, counts in explanation.by_group.items():
             causes = ", ".join(f"{cause} {count(tokens)}" for cause, tokens in counts.items() if tokens)
             yield f"  {group:<24} {causes}"
-    if found.evictions:
+    if explanation.evictions:
         yield ""
         yield "evicted by"
-        for eviction in found.evictions:
+        for eviction in explanation.evictions:
             age = f"median {ms(eviction.median_age_s * 1000)} before the miss, at most {ms(eviction.max_age_s * 1000)}"
             yield f"  {eviction.pressure:<32} {count(eviction.tokens):>12} tokens, {age}"
-    yield from _remedies(found)
-    yield from _checks(found)
+    yield from _remedies(explanation)
+    yield from _checks(explanation)
 
 
 def _table(title: str, rows: dict[str, Counts]) -> Iterator[str]:
@@ -76,13 +76,13 @@ def _table(title: str, rows: dict[str, Counts]) -> Iterator[str]:
         )
 
 
-def _remedies(found: Explanation) -> Iterator[str]:
-    if not found.remedies:
+def _remedies(explanation: Explanation) -> Iterator[str]:
+    if not explanation.remedies:
         return
     yield ""
     yield "remedies, each replayed"
-    query = found.query_tokens
-    for remedy in found.remedies:
+    query = explanation.query_tokens
+    for remedy in explanation.remedies:
         if remedy.error:
             yield f"  {'failed':>9}  {remedy.change}: {remedy.error}"
             continue
@@ -91,33 +91,40 @@ def _remedies(found: Explanation) -> Iterator[str]:
         yield f"  {points:>+7.1f} %  {remedy.change}: {after} hit (for {remedy.cause})"
 
 
-def _checks(found: Explanation) -> Iterator[str]:
+def _checks(explanation: Explanation) -> Iterator[str]:
     yield ""
-    if found.run_hit_tokens is None:
+    if explanation.run_hit_tokens is None:
         yield "the run did not record hits per request, so the replay could not be checked against it"
-    elif not found.disagreements:
-        yield f"checked: run and replay hit the same tokens in every request ({count(found.run_hit_tokens)} in all)"
+    elif not explanation.disagreements:
+        tokens = count(explanation.run_hit_tokens)
+        yield f"checked: run and replay hit the same tokens in every request ({tokens} in all)"
     else:
         yield (
-            f"the replay differs from the run in {count(len(found.disagreements))} of {count(found.requests)} "
-            f"requests: the run hit {count(found.run_hit_tokens)} tokens, the replay {count(found.hit_tokens)} "
+            f"the replay differs from the run in {count(len(explanation.disagreements))} of "
+            f"{count(explanation.requests)} requests: the run hit {count(explanation.run_hit_tokens)} tokens, "
+            f"the replay {count(explanation.hit_tokens)} "
             "(the figures above explain the replay)"
         )
-        for one in found.disagreements[:SHOWN_DISAGREEMENTS]:
+        for one in explanation.disagreements[:SHOWN_DISAGREEMENTS]:
             yield f"  {one.request}: run {count(one.run_hit_tokens)}, replay {count(one.replayed_hit_tokens)}"
-    if found.not_admitted:
-        yield f"{count(found.not_admitted)} requests were never admitted and are left out"
-    yield from found.notes
+    if explanation.not_admitted:
+        yield f"{count(explanation.not_admitted)} requests were never admitted and are left out"
+    yield from explanation.notes
 
 
-def to_json(found: Explanation) -> dict[str, Any]:
+def to_json(explanation: Explanation) -> dict[str, Any]:
     """The `--json` object; `prefix_cache` as in a run's summary."""
-    fields = asdict(found)
+    fields = asdict(explanation)
     fields["disagreements"] = fields["disagreements"][:100]
     cache = {
         "query_tokens": fields.pop("query_tokens"),
         "hit_tokens": fields.pop("hit_tokens"),
-        "hit_rate": found.hit_rate,
+        "hit_rate": explanation.hit_rate,
         "misses": fields.pop("misses"),
     }
-    return {"schema": 1, "prefix_cache": cache, **fields, "differing_requests": len(found.disagreements)}
+    return {
+        "schema": 1,
+        "prefix_cache": cache,
+        **fields,
+        "differing_requests": len(explanation.disagreements),
+    }

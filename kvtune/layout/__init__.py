@@ -1,12 +1,12 @@
-"""What a model's KV blocks come to: sizes, groups, waste. Arithmetic only.
+"""Plans a model's KV blocks: sizes, groups, waste. Arithmetic only.
 
-In: a config.json, or a `ModelShape`. Out: layouts with what each costs. `plan.py` and `config.py` import `errors` only,
-so that the tuner may use them anywhere; the tests run vLLM's own code over the same configs.
+In: a config.json, or a `ModelShape`. Out: block layouts and what each costs. `plan.py` and `config.py` import only
+`errors`, so that the tuner may use them anywhere; the tests compare them with vLLM's own code on the same configs.
 Imported by: bounds, doctor, evidence, explain, report, tune.
 
-    config.py   config.json -> ModelShape, one reader per family of recurrent layers
-    plan.py     ModelShape -> block sizes, by the two rules below
-    choice.py   stock's layout and the packed ones beside each other, Pareto front, a recommendation
+    config.py   a ModelShape from config.json, one reader per family of recurrent layers
+    plan.py     BlockPlans of a ModelShape, by the two rules below
+    choice.py   compares stock's layout with the packed ones, and recommends one
 
     rule: per layer (vLLM 0.32)
       a state fits     one attention layer's page
@@ -17,5 +17,5 @@ Imported by: bounds, doctor, evidence, explain, report, tune.
       block            A * ceil(k * state / (A * bytes of a token in all attention layers))
       groups           1 + ceil(state layers / k)
 
-A is what the attention backend takes (GPU 16, CPU 32), or `--block-size` where that is larger.
+A: the attention backend's alignment (GPU 16, CPU 32), or `--block-size` where that is larger.
 """

@@ -6,7 +6,9 @@ A probe that fails switches itself off and says so.
 Imported by: engine, evidence, sim.
 
 In vLLM's processes:
-    plugin.py      the entry point: installs the instruments of a level, also after a fork
+    plugin.py      the entry point: inert unless KVTUNE_PROBE is set
+    instruments.py the instruments of one process: what a level starts, also after a fork
+    records.py     the four kinds of records, what each holds and when it is written
     ring.py        fixed 128-byte records in a memory-mapped, preallocated file; each ends with its sequence number
     gc.py          collector callbacks: one record a collection. Here a pause is measured
     steps.py       spans around EngineCore's step, `schedule` and `update_from_output`
@@ -29,10 +31,4 @@ In ours:
     types    census of the young generation at every 16th collection            objects/census.py
     sites    a second pass: tracemalloc around sampled collections and steps    objects/sites.py, objects/step_sites.py
     full     tracemalloc throughout; what the heap holds more of at the end     objects/growth.py
-
-    record       written by                                  when
-    COLLECTION   any thread that triggers a collection       at the collection's end
-    STEP         EngineCore's main loop                      at the step's end
-    POOL         EngineCore's main loop                      after a step that evicted or demoted KV blocks
-    DIGEST       EngineCore's main loop, KVTUNE_DIGESTS=1    after `schedule()`
 """

@@ -1,41 +1,46 @@
-"""The engine without a model: vLLM's own EngineCore on an executor that computes nothing, on a virtual clock.
+"""The engine without a model: vLLM's own EngineCore, on an executor that runs nothing and a virtual clock.
 
 In: a `Workload` and `SimSettings` (model or captured KV specs, vLLM's flags, core, mode, step cost). Out: the same
-`Run` as a real engine's, `source = "sim"`. vLLM is imported inside functions, or in modules marked *.
-docs/simulator.md describes it for people.
+`Run` as a real engine's, with `source = "sim"`. Modules marked * import vLLM; others do so inside functions, if at all.
+docs/simulator.md is for users.
 Imported by: cli, doctor, explain, tune.
 
-    simulators.py (parent) <-JSON lines-> worker.py* (imports vLLM once, forks for each job)
-       |
-    replay.py   front_end.py -> requests.py* -> EngineCore.step_fn -> journal.py -> record.py -> Run
-       |                                    |        ^
-    build.py* VllmConfig + specs            v        | futures move the VirtualClock (clock.py)
-       meta_model.py* or kv_specs.py*  executor.py* -+ a step's length: cost.py
+    simulators.py (parent) <-- JSON lines --> worker.py* (imports vLLM once, forks for each job)
+                                                 |
+    build.py*: VllmConfig, KV specs --> replay.py --> player.py: the loop --> journal.py --> record.py --> Run
+       meta_model.py* or kv_specs.py*                  |      |
+                          front_end.py --> requests.py*|      | steppers, asked in order (fast/choose.py*)
+                          (delays: delay.py)                  v
+                                    EngineCore --> executor.py* --> a step's length: cost.py; moves clock.py
 
-    simulators.py   one simulator process, jobs in parallel, runs back
+    simulators.py   starts a simulator process, hands it jobs, reads their runs back
     worker.py       the simulator process
-    settings.py     SimSettings, MODES: plain data that crosses the pipe
-    profile.py      `kvtune profile --on sim`: one replay from job to run file
-    build.py        EngineCore on the executor that computes nothing
-    meta_model.py   a model on torch's meta device, asked for its KV specs
-    kv_specs.py     captured KV specs -> vLLM's (probe/kv_specs.py writes them)
-    replay.py       the loop: requests in, steps, answers out
-    requests.py     a workload's requests as vLLM's, without making a token
-    front_end.py    the way of a request to the engine and of its answers back
-    delay.py        how long these ways take, fitted to a recorded run
-    executor.py     a token for every request whose prompt is in, after a virtual time
-    cost.py         how long a step takes, fitted to a recorded run
+    settings.py     SimSettings, MODES: plain data, sent as JSON
+    profile.py      `kvtune profile --on sim`: one replay, from job to run file
+    build.py        EngineCore on the executor without a model
+    meta_model.py   a model's KV specs, from torch's meta device
+    kv_specs.py     vLLM's KV specs, from captured ones (probe/kv_specs.py captures them)
+    vllm_types.py   Protocols: what the simulator uses of vLLM's objects
+    replay.py       a replay from settings to run
+    player.py       the loop: sends requests, asks the steppers, takes outputs
+    steps.py        Stepper and StepResult; EngineStepper: one step of vLLM's own EngineCore
+    observers.py    Observer and ReplayProgress
+    requests.py     vLLM's requests from a workload's, without their tokens
+    front_end.py    the client's side: requests and answers arrive after a transport delay
+    delay.py        transport delays, measured in a recorded run
+    executor.py     a token for every request whose prompt is computed, after a virtual time
+    cost.py         the length of a step, fitted to a recorded run
     clock.py        virtual time
-    journal.py      what a replay notes while it runs
-    record.py       journal -> Run
-    fast/           many steps at once, exact
-    verdicts/       an observer that says where every prompt token went
+    journal.py      what a replay writes down while it runs
+    record.py       the run, from the journal
+    fast/           steppers that take many steps at once
+    verdicts/       where every prompt token went
 
-    not there            in its place                                   why decisions stay the same
-    weights, kernels     a token for every request whose prompt is in   vLLM schedules by lengths, not by tokens
-    tokens               a bytearray that only counts                   tokens are read where they are hashed
+    missing              stand-in                                       why decisions stay the same
+    weights, kernels     a token for every request with its prompt in   vLLM schedules by lengths, not by tokens
+    tokens               a bytearray of the right length                vLLM reads tokens only to hash them
     token hashes         hashes of spans; equal prompts, equal answers  equal spans = equal tokens
-    time                 VirtualClock, moved by step costs              order of arrivals and steps is kept
-    client, ZMQ, loop    a Feed behind fitted transport delays          a nominal cost has none
+    time                 VirtualClock, moved by step costs              arrivals and steps keep their order
+    client, ZMQ, loop    a Feed with fitted transport delays            with a nominal cost there are none
     memory profiling     the pool's size, by flag or captured           same pool
 """

@@ -45,7 +45,7 @@ class SetAside:
     whole_step: ScheduledStep | None
 
 
-NOBODY = SetAside(0, 0, None)
+NONE_SET_ASIDE = SetAside(0, 0, None)
 
 
 class VirtualResult:
@@ -76,7 +76,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
         self.on_step: Callable[[ExecutedStep], None] | None = None
         self.jump_ends_s: Sequence[float] | None = None
         """Set before a jump: the ends of the single decode steps that the next step stands for."""
-        self.set_aside = NOBODY
+        self.set_aside = NONE_SET_ASIDE
         self._pending: VirtualResult | None = None
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:

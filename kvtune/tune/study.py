@@ -11,6 +11,7 @@ import msgspec
 from msgspec import structs
 
 from kvtune.analysis.study import Bench, EngineRuns, Finalist, Kind, Place, StudyView, Trial, Verdict
+from kvtune.engine.flags import without_overridden
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.tune.confirm import Contender, judge
 from kvtune.tune.effects import effects
@@ -129,7 +130,7 @@ def view(
         result=structs.replace(outcome, kind=study.kind, recipe=str(recipe) if recipe else None),
         drawn_on=drawn_on,
         best_flags=tuple(
-            _without_overridden(flags_of(study.bench, outcome.best.settings if outcome.best else {}))
+            without_overridden(flags_of(study.bench, outcome.best.settings if outcome.best else {}))
         ),
         effects=tuple(effects(drawn, by)),
         front=tuple(t.number for t in front(drawn, axes(by))),
@@ -139,18 +140,6 @@ def view(
         drift_ttft=confirmation.drift if confirmation else None,
         recipe_text=text,
     )
-
-
-def _without_overridden(flags: Sequence[str]) -> list[str]:
-    """vLLM's flags without those that a later one overrides: what a person would type."""
-    kept: dict[str, list[str]] = {}
-    name = ""
-    for word in flags:
-        if word.startswith("--"):
-            name = word.partition("=")[0].replace("_", "-")
-            kept.pop(name, None)
-        kept.setdefault(name, []).append(word)
-    return [word for words in kept.values() for word in words]
 
 
 def _busiest(trials: Sequence[Trial]) -> Place:

@@ -11,6 +11,7 @@ import msgspec
 
 from kvtune.analysis.study import Bench, Place, Role, Settings, StudyResult, Trial, Verdict
 from kvtune.errors import KvtuneError
+from kvtune.files import explained, replacing
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, best, front
@@ -176,14 +177,7 @@ RESULT = ".result.json"
 def keep_result(content: dict[str, Any], journal: Path) -> Path:
     """Write the `--json` object beside the journal, completely or not at all."""
     path = journal.with_suffix(RESULT)
-    part = path.with_name(f".{path.name}.part")
-    try:
+    hint = f"free space and run the command again with --study {journal}: its trials are kept"
+    with explained(path, hint), replacing(path) as part:
         part.write_bytes(msgspec.json.encode(content))
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise KvtuneError(
-            f"cannot write {path}: {error.strerror or error}",
-            f"free space and run the command again with --study {journal}: its trials are kept",
-        ) from error
     return path

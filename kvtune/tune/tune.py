@@ -10,6 +10,7 @@ from typing import Protocol
 
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.study import Bench, Finalist, Settings, StudyResult, Trial, Verdict
+from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
 from kvtune.recipe import write_recipe
 from kvtune.sim.cost import NOMINAL, StepCost, fit
@@ -22,7 +23,6 @@ from kvtune.tune.search import SearchSettings, search, tuned_space
 from kvtune.tune.space.grid import Space
 from kvtune.tune.space.knobs import ENGINE_KNOBS
 from kvtune.tune.space.model import ModelFacts
-from kvtune.tune.trials.flags import flag_value
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.workload.types import Workload
 

@@ -1,17 +1,21 @@
 """What replays and bounds cost: `python tests/bench/sim.py [--trace FILE] [--limit N] [--modes exact,jump,coarse]`.
 
-CPU seconds of this process (a busy machine's other processes do not count), a line each. Without a trace: the
-tiny-gemma3 rounds, to be compared with `kvtune profile tiny-gemma3 -w WORKLOAD` (its `wall_s`) on the same machine.
+One line per replay, in CPU seconds of this process, which other processes on the machine do not lengthen. Without a
+trace: the tiny-gemma3 rounds, to be compared with `kvtune profile tiny-gemma3 -w WORKLOAD` (its `wall_s`) on the same
+machine. `--without mixed,stride,jump` leaves steppers out (kvtune/sim/fast): what each of them saves.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 from kvtune.bounds.ladder import bounds
+from kvtune.sim import player
 from kvtune.sim.replay import replay
 from kvtune.sim.settings import MODES, Mode, SimSettings
+from kvtune.sim.steps import Stepper
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 
@@ -26,9 +30,20 @@ def measure(name: str, workload: Workload, settings: SimSettings) -> None:
     share = requests["hit_tokens"].sum() / requests["prompt_tokens"].sum()
     print(
         f"{name:<24} {time.process_time() - cpu:8.2f} CPU-s  {time.monotonic() - wall:8.2f} s  "
-        f"{run.header.extra['sim']['steps']:>8} steps  {100 * share:5.2f} % hits",
+        f"{run.header.extra.sim.steps:>8} steps  {100 * share:5.2f} % hits",
         flush=True,
     )
+
+
+def leave_out(names: set[str]) -> None:
+    """Replays from now on run without these steppers."""
+    choose = player.steppers
+    classes = {f"{name.capitalize()}Stepper" for name in names}
+
+    def fewer(*args: Any, **options: Any) -> tuple[Stepper, ...]:
+        return tuple(one for one in choose(*args, **options) if type(one).__name__ not in classes)
+
+    player.steppers = fewer
 
 
 def main() -> None:
@@ -37,7 +52,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--modes", default="exact,jump,coarse")
     parser.add_argument("--blocks", type=int, default=100_000)
+    parser.add_argument("--without", default="", help="mixed, stride, jump")
     options = parser.parse_args()
+    leave_out(set(filter(None, options.without.split(","))))
     modes: list[Mode] = [mode for mode in MODES if mode in options.modes.split(",")]
     measure("first (imports)", build(ROUNDS, seed=0), SimSettings(model="tiny-gemma3"))
     if not options.trace:

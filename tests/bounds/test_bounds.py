@@ -1,4 +1,4 @@
-"""Bounds against models that go node by node, and the command's output."""
+"""Bounds against naive models that work node by node, and the command's output."""
 
 from __future__ import annotations
 
@@ -124,21 +124,21 @@ def in_nodes(hits: list[int]) -> list[int]:
 
 @given(tree_paths, st.integers(5, 25))
 @settings(max_examples=200, deadline=None)
-def test_lru_is_the_list_that_evicts_the_oldest(prompts: list[tuple[int, ...]], capacity: int) -> None:
+def test_lru_equals_a_list_that_evicts_the_oldest(prompts: list[tuple[int, ...]], capacity: int) -> None:
     paths = paths_of(workload(prompts), NODE, answers=False)
     assert in_nodes(lru(paths, capacity)) == naive_lru(prompts, capacity)
 
 
 @given(tree_paths, st.integers(5, 25))
 @settings(max_examples=200, deadline=None)
-def test_optimum_is_beladys(prompts: list[tuple[int, ...]], capacity: int) -> None:
+def test_the_optimum_equals_beladys(prompts: list[tuple[int, ...]], capacity: int) -> None:
     paths = paths_of(workload(prompts), NODE, answers=False)
     assert sum(optimum(paths, capacity)) // NODE == sum(naive_optimum(prompts, capacity))
 
 
 @given(tree_paths, st.integers(5, 25), st.sampled_from([0.0, 2.0, 6.0, inf]), st.integers(0, 60), st.data())
 @settings(max_examples=300, deadline=None)
-def test_two_class_is_two_queues_and_a_ghost_list(
+def test_two_class_equals_two_queues_and_a_ghost_list(
     prompts: list[tuple[int, ...]], capacity: int, head_start: float, ghost: int, data: st.DataObject
 ) -> None:
     gaps = data.draw(st.lists(st.integers(1, 5), min_size=len(prompts), max_size=len(prompts)))
@@ -150,7 +150,9 @@ def test_two_class_is_two_queues_and_a_ghost_list(
 
 @given(tree_paths, st.integers(5, 25), st.sampled_from([0.0, 3.0, inf]))
 @settings(max_examples=200, deadline=None)
-def test_the_ladder_is_ordered(prompts: list[tuple[int, ...]], capacity: int, head_start: float) -> None:
+def test_no_policy_beats_the_optimum_nor_that_the_infinite_cache(
+    prompts: list[tuple[int, ...]], capacity: int, head_start: float
+) -> None:
     paths = paths_of(workload(prompts), NODE, answers=False)
     best, whole = sum(optimum(paths, capacity)), sum(infinite(paths))
     assert (
@@ -161,7 +163,7 @@ def test_the_ladder_is_ordered(prompts: list[tuple[int, ...]], capacity: int, he
     assert sum(optimum(paths, sum(paths.nodes))) == sum(lru(paths, sum(paths.nodes))) == whole
 
 
-def test_a_head_start_keeps_what_is_used_again() -> None:
+def test_a_head_start_keeps_prefixes_that_are_used_again() -> None:
     """A hot prefix among one-off prompts: LRU loses it each time, two classes keep it."""
     prompts: list[tuple[int, ...]] = []
     for turn in range(20):
@@ -178,14 +180,14 @@ def test_the_last_token_is_never_a_hit() -> None:
     assert infinite(paths_of(twice, NODE)) == [0, NODE]
 
 
-def test_answers_are_found_by_the_next_turn() -> None:
+def test_a_chats_next_turn_hits_the_last_answer() -> None:
     work = build("chat:sessions=1,turns=3,system=0,first=32,user=32,output=32", seed=0)
     assert hit_share(infinite(paths_of(work, 16)), paths_of(work, 16)) > hit_share(
         infinite(paths_of(work, 16, answers=False)), paths_of(work, 16, answers=False)
     )
 
 
-def test_bounds_over_pool_sizes_never_fall() -> None:
+def test_a_larger_pool_never_hits_less() -> None:
     found = bounds(build("zipf:prefixes=20,prefix=400,requests=100", seed=3))
     for less, more in pairwise(found.curve):
         assert less.pool_blocks < more.pool_blocks
@@ -201,12 +203,12 @@ def test_requests_larger_than_the_pool_are_named() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "x", "10q", "-5k", "nan", "1e400"])
-def test_pools_that_are_none_are_refused(text: str) -> None:
+def test_invalid_pool_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--pools"):
         parse_pools(text)
 
 
-def test_pools_are_read() -> None:
+def test_pool_sizes_are_parsed_and_sorted() -> None:
     assert parse_pools("25k, 1m,100") == [100, 25_000, 1_000_000]
 
 
@@ -218,7 +220,7 @@ def test_a_pool_smaller_than_a_node_is_refused(tmp_path: Path) -> None:
         bounds(build(f"trace:path={file}", seed=0), [4])
 
 
-def test_hybrids_are_a_named_relaxation() -> None:
+def test_bounds_of_a_model_with_windows_name_their_relaxation() -> None:
     found = bounds(build("rounds", seed=0), shape=shape_named("tiny-gemma3"))
     assert "window" in found.relaxation and found.curve[0].pool_bytes > 0
     assert not bounds(build("rounds", seed=0), shape=shape_named("tiny-llama")).relaxation
@@ -240,7 +242,7 @@ def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) 
     assert not out.err
 
 
-def test_the_command_prints_the_ladder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     from kvtune.cli.app import run
 
     assert run(["bounds", "-w", "zipf", "--pools", "1k,2k"]) == 0

@@ -1,4 +1,4 @@
-"""Every test of the core begins and ends in a process where nothing was asked for."""
+"""Every test of the core starts and ends with a clean core state."""
 
 from __future__ import annotations
 

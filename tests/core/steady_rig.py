@@ -278,9 +278,9 @@ class Twins:
         self.queue: deque[Any] = deque()
         self.steps = 0
 
-    def add(self, **said: Any) -> None:
-        self.stock.add_request(request(block=self.shape.block, **said))
-        self.ours.add_request(request(block=self.shape.block, **said))
+    def add(self, **options: Any) -> None:
+        self.stock.add_request(request(block=self.shape.block, **options))
+        self.ours.add_request(request(block=self.shape.block, **options))
 
     def abort(self, name: str) -> None:
         for one in (self.stock, self.ours):

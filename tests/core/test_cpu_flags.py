@@ -1,4 +1,4 @@
-"""KVTUNE_AVX512_BF16 changes what vLLM's CPU platform decides, and nothing that a kernel asks."""
+"""KVTUNE_AVX512_BF16 changes what vLLM's CPU platform decides, and not what kernels ask the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's CPU platform, whose decision is replaced by one that writes down what the CPU was said to have."""
+    """vLLM's CPU platform with a decision that records which CPU features it was given."""
     pytest.importorskip("vllm")
     import torch
     from vllm.platforms.cpu import CpuPlatform
@@ -36,7 +36,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("value", "has"), [("0", False), ("1", True)])
-def test_the_platform_is_told_and_the_kernels_are_not(
+def test_the_platform_sees_the_forced_answer_and_the_kernels_do_not(
     platform: Any, monkeypatch: pytest.MonkeyPatch, value: str, has: bool
 ) -> None:
     import torch
@@ -73,7 +73,7 @@ def test_the_real_cpu_answers_again_after_an_error(platform: Any, monkeypatch: p
     assert torch.cpu._is_avx512_bf16_supported is real
 
 
-def test_a_value_that_means_nothing_stops_the_start(platform: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_illegal_value_stops_the_start(platform: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "maybe")
     cpu_flags.install()
     with pytest.raises(UsageError, match=VARIABLE):

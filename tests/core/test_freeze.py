@@ -1,4 +1,4 @@
-"""The collector's settings: what is frozen is thawed, collections come at a wait and not elsewhere."""
+"""Settings of the garbage collector: a frozen heap is unfrozen, collections happen while EngineCore waits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_after_passes_results_on_and_comes_last() -> None:
     assert seen == ["a", "Engine"]
 
 
-def test_what_was_put_in_is_taken_out() -> None:
+def test_uninstall_restores_the_wrapped_methods() -> None:
     class Engine:
         def start(self) -> int:
             return 1

@@ -1,4 +1,4 @@
-"""The plugin: inert unless asked, all or nothing, one line when it refuses."""
+"""The plugin: inert without its variables, all or nothing, one line in the log when it refuses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Part:
     return found
 
 
-def test_inert_unless_asked(part: Part) -> None:
+def test_nothing_happens_without_the_variables(part: Part) -> None:
     plugin.register()
     assert not part.installed
     assert state.state()["why"] == "not asked for"
@@ -95,7 +95,7 @@ def test_recipe_then_set(part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"KVTUNE_CORE": "fast"}, "KVTUNE_CORE='fast' is not a core"),
         ({"KVTUNE_CORE": "kvtune", "KVTUNE_SET": "{"}, "KVTUNE_SET is not JSON"),
@@ -110,7 +110,7 @@ def test_bad_input_runs_stock_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     variables: dict[str, str],
-    said: str,
+    message: str,
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -118,14 +118,14 @@ def test_bad_input_runs_stock_with_one_line(
     with caplog.at_level(logging.WARNING):
         plugin.register()
     assert not part.installed
-    assert said in state.state()["why"]
+    assert message in state.state()["why"]
     assert len(caplog.records) == 1
-    assert said in caplog.text
+    assert message in caplog.text
     monkeypatch.setattr(plugin, "_registered", False)
     monkeypatch.setenv("KVTUNE_STRICT", "1")
     with pytest.raises(KvtuneError) as stopped:
         plugin.register()
-    assert said in stopped.value.message
+    assert message in stopped.value.message
 
 
 def test_another_vllm_runs_stock_and_names_the_symbol(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_an_unexpected_failure_runs_stock(part: Part, monkeypatch: pytest.Monkey
     assert "RuntimeError: broken" in state.state()["why"]
 
 
-def test_what_was_installed_is_taken_back_when_a_later_part_fails(
+def test_installed_parts_are_undone_when_a_later_part_fails(
     part: Part, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken_back: list[str] = []
@@ -185,9 +185,11 @@ def test_illegal_values_name_the_legal_ones(bad: dict[str, Any]) -> None:
 
 
 def test_settings_go_through_the_environment() -> None:
-    asked = parse({"policy": "pin", "slack": "96", "pool": "on", "core.windows": 2, "protected_share": "0.5"})
-    environ = {"KVTUNE_CORE": "kvtune", "KVTUNE_SET": json.dumps(asked.changed())}
-    assert from_environment(environ) == asked
+    settings = parse(
+        {"policy": "pin", "slack": "96", "pool": "on", "core.windows": 2, "protected_share": "0.5"}
+    )
+    environ = {"KVTUNE_CORE": "kvtune", "KVTUNE_SET": json.dumps(settings.changed())}
+    assert from_environment(environ) == settings
 
 
 def test_legacy_switches_are_in_no_list_and_can_be_set() -> None:

@@ -39,7 +39,7 @@ def both(model: str, folder: Path, *more: str) -> dict[str, Ran]:
 
 
 def core_settings(model: str) -> tuple[str, ...]:
-    # With caching asked for, Mamba-2 on the CPU needs chunks that end where a state is kept.
+    # With prefix caching on, Mamba-2 on the CPU needs chunks that end where a state is kept.
     return ("--set", "core.whole_states=true") if model == "tiny-granite" else ()
 
 

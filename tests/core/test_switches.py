@@ -1,4 +1,4 @@
-"""Each idea's switch: what is off is stock's own code, everything else stays in force; text as --set gives it."""
+"""Each switch turns off one idea of the core: stock's code runs there, and every other idea stays active."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tests.core.steady_rig import build
 pytestmark = pytest.mark.vllm
 
 
-def in_force(asynchronous: bool, **said: str) -> dict[str, bool]:
+def in_force(asynchronous: bool, **texts: str) -> dict[str, bool]:
     """By switch: whether an engine that is built with these settings runs that idea's code."""
-    settings = parse(said)
+    settings = parse(texts)
     try:
         for part in (adopt, tokens, scheduler, freeze):
             part.install(settings)  # type: ignore[attr-defined]

@@ -30,7 +30,6 @@ from kvtune.doctor.environment import (
 )
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
-from kvtune.doctor.flags import given
 from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of
 from kvtune.doctor.planned import read_config
 from kvtune.doctor.rules import settings_findings
@@ -78,7 +77,7 @@ def test_a_hybrids_defaults_warn_about_retention_and_match_unit() -> None:
     assert "match unit" not in by_topic(changed(match_unit=32))
 
 
-def test_inert_settings() -> None:
+def test_settings_without_effect_are_warnings() -> None:
     assert "overwritten by 544" in by_topic(changed(given={"mamba-block-size": "64"}))["state block"].text
     raised = by_topic(changed(given={"block-size": "64"}))["block size"]
     assert "--block-size 64 becomes 544" in raised.text
@@ -92,7 +91,7 @@ def test_block_longer_than_any_request() -> None:
     assert "block size" not in by_topic(changed(max_model_len=545))
 
 
-def test_groups_whose_blocks_have_no_common_multiple_nearby() -> None:
+def test_group_sizes_without_a_small_common_multiple_are_a_warning() -> None:
     """tiny-gemma3 with --block-size 100: windows get blocks of 96."""
     groups = [
         Group(kind="full attention", layers=1, block_tokens=100, page_bytes=800, used_bytes=800),
@@ -104,7 +103,7 @@ def test_groups_whose_blocks_have_no_common_multiple_nearby() -> None:
     assert not any("KV groups" in f.text for f in settings_findings(alike))
 
 
-def test_chunks_and_retention() -> None:
+def test_chunks_and_retention_that_lose_states_are_warnings() -> None:
     assert "shorter than a block" in by_topic(changed(batched_tokens=512))["chunks"].text
     sparse = by_topic(changed(retention=1088))["retention"]
     assert sparse.level == "warning"
@@ -130,7 +129,7 @@ def test_what_keeps_an_engine_from_starting_is_an_error() -> None:
     assert small.level == "error"
 
 
-def test_report_in_numbers() -> None:
+def test_the_reports_figures() -> None:
     report = ModelReport(HYBRID, floor_of(HYBRID))
     assert report.token_bytes == 12 * 2048
     assert report.state_bytes == 36 * 1_097_728
@@ -156,16 +155,6 @@ def test_first_visit_that_hits() -> None:
     floor = floor_of(changed(shared_prefix=visits))
     assert floor is not None
     assert (floor.first_visit, floor.last_first_visit) == (2, 3)
-
-
-def test_flags_by_name() -> None:
-    flags = ["--block-size", "64", "--max_model_len=512", "--enable-prefix-caching", "--a", "1", "2"]
-    assert given(flags) == {
-        "block-size": "64",
-        "max-model-len": "512",
-        "enable-prefix-caching": "",
-        "a": "1 2",
-    }
 
 
 def test_without_vllm_the_report_is_planned_from_the_config(tmp_path: Path) -> None:
@@ -246,7 +235,7 @@ def levels(findings: Any) -> list[str]:
     return [finding.level for finding in findings]
 
 
-def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_unsupported_and_mixed_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     have: dict[str, str] = {}
     monkeypatch.setattr(doctor_environment, "installed", have.get)
     assert levels(vllm_findings()) == ["error"]
@@ -270,7 +259,7 @@ def test_the_entry_points_are_those_of_the_package() -> None:
     assert set(ENTRY_POINTS) == set(own) - {"kvtune"}  # the command
 
 
-def test_plugins_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_blocked_and_unknown_plugins_and_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [SimpleNamespace(name=name, value="x") for name in (*ENTRY_POINTS[1:], "other")]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
     missing, other = plugin_findings({})
@@ -335,13 +324,13 @@ def test_memory_of_the_machine_and_of_the_container(
     assert (found.level, found.text) == (level, text)
 
 
-def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels(disk_findings(tmp_path / "not" / "yet"))[0] == "ok"
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
     assert set(levels(disk_findings(tmp_path))) == {"warning"}
 
 
-def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_named_and_json_has_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli(["doctor", "--fail-on", "never"]) == 2
     assert "--fail-on must be" in capsys.readouterr().err
     assert cli(["doctor", "--", "--block-size", "16"]) == 2

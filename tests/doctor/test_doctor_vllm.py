@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from kvtune.doctor.facts import Facts
-from kvtune.doctor.flags import given
 from kvtune.doctor.model import ModelReport, floor_of
 from kvtune.doctor.planned import read_config, with_state_rule
 from kvtune.doctor.rules import states_in_float32
 from kvtune.engine import models
+from kvtune.engine.flags import flag_texts
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import cpu_backend, plan_per_layer
 
@@ -44,7 +44,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory, avx512_bf16: bool) -> dict[s
         "real": (str(real), ["--enable-prefix-caching"]),
     }
     return {
-        name: facts_of({"model": model, "args": args, "given": given(args)})
+        name: facts_of({"model": model, "args": args, "given": flag_texts(args)})
         for name, (model, args) in asked.items()
     }
 
@@ -64,14 +64,14 @@ def test_the_planner_agrees_with_vllm(facts: dict[str, Facts], name: str, avx512
     assert plan.shape.state_bytes * plan.shape.state_layers == ModelReport(found, None).state_bytes
 
 
-def test_a_request_only_raises_the_block(facts: dict[str, Facts], avx512_bf16: bool) -> None:
+def test_a_given_block_size_is_only_ever_raised(facts: dict[str, Facts], avx512_bf16: bool) -> None:
     backend = cpu_backend(avx512_bf16)
     shape = shape_of(models.config("tiny-qwen3next"), dtype="bfloat16", float32_states=backend.float32_states)
     assert facts["raised"].block_tokens == plan_per_layer(shape, backend, 64).block_tokens > 64
 
 
 @pytest.mark.parametrize(("name", "bf16", "float32"), [("tiny-qwen3next", 256, 384), ("real", 640, 1152)])
-def test_the_rule_for_states_is_named_where_it_raises_the_block(
+def test_float32_states_are_named_where_they_raise_the_block(
     facts: dict[str, Facts], name: str, bf16: int, float32: int, avx512_bf16: bool
 ) -> None:
     found = with_state_rule(facts[name])
@@ -88,13 +88,13 @@ def test_the_rule_for_states_is_named_where_it_raises_the_block(
     assert planned.assumed.startswith("this machine's CPU, with")
 
 
-def test_the_flag_that_doctor_names_does_what_it_says(facts: dict[str, Facts]) -> None:
+def test_the_flag_that_doctor_names_gives_the_smaller_block(facts: dict[str, Facts]) -> None:
     found = with_state_rule(facts["asked"])
     assert (found.block_tokens, found.state_dtype) == (256, "bfloat16")
     assert not list(states_in_float32(found))
 
 
-def test_models_without_states_have_no_rule(facts: dict[str, Facts]) -> None:
+def test_models_without_states_have_no_finding_about_their_type(facts: dict[str, Facts]) -> None:
     for name in ("tiny-llama", "tiny-gemma3"):
         found = with_state_rule(facts[name])
         assert found.state_dtype == "" and not list(states_in_float32(found))
@@ -104,7 +104,9 @@ def hits(visits: Any) -> dict[int, list[int]]:
     return {visit.prefix_tokens: visit.hit_tokens for visit in visits}
 
 
-def test_qwen3_next_says_which_prefix_can_hit_and_why(facts: dict[str, Facts], avx512_bf16: bool) -> None:
+def test_qwen3_nexts_shortest_hit_is_explained_and_replayed(
+    facts: dict[str, Facts], avx512_bf16: bool
+) -> None:
     found = facts["real"]
     block = 1152 if avx512_bf16 else 640
     floor = floor_of(found)

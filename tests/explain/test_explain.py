@@ -1,4 +1,4 @@
-"""The parent's side of explain: adding verdicts up, remedies, text and JSON, what may be stored in a run."""
+"""Explain in the CLI's process: sums of verdicts, remedies, text and JSON, what may be stored in a run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from kvtune.explain.explanation import (
     with_misses,
     workload_of,
 )
-from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation, with_flag
+from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation
 from kvtune.explain.text import lines, to_json
+from kvtune.run.extras import Extras
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.verdicts.causes import CAUSES, Boundaries
@@ -48,7 +49,7 @@ def run_of(hits: list[int], verdicts: list[PromptVerdict | None] | None = None, 
     requests["round"] = np.arange(len(hits), dtype="i4")
     requests["prompt_tokens"][:] = 100
     requests["hit_tokens"][:] = hits
-    extra = {"verdicts": msgspec.to_builtins(verdicts)} if verdicts is not None else {}
+    extra = Extras(verdicts=msgspec.to_builtins(verdicts or []))
     fields: dict[str, Any] = {
         "kvtune": "0",
         "source": "sim",
@@ -88,7 +89,7 @@ def explained() -> tuple[Run, Explanation]:
     return run, add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
 
 
-def test_adding_up() -> None:
+def test_verdicts_are_summed_by_cause_class_and_group() -> None:
     _, found = explained()
     assert (found.query_tokens, found.hit_tokens) == (300, 32)
     assert {cause: tokens for cause, tokens in found.misses.items() if tokens} == {
@@ -131,7 +132,7 @@ boundaries = st.builds(Boundaries, st.just(100), *[st.integers(0, 120)] * 6, st.
 
 
 @given(st.lists(boundaries, min_size=3, max_size=3))
-def test_sums_are_exact_in_all_and_in_each_class(cut: list[Boundaries]) -> None:
+def test_sums_are_exact_in_total_and_in_each_class(cut: list[Boundaries]) -> None:
     verdicts = [verdict(number, at) for number, at in enumerate(cut)]
     found = add_up(run_of([0] * 3), run_of([0] * 3, verdicts))
     assert found.hit_tokens + sum(found.misses.values()) == found.query_tokens == 300
@@ -176,7 +177,7 @@ def changes(misses: dict[str, int], where: Situation) -> list[str]:
     return [option.change for option in candidates(misses, 1000, where)]
 
 
-def test_largest_cause_first_and_small_ones_not_at_all() -> None:
+def test_the_largest_cause_comes_first_and_small_ones_are_left_out() -> None:
     found = changes({"evicted": 300, "not_retained": 500, "partial_block": 2, "cold": 198}, at())
     assert found[0] == "--core kvtune"
     assert "--prefix-cache-retention-interval 0 -> 512" in found[:3]
@@ -186,14 +187,14 @@ def test_largest_cause_first_and_small_ones_not_at_all() -> None:
     assert changes({"cold": 900, "last_token": 100}, at()) == []
 
 
-def test_remedies_of_the_kvtune_core() -> None:
+def test_the_kvtune_cores_remedy_is_a_larger_slack() -> None:
     found = candidates({"not_retained": 500}, 1000, at(core="kvtune", core_settings={"slack": 64}))
     assert found[0].change == "core.slack 64 -> 128"
     assert found[0].settings.core_settings == {"slack": 128}
     assert found[0].settings.engine_args == ["--max-num-seqs", "8"]
 
 
-def test_states_are_kept_where_chunks_end() -> None:
+def test_a_retention_interval_for_states_comes_with_chunks_of_its_size() -> None:
     from dataclasses import replace
 
     states = replace(at(), states=True, window=0, unit=544)
@@ -209,7 +210,7 @@ def test_states_are_kept_where_chunks_end() -> None:
     ]
 
 
-def test_states_name_the_floor_and_small_blocks_are_tried() -> None:
+def test_with_states_the_shortest_hit_is_named_and_small_blocks_are_tried() -> None:
     engine = EngineInfo(
         device="cpu",
         num_blocks=10,
@@ -231,7 +232,7 @@ def test_states_name_the_floor_and_small_blocks_are_tried() -> None:
     assert not any("core.packed" in change for change in changes({"partial_block": 500}, elsewhere))
 
 
-def test_combinations_take_twice_the_pool() -> None:
+def test_combined_remedies_double_the_pool() -> None:
     where = at()
     options = candidates({"not_retained": 500, "evicted": 400}, 1000, where)
     both = combined(options, where)
@@ -240,27 +241,13 @@ def test_combinations_take_twice_the_pool() -> None:
     assert all(option.settings.engine_args[-2:] == ["--num-gpu-blocks-override", "200"] for option in both)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "value", "expected"),
-    [
-        (["--a", "1"], 2, ["--a", "1", "--x", "2"]),
-        (["--x", "1", "--a", "1"], 2, ["--a", "1", "--x", "2"]),
-        (["--x=1", "--a", "1"], 2, ["--a", "1", "--x", "2"]),
-        (["--a", "1", "--x"], "", ["--a", "1", "--x"]),
-        (["--x", "1", "2", "--a"], None, ["--a"]),
-    ],
-)
-def test_with_flag(arguments: list[str], value: Any, expected: list[str]) -> None:
-    assert with_flag(arguments, "x", value) == expected
-
-
-def test_classes_in_words() -> None:
+def test_a_class_names_kind_and_visit() -> None:
     assert class_of("", -1) == "all"
     assert class_of("hot", -1) == "hot"
     assert class_of("hot", 1) == "hot, visit 2"
 
 
-def test_what_is_replayed_is_what_ran() -> None:
+def test_the_replay_has_the_runs_flags_and_active_core() -> None:
     stock = settings_of(run_of([0] * 3))
     assert (stock.core, stock.engine_args, stock.core_settings) == ("stock", ["--block-size", "32"], {})
     core = CoreInfo(name="kvtune", settings={"slack": 64}, active=True)

@@ -1,4 +1,4 @@
-"""The layouts of a model with states beside each other: what they cost adds up, and which one is recommended."""
+"""Block layouts of a model with states: their costs add up, and which one is recommended."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_short_shared_prefix_picks_the_blocks_that_hit_it() -> None:
     assert packed.resend_tokens == 32 and packed.on_front and packed.capacity > 1.0
 
 
-def test_the_table_says_what_to_take_and_fits_a_terminal() -> None:
+def test_the_table_recommends_a_layout_and_fits_a_terminal() -> None:
     config_facts = read_config("tiny-granite", [])
     found = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
     report = ModelReport(config_facts, floor_of(config_facts), found)
@@ -54,13 +54,13 @@ def test_the_table_says_what_to_take_and_fits_a_terminal() -> None:
     assert [row["layout"] for row in rows[:2]] == ["stock", "packed"] and rows[1]["pareto"]
 
 
-def test_prefixes_that_gain_nothing_leave_stock() -> None:
+def test_stock_stays_where_smaller_blocks_gain_nothing() -> None:
     cold = load_of(build("decode:requests=20,prompt=48,output=200"))
     found = layouts_of(GRANITE, CPU, POOL, load=cold)
     assert found.recommended == 0 and "gain this workload 0.0 points" in found.why
 
 
-def test_a_layout_that_holds_less_is_taken_only_where_reuse_pays() -> None:
+def test_a_layout_with_less_capacity_is_recommended_only_where_hits_pay_for_it() -> None:
     shape = real("granite-4.0-h-small")
     plain = layouts_of(shape, GPU, 16 << 30)
     finest = plain.rows[1]
@@ -76,7 +76,7 @@ def test_a_layout_that_holds_less_is_taken_only_where_reuse_pays() -> None:
     assert cold.rows[cold.recommended].states != 1
 
 
-def test_refusals_leave_stock_alone() -> None:
+def test_an_engine_that_cannot_pack_has_stocks_layout_only() -> None:
     found = layouts_of(GRANITE, CPU, POOL, refusal="a KV connector moves pages by stock's layout")
     assert (len(found.rows), found.recommended) == (1, 0) and "KV connector" in found.why
     assert packed_plans(shape_of(config("tiny-gemma3")), CPU, 4096) == {}
@@ -97,7 +97,7 @@ shapes = st.builds(
 
 
 @given(shapes, st.sampled_from([CPU, GPU]), st.integers(1, 20_000))
-def test_what_a_request_holds_is_taken_apart_without_a_rest(
+def test_waste_by_cause_adds_up_to_all_bytes_of_a_request(
     shape: ModelShape, backend: object, tokens: int
 ) -> None:
     for plan in (plan_per_layer(shape, backend), *packed_plans(shape, backend, 4096).values()):  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_what_a_request_holds_is_taken_apart_without_a_rest(
 @given(
     shapes, st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 1)), min_size=1, max_size=8), st.booleans()
 )
-def test_nothing_below_098_is_recommended_unless_reuse_pays(
+def test_no_layout_below_least_capacity_is_recommended_unless_hits_pay(
     shape: ModelShape, requests: list[tuple[int, float]], weighed: bool
 ) -> None:
     shared = tuple(int(tokens * share) for tokens, share in requests)

@@ -84,7 +84,7 @@ def test_float32_states_double_the_block() -> None:
     assert whole > 1.9 * half
 
 
-def test_ranks_share_heads_but_not_always_groups() -> None:
+def test_ranks_split_heads_but_may_replicate_state_groups() -> None:
     one, two = (shape_named("granite-4.0-h-small", tensor_parallel=ranks) for ranks in (1, 2))
     assert two.kv_heads * 2 == one.kv_heads
     # One state group is replicated on both ranks, so a rank's convolution is more than half.
@@ -97,7 +97,7 @@ def test_fp8_keys_double_the_block() -> None:
     assert plan_per_layer(shape, GPU).block_tokens == 16 * ceil(shape.state_bytes / (16 * 1024)) == 1072
 
 
-def test_request_is_the_alignment_of_the_floor() -> None:
+def test_blocks_are_the_least_legal_multiple_of_the_given_size() -> None:
     shape = shape_named("qwen3-next-80b-a3b")  # floor: 536 tokens
     answers = {
         asked: plan_per_layer(shape, GPU, asked).block_tokens for asked in (16, 32, 64, 512, 544, 560, 1024)
@@ -109,7 +109,7 @@ def test_cpu_rounds_to_its_default() -> None:
     assert plan_per_layer(shape_named("qwen3-next-80b-a3b"), CPU).block_tokens == 640
 
 
-def test_attention_only_model_takes_what_is_asked() -> None:
+def test_full_attention_takes_any_size_that_the_kernel_supports() -> None:
     llama = {
         "model_type": "llama",
         "num_hidden_layers": 4,
@@ -209,7 +209,7 @@ def test_a_page_holds_a_state_and_the_next_smaller_does_not(
 
 
 @given(shapes, backends)
-def test_every_layer_has_a_place(shape: ModelShape, backend: Backend) -> None:
+def test_every_layer_is_in_a_group(shape: ModelShape, backend: Backend) -> None:
     plan = plan_per_layer(shape, backend)
     places = plan.groups * plan.attention_group_layers
     assert places - plan.padding_layers == shape.attention_layers + shape.state_layers
@@ -227,7 +227,7 @@ def test_aggregate_blocks_are_never_coarser(shape: ModelShape, backend: Backend)
 
 
 @given(shapes, st.integers(1, 50_000), st.integers(0, 1 << 36))
-def test_more_memory_never_fits_fewer(shape: ModelShape, tokens: int, pool: int) -> None:
+def test_more_memory_never_fits_fewer_requests(shape: ModelShape, tokens: int, pool: int) -> None:
     plan = plan_per_layer(shape, GPU)
     fits = plan.requests_that_fit(pool, tokens)
     assert 0 <= fits <= plan.requests_that_fit(2 * pool, tokens)

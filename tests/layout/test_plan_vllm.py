@@ -83,7 +83,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
-def test_block_size_is_vllms(path: Path, tmp_path: Path, avx512_bf16: bool) -> None:
+def test_block_sizes_and_states_are_vllms(path: Path, tmp_path: Path, avx512_bf16: bool) -> None:
     """On a CPU with and without AVX-512 BF16; a GPU's platform has no such rule, as this CPU's has not without it."""
     config = usable(path)
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -110,7 +110,7 @@ def test_block_size_is_vllms(path: Path, tmp_path: Path, avx512_bf16: bool) -> N
         "zamba2-2.7b",
     ],
 )
-def test_an_asked_state_type_is_kept_where_vllm_keeps_it(
+def test_a_given_state_type_is_kept_where_vllm_keeps_it(
     name: str, asked: str, tmp_path: Path, avx512_bf16: bool
 ) -> None:
     """On a CPU with AVX-512 BF16 Falcon-H1's states are float32 whatever is asked; the others keep what is asked."""

@@ -1,4 +1,4 @@
-"""What goes wrong around the probes: forks, reused pids, two runs at once, py-spy refused."""
+"""Faults around the probes: forks, reused pids, two runs at once, a full disk, py-spy without permission."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kvtune.probe import stacks
 from kvtune.probe.records import Collection
 from kvtune.probe.ring import Records, Ring, read_ring
 from kvtune.probe.stacks import refusal
+from kvtune.run.extras import StackSamples
 from kvtune.run.types import CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 
 PLUGIN = """
@@ -62,7 +63,7 @@ def test_a_forked_child_writes_a_ring_of_its_own(tmp_path: Path) -> None:
         assert 1 <= len(full_collections(ring)) <= 2
 
 
-def test_a_process_that_execs_begins_anew_and_reads_as_one(tmp_path: Path) -> None:
+def test_the_ring_of_a_process_that_execs_stays_readable(tmp_path: Path) -> None:
     run_plugin(tmp_path, "os.execv(sys.executable, [sys.executable, '-c', 'print(1)'])\n")
     (path,) = tmp_path.glob("ring-*.bin")
     assert read_ring(path).rows  # what was written before stays
@@ -92,8 +93,8 @@ def test_a_stale_file_of_another_process_with_this_pid_is_replaced(tmp_path: Pat
     assert found.rows == [Collection(0, *[7] * 8)] and found.lost == 0
 
 
-def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
-    """Each in a process tree of its own, both measuring at the same time; one of them forks."""
+def test_two_runs_at_once_do_not_mix(tmp_path: Path) -> None:
+    """Two process trees measure at the same time; one of them forks."""
     folders = [tmp_path / name for name in ("one", "two")]
     code = "import time\nfor _ in range({n}): gc.collect(); time.sleep(0.01)\n"
     fork = "pid = os.fork()\nif pid == 0:\n    gc.collect(); os._exit(0)\nos.waitpid(pid, 0)\n"
@@ -137,10 +138,11 @@ def test_a_disk_without_room_for_the_ring_disables_the_probe_and_the_program_goe
 
 
 def test_a_run_folder_that_is_gone_leaves_the_program_alone(tmp_path: Path) -> None:
-    run_plugin(tmp_path / "missing")
+    run_plugin(tmp_path / "missing", "assert len(gc.callbacks) == 0\n")
+    assert not (tmp_path / "missing").exists()
 
 
-def test_status_says_what_could_not_be_installed(tmp_path: Path) -> None:
+def test_the_status_names_instruments_that_could_not_start(tmp_path: Path) -> None:
     (tmp_path / "phase.bin").mkdir()
     run_plugin(tmp_path)
     (status,) = (json.loads(p.read_text()) for p in tmp_path.glob("status-*.json"))
@@ -167,7 +169,7 @@ os._exit(0)
 """
 
 
-def test_the_status_is_renewed_and_never_by_a_thread_that_computes(tmp_path: Path) -> None:
+def test_the_status_is_rewritten_by_a_thread_of_its_own(tmp_path: Path) -> None:
     """Files are slow on some machines: neither a step nor a collection may wait for one."""
     run_plugin(tmp_path, RENEWED)
     (status,) = (json.loads(p.read_text()) for p in tmp_path.glob("status-*.json"))
@@ -181,7 +183,7 @@ def test_every_level_installs(tmp_path: Path, level: str) -> None:
     assert status["disabled"] == {} and status["level"] == level
 
 
-def test_py_spy_that_may_not_is_refused_with_its_own_words(tmp_path: Path) -> None:
+def test_py_spys_error_is_quoted_when_it_may_not_trace(tmp_path: Path) -> None:
     fake = tmp_path / "py-spy"
     fake.write_text("#!/bin/sh\necho 'Error: Permission denied (os error 13)' >&2\nexit 1\n")
     fake.chmod(0o755)
@@ -222,14 +224,14 @@ def test_a_py_spy_that_dies_while_it_samples_costs_the_stacks_and_nothing_else(t
         engine.wait()
         engine.stdout.close()
     run = sampled.attach(empty(), tmp_path / "a.kvrun")
-    assert run.header.extra["stacks"] == {"engine_core": {"failed": "py-spy left no recording"}}
+    assert run.header.extra.stacks == {"engine_core": StackSamples(failed="py-spy left no recording")}
 
 
 ENGINE = """
 import subprocess, sys, time
 # The child says itself that it is there: its title may be empty for a moment after it was started.
-own = "import time; print(1, flush=True); time.sleep(60)"
-child = subprocess.Popen([sys.executable, "-c", own, "EngineCore"])
+code = "import time; print(1, flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", code, "EngineCore"])
 time.sleep(60)
 """
 

@@ -1,4 +1,4 @@
-"""The collector's probe: every collection becomes one record; its own failures never reach the program."""
+"""The collector probe records every collection once; its failures never reach the program."""
 
 from __future__ import annotations
 

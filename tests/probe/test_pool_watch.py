@@ -1,4 +1,4 @@
-"""Evictions and demotions of pools of plain objects; vLLM's and the core's own are in tests/core."""
+"""Evictions and demotions, counted on fake pools; tests/core does so on vLLM's pool and the core's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_stock_evicts_the_hashed_blocks_that_it_gives_out() -> None:
     assert watch.news() == ([1], [0])
 
 
-def test_the_cores_tiers_tell_by_themselves() -> None:
+def test_the_cores_tiers_count_by_themselves() -> None:
     tiers = SimpleNamespace(names=("blank", "probation", "protected"), taken=[0, 9, 4, 0], demoted=[0] * 4)
     watch = PoolWatch(pool_of(tiers))
     assert watch.tiers == ("probation", "protected")

@@ -1,4 +1,4 @@
-"""psutil from outside, on real processes: samples of a whole tree, its shared memory, its end."""
+"""The process sampler on real processes: a whole tree, its shared memory, its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from multiprocessing import shared_memory
 import psutil
 import pytest
 
-from kvtune.probe.process import ProcessSampler, born, kill_tree, shared_memory_files, shared_memory_of
+from kvtune.probe.process import (
+    USS_EVERY,
+    ProcessSampler,
+    born,
+    kill_tree,
+    shared_memory_files,
+    shared_memory_of,
+)
 from tests.living import living
 
 TREE = """
@@ -35,10 +42,21 @@ def tree() -> Iterator[subprocess.Popen[bytes]]:
     root.stdout.close()
 
 
+def samples_of(sampler: ProcessSampler, pid: int) -> int:
+    return sum(s.pid == pid for s in sampler.samples)
+
+
+def wait_for_samples(sampler: ProcessSampler, pid: int, more: int) -> None:
+    """Until the sampler has taken `more` further samples of a process; the test's own time limit ends it."""
+    wanted = samples_of(sampler, pid) + more
+    while samples_of(sampler, pid) < wanted:
+        time.sleep(0.01)
+
+
 def test_the_whole_tree_is_sampled(tree: subprocess.Popen[bytes]) -> None:
     sampler = ProcessSampler(tree.pid, interval_s=0.02)
     sampler.start()
-    time.sleep(0.6)
+    wait_for_samples(sampler, tree.pid, 2 * USS_EVERY)
     sampler.stop()
     pids = {s.pid for s in sampler.samples}
     assert tree.pid in pids and len(pids) == 3
@@ -50,14 +68,14 @@ def test_the_whole_tree_is_sampled(tree: subprocess.Popen[bytes]) -> None:
 def test_a_process_that_ends_does_not_end_the_sampling(tree: subprocess.Popen[bytes]) -> None:
     sampler = ProcessSampler(tree.pid, interval_s=0.02)
     sampler.start()
-    time.sleep(0.2)
     victim = psutil.Process(tree.pid).children()[0]
+    wait_for_samples(sampler, victim.pid, 2)
     victim.kill()
-    time.sleep(0.2)
-    count = len([s for s in sampler.samples if s.pid == tree.pid])
-    time.sleep(0.2)
+    wait_for_samples(sampler, tree.pid, 2)
+    count = samples_of(sampler, victim.pid)
+    wait_for_samples(sampler, tree.pid, 5)
     sampler.stop()
-    assert len([s for s in sampler.samples if s.pid == tree.pid]) > count
+    assert samples_of(sampler, victim.pid) == count
 
 
 def test_kill_tree_leaves_nothing(tree: subprocess.Popen[bytes]) -> None:
@@ -67,35 +85,36 @@ def test_kill_tree_leaves_nothing(tree: subprocess.Popen[bytes]) -> None:
     assert not living(family)
 
 
-def test_kill_tree_of_a_process_that_is_gone() -> None:
+def test_kill_tree_of_a_process_that_has_ended_kills_nothing(tree: subprocess.Popen[bytes]) -> None:
     done = subprocess.Popen([sys.executable, "-c", "pass"])
     done.wait()
     kill_tree(done.pid, 0.1)
+    assert tree.poll() is None and len(psutil.Process(tree.pid).children()) > 0
 
 
 def test_a_pid_that_was_given_to_another_process_is_left_alone(tree: subprocess.Popen[bytes]) -> None:
-    """As if the host had begun long before the process that has its pid now."""
+    """As if the host had started long before the process that has its pid now."""
     kill_tree(tree.pid, 0.1, root_born=born(tree.pid) - 100.0)
     assert tree.poll() is None
     kill_tree(tree.pid, 0.1, root_born=born(tree.pid))
     assert tree.wait(timeout=5) is not None and born(2**22 + 1) == 0.0
 
 
-def test_a_pid_that_was_given_to_another_process_is_sampled_no_more(
+def test_a_pid_that_was_given_to_another_process_is_no_longer_sampled(
     tree: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim = psutil.Process(tree.pid).children()[0].pid
     sampler = ProcessSampler(tree.pid, interval_s=0.02)
     sampler.start()
-    time.sleep(0.2)
+    wait_for_samples(sampler, victim, 2)
     running = psutil.Process.is_running
-    # What psutil answers for a pid whose process began at another time than the one it was made for.
+    # psutil's answer when another process has taken over the pid.
     monkeypatch.setattr(psutil.Process, "is_running", lambda self: self.pid != victim and running(self))
-    time.sleep(0.1)
-    before = sum(s.pid == victim for s in sampler.samples)
-    time.sleep(0.2)
+    wait_for_samples(sampler, tree.pid, 2)
+    before = samples_of(sampler, victim)
+    wait_for_samples(sampler, tree.pid, 5)
     sampler.stop()
-    assert 0 < sum(s.pid == victim for s in sampler.samples) == before
+    assert samples_of(sampler, victim) == before > 0
 
 
 def test_mapped_shared_memory_is_found() -> None:

@@ -1,4 +1,4 @@
-"""Recording live traffic: what the trace holds and what it cannot hold; counters for /metrics."""
+"""Recording live traffic: the trace's content, what must not be in it, and the counters for /metrics."""
 
 from __future__ import annotations
 
@@ -165,11 +165,11 @@ def test_counters_are_served(tmp_path: Path) -> None:
     scheduler._free_request(a)
     other = CounterPage(tmp_path / f"another-engine{PAGE}")
     other.write({"active": True, "totals": {"prefix_hit_tokens": 5}, "core": {"pins": 1}})
-    told = {s.name: s.value for f in CounterReader(tmp_path).collect() for s in f.samples}
-    assert told["kvtune_prefix_hit_tokens_total"] == 2 + 5
-    assert told["kvtune_prefix_query_tokens_total"] == 3
-    assert told["kvtune_core_pins_total"] == 1
-    assert told["kvtune_core_active"] == 0  # the first one runs without the core
+    served = {s.name: s.value for f in CounterReader(tmp_path).collect() for s in f.samples}
+    assert served["kvtune_prefix_hit_tokens_total"] == 2 + 5
+    assert served["kvtune_prefix_query_tokens_total"] == 3
+    assert served["kvtune_core_pins_total"] == 1
+    assert served["kvtune_core_active"] == 0  # the first one runs without the core
     assert list(CounterReader(tmp_path / "none").collect()) == []
 
 
@@ -185,7 +185,7 @@ def test_a_page_that_is_being_written_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
-def test_a_request_of_vllm_has_what_is_read(tmp_path: Path) -> None:
+def test_vllms_request_has_the_attributes_that_the_recorder_reads(tmp_path: Path) -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash

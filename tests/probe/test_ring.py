@@ -1,4 +1,4 @@
-"""The ring: what was written is read, in order; torn and overwritten records are known; a full disk is an OSError."""
+"""The ring returns records in order and drops torn and overwritten ones; a full disk is an OSError."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -134,7 +133,6 @@ def test_nothing_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
     assert writer.stdout is not None
     writer.stdout.readline()
-    time.sleep(0.05)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     writer.stdout.close()
@@ -157,7 +155,7 @@ except OSError as error:
 """
 
 
-def test_a_file_that_cannot_be_whole_is_refused_before_any_record(tmp_path: Path) -> None:
+def test_a_file_without_room_on_the_disk_is_refused_before_any_record(tmp_path: Path) -> None:
     path = tmp_path / "r"
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=True
@@ -167,7 +165,7 @@ def test_a_file_that_cannot_be_whole_is_refused_before_any_record(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", [b"", b"not a ring", b"KVTRING0" + bytes(5000)])
-def test_what_is_no_ring_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_ring_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "r").write_bytes(content)
     with pytest.raises(ValueError, match="r is not a ring file"):
         read_ring(tmp_path / "r")

@@ -1,4 +1,4 @@
-"""Step spans on a scheduler of plain objects: what is recorded, and that results and failures pass through."""
+"""Step times on a fake scheduler: the records, and that results and exceptions pass through."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_pool_that_cannot_be_watched_costs_no_step(probe: StepProbe, tmp_path:
 
 
 class Decoding(Scheduler):
-    """Steps that only decode, as vLLM tells of them; `ids` may change between them."""
+    """Steps that only decode, in the form of vLLM's outputs; `ids` may change between them."""
 
     def __init__(self, computed: int = 500) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def test_context_is_followed_through_steady_steps_and_changes(probe: StepProbe, 
 
 
 def test_a_preempted_request_prefills_again(probe: StepProbe, tmp_path: Path) -> None:
-    """It has output, as a decode has: what it computes anew is prefill until it decodes."""
+    """It already has output, like a decode, but the tokens that it recomputes are prefill."""
     steps = iter(
         [
             # ids, tokens, computed, preempted
@@ -230,7 +230,7 @@ def test_a_step_that_ran_nothing_is_not_recorded(probe: StepProbe, tmp_path: Pat
     assert read_ring(tmp_path / "ring").rows == []
 
 
-def test_a_class_that_changes_later_is_followed(probe: StepProbe) -> None:
+def test_a_scheduler_whose_class_changes_later_is_still_timed(probe: StepProbe) -> None:
     engine = Engine(Scheduler())
     probe.wrap_scheduler(engine.scheduler)
     engine.scheduler.__class__ = Faster
@@ -248,7 +248,7 @@ def test_a_probe_that_fails_stops_recording_and_the_engine_goes_on(probe: StepPr
     assert read_ring(tmp_path / "ring").rows == []
 
 
-def test_an_exception_of_the_engine_is_the_engines(probe: StepProbe) -> None:
+def test_an_exception_of_the_engine_passes_through(probe: StepProbe) -> None:
     def broken(engine: Any) -> bool:
         raise RuntimeError("the model failed")
 

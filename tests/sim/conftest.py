@@ -1,4 +1,4 @@
-"""What the simulator's tests share: one simulator process, which imports vLLM once for all of a worker's files."""
+"""One simulator process for all simulator tests of a pytest worker: it imports vLLM once."""
 
 from __future__ import annotations
 

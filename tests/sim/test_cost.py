@@ -1,4 +1,4 @@
-"""Step costs: found again from made step logs, robust against pauses, honest about their error."""
+"""Step costs: recovered from synthetic step logs, in spite of pauses, with the right error."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def weights(cost: StepCost) -> list[float]:
 
 @given(st.tuples(*[st.floats(0.01, 1000)] * 4, *[st.floats(0.0, 1.0)] * 2))
 @settings(max_examples=30, deadline=None)
-def test_a_log_without_noise_gives_its_cost_back(parts: tuple[float, ...]) -> None:
+def test_a_log_without_noise_is_fitted_exactly(parts: tuple[float, ...]) -> None:
     truth = StepCost(
         step_us=parts[0],
         prefill_token_us=parts[1],
@@ -115,12 +115,12 @@ def test_a_log_without_noise_gives_its_cost_back(parts: tuple[float, ...]) -> No
     assert found.error_share < 1e-6 and found.trusted
 
 
-def test_pauses_of_the_machine_are_left_out_of_the_fit_but_not_of_its_error() -> None:
+def test_pauses_are_left_out_of_the_fit_but_count_in_its_error() -> None:
     steps = made_steps(TRUTH, noise=0.01)
     steps["cpu_us"][::23] *= 30
     found = fit(run_with(steps))
     np.testing.assert_allclose(weights(found), weights(TRUTH), rtol=0.25)
-    assert found.error_share > 0.3 and not found.trusted  # who reads the prediction must know
+    assert found.error_share > 0.3 and not found.trusted  # a reader of the prediction must know
 
 
 def test_weights_are_never_negative() -> None:
@@ -129,7 +129,7 @@ def test_weights_are_never_negative() -> None:
     assert min(weights(fit(run_with(steps)))) >= 0
 
 
-def test_long_prefills_are_no_pauses() -> None:
+def test_long_prefills_are_not_taken_for_pauses() -> None:
     """One step in twenty prefills, and takes thirty times as long as the others: its cost is in the fit."""
     steps = made_steps(
         StepCost(step_us=900.0, prefill_token_us=40.0, decode_us=1.0, kv_token_us=0.0), noise=0.05
@@ -140,7 +140,7 @@ def test_long_prefills_are_no_pauses() -> None:
     assert fit(run_with(steps)).prefill_token_us == pytest.approx(40.0, rel=0.1)
 
 
-def test_the_clock_is_the_one_that_explains_more_where_the_engine_computes_itself() -> None:
+def test_the_uni_executor_on_a_cpu_is_fitted_to_the_clock_that_explains_more() -> None:
     steps = made_steps(TRUTH)
     lengths = steps["step_us"] * 1e-6
     steps["t_s"] = np.cumsum(lengths) - lengths
@@ -161,7 +161,7 @@ def test_the_clock_is_the_one_that_explains_more_where_the_engine_computes_itsel
     assert "a made CPU" in found(half).machine
 
 
-def test_a_machine_that_changes_on_the_way_is_not_trusted() -> None:
+def test_a_cost_is_not_trusted_where_the_machine_changes_during_the_run() -> None:
     steps = made_steps(TRUTH, noise=0.02)
     assert fit(run_with(steps)).trusted
     steps["cpu_us"][250:] *= 1.5
@@ -169,26 +169,26 @@ def test_a_machine_that_changes_on_the_way_is_not_trusted() -> None:
     assert not fit(run_with(steps)).trusted
 
 
-def in_a_row(steps: Table, gaps_s: NDArray[Any], way_s: tuple[float, float]) -> dict[str, Table]:
+def in_a_row(steps: Table, gaps_s: NDArray[Any], delays_s: tuple[float, float]) -> dict[str, Table]:
     """Tables of a client that sends a request each 10 steps, when it has the last one's answer."""
     count, lengths = len(steps["step_us"]), steps["step_us"] * 1e-6
     first = np.arange(count) % 10 == 0
-    gaps_s = np.where(first, sum(way_s) + 0.0005, gaps_s)  # the client thinks for half a millisecond
+    gaps_s = np.where(first, sum(delays_s) + 0.0005, gaps_s)  # the client thinks for half a millisecond
     begins = np.cumsum(gaps_s) + np.cumsum(lengths) - lengths
     ends = begins + lengths
     steps = {**steps, "t_s": begins, "running": (np.arange(count) % 10 != 9).astype("i4")}
     n = int(first.sum())
     requests = {name: np.zeros(n, column.dtype) for name, column in empty_table("requests").items()}
-    requests |= {"sent_s": begins[first] - way_s[0], "finished_s": ends[9::10] + way_s[1]}
+    requests |= {"sent_s": begins[first] - delays_s[0], "finished_s": ends[9::10] + delays_s[1]}
     tokens = {
         "request": np.arange(count, dtype="i4") // 10,
-        "t_s": ends + way_s[1],
+        "t_s": ends + delays_s[1],
         "count": np.ones(count, "i4"),
     }
     return {"steps": steps, "requests": requests, "tokens": tokens}
 
 
-def test_the_way_to_the_engine_and_back_and_the_loop_between_steps_are_found_again() -> None:
+def test_transport_delays_and_the_gap_between_steps_are_recovered() -> None:
     gaps_s = np.full(400, 0.0003)
     gaps_s[5::100] = 3.0  # pauses of the machine
     made = in_a_row(made_steps(TRUTH), gaps_s, (0.0013, 0.0021))
@@ -201,7 +201,7 @@ def test_the_way_to_the_engine_and_back_and_the_loop_between_steps_are_found_aga
     calm = in_a_row(made_steps(TRUTH), np.full(400, 0.0003), (0.0013, 0.0021))
     found = fit(Run(run.header, {**run.tables, **calm}))
     assert found.trusted and found.unexplained_share < 0.01
-    calm["steps"]["running"][:] = 1  # never idle: nobody can see when a request came in
+    calm["steps"]["running"][:] = 1  # never idle: request delay is hidden
     found = fit(Run(run.header, {**run.tables, **calm}))
     assert found.enter_us == found.leave_us == pytest.approx(2100.0)
     nothing = TRUTH.seconds(0, 1, 10) + 300e-6
@@ -209,7 +209,7 @@ def test_the_way_to_the_engine_and_back_and_the_loop_between_steps_are_found_aga
 
 
 @pytest.mark.parametrize(("gap_s", "trusted"), [(0.0, True), (0.02, False)])
-def test_time_between_steps_that_no_median_shows_counts_against_a_cost(gap_s: float, trusted: bool) -> None:
+def test_gaps_that_no_median_shows_count_against_a_cost(gap_s: float, trusted: bool) -> None:
     """Back-to-back steps explain a request's whole time; long gaps after two steps in five do not."""
     gaps_s = np.where(np.arange(400) % 5 < 2, 3 * gap_s, 0.0)
     made = in_a_row(made_steps(TRUTH), gaps_s, (0.0, 0.0))
@@ -225,7 +225,7 @@ def test_too_few_steps_are_refused() -> None:
         fit(run_with(empty_table("steps")))
 
 
-def test_a_cost_goes_through_json() -> None:
+def test_a_cost_survives_json() -> None:
     found = fit(run_with(made_steps(TRUTH, noise=0.05)))
     assert read_cost(msgspec.json.encode(found).decode()) == found
     assert found.fitted and not NOMINAL.fitted and math.isfinite(found.p90_error_us)

@@ -1,4 +1,4 @@
-"""The client's side of a replay: what comes when, with and without ways."""
+"""The client's side of a replay: what comes when, with and without transport delays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtune.sim.front_end import FrontEnd
 from kvtune.workload.feed import Feed
 from kvtune.workload.spec import build
 
-WAYS = StepCost(
+DELAYED = StepCost(
     step_us=1e4, prefill_token_us=0, decode_us=0, kv_token_us=0, enter_us=2_000.0, leave_us=3_000.0
 )
 SPECS = (
@@ -22,8 +22,8 @@ SPECS = (
 )
 
 
-def test_a_request_enters_after_its_way_and_the_next_one_after_the_answers_way() -> None:
-    front = FrontEnd(build("decode:requests=2,prompt=8,output=1,concurrency=1", seed=0), WAYS)
+def test_requests_and_answers_are_delayed() -> None:
+    front = FrontEnd(build("decode:requests=2,prompt=8,output=1,concurrency=1", seed=0), DELAYED)
     assert front.arrivals(0.0) == [] and front.next_time() == pytest.approx(0.002)
     assert front.arrivals(0.002) == [(0, 0.0)] and front.next_time() is None
     front.finished(0, 0.010)
@@ -37,7 +37,7 @@ def test_a_request_enters_after_its_way_and_the_next_one_after_the_answers_way()
 
 @given(st.sampled_from(SPECS), st.lists(st.floats(0.001, 0.4), min_size=40, max_size=40), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_without_ways_it_is_the_feed(spec: str, lengths: list[float], at_once: int) -> None:
+def test_without_delays_it_is_the_feed(spec: str, lengths: list[float], at_once: int) -> None:
     """An engine that ends up to `at_once` requests a step gets the same requests in the same order."""
     work = build(spec, seed=0)
     feed, front = Feed(work), FrontEnd(work, NOMINAL)

@@ -1,4 +1,4 @@
-"""What stands between a workload and vLLM: names of answers, hashes, specs as JSON, digests."""
+"""Between a workload and vLLM: equal answers of equal prompts, KV specs as JSON, digests, the virtual clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtune.workload.answers import with_answers
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 
-def test_equal_prompts_answer_alike() -> None:
+def test_equal_prompts_have_equal_answers() -> None:
     """The engine is greedy: the second request's answer is the first one's, and so is the next turn's history."""
     prompt = (Span(1, 0, 100),)
     requests = [
@@ -42,7 +42,7 @@ def output(tokens: dict[str, int], new: list[tuple[list[int], int]], cached: lis
     )
 
 
-def test_a_digest_sees_decisions_and_no_names() -> None:
+def test_a_digest_covers_decisions_but_no_request_ids() -> None:
     step = output({"x": 3, "y": 1}, [([4, 5], 0)], [None])
     assert digest(step) == digest(output({"x-17": 3, "y-18": 1}, [([4, 5], 0)], [None]))
     others = [
@@ -63,14 +63,14 @@ def test_a_digest_sees_decisions_and_no_names() -> None:
         ({"version": 1, "specs": [], "layers": {"a": 0}}, "cannot be used"),
     ],
 )
-def test_specs_of_another_kvtune_are_refused(captured: dict[str, Any], says: str) -> None:
+def test_kv_specs_of_another_version_are_refused(captured: dict[str, Any], says: str) -> None:
     with pytest.raises(KvtuneError, match=says):
         restore(json.loads(json.dumps(captured)))
 
 
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
-def test_only_vllms_spec_classes_are_made() -> None:
+def test_only_vllms_spec_classes_are_instantiated() -> None:
     pytest.importorskip("vllm")
     for name in ("os.system", "Path", "KVCacheConfig"):
         captured = {"version": 1, "specs": [{"$spec": name, "fields": {}}], "layers": {"a": 0}}
@@ -87,7 +87,7 @@ def test_the_clock_queues_steps_and_never_goes_back() -> None:
     assert clock() == 3.0 and clock.run(0.5) == 3.5
 
 
-def test_policies_see_the_virtual_clock_only_while_it_runs() -> None:
+def test_policies_see_the_virtual_clock_during_the_replay_only() -> None:
     from kvtune.core import state
 
     before, clock = state.clock, VirtualClock()

@@ -37,7 +37,7 @@ def replayed(simulators: Simulators, workload: Workload, *wanted: Any) -> list[R
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("core", ["stock", "kvtune"])
-def test_a_recorded_engine_is_simulated_without_it(simulators: Simulators, core: str) -> None:
+def test_a_recorded_engine_is_simulated_from_its_run_file(simulators: Simulators, core: str) -> None:
     """Runs of the real engine, as published: every request's hits come out again, and the times are a prediction."""
     recorded = read_run(GALLERY / f"rounds-{core}.kvrun")
     info = recorded.header.workload
@@ -56,11 +56,11 @@ def test_a_recorded_engine_is_simulated_without_it(simulators: Simulators, core:
     assert exact.header.engine.num_blocks == recorded.header.engine.num_blocks
     assert exact.header.engine.groups == recorded.header.engine.groups
     assert exact.header.valid.why.startswith("predicted")
-    assert exact.header.extra["step_cost"]["source"] == recorded.header.started_at
+    assert exact.header.extra.step_cost["source"] == recorded.header.started_at
 
 
 @pytest.mark.vllm
-def test_blocks_of_another_device_are_kept(simulators: Simulators) -> None:
+def test_the_block_size_of_another_device_is_kept(simulators: Simulators) -> None:
     """What a GPU engine would have captured: blocks of 16 tokens, which no CPU backend takes; steps sent ahead."""
     work = build("zipf:prefixes=5,prefix=210,requests=20,output=8", seed=0)
     job = ProfileJob(model="tiny-llama", workload=work, core="stock", engine_args=FLAGS)
@@ -78,23 +78,22 @@ def test_blocks_of_another_device_are_kept(simulators: Simulators) -> None:
         settings_for(ProfileJob(model="tiny-llama", workload=work, core="stock"), "exact", there),
     )[0]
     assert (again.header.engine.block_size, again.header.engine.num_blocks) == (16, 300)
-    assert again.header.engine.async_scheduling and again.header.extra["sim"]["batch_queue"]
+    assert again.header.engine.async_scheduling and again.header.extra.sim.batch_queue
     hits = [run.table("requests")["hit_tokens"].sum() for run in (here, again)]
     assert hits[1] > hits[0] > 0  # 210 tokens are 6 blocks of 32 and 13 of 16
 
 
-def test_costs_of_recorded_runs() -> None:
+def test_costs_come_from_the_run_or_are_nominal() -> None:
     """A run with too few steps has no cost; a simulated one is repeated with the cost that it ran with."""
     recorded = read_run(GALLERY / "rounds-stock.kvrun")
     assert cost_of(recorded).fitted
     steps = {name: column[:5] for name, column in recorded.table("steps").items()}
     assert cost_of(Run(recorded.header, {**recorded.tables, "steps": steps})) == NOMINAL
     known = StepCost(step_us=7.0, prefill_token_us=1.0, decode_us=2.0, kv_token_us=0.5)
-    extra = {"step_cost": msgspec.to_builtins(known)}
-    assert cost_of(Run(msgspec.structs.replace(recorded.header, extra=extra), recorded.tables)) == known
+    assert cost_of(recorded.with_extra(step_cost=msgspec.to_builtins(known))) == known
 
 
-def test_a_run_without_specs_cannot_stand_for_an_engine() -> None:
+def test_a_run_without_kv_specs_cannot_be_simulated() -> None:
     work = build("rounds", seed=0)
     with pytest.raises(KvtuneError, match="no KV specs"):
         settings_for(
@@ -111,7 +110,9 @@ def trace(folder: Path, rows: list[tuple[int, int, int, list[int]]]) -> Workload
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("mode", ["exact", "jump"])
-def test_odd_traces(simulators: Simulators, tmp_path: Path, mode: str) -> None:
+def test_traces_with_long_gaps_and_repeated_lines_replay(
+    simulators: Simulators, tmp_path: Path, mode: str
+) -> None:
     """Hours without requests, the same line again (at the same moment, too), answers of one token."""
     hour = 3_600_000
     rows = [(0, 600, 1, [1, 2]), (0, 600, 1, [1, 2]), (0, 600, 40, [1, 2]), (9 * hour, 600, 40, [1, 2])]
@@ -148,7 +149,7 @@ def test_bad_input_is_two_lines(
 
 
 @pytest.mark.vllm
-def test_the_command_leaves_a_run_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_run_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("vllm", reason="needs vLLM")
     spec = "rounds:prefixes=3,prefix=300,suffix=20,output=4,rounds=2"
     argv = [
@@ -168,5 +169,5 @@ def test_the_command_leaves_a_run_and_a_page(tmp_path: Path, capsys: pytest.Capt
     facts = json.loads(capsys.readouterr().out)
     run = read_run(Path(facts["run_file"]))
     assert Path(facts["page"]).exists()
-    assert run.header.source == "sim" and run.header.extra["sim"]["mode"] == "jump"
+    assert run.header.source == "sim" and run.header.extra.sim.mode == "jump"
     assert run.table("requests")["hit_tokens"].sum() == 3 * 288

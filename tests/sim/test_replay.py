@@ -62,12 +62,14 @@ def failure(simulators: Simulators, workload: str, wanted: SimSettings) -> Kvtun
 
 
 @pytest.mark.parametrize(("model", "blocks", "workload"), CASES)
-def test_jumps_change_nothing(simulators: Simulators, model: str, blocks: int, workload: str) -> None:
+def test_jumps_change_neither_hits_nor_times(
+    simulators: Simulators, model: str, blocks: int, workload: str
+) -> None:
     wanted = [settings(model, blocks, core=core, mode=mode) for core in CORES for mode in ("exact", "jump")]
     runs = replays(simulators, workload, wanted)
     for exact, jumped in (runs[:2], runs[2:]):
         one, other = exact.table("requests"), jumped.table("requests")
-        assert jumped.header.extra["sim"]["jumped_steps"] > 0
+        assert jumped.header.extra.sim.jumped_steps > 0
         assert exact.header.core.active == jumped.header.core.active == (exact.header.core.name == "kvtune")
         for column in ("hit_tokens", "output_tokens", "preemptions", *TIMES):
             np.testing.assert_array_equal(
@@ -79,7 +81,7 @@ def test_jumps_change_nothing(simulators: Simulators, model: str, blocks: int, w
 
 @pytest.mark.parametrize(("model", "blocks", "workload"), CASES)
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
-def test_shortcuts_change_nothing(
+def test_shortcuts_change_no_step(
     simulators: Simulators, model: str, blocks: int, workload: str, ahead: bool
 ) -> None:
     """Stock's replay takes kvtune's steady-decode path: every step's blocks and every request's hits stay stock's."""
@@ -88,7 +90,7 @@ def test_shortcuts_change_nothing(
         for shortcuts in (False, True)
     ]
     plain, short = replays(simulators, workload, wanted)
-    assert short.header.extra["digests"] == plain.header.extra["digests"]
+    assert short.header.extra.digests == plain.header.extra.digests
     for column in ("hit_tokens", "output_tokens", "preemptions", *TIMES):
         np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])
     for table in ("steps", "pool", "tokens"):
@@ -96,7 +98,7 @@ def test_shortcuts_change_nothing(
             np.testing.assert_array_equal(plain.table(table)[column], short.table(table)[column])
 
 
-def test_shortcuts_change_nothing_where_chunks_are_cut_by_the_whole_budget(simulators: Simulators) -> None:
+def test_shortcuts_change_no_step_where_a_steps_budget_cuts_chunks(simulators: Simulators) -> None:
     """States in align mode, a budget of one block: who prefills gets nothing in a step that decodes others."""
     flags = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "160"]
     wanted = [
@@ -112,17 +114,17 @@ def test_shortcuts_change_nothing_where_chunks_are_cut_by_the_whole_budget(simul
     ]
     work = "zipf:prefixes=4,prefix=330,suffix=30,requests=10,concurrency=4,output=8"
     plain, short = replays(simulators, work, wanted)
-    assert short.header.extra["digests"] == plain.header.extra["digests"]
+    assert short.header.extra.digests == plain.header.extra.digests
 
 
-def test_cases_meet_eviction_and_preemption(simulators: Simulators) -> None:
+def test_the_cases_have_evictions_and_preemptions(simulators: Simulators) -> None:
     """The cases above are worth something: blocks run out in them."""
     run = replays(simulators, CASES[1][2], [settings(*CASES[1][:2])])[0]
     assert run.table("requests")["preemptions"].sum() > 0
     assert run.table("steps")["free_blocks"].min() <= 1
 
 
-def test_every_eviction_and_demotion_is_written_down(simulators: Simulators) -> None:
+def test_every_eviction_and_demotion_is_recorded(simulators: Simulators) -> None:
     """By step and tier, and in sum what the core's own counters say; stock evicts from its one queue."""
     kvtune, stock = replays(
         simulators, CASES[3][2], [settings(*CASES[3][:2], core=core) for core in CORES[::-1]]
@@ -137,7 +139,7 @@ def test_every_eviction_and_demotion_is_written_down(simulators: Simulators) -> 
     assert stock.table("pool")["evicted"].sum() > 0 and not stock.table("pool")["tier"].any()
 
 
-def test_a_record_is_whole(simulators: Simulators) -> None:
+def test_a_runs_tables_agree_with_each_other(simulators: Simulators) -> None:
     work = "zipf:prefixes=8,prefix=300,requests=40,concurrency=4,output=20"
     run = replays(simulators, work, [settings("tiny-llama", 2000, digests=True)])[0]
     requests, steps, tokens = (run.table(name) for name in ("requests", "steps", "tokens"))
@@ -151,7 +153,7 @@ def test_a_record_is_whole(simulators: Simulators) -> None:
     first = [tokens["t_s"][tokens["request"] == row].min() for row in range(40)]
     np.testing.assert_array_equal(first, requests["first_token_s"])
     assert (requests["sent_s"] <= requests["first_token_s"]).all()
-    assert len(run.header.extra["digests"]) == len(steps["t_s"])
+    assert len(run.header.extra.digests) == len(steps["t_s"])
     assert run.header.engine_counters["hits"] == requests["hit_tokens"].sum() > 0
     assert not run.header.valid.timings and "nominal" in run.header.valid.why
 
@@ -164,17 +166,17 @@ def test_captured_specs_rebuild_the_engine(simulators: Simulators) -> None:
     again = replays(simulators, work, [SimSettings(model="tiny-gemma3", specs=captured, digests=True)])[0]
     assert again.header.engine.num_blocks == 260 and again.header.engine.block_size == 32
     assert again.header.engine.groups == first.header.engine.groups
-    assert again.header.extra["digests"] == first.header.extra["digests"]
+    assert again.header.extra.digests == first.header.extra.digests
 
 
-def test_the_batch_queue_of_gpu_engines(simulators: Simulators) -> None:
+def test_async_scheduling_replays_with_the_batch_queue(simulators: Simulators) -> None:
     work = "chat:sessions=6,turns=3,output=40"
     plain, queued = replays(
         simulators,
         work,
         [settings("tiny-llama", 2000), settings("tiny-llama", 2000, async_scheduling=True)],
     )
-    assert queued.header.engine.async_scheduling and queued.header.extra["sim"]["batch_queue"]
+    assert queued.header.engine.async_scheduling and queued.header.extra.sim.batch_queue
     assert queued.header.engine.settings["scheduler"] != plain.header.engine.settings["scheduler"]
     for column in ("hit_tokens", "output_tokens"):
         np.testing.assert_array_equal(plain.table("requests")[column], queued.table("requests")[column])
@@ -184,7 +186,7 @@ def test_the_batch_queue_of_gpu_engines(simulators: Simulators) -> None:
         assert (core.table("requests")["output_tokens"] == 40).all()
 
 
-def test_coarse_has_larger_blocks_and_the_same_memory(simulators: Simulators) -> None:
+def test_coarse_mode_has_larger_blocks_in_the_same_memory(simulators: Simulators) -> None:
     work = "zipf:prefixes=12,prefix=1024,requests=60,output=8"
     exact, coarse = replays(
         simulators,
@@ -197,7 +199,7 @@ def test_coarse_has_larger_blocks_and_the_same_memory(simulators: Simulators) ->
     assert any("coarse" in note for note in coarse.header.notes)
 
 
-def test_block_tokens_are_taken_as_given(simulators: Simulators) -> None:
+def test_block_tokens_set_the_block_size_except_with_states(simulators: Simulators) -> None:
     wanted = settings("tiny-llama", 400, block_tokens=16)
     assert replays(simulators, "rounds", [wanted])[0].header.engine.block_size == 16
     error = failure(simulators, "rounds", settings("tiny-qwen3next", 400, block_tokens=16))
@@ -220,10 +222,10 @@ def test_predicted_times_are_marked(simulators: Simulators) -> None:
     assert run.header.valid.timings and run.header.valid.why.startswith("predicted")
     times = run.table("tokens")["t_s"]
     np.testing.assert_allclose(times, [0.002, 0.00302, 0.00404])
-    assert run.header.extra["step_cost"]["machine"] == "this one"
+    assert run.header.extra.step_cost["machine"] == "this one"
 
 
-def test_a_request_is_on_its_way_to_the_engine_and_back(simulators: Simulators) -> None:
+def test_requests_and_answers_take_their_transport_delays(simulators: Simulators) -> None:
     cost = StepCost(
         step_us=1000,
         prefill_token_us=10,
@@ -242,7 +244,7 @@ def test_a_request_is_on_its_way_to_the_engine_and_back(simulators: Simulators) 
     plain, short, jumped = replays(
         simulators, CASES[0][2], [*busy, settings("tiny-llama", 120, cost=cost, mode="jump")]
     )
-    assert short.header.extra["digests"] == plain.header.extra["digests"]
+    assert short.header.extra.digests == plain.header.extra.digests
     for column in ("hit_tokens", "preemptions", *TIMES):
         np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])
         np.testing.assert_array_equal(plain.table("requests")[column], jumped.table("requests")[column])
@@ -285,22 +287,22 @@ def test_arrivals_move_the_clock(simulators: Simulators) -> None:
     assert run.header.wall_s > 20
 
 
-def test_a_pool_of_one_block(simulators: Simulators) -> None:
+def test_a_pool_of_one_block_is_refused(simulators: Simulators) -> None:
     assert "vLLM refuses" in failure(simulators, "rounds", settings("tiny-llama", 1)).message
 
 
-def test_what_vllm_refuses_is_told_in_its_words(simulators: Simulators) -> None:
+def test_a_refusal_quotes_vllm(simulators: Simulators) -> None:
     small = ["--num-gpu-blocks-override", "100", "--max-num-batched-tokens", "16", "--max-num-seqs", "64"]
     told = failure(simulators, "rounds", SimSettings(model="tiny-llama", engine_args=[*SMALL, *small]))
     assert "must be greater than or equal to max_num_seqs" in told.message
 
 
-def test_a_prompt_that_never_fits(simulators: Simulators) -> None:
+def test_a_prompt_that_never_fits_is_refused(simulators: Simulators) -> None:
     error = failure(simulators, "prefill:requests=2,prompt=1690,output=20", settings("tiny-llama", 400))
     assert "max-model-len" in error.message and error.exit_code == 2
 
 
-def test_a_pool_of_unknown_size(simulators: Simulators, tmp_path: Path) -> None:
+def test_a_pool_of_unknown_size_is_refused(simulators: Simulators, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     from kvtune.engine.models import config
@@ -310,7 +312,7 @@ def test_a_pool_of_unknown_size(simulators: Simulators, tmp_path: Path) -> None:
     assert "how large" in error.message and "--num-gpu-blocks-override" in error.hint
 
 
-def test_a_class_that_vllm_does_not_know(simulators: Simulators, tmp_path: Path) -> None:
+def test_a_model_class_that_vllm_lacks_is_refused(simulators: Simulators, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "llama", "architectures": ["NobodyForCausalLM"], "hidden_size": 64})
     )
@@ -319,7 +321,7 @@ def test_a_class_that_vllm_does_not_know(simulators: Simulators, tmp_path: Path)
     assert len(error.message) < 600  # vLLM names every model that it knows
 
 
-def test_flags_that_vllm_does_not_take(simulators: Simulators) -> None:
+def test_flags_that_vllm_lacks_are_refused(simulators: Simulators) -> None:
     error = failure(
         simulators, "rounds", SimSettings(model="tiny-llama", engine_args=["--no-such-flag", "1"])
     )

@@ -18,4 +18,5 @@ jumps over steps in which a request waits stand aside for it.
 A request with structured output or streaming input is a fence: those behind it are not ranked before it is gone.
 Models with windows or states: a hit that appears while a request waits, behind what its full-attention group holds, is
 seen when its turn for another look comes, one such request a call.
+Which loads it gains on and which it harms: reports/tables/admission.md; its cost: reports/tables/admission_cost.md.
 """

@@ -1,7 +1,7 @@
 """Admission by cached prefix: which schedulers get the queue of `waiting.py`, and why others do not. EngineCore.
 
-Contract: off by default; a scheduler that vLLM has built gets another waiting queue and nothing else, so it holds for
-both of vLLM's schedulers, for the core's own ones and for the simulator's passes over part of the running requests.
+Contract: off by default. Only the waiting queue of a scheduler is exchanged, so this works with both of vLLM's
+schedulers, with the core's, and in the simulator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("vllm.kvtune")
 
 
 def why_not(scheduler: Any) -> str:
-    """Why this engine's requests are admitted as they come; empty when the order may be ours."""
+    """Why this engine admits requests in stock's order; empty when it need not."""
     if scheduler.policy is not SchedulingPolicy.FCFS:
         return "priority scheduling has an order of its own"
     if type(scheduler.waiting) is not FCFSRequestQueue:
@@ -37,7 +37,7 @@ def why_not(scheduler: Any) -> str:
 
 
 def group_of(scheduler: Any) -> int | None:
-    """The full-attention group whose blocks are as long as hashes are."""
+    """The full-attention group whose blocks are hashed whole; None when there is none."""
     groups = scheduler.kv_cache_manager.coordinator.single_type_managers
     for group in groups:
         if type(group) is FullAttentionManager and group.block_size == scheduler.hash_block_size:
@@ -46,7 +46,7 @@ def group_of(scheduler: Any) -> int | None:
 
 
 def adopt(scheduler: Any, settings: CoreSettings) -> None:
-    """Give a scheduler that vLLM has built the queue, or say why not."""
+    """Exchange the waiting queue of a scheduler that vLLM has built, or record why not."""
     why = why_not(scheduler)
     state.part("admission", not why, why)
     group = group_of(scheduler)
@@ -64,7 +64,7 @@ PART = "admission.install"
 
 
 def install(settings: CoreSettings) -> None:
-    """Schedulers that are built from now on admit requests as the settings say."""
+    """Every scheduler that is built from now on admits requests as the settings say."""
     uninstall()
     if settings.admission == "fcfs":
         return

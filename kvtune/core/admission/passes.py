@@ -1,7 +1,7 @@
-"""Who was passed by later arrivals in a queue, since when and until when; O(log n) a question. Runs in EngineCore.
+"""Records which requests of a queue were overtaken, since when and until when; O(log n) per question. EngineCore.
 
-Requests have the number of their arrival. Whoever is admitted passes everybody who waits with a smaller number, so a
-request was first passed by the first larger number, and last by the last larger one.
+Requests are numbered by arrival. A request that is admitted overtakes all waiting requests with smaller numbers, so a
+request was first overtaken by the first larger number that was admitted, and last by the last one.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ NUMBER = itemgetter(0)
 
 class Passes:
     def __init__(self) -> None:
-        self._first: list[tuple[int, float]] = []  # numbers rise with time; when they passed
-        self._last: list[tuple[int, float]] = []  # numbers fall with time; until when it was their turn
-        self._open = False  # the last of these has just been admitted, and nobody since
+        self._first: list[tuple[int, float]] = []  # number, time of admission; numbers rise with time
+        self._last: list[tuple[int, float]] = []  # number, end of its turn; numbers fall with time
+        self._open = False  # no request was admitted since the last of these
 
     def admitted(self, at_s: float) -> None:
-        """Somebody is next: the turn of whoever passed others before is over."""
+        """A request was admitted: the turn of the last one that overtook others is over."""
         if self._open:
             self._last[-1] = (self._last[-1][0], at_s)
             self._open = False
 
     def passed(self, number: int, at_s: float) -> None:
-        """Somebody was admitted before requests with smaller numbers."""
+        """Request `number` was admitted before waiting requests with smaller numbers."""
         if not self._first or self._first[-1][0] < number:
             self._first.append((number, at_s))
         last = self._last
@@ -35,18 +35,18 @@ class Passes:
         self._open = True
 
     def forget(self, number: int) -> None:
-        """Nobody waits with a smaller number."""
+        """No request waits with a smaller number than this."""
         first = self._first
         if first and first[0][0] <= number:
             del first[: bisect_right(first, number, key=NUMBER)]
 
     def since_s(self, number: int) -> float | None:
-        """When this request was first passed; None while it was not."""
+        """When this request was first overtaken; None if it was not."""
         at = bisect_right(self._first, number, key=NUMBER)
         return self._first[at][1] if at < len(self._first) else None
 
     def wait_s(self, number: int, now_s: float) -> float | None:
-        """From the first admission that passed it until the last one's turn was over; None when nobody did."""
+        """From the first admission that overtook it to the end of the last one's turn; None if none did."""
         since_s = self.since_s(number)
         if since_s is None:
             return None

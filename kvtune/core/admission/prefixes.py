@@ -1,15 +1,14 @@
-"""Which waiting request has most of its prompt in the cache, kept up to date at a bounded cost. Runs in EngineCore.
+"""Finds the waiting request with most of its prompt in the cache, at a bounded cost. Runs in EngineCore.
 
-For each ranked request: how many of its leading blocks the first full-attention group holds. That number is never too
-low but for what the budget of a look has not come to yet: it grows when the block behind it is stored (the request is
-filed under that block's hash), and what was evicted meanwhile is found out when the request stands on top, by vLLM's
-own lookup, which reads and changes nothing.
+For each ranked request it keeps how many of its leading blocks the first full-attention group holds. The number grows
+when the next block is stored: the request is filed under that block's hash. Evictions are noticed when the request
+reaches the top, by vLLM's own lookup, which changes nothing. So the number is too low only while LOOKS is used up.
 
-| what happens | what it costs |
+| event | cost |
 |---|---|
-| a block is stored | one look into a dict |
-| a request arrives, or the block behind its cached ones is stored | its newly cached blocks, once |
-| `best` is asked for | at most LOOKS of those blocks, and TRIES of vLLM's own lookups, mostly one |
+| a block is stored | one dict lookup |
+| a request arrives, or the block after its cached ones is stored | its newly cached blocks, once |
+| `best` is called | at most LOOKS of those blocks, and TRIES of vLLM's lookups, usually one |
 """
 
 from __future__ import annotations
@@ -19,9 +18,11 @@ from collections import deque
 from typing import Any
 
 LOOKS = 1024
-A_PLACE = 16
-"""Looks that a request costs beside its blocks."""
+"""Blocks that one call checks at most."""
+LOOKS_PER_PLACE = 16
+"""What a request costs of LOOKS, beside its blocks."""
 TRIES = 8
+"""vLLM's own lookups in one call, at most."""
 
 
 class Place:
@@ -31,16 +32,16 @@ class Place:
 
     def __init__(self, request: Any, number: int, step: int, fixed: bool) -> None:
         self.request = request
-        self.number = number  # of arrival
-        self.step = step  # of the scheduler, when it arrived
-        self.fixed = fixed  # keeps stock's order: overtakes nobody, is overtaken by nobody
+        self.number = number  # the number of its arrival
+        self.step = step  # the scheduler's step when it arrived
+        self.fixed = fixed  # in stock's order: it overtakes no request, and none overtakes it
         self.gone = False  # admitted, skipped, or aborted
-        self.length = 0  # blocks, see above
-        self.key: bytes | None = None  # the block whose storing may lengthen it
+        self.length = 0  # cached blocks
+        self.key: bytes | None = None  # the hash of the block that would be the next cached one
 
 
 class Prefixes:
-    """Ranks places by cached tokens; equals by arrival."""
+    """Ranks places by cached tokens, then by arrival."""
 
     def __init__(self, manager: Any, group_id: int, block_tokens: int) -> None:
         self._manager, self._coordinator, self._pool = manager, manager.coordinator, manager.block_pool
@@ -65,7 +66,7 @@ class Prefixes:
             self._unfile(place)
 
     def lead(self) -> Place | None:
-        """Who has most as far as is known, not looked up again; None while nobody has anything."""
+        """The place with most cached blocks by the numbers kept here; None when all have none."""
         self._catch_up()
         return self._top()
 
@@ -79,7 +80,7 @@ class Prefixes:
         return None
 
     def best(self) -> Place | None:
-        """Who has most in the cache now, by vLLM's own lookup; None when nobody has anything."""
+        """The place with most cached blocks by vLLM's own lookup; None when all have none."""
         self._catch_up()
         if self._doubtful:
             self._look_up(self._doubtful.pop(next(iter(self._doubtful))))
@@ -96,7 +97,7 @@ class Prefixes:
         return None
 
     def stored(self, key: bytes) -> None:
-        """A block of some request got this hash."""
+        """A block with this hash was stored: requests filed under it may have one more cached block."""
         filed = self._filed.pop(key, None)
         if filed:
             for place in filed.values():
@@ -118,7 +119,7 @@ class Prefixes:
         self._grown: deque[Place] = deque(self._places.values())
 
     def _listen(self) -> None:
-        """The pool has another map of hashes than before (the first one, or after a reset): begin anew with it."""
+        """Start over with the pool's map of hashes: it is the first one, or a reset has made a new one."""
         self._map = cached = self._pool.cached_block_hash_to_block
         insert = cached.insert
         for place in self._places.values():
@@ -126,18 +127,18 @@ class Prefixes:
         self._forget()
         filed = self._filed
 
-        def insert_and_tell(key: Any, block: Any) -> None:
+        def insert_and_notify(key: Any, block: Any) -> None:
             insert(key, block)
             if key in filed:
                 try:
                     self.stored(key)
                 except Exception as error:
-                    self._failed = error  # the pool must not see it: whoever asks next does
+                    self._failed = error  # raised at the next call of ours, not in the pool
 
-        cached.insert = insert_and_tell
+        cached.insert = insert_and_notify
 
     def _walk(self) -> None:
-        """Go on along the blocks of requests that may have become longer, as far as the budget goes."""
+        """Count further cached blocks of requests that may have more, as far as LOOKS goes."""
         cache, group, grown = self._map._cache, self._group, self._grown
         left = LOOKS
         while grown and left > 0:
@@ -145,29 +146,29 @@ class Prefixes:
             if place.gone:
                 continue
             hashes, limit = place.request.block_hashes, self._limit(place.request)
-            begun = at = place.length
+            known = at = place.length
             last, upto = self._last
             if at < upto <= limit and hashes[upto - 1] == last:
-                # Chained hashes: who has the same one there is the same up to there.
+                # Hashes are chained: an equal hash here means equal blocks up to here.
                 at = upto
             end = min(limit, at + left)
-            left -= A_PLACE
+            left -= LOOKS_PER_PLACE
             while at < end and hashes[at] + group in cache:
                 at += 1
                 left -= 1
-            if at > begun:
+            if at > known:
                 self._last = (hashes[at - 1], at)
                 self._rank(place, at)
             if at == end < limit:
-                grown.appendleft(place)  # the budget is spent
+                grown.appendleft(place)  # LOOKS is used up
                 return
             self._file(place, at)
 
     def _look_up(self, place: Place) -> int:
-        """vLLM's own lookup, of all groups; what it says is the place's length from now on."""
+        """Set a place's length by vLLM's own lookup, which covers all groups."""
         request = place.request
-        found = self._coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
-        length = min(int(found[1]) // self._tokens, self._limit(request))
+        hit = self._coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        length = min(int(hit[1]) // self._tokens, self._limit(request))
         if length != place.length:
             self._last = (b"", 0)
             self._rank(place, length)
@@ -188,7 +189,7 @@ class Prefixes:
             heapq.heapify(self._ranked)
 
     def _file(self, place: Place, at: int) -> None:
-        """Tell it when its block `at` is stored. If that one is there, another group ended the hit: look again."""
+        """File a place under the hash of its block `at`. If that is cached, another group ended the hit: recheck."""
         self._unfile(place)
         request = place.request
         if at >= self._limit(request):

@@ -1,11 +1,11 @@
-"""The waiting queue of `admission=longest_prefix`: who has most in the cache goes first. Runs in EngineCore.
+"""The waiting queue of `admission=longest_prefix`: the request with most cached tokens goes first. EngineCore.
 
-Contract: a scheduler sees vLLM's RequestQueue. Stock's order holds
-  - while nobody has waited through a whole step, and among requests that have equally much in the cache;
-  - for whoever came back (preempted, skipped): in front of all others;
-  - for requests with structured output, streaming input, or computed tokens: they pass nobody, and nobody passes them;
-  - for a request that was first overtaken `age_s` ago or longer: whoever came after it goes after it.
-An exception in our own bookkeeping leaves stock's order from there on, and is noted.
+Contract: the scheduler sees vLLM's RequestQueue. Stock's order applies
+  - until the first request has waited through a whole step, and among requests with equally many cached tokens;
+  - to requests that return to the queue (preempted, skipped): they go before all others;
+  - to requests with structured output, streaming input, or computed tokens: no overtaking in either direction;
+  - behind a request that was first overtaken `age_s` ago or longer: no request overtakes it any more.
+After an exception in our own bookkeeping stock's order applies for good, and the state says so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from kvtune.core.admission.prefixes import Place, Prefixes
 
 logger = logging.getLogger("vllm.kvtune")
 
-CAME_BACK = -1
+RETURNED = -1
+"""The arrival number of requests that return to the queue."""
 
 
 class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
@@ -34,26 +35,26 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
         self._scheduler, self._prefixes, self._age_s = scheduler, prefixes, age_s
         self._queue: OrderedDict[str, Place] = OrderedDict()  # in stock's order
         self._arrivals = 0
-        self._fence: Place | None = None  # the first arrival in the queue that nobody passes
+        self._fence: Place | None = None  # the first queued arrival that may not be overtaken
         self._behind: deque[Place] = deque()  # arrivals behind it
         self._chosen: Place | None = None
-        self._by_age = False  # why it was chosen
-        self._left: list[tuple[Place, float, bool]] = []  # taken out of turn or in turn; admitted or skipped?
+        self._by_age = False  # it was chosen because of its age
+        self._left: list[tuple[Place, float, bool]] = []  # popped, when, by age; not yet known if admitted
         self._passes = Passes()
         self.off = ""
         self.admitted = self.ahead = self.overtaken = self.by_age = 0
         self.longest_wait_s = 0.0
 
-    # What vLLM's scheduler calls.
+    # Called by vLLM's scheduler.
 
     def add_request(self, request: Request) -> None:
         place = Place(request, self._arrivals, self._scheduler.current_step, _fixed(request))
         self._arrivals += 1
         self._queue[request.request_id] = place
-        self._stand_in(place)
+        self._enqueue(place)
 
     def prepend_request(self, request: Request) -> None:
-        self._queue[request.request_id] = Place(request, CAME_BACK, CAME_BACK, True)
+        self._queue[request.request_id] = Place(request, RETURNED, RETURNED, True)
         self._queue.move_to_end(request.request_id, last=False)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
@@ -102,12 +103,12 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Request]:
         return (place.request for place in self._queue.values())
 
-    # Ours.
+    # Not part of vLLM's interface.
 
     def counters(self) -> dict[str, int]:
-        """For the run's record; asked for by another thread, so nothing is changed here.
+        """Counters for the run file. Called by another thread, so it changes nothing.
 
-        Overtaken are those that somebody passed, counted when they were admitted or given up by their clients.
+        Overtaken requests are counted when they are admitted, or aborted by their clients.
         """
         left = [entry for entry in tuple(self._left) if entry[0].request.status >= RequestStatus.RUNNING]
         waits_s = [
@@ -130,7 +131,7 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
 
     def _choose(self, first: Place) -> Place:
         if self._scheduler.current_step - first.step <= 1:
-            return first  # nobody has waited yet
+            return first  # it has not waited through a whole step
         self._passes.forget(first.number)
         since_s = self._passes.since_s(first.number)
         if since_s is not None and state.clock() - since_s >= self._age_s:
@@ -139,7 +140,7 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
             return first
         return self._prefixes.best() or first
 
-    def _stand_in(self, place: Place) -> None:
+    def _enqueue(self, place: Place) -> None:
         if self._fence is not None:
             self._behind.append(place)
         elif place.fixed:
@@ -155,10 +156,10 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
             behind, self._behind = self._behind, deque()
             for one in behind:
                 if not one.gone:
-                    self._stand_in(one)
+                    self._enqueue(one)
 
     def _settle(self) -> None:
-        """Count who was admitted since the last look; who was only skipped comes back, in front."""
+        """Count requests that were admitted since the last call. Those that were only skipped return to the front."""
         left, self._left = self._left, []
         for place, at_s, by_age in left:
             request = place.request
@@ -175,9 +176,9 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
                 self._passes.passed(place.number, at_s)
 
     def _waiting_longest(self) -> Iterator[Place]:
-        """The first of the queue that did not come back."""
+        """The first arrival in the queue, leaving out requests that returned."""
         for place in self._queue.values():
-            if place.number != CAME_BACK:
+            if place.number != RETURNED:
                 yield place
                 return
 
@@ -195,7 +196,7 @@ class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
 
 
 def _fixed(request: Request) -> bool:
-    """Whether stock's rules for it are more than first come, first served."""
+    """Whether stock has rules of its own for this request, beyond first come, first served."""
     return bool(
         request.status != RequestStatus.WAITING
         or request.resumable

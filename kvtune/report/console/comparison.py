@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.report.contrast import Contrast, sentence
 from kvtune.report.measures import change_text, interval_text, measure_text, measure_title, reasons
@@ -64,7 +65,9 @@ def plain(contrast: Contrast, workload: Workload | None, failed: Sequence[str]) 
         "schema": SCHEMA,
         "comparable": contrast.comparable,
         "runs": [
-            {"name": side.name, **summary(run, workload)} for side in contrast.sides for run in side.runs
+            {"name": side.name, **summary(RunAnalysis(run, workload))}
+            for side in contrast.sides
+            for run in side.runs
         ],
         "comparisons": [
             {"name": side.name, **comparison.plain()}

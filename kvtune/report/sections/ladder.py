@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvtune.analysis.cache import PrefixCache, match_unit
+from kvtune.analysis.cache import match_unit
+from kvtune.analysis.run import RunAnalysis
 from kvtune.bounds.ladder import Bounds, bounds
 from kvtune.errors import KvtuneError
 from kvtune.layout.config import shape_of
@@ -14,11 +15,11 @@ from kvtune.workload.types import Workload
 LARGEST = 20_000  # most requests for which bounds are computed: with more, a page would take too long
 
 
-def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> Chart | None:
+def ladder(analysis: RunAnalysis) -> Chart | None:
     """None where the run is not complete, or where its workload has no bounds."""
     import altair as alt
 
-    limits = _bounds(run, workload)
+    cache, limits = analysis.prefix_cache, _bounds(analysis.run, analysis.workload)
     if limits is None or cache.hit_rate is None or not limits.infinite:
         return None  # no bounds, or no token that any cache could hit
     rung = limits.curve[0]

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.report.names import process_title, source_line
+from kvtune.run.extras import FlameBox, StackFunction
 from kvtune.run.types import Run
 
 SHOWN = 12
 
 
 def section(run: Run) -> Section | None:
-    stacks = run.header.extra.get("stacks")
-    if not isinstance(stacks, Mapping) or not stacks:
+    sampled = run.header.extra.stacks
+    if not sampled:
         return None
     charts: list[Chart] = []
     notes: list[str] = []
-    loops = all(
-        isinstance(sampled, Mapping) and sampled.get("threads") == "loop" for sampled in stacks.values()
-    )
-    for role, sampled in stacks.items():
-        title = process_title(str(role))
-        if not isinstance(sampled, Mapping) or not sampled.get("top"):
-            why = sampled.get("failed", "no samples") if isinstance(sampled, Mapping) else "no samples"
-            notes.append(f"{title}: {why}.")
+    loops = all(samples.threads == "loop" for samples in sampled.values())
+    for role, samples in sampled.items():
+        title = process_title(role)
+        if not samples.top:
+            notes.append(f"{title}: {samples.failed or 'no samples'}.")
             continue
-        charts.append(_functions(len(charts), title, sampled["top"], sampled.get("rate_hz", 0)))
-        boxes = sampled.get("flame")
-        if isinstance(boxes, list) and boxes:
-            charts.append(_flame(len(charts), title, boxes))
-        notes.append(f"All stacks of {title} in full: open {sampled.get('file', '')} in speedscope.app.")
+        charts.append(_functions(len(charts), title, samples.top, samples.rate_hz))
+        if samples.flame:
+            charts.append(_flame(len(charts), title, samples.flame))
+        notes.append(f"All stacks of {title} in full: open {samples.file} in speedscope.app.")
     return Section(
         id="stacks",
         title="Stacks",
@@ -43,12 +37,12 @@ def section(run: Run) -> Section | None:
     )
 
 
-def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int) -> Chart:
+def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int) -> Chart:
     import altair as alt
 
     name = f"stacks-{number}"
     shown = top[:SHOWN]
-    names = [f"{f.get('function', '')}" for f in shown]
+    names = [f.function for f in shown]
     drawing = (
         alt.Chart(alt.NamedData(name=name), height=22 * len(shown) + 10)
         .mark_bar(color=SERIES[4])
@@ -63,8 +57,8 @@ def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int)
         )
     )
     labels = drawing.mark_text(align="left", dx=4, color="var(--ink)").encode(text="function:N")
-    where = [source_line(f.get("file", ""), f.get("line", 0)) for f in shown]
-    shares = [100 * float(f.get("share", 0)) for f in shown]
+    where = [source_line(f.file, f.line) for f in shown]
+    shares = [100 * f.share for f in shown]
     rows = [
         (Cell(str(i + 1), i + 1), names[i], where[i], Cell(f"{shares[i]:.1f} %", shares[i]))
         for i in range(len(shown))
@@ -82,7 +76,7 @@ def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int)
     )
 
 
-def _flame(number: int, title: str, boxes: list[list[Any]]) -> Chart:
+def _flame(number: int, title: str, boxes: list[FlameBox]) -> Chart:
     """An icicle: callers above, what they called below, width by samples."""
     import altair as alt
 

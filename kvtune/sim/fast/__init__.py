@@ -1,10 +1,16 @@
-"""Many steps in one call, with the decisions of single steps. Simulator's process only.
+"""Steppers that take many steps at once, with the decisions of single steps. Simulator's process only.
 
-what is not run one by one                          what stands in for it     why decisions stay the same
-single plain decode steps                           strides (stride.py)       same calls of the KV manager, same order
-a stride's steps, where one full-attention group    leaps (leap.py)           hits and times only; other block ids
-  lives in stock's pool (modes jump, coarse)
-k decode steps while no request comes or goes       jumps (jump.py)           vLLM takes k - 1 tokens as accepted drafts
-requests that only decode, in steps that prefill    mixed.py                  they head the list and are served first
-stock's loops over blocks                           pool.py                   every field of every block is stock's
+`choose.py` picks them once per replay, in this order; the player asks them in order, and EngineStepper comes last.
+
+    choose.py        which steppers a replay gets
+    mixed.py         steps that also prefill, stop or leave requests waiting: plain decodes are set aside, and vLLM
+                     schedules the others. Exact: vLLM looks at the running requests in that order, too
+    stride.py        plain decode steps from event to event, up to an arrival or an end. Exact: same calls in same order
+    leap.py          a stride's steps at once (modes jump and coarse). Same hits and times, other block ids
+    jump.py          k decode steps as one, while requests wait for blocks (modes jump and coarse). Same hits and times,
+                     other block ids: vLLM takes k - 1 tokens as accepted drafts
+    pool.py          stock's loops over blocks, inlined. Every field of every block is stock's
+    steady_path.py   the core's steady-decode path, as these steppers use it
+
+`python tests/bench/sim.py --trace FILE --without mixed` measures what a stepper saves.
 """

@@ -1,8 +1,8 @@
-"""Jumps: while nobody can arrive or finish, k steady decode steps are scheduled as one. Simulator's process only.
+"""Jumps: while no request can arrive or finish, k steady decode steps are scheduled as one. Simulator's process only.
 
 vLLM takes the k - 1 tokens in advance as speculative ones that are all accepted. Exact, because between two events the
 scheduler would repeat itself: it hands out the same number of blocks (one full-attention group), or none at all (a
-jump ends before any other group takes or gives back a block), and looks nobody up in the prefix cache.
+jump ends before any other group takes or gives back a block), and looks no prompt up in the prefix cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 class JumpStepper:
     """Makes one step of the engine, and turns it into a jump where it can.
 
-    `blocked`: in the last step everybody decoded, and no waiting request came in: the first of them does not fit.
+    `blocked`: the first waiting request does not fit, and no other will be tried before a running one ends.
     `after_strides`: a stride was tried before; then only what strides cannot take is left to jumps.
     """
 
@@ -49,8 +49,8 @@ class JumpStepper:
             self._scheduler.scheduler_config.max_num_batched_tokens,
         )
         self._after_strides = after_strides
-        # With a queue that goes by what is cached, another request may be the next one in each step.
-        self.in_turn = not getattr(self._scheduler.waiting, "reorders", False)
+        # The core's admission by cached prefix reorders the queue: the next step may try another request.
+        self._queue_keeps_order = not getattr(self._scheduler.waiting, "reorders", False)
         self._update = self._scheduler._update_request_with_output
         self.blocked = False
 
@@ -65,9 +65,13 @@ class JumpStepper:
         ends = self._ends(steps) if steps > 1 else []
         result = self._jump(ends) if len(ends) > 1 else self._engine_step.try_step()
         after = (len(scheduler.running), len(scheduler.waiting))
-        # A step of decodes only has room for a waiting request: if none came in, the first of them does not fit.
-        self.blocked = self.in_turn and decoding and before[1] > 0 and after == before
+        # A step that only decodes has tokens left for a waiting request; none was admitted for lack of blocks.
+        self.note_blocked(decoding and before[1] > 0 and after == before)
         return result
+
+    def note_blocked(self, blocked: bool) -> None:
+        """`blocked`: the last step only decoded and admitted no waiting request."""
+        self.blocked = blocked and self._queue_keeps_order
 
     def _jump(self, ends: list[float]) -> StepResult:
         scheduler, executor = self._scheduler, self._executor
@@ -77,7 +81,7 @@ class JumpStepper:
         # No request ends inside a jump: vLLM need not look at each of its tokens.
         scheduler._update_request_with_output = _append_all
         executor.jump_ends_s = ends
-        # A pause for new requests: nobody is looked up in a jump, and the kvtune core's steady path stands aside.
+        # Pause new requests: a jump looks none of them up, and the kvtune core's steady path stands aside.
         scheduler._pause_state = PauseState.PAUSED_NEW
         self._limit(max(len(ends) * len(scheduler.running), limit) for limit in self._limits)
         result = self._engine_step.try_step()

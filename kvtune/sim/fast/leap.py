@@ -60,7 +60,7 @@ class Leaper:
         return ends
 
     def _affordable(self, computed: Ints, held: Ints, steps: int) -> int:
-        """As many steps as there are free blocks for, found by halving."""
+        """The steps for which there are free blocks: `steps`, halved until they suffice."""
         free = self._pool.get_num_free_blocks()
         while steps >= SHORTEST:
             needed = np.maximum(-(-(computed + steps) // self._size) - held, 0).sum()

@@ -22,7 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished, is_plain_decode
-from kvtune.sim.executor import NOBODY, SetAside
+from kvtune.sim.executor import NONE_SET_ASIDE, SetAside
 from kvtune.sim.fast.steady_path import SteadyPath
 from kvtune.sim.fast.stride import StrideStepper
 from kvtune.sim.steps import StepResult
@@ -83,7 +83,7 @@ class MixedStepper:
         scheduler = self._scheduler
         waiting = len(scheduler.waiting)
         if not waiting and not scheduler.kv_holding_waiting:
-            result = self._strider.try_step() or self._step(cohort, self._schedule_nobody)
+            result = self._strider.try_step() or self._step(cohort, self._schedule_none)
             self._tell_jumper()
             return result
         if self._jumper is not None and self._jumper.blocked:
@@ -96,7 +96,7 @@ class MixedStepper:
 
     def _tell_jumper(self, blocked: bool = False) -> None:
         if self._jumper is not None:
-            self._jumper.blocked = blocked and self._jumper.in_turn
+            self._jumper.note_blocked(blocked)
 
     def _decoding(self) -> Cohort | None:
         """The running requests, from the first on, that are plain decodes; kept by the scheduler from step to step."""
@@ -136,7 +136,7 @@ class MixedStepper:
         whole = _whole_step(rows, begun, blocks, output) if self._journal.keeps_digests else None
         executor.set_aside = SetAside(count, sum(begun), whole)
         result = executor.execute_model(output).result()
-        executor.set_aside = NOBODY
+        executor.set_aside = NONE_SET_ASIDE
         stopping = (rows.stop_at <= cohort.updated + 1).nonzero()[0].tolist()
         self._append(cohort, set(stopping))
         if stopping:
@@ -149,7 +149,7 @@ class MixedStepper:
         return min(scheduler.max_num_scheduled_tokens, scheduler.scheduler_config.max_num_batched_tokens)
 
     def _schedule_others(self, count: int) -> SchedulerOutput:
-        """The engine's own pass over the running requests behind the first `count`, and over those that wait."""
+        """The engine's own pass over the running requests behind the first `count`, and over the waiting ones."""
         scheduler, config = self._scheduler, self._scheduler.scheduler_config
         running, tokens = scheduler.running, scheduler.max_num_scheduled_tokens
         inputs, active = config.max_num_batched_tokens, scheduler.max_num_active_reqs
@@ -165,7 +165,7 @@ class MixedStepper:
             config.max_num_batched_tokens = inputs
             scheduler.max_num_active_reqs = active
 
-    def _schedule_nobody(self, count: int) -> SchedulerOutput:
+    def _schedule_none(self, count: int) -> SchedulerOutput:
         scheduler = self._scheduler
         scheduler.current_step += 1
         scheduler.finished_req_ids, scheduler.reset_preempted_req_ids = set(), set()

@@ -1,7 +1,7 @@
-"""Where every prompt token of a replay went: hit, or exactly one cause of miss. Simulator's process only.
+"""Counts every prompt token of a replay as a hit or under exactly one cause of miss. Simulator's process only.
 
-The observer wraps methods of one scheduler's own objects and changes no decision, so it sees stock and the kvtune core
-alike. At each new request's lookup it asks vLLM's own lookup code again, on pools that hold more:
+The listener wraps methods of one scheduler's own objects and changes no decision; it works with stock and with the
+kvtune core. At each new request's lookup it runs vLLM's own lookup again, on pools that hold ever more:
 
     0 ...... hit ........ alone ...... ever ......... reachable ... whole ...... seen ... prompt
        hits  | lagging_group | evicted | not_retained | last_token | partial_block | cold
@@ -9,7 +9,8 @@ alike. At each new request's lookup it asks vLLM's own lookup code again, on poo
                            that holds  ever          and state      recompute     token
                            least                     kept
 
-    causes.py     boundaries -> tokens by cause; they cover a prompt exactly
-    listener.py   the lookups, and the pools that hold more
+    causes.py     tokens by cause, from boundaries; they cover a prompt exactly
+    listener.py   listens to lookups; repeats them on pools that hold more
+    groups.py     KV cache groups as lookups see them
     observer.py   the replay's observer behind `SimSettings(verdicts=True)`
 """

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvtune.sim.verdicts.causes import Boundaries
+from kvtune.sim.verdicts.groups import LookupGroup, hit_alignment, lookup_groups
 from kvtune.sim.vllm_types import (
     Block,
     BlockMap,
@@ -68,8 +69,8 @@ class LookupListener:
         self._manager = manager
         self._coordinator = manager.coordinator
         self._pool = manager.block_pool
-        self._groups = _spec_groups(self._coordinator)
-        self._alignment = _alignment(self._coordinator)
+        self._groups = lookup_groups(self._coordinator)
+        self._alignment = hit_alignment(self._coordinator)
         self._wrap_lookup(manager)
         self._wrap_allocation(manager)
         self._wrap_end(manager)
@@ -196,7 +197,7 @@ class LookupListener:
         )
 
     def _reach(
-        self, group: _Group, pool: LookupPool, request: EngineRequest, limit: int, drop: bool = True
+        self, group: LookupGroup, pool: LookupPool, request: EngineRequest, limit: int, drop: bool = True
     ) -> int:
         """How far `group` alone could serve this request from `pool`, by vLLM's own lookup, within `limit`."""
         drop = drop and group.use_eagle
@@ -227,7 +228,7 @@ class LookupListener:
                 return length
             limit, first = length, False
 
-    def _lost(self, group: _Group, request: EngineRequest, boundary: int) -> Fate | None:
+    def _lost(self, group: LookupGroup, request: EngineRequest, boundary: int) -> Fate | None:
         """The fate of the first evicted block among those that `group` would need for a hit at `boundary`."""
         unit = self._pool.hash_block_size
         for end in group.needed_ends(boundary):
@@ -237,34 +238,6 @@ class LookupListener:
                 if fate is not None:
                     return fate
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """KV cache groups of one spec, looked up together."""
-
-    label: str
-    spec: Any
-    ids: list[int]
-    manager_class: Any
-    use_eagle: bool
-    block_tokens: int
-    dcp: int
-    pcp: int
-
-    def needed_ends(self, boundary: int) -> Sequence[int]:
-        """The ends of the blocks that a hit at `boundary` needs, in the prompt's order."""
-        from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
-
-        size = self.block_tokens
-        first = size
-        if isinstance(self.spec, MambaSpec):
-            return range(boundary, boundary + 1)
-        if isinstance(self.spec, SlidingWindowSpec):
-            first = max(boundary - (self.spec.sliding_window - 2) // size * size, size)
-        whole = range(first, boundary + 1, size)
-        # With a match unit finer than a block, a hit may end inside one, under a hash of its own.
-        return whole if boundary % size == 0 else [*whole, boundary]
 
 
 class _History:
@@ -286,47 +259,3 @@ def _key(block_hash: bytes, group_id: int) -> bytes:
 
     key: bytes = make_block_hash_with_group_id(block_hash, group_id)
     return key
-
-
-def _alignment(coordinator: Coordinator) -> int:
-    """Hits of this coordinator land on multiples of so many tokens."""
-    tokens = getattr(coordinator, "_cache_hit_alignment_tokens", None)
-    return int(tokens if tokens is not None else coordinator.scheduler_block_size)
-
-
-def _spec_groups(coordinator: Coordinator) -> list[_Group]:
-    managers = coordinator.single_type_managers
-    by_spec = getattr(coordinator, "attention_groups", None)
-    if by_spec is None:
-        cacheable = [i for i, m in enumerate(managers) if m.kv_cache_spec.prefix_cacheable]
-        by_spec = [
-            (managers[i].kv_cache_spec, [i], type(managers[i]), i in coordinator.eagle_group_ids)
-            for i in cacheable
-        ]
-    groups = []
-    for spec, ids, manager_class, use_eagle in by_spec:
-        manager = managers[ids[0]]
-        groups.append(
-            _Group(
-                group_label(spec),
-                spec,
-                list(ids),
-                manager_class,
-                bool(use_eagle),
-                manager.block_size,
-                manager.dcp_world_size,
-                manager.pcp_world_size,
-            )
-        )
-    return groups
-
-
-def group_label(spec: Any) -> str:
-    """A KV cache group's kind in words."""
-    from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
-
-    kind = str(get_kv_cache_spec_kind(spec).value)
-    if kind == "mamba":
-        return "state"
-    window = getattr(spec, "sliding_window", None)
-    return f"{kind.replace('_', ' ')}{f' {window}' if window and kind.startswith('sliding') else ''}"

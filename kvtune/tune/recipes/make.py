@@ -9,11 +9,12 @@ from typing import Any
 
 from kvtune import __version__
 from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
 from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
 from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
-from kvtune.tune.trials.flags import core_part, engine_part, flag_value
+from kvtune.tune.trials.flags import core_part, engine_part
 
 NOT_FOR_RECIPES = (
     "num_gpu_blocks_override",

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvtune import __version__
 from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.engine.flags import flag_value
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import Recipe, differences
@@ -20,7 +21,6 @@ from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import bench_of
 from kvtune.tune.space.model import installed_device, installed_state_dtype
-from kvtune.tune.trials.flags import flag_value
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
 from kvtune.workload.spec import build

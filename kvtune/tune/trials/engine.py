@@ -24,6 +24,7 @@ def engine_trial(
     output: Path,
 ) -> tuple[Trial, Run | None]:
     """The trial and its run. If the engine failed, the trial has the cause; KeyboardInterrupt if it was stopped."""
+    from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
 
     core = "stock" if stock else bench.core
@@ -53,7 +54,7 @@ def engine_trial(
         if error.exit_code == EXIT_USAGE and role == "baseline":
             raise  # no other trial would run either
         failed = f"{error.message} ({error.hint})" if error.hint else error.message
-    figures = summary(run, workload) if run is not None else {}
+    figures = summary(RunAnalysis(run, workload)) if run is not None else {}
     failed = failed or packing_failure(figures)
     trial = Trial(
         number=number,

@@ -1,12 +1,12 @@
-"""Splits a trial's settings into vLLM's flags and the core's settings, and reads single flags. Pure."""
+"""Splits a trial's settings into vLLM's flags and the core's settings. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kvtune.analysis.study import Bench, Settings
-from kvtune.errors import UsageError
+from kvtune.engine.flags import flag_value
 from kvtune.recipe import Scalar, engine_flags
 from kvtune.tune.space.model import packed_pool
 
@@ -61,19 +61,3 @@ def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
             state_dtype=flag_value(flags, "mamba-ssm-cache-dtype") or "auto",
         )
     return [*flags, *engine_flags(changed)]
-
-
-def flag_value(flags: Sequence[str], name: str) -> str | None:
-    """The value of `--name` among vLLM's flags (the last one counts), None where it is not given."""
-    last: str | None = None
-    for i, text in enumerate(flags):
-        head, equals, value = text.partition("=")
-        if not head.startswith("--") or head[2:].replace("_", "-") != name:
-            continue
-        if equals:
-            last = value
-        elif i + 1 < len(flags):
-            last = flags[i + 1]
-        else:
-            raise UsageError(f"--{name} needs a value", "give it one, or leave it out")
-    return last

@@ -39,8 +39,8 @@ def started(folders: pytest.TempPathFactory, model: str, layouts: Mapping[str, d
 
     def run(layout: str) -> dict[str, Any]:
         if layout not in found:
-            told = lockstep(folders.mktemp(layout), {"model": model, "logprobs": True, **layouts[layout]})
-            found[layout] = {"state": told["state"], **{c["workload"]: c for c in told["cases"]}}
+            result = lockstep(folders.mktemp(layout), {"model": model, "logprobs": True, **layouts[layout]})
+            found[layout] = {"state": result["state"], **{c["workload"]: c for c in result["cases"]}}
         return found[layout]
 
     return run

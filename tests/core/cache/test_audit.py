@@ -1,4 +1,4 @@
-"""The audit finds each kind of damage: one that cannot fail would be worth nothing."""
+"""The audit reports each kind of damage to a pool."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, tokens
 pytestmark = pytest.mark.vllm
 
 
-def test_audit_sees_what_it_should() -> None:
-    """Each kind of damage is found: an audit that cannot fail would be worth nothing."""
+def test_each_kind_of_damage_is_reported() -> None:
+    """An audit that cannot fail would be worthless."""
     engine = Engine(SHAPES["small_hybrid"], parse(SETTINGS["tiered"]))
     engine.serve(tokens(1, 60))
     engine.add(tokens(2, 60), 20)

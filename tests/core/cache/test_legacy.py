@@ -1,4 +1,4 @@
-"""Legacy switches: the same decisions as stock's, with what vLLM once made and did."""
+"""Legacy switches: stock's decisions, made with the data structures of older versions of vLLM."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_linear_removal_gives_stocks_blocks(shape: str, asynchronous: bool) -> N
 
 
 @BOTH
-def test_empty_lists_are_made_anew_and_nothing_else_changes(asynchronous: bool) -> None:
+def test_each_empty_list_is_new_and_nothing_else_changes(asynchronous: bool) -> None:
     made = replace(SHAPES["small_hybrid"], asynchronous=asynchronous)
     settings = parse({"legacy_empty_blocks": True, "pool": False})
     stock = Engine(made, None)

@@ -29,11 +29,11 @@ def test_evictions_are_the_pools_own(core: CoreSettings | None) -> None:
 
     engine.pool._maybe_evict_cached_block = watched
     watch = PoolWatch(engine.pool)
-    told = 0
+    reported = 0
     for number in range(60):
         engine.add([number % 7 * 1000 + i for i in range(shape.block * 9)], 5)
         for _ in range(6):
             engine.step()
             if (news := watch.news()) is not None:
-                told += sum(news[0])
-    assert told == sum(evicted) > 50
+                reported += sum(news[0])
+    assert reported == sum(evicted) > 50

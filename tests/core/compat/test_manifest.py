@@ -1,4 +1,4 @@
-"""The manifest: the installed vLLM is the one it describes; anything tampered with is refused by name."""
+"""The manifest describes the installed vLLM; a symbol that differs is refused by name."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MODULE = "vllm.v1.core.block_pool"
 
 @pytest.fixture
 def manifest() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((compat.MANIFESTS / "vllm-0.32.0.json").read_text())
-    return found
+    shipped: dict[str, Any] = json.loads((compat.MANIFESTS / "vllm-0.32.0.json").read_text())
+    return shipped
 
 
 def edited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, old: str, new: str) -> None:
@@ -40,8 +40,9 @@ def edited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, old: st
 
 
 @pytest.mark.vllm
-def test_the_installed_vllm_is_accepted() -> None:
+def test_the_installed_vllm_is_accepted(manifest: dict[str, Any]) -> None:
     compat.check()
+    assert compat.first_difference(manifest, SYMBOLS) == ""
 
 
 @pytest.mark.vllm
@@ -53,7 +54,7 @@ def test_manifest_covers_exactly_the_symbols(manifest: dict[str, Any]) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("block.ref_cnt -= 1\n", "block.ref_cnt -= 2\n", "BlockPool.unpin_blocks has another body"),
         ("def touch(self, blocks:", "def touch(self, blokcs:", "BlockPool.touch takes other parameters"),
@@ -67,12 +68,12 @@ def test_manifest_covers_exactly_the_symbols(manifest: dict[str, Any]) -> None:
     ],
 )
 def test_a_tampered_symbol_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str, said: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     edited(monkeypatch, tmp_path, MODULE, old, new)
     with pytest.raises(KvtuneError) as refused:
         compat.check()
-    assert said in refused.value.message
+    assert message in refused.value.message
     assert "0.32.0" in refused.value.message
     assert "\n" not in refused.value.message
     assert refused.value.hint
@@ -92,10 +93,10 @@ def test_a_tampered_symbol_is_named(
     ],
 )
 def test_comments_docstrings_layout_and_other_code_may_differ(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, manifest: dict[str, Any], old: str, new: str
 ) -> None:
     edited(monkeypatch, tmp_path, MODULE, old, new)
-    compat.check()
+    assert compat.first_difference(manifest, SYMBOLS) == ""
 
 
 @pytest.mark.vllm
@@ -150,7 +151,7 @@ def one(source: str) -> str:
     return compat.fingerprint(ast.parse(source).body[0])
 
 
-def test_fingerprint_does_not_see_docstrings_comments_and_layout() -> None:
+def test_the_fingerprint_ignores_docstrings_comments_and_layout() -> None:
     other = (
         FUNCTION.replace('    """What it does."""\n', "")
         .replace("# why", "# because")
@@ -165,7 +166,7 @@ def test_fingerprint_is_the_same_on_every_python() -> None:
 
 
 @given(st.sampled_from(["a[b:]", "b=1", "!r", "None", "*rest", "yield"]))
-def test_fingerprint_sees_what_the_code_says(part: str) -> None:
+def test_any_change_of_the_code_changes_the_fingerprint(part: str) -> None:
     replacement = {
         "a[b:]": "a[b+1:]",
         "b=1": "b=2",
@@ -177,7 +178,7 @@ def test_fingerprint_sees_what_the_code_says(part: str) -> None:
     assert one(FUNCTION.replace(part, replacement[part])) != one(FUNCTION)
 
 
-def test_parameters_are_told_apart_by_kind() -> None:
+def test_parameters_are_distinguished_by_kind() -> None:
     found = compat.describe(FUNCTION.encode(), ("f", "missing"))
     assert found["f"]["parameters"] == ["a", "*rest", "b", "**more"]
     assert "missing" not in found

@@ -1,4 +1,4 @@
-"""When our own bookkeeping fails, or somebody else acts between steps, the engine goes on as stock would."""
+"""Errors on the steady path, and changes between its steps: the engine goes on as stock would."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def on(twins: Twins, steps: int) -> None:
 @BOTH
 @KINDS
 @pytest.mark.parametrize("when", range(4))
-def test_an_allocation_of_ours_that_raises(
+def test_an_allocation_on_the_path_that_raises(
     asynchronous: bool, windows: tuple[int, ...], when: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twins = decoding(Shape(asynchronous=asynchronous, windows=windows))
@@ -73,7 +73,7 @@ def test_an_allocation_of_ours_that_raises(
 @BOTH
 @KINDS
 @pytest.mark.parametrize("when", range(3))
-def test_an_allocation_of_ours_that_is_refused(
+def test_an_allocation_on_the_path_that_gets_no_blocks(
     asynchronous: bool, windows: tuple[int, ...], when: int
 ) -> None:
     twins = decoding(Shape(asynchronous=asynchronous, windows=windows))
@@ -94,7 +94,9 @@ def test_an_allocation_of_ours_that_is_refused(
 
 @BOTH
 @pytest.mark.parametrize("broken", ["one_each", "carries_extras"])
-def test_reading_that_raises(asynchronous: bool, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_on_the_path_that_raises(
+    asynchronous: bool, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     twins = decoding(Shape(asynchronous=asynchronous))
 
     def fails(*_: Any) -> Any:
@@ -111,7 +113,7 @@ def test_reading_that_raises(asynchronous: bool, broken: str, monkeypatch: pytes
 
 
 @BOTH
-def test_gathering_that_raises(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_building_a_cohort_that_raises(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     twins = decoding(Shape(asynchronous=asynchronous))
 
     def fails(*_: Any) -> Any:
@@ -172,7 +174,7 @@ def test_steps_that_are_throttled_are_stocks(asynchronous: bool) -> None:
     [{"logprobs": 1}, {"prompt_logprobs": 1}, {"structured": True}],
     ids=["logprobs", "prompt_logprobs", "structured"],
 )
-def test_requests_that_are_no_plain_decode_keep_everybody_on_stocks_path(sampling: dict[str, Any]) -> None:
+def test_a_request_that_is_not_a_plain_decode_keeps_all_on_stocks_path(sampling: dict[str, Any]) -> None:
     ours = build(Shape())
     scheduler.adopt(ours, CoreSettings())
     structured = sampling.pop("structured", False)

@@ -1,4 +1,4 @@
-"""The steady path decides and puts out what stock does: random workloads, step by step."""
+"""The steady path decides and outputs what stock does: random workloads, compared step by step."""
 
 from __future__ import annotations
 

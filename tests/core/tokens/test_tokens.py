@@ -1,4 +1,4 @@
-"""Rows of sampled tokens: whatever a consumer does with them, they are the lists that stock has."""
+"""Rows of sampled tokens behave like stock's lists, whatever a consumer does with them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def unpacked(rows: list[list[int]]) -> PackedRows:
 
 
 @given(ragged)
-def test_rows_survive_the_crossing(rows: list[list[int]]) -> None:
+def test_rows_survive_pickling(rows: list[list[int]]) -> None:
     found = unpacked(rows)
     assert isinstance(found, list)
     assert len(found) == len(rows)
@@ -62,7 +62,7 @@ def test_rows_survive_the_crossing(rows: list[list[int]]) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["packed", "passing"])
-def test_every_way_of_reading_says_what_a_list_says(read: Any, kind: str) -> None:
+def test_every_list_operation_gives_what_a_list_gives(read: Any, kind: str) -> None:
     plain = [[4], [5], [6]]
     rows = unpacked(plain) if kind == "packed" else PassingRows.of_flat([4, 5, 6])
     assert read(rows) == read(plain)
@@ -105,7 +105,7 @@ def test_one_each_leaves_packed_rows_unmade() -> None:
 
 
 @pytest.mark.parametrize("odd", [None, [], [None], [(1,)], "ab"])
-def test_what_is_not_rows_of_tokens_is_left_alone(odd: Any) -> None:
+def test_anything_but_rows_of_tokens_is_left_alone(odd: Any) -> None:
     assert pack(odd) is None
 
 
@@ -164,7 +164,7 @@ def test_v1_async_rows() -> None:
 
 
 @pytest.mark.vllm
-def test_a_model_output_crosses_as_bytes() -> None:
+def test_a_model_output_is_pickled_as_bytes() -> None:
     pytest.importorskip("vllm")
     from vllm.v1.outputs import ModelRunnerOutput
 

@@ -1,4 +1,4 @@
-"""Census, sites, growth: a planted culprit comes first, nothing is counted out of phase, failures stay inside."""
+"""Census, sites, growth: a planted culprit ranks first, only its phase is counted, failures stay inside."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_sample_whose_second_collection_does_not_come_is_given_up(
     assert sites.facts()["samples"] == 0
 
 
-def test_the_tracing_of_somebody_else_is_left_alone(probe: CollectorProbe, tmp_path: Path) -> None:
+def test_tracing_that_others_started_is_left_alone(probe: CollectorProbe, tmp_path: Path) -> None:
     phase = Phase(tmp_path)
     probe.listeners.append(Sites(tmp_path, phase, budget=1.0))
     tracemalloc.start(3)
@@ -246,8 +246,10 @@ def test_a_pause_of_a_large_heap_is_within_five_percent_of_an_outside_clock(tmp_
     reported = [c.cpu_ns for c in read_ring(tmp_path / "own").of(Collection) if c.generation == 2][-3:]
     least = [end - start for start, end in zip(inner[::2], inner[1::2], strict=True)][-3:]
     most = [end - start for start, end in zip(outer[::2], outer[1::2], strict=True)][-3:]
-    assert all(low <= said <= high for low, said, high in zip(least, reported, most, strict=True))
-    assert min(said / low for said, low in zip(reported, least, strict=True)) <= 1.05
+    assert all(
+        low <= reported_ns <= high for low, reported_ns, high in zip(least, reported, most, strict=True)
+    )
+    assert min(reported_ns / low for reported_ns, low in zip(reported, least, strict=True)) <= 1.05
 
 
 class Leaky:
@@ -300,7 +302,7 @@ def test_this_collector_is_generational() -> None:
     assert collector_kind() == "generational"
 
 
-def test_an_incremental_collector_is_told_by_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incremental_collector_is_detected_by_its_behaviour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "get_objects", lambda generation=None: [])  # 3.14: there is no middle generation
     assert collector_kind() == "incremental"
 
@@ -332,20 +334,20 @@ def test_tally_is_bounded_and_keeps_its_sum(tmp_path: Path) -> None:
     assert len(top) == 6 and sum(row["count"] for row in top) == 200 and top[-1]["type"] == "other"
 
 
-def test_what_cannot_be_saved_or_read_is_no_fault(tmp_path: Path) -> None:
+def test_files_that_cannot_be_saved_or_read_are_skipped(tmp_path: Path) -> None:
     save(tmp_path / "missing", "types", {})
     (tmp_path / "types-1.json").write_text('{"pid": 1, "rows": [')
     (tmp_path / "types-2.json").write_text(json.dumps({"pid": 2}))
     assert load(tmp_path, "types") == {2: {"pid": 2}}
 
 
-def test_the_phase_is_one_for_all_that_map_it(tmp_path: Path) -> None:
+def test_all_that_map_the_phase_see_the_same(tmp_path: Path) -> None:
     one, two = Phase(tmp_path), Phase(tmp_path)
     one.enter(CULPRITS)
     assert two.now == CULPRITS and Phase(tmp_path).now == CULPRITS
 
 
-def test_a_step_is_sampled_with_what_dies_before_any_collection(tmp_path: Path) -> None:
+def test_a_sampled_step_counts_objects_that_die_before_any_collection(tmp_path: Path) -> None:
     """Lists that the update drops never make a collection due; a sampled step still counts them."""
     phase = Phase(tmp_path)
     sampler = StepSites(phase, budget=1.0)
@@ -369,4 +371,4 @@ def test_a_step_is_sampled_with_what_dies_before_any_collection(tmp_path: Path) 
     assert first["count"] / facts["samples"] in (
         32,
         33,
-    )  # the rows, and where they are told apart, what holds them
+    )  # the rows, and on some Pythons the list that holds them

@@ -21,7 +21,7 @@ def parts(boundaries: Boundaries) -> dict[str, int]:
 
 
 @given(st.builds(Boundaries, *[positions] * 7, st.booleans()))
-def test_sum_is_the_prompt_and_nothing_is_negative(boundaries: Boundaries) -> None:
+def test_causes_add_up_to_the_prompt_and_are_never_negative(boundaries: Boundaries) -> None:
     counts = split(boundaries)
     assert set(counts) == set(CAUSES) == set(MEANING)
     assert min(counts.values()) >= 0
@@ -32,27 +32,27 @@ def test_first_visit_is_cold() -> None:
     assert parts(Boundaries(100, 0, 0, 0, 0, 0, 0)) == {"cold": 100}
 
 
-def test_resent_prompt_recomputes_its_last_token() -> None:
+def test_a_resent_prompt_recomputes_its_last_token() -> None:
     assert parts(at()) == {"partial_block": 3, "last_token": 1}
 
 
-def test_resent_prompt_of_whole_blocks_loses_the_last_block() -> None:
+def test_a_resent_prompt_of_whole_blocks_recomputes_its_last_block() -> None:
     aligned = Boundaries(prompt=96, hit=80, alone=80, ever=80, reachable=80, whole=96, seen=96)
     assert parts(aligned) == {"last_token": 16}
 
 
-def test_new_suffix_behind_a_known_prefix() -> None:
+def test_a_new_suffix_is_cold_behind_a_partial_block() -> None:
     assert parts(at(hit=48, alone=48, ever=48, reachable=48, whole=48, seen=50)) == {
         "partial_block": 2,
         "cold": 50,
     }
 
 
-def test_window_not_kept() -> None:
+def test_a_window_that_was_not_kept_loses_all_tokens_before_it() -> None:
     assert parts(at(hit=0, alone=0, ever=0))["not_retained"] == 96
 
 
-def test_eviction_and_the_rest_of_the_chain() -> None:
+def test_tokens_behind_an_evicted_block_were_not_retained() -> None:
     assert parts(at(hit=32, alone=32, ever=64)) == {
         "evicted": 32,
         "not_retained": 32,
@@ -61,7 +61,7 @@ def test_eviction_and_the_rest_of_the_chain() -> None:
     }
 
 
-def test_groups_that_disagree() -> None:
+def test_groups_at_different_boundaries_lag() -> None:
     assert parts(at(hit=0, alone=64, ever=96)) == {
         "lagging_group": 64,
         "evicted": 32,
@@ -70,6 +70,6 @@ def test_groups_that_disagree() -> None:
     }
 
 
-def test_skipped_lookup_takes_what_the_cache_could_have_given() -> None:
+def test_a_skipped_lookup_counts_all_that_could_have_hit() -> None:
     skipped = Boundaries(100, 0, 0, 0, 64, 64, 70, skipped=True)
     assert parts(skipped) == {"skipped_lookup": 64, "partial_block": 6, "cold": 30}

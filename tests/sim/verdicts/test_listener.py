@@ -1,4 +1,4 @@
-"""What the listener says of replays through vLLM's own scheduler: exact sums, no influence, the right cause."""
+"""The listener's verdicts on replays through vLLM's own scheduler: exact sums, no influence, the right cause."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def replayed(workload: Workload, engine: str) -> tuple[list[int], list[PromptVer
     model, flags = ENGINES[engine]
     chosen = SimSettings(model=model, engine_args=[*LENGTH, *flags])
     observer = VerdictObserver(workload)
-    heard = replay(workload, chosen, observers=[observer]).table("requests")["hit_tokens"].tolist()
+    listened = replay(workload, chosen, observers=[observer]).table("requests")["hit_tokens"].tolist()
     alone = replay(workload, chosen).table("requests")["hit_tokens"].tolist()
-    assert heard == alone
+    assert listened == alone
     assert observer.listener is not None
     found = observer.listener.verdicts
-    return heard, [found.get(str(index)) for index in range(len(heard))]
+    return listened, [found.get(str(index)) for index in range(len(listened))]
 
 
 def check(workload: Workload, engine: str) -> Counter[str]:
@@ -107,7 +107,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 @pytest.mark.parametrize("engine", ENGINES)
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(workloads())
-def test_every_token_has_one_place(engine: str, workload: Workload) -> None:
+def test_every_token_is_a_hit_or_has_one_cause(engine: str, workload: Workload) -> None:
     check(workload, engine)
 
 
@@ -115,7 +115,7 @@ def rounds(prefixes: int, prefix: int, rounds: int, suffix: int = 200) -> Worklo
     return build(f"rounds:prefixes={prefixes},prefix={prefix},suffix={suffix},output=4,rounds={rounds}")
 
 
-def test_windows_are_not_retained_at_the_second_visit() -> None:
+def test_a_window_is_not_kept_before_the_second_visit() -> None:
     workload = rounds(1, 1024, 3)
     _, verdicts = replayed(workload, "gemma3")
     second, third = verdicts[1], verdicts[2]
@@ -125,7 +125,7 @@ def test_windows_are_not_retained_at_the_second_visit() -> None:
     assert third.boundaries.hit == 1024
 
 
-def test_eviction_names_who_took_the_blocks() -> None:
+def test_an_eviction_names_the_request_that_took_the_blocks() -> None:
     workload = rounds(3, 1024, 2, suffix=100)
     hits, verdicts = replayed(workload, "llama")
     again = verdicts[3]
@@ -155,7 +155,7 @@ def test_a_smaller_match_unit_turns_partial_blocks_into_hits(avx512_bf16: bool) 
     assert (fine["hit"], fine["partial_block"], fine["last_token"]) == (672, 27, 1)
 
 
-def test_a_waiting_request_has_not_seen_itself() -> None:
+def test_lookups_of_a_waiting_request_do_not_count_as_seen() -> None:
     """A lookup is repeated while a request waits for blocks; its own prompt stays cold."""
     requests = tuple(Request(str(n), (Span(n, 0, 1500),), 40) for n in range(4))
     workload = Workload("crowd", "crowd", {}, 0, requests, "", concurrency=4)
@@ -188,7 +188,7 @@ class Evictor:
     def finished(self, index: int) -> None: ...
 
 
-def test_groups_that_hold_different_boundaries() -> None:
+def test_groups_that_hold_different_boundaries_lag() -> None:
     """Windows are kept at 1024 and 1792 tokens, full attention still reaches to 1152: only 1024 serves both."""
     pytest.importorskip("vllm")
     from kvtune.sim.replay import replay
@@ -226,7 +226,7 @@ EAGLE = [
 
 
 @pytest.mark.parametrize(("model", "prefix", "suffix", "hit", "dropped"), EAGLE)
-def test_the_block_that_eagle_drops(
+def test_the_block_that_eagle_drops_counts_with_the_last_token(
     model: str, prefix: int, suffix: int, hit: int, dropped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A drafter of EAGLE's kind recomputes the last block that matches: counted with the last token, nowhere else."""

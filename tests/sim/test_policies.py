@@ -1,0 +1,46 @@
+"""The default policy against stock in replays: loads that older defaults lost on, and a short search for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from kvtune.sim.simulators import Simulators
+from tests.bench.adversary import search
+from tests.bench.loads import OURS, PLAIN, WINDOWS, best_of_stock, columns, measure, write
+
+pytestmark = pytest.mark.vllm
+
+LOADS: dict[str, dict[str, Any]] = {
+    "sessions": {"kind": "sessions", "sessions": 60, "turns": 5, "new": 2, "think_s": 30.0, "every_s": 12.0},
+    "pairs": {"kind": "visits", "prompts": 60, "nodes": 5, "times": 2, "apart": 6, "suffix": 64, "every_s": 4.0},
+    "phases": {
+        "kind": "phases", "hot": 8, "nodes": 4, "requests": 240, "stays": 60, "skew": 0.0, "suffix": 64,
+        "every_s": 2.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [WINDOWS, PLAIN])
+@pytest.mark.parametrize("name", LOADS)
+def test_it_hits_no_less_than_stocks_default(name: str, model: str, tmp_path: Path) -> None:
+    load = {"seed": 0, "parts": [{"start_s": 0.0, "output": 16, **LOADS[name]}]}
+    sides = columns(model, 2400 if model == WINDOWS else 1200, [OURS], 8192)
+    kept = {column: sides[column] for column in ("stock 0", OURS)}
+    with Simulators(1) as simulators:
+        row = measure(write(load, tmp_path), kept, simulators)
+    assert best_of_stock(row) > 20 and row[OURS] >= best_of_stock(row) - 1.0
+
+
+@pytest.mark.long
+def test_a_search_finds_the_loads_on_which_tiered_loses_and_none_for_plain_models(tmp_path: Path) -> None:
+    worst = search(WINDOWS, "tiered", 25, 0, tmp_path / "tiered.jsonl")[0]
+    assert worst["value"] > 5.0
+    journal = tmp_path / "plain.jsonl"
+    first = search(PLAIN, OURS, 20, 0, journal)
+    assert len(search(PLAIN, OURS, 30, 0, journal)) == 30, "it goes on where it stopped"
+    assert len(journal.read_text().splitlines()) == 30 and first[0]["value"] <= 1.0

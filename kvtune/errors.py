@@ -8,7 +8,7 @@ EXIT_INTERRUPTED = 130
 
 
 class KvtuneError(Exception):
-    """What went wrong in one line (naming the file, flag or field), and what to do next in another."""
+    """What went wrong, in one line that names the file, flag or field; and what to do next, in another."""
 
     def __init__(self, message: str, hint: str = "", exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class KvtuneError(Exception):
 
 
 class UsageError(KvtuneError):
-    """Bad input: a flag, a spec, a file that the person gave. Exit code 2."""
+    """Bad input: a flag, a spec, a file. Exit code 2."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint, EXIT_USAGE)

@@ -1,15 +1,14 @@
-"""A recipe: settings that were found for one model on one class of device, with the evidence. TOML, data only.
+"""A recipe: tuned settings for one model on one class of device, with their evidence. TOML, data only.
 
-Tables: [recipe] (model, device, vllm, kvtune, status, checksum), [engine] (vLLM's own names), [core] (the core's
-settings), [evidence] (workload, baseline, runs, ratios, intervals). Nothing in a recipe is executed. What kvtune wrote
-carries a checksum over all the rest; a recipe without one is hand-written, and says so.
+Tables: [recipe] (model, device, vllm, kvtune, status, checksum), [engine] (vLLM's names), [core] (the core's settings),
+[evidence] (workload, baseline, runs, ratios, intervals). Nothing in a recipe is executed. Recipes that kvtune wrote
+have a checksum over everything else; one without it must have status "hand-written".
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import UsageError
+from kvtune.files import explained, replacing
 
 Scalar = str | int | float | bool
 Status = Literal["confirmed", "simulated", "hand-written"]
@@ -34,13 +34,13 @@ ENGINE_SETTINGS = (
     "enable_prefix_caching",
     "gpu_memory_utilization",
 )
-"""What [engine] may hold: settings of the cache and the scheduler. A recipe cannot load code, files or plugins."""
+"""Settings allowed in [engine]: of the cache and the scheduler. A recipe cannot load code, files or plugins."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the recipe is for. `device` and `device_name` as the engine called them; `model` as the person did."""
+    """What the recipe is for. `device` and `device_name` are the engine's names, `model` is the user's."""
 
-    # First in the file: a file cut short anywhere after it is told from a hand-written one.
+    # First in the file, so that a truncated file is not taken for a hand-written one.
     checksum: str = ""
     model: str
     device: str
@@ -49,7 +49,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     python: str = ""
     device_name: str = ""
     state_dtype: str = (
-        ""  # of recurrent states in the evidence's engine: another CPU's vLLM may choose another
+        ""  # of recurrent states, where it was measured; vLLM may choose another on another CPU
     )
     status: Status = "hand-written"
     created: str = ""
@@ -64,71 +64,63 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read and check a recipe file; UsageError names the file and the field."""
+    """Read and check a recipe file. UsageError names the file and the field."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UsageError(
-            f"no recipe file {path}", "`kvtune recipe list` shows the recipes at hand"
-        ) from error
+        raise UsageError(f"no recipe file {path}", "`kvtune recipe list` shows all recipes") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(
-            f"{path} is not readable TOML: {error}", "repair the file, or write it anew"
+            f"{path} is not readable TOML: {error}", "repair the file, or write it again"
         ) from error
     try:
-        found = msgspec.convert(raw, Recipe)
+        recipe = msgspec.convert(raw, Recipe)
     except msgspec.ValidationError as error:
         raise UsageError(
             f"{path}: {error}", "a recipe has [recipe], [engine], [core] and [evidence]"
         ) from error
-    unknown = [name for name in found.engine if name not in ENGINE_SETTINGS]
+    unknown = [name for name in recipe.engine if name not in ENGINE_SETTINGS]
     if unknown:
         raise UsageError(
-            f"{path}: [engine] may not hold {unknown[0]}", f"it takes {', '.join(ENGINE_SETTINGS)}"
+            f"{path}: {unknown[0]} is not allowed in [engine]", f"it takes {', '.join(ENGINE_SETTINGS)}"
         )
-    about = found.recipe
-    if about.checksum and about.checksum != checksum(found):
+    about = recipe.recipe
+    if about.checksum and about.checksum != checksum(recipe):
         raise UsageError(
             f"{path} was changed or cut short after kvtune wrote it: its checksum does not match",
-            'write it anew, or remove `checksum` and set status = "hand-written" to use it as your own',
+            'write it again, or remove `checksum` and set status = "hand-written" to use it as your own',
         )
     if not about.checksum and about.status != "hand-written":
         raise UsageError(
             f"{path}: [recipe] status is {about.status}, but there is no checksum",
-            'set status = "hand-written": only kvtune calls a recipe confirmed',
+            'set status = "hand-written": only recipes with kvtune\'s checksum can have another status',
         )
-    return found
+    return recipe
 
 
 def checksum(recipe: Recipe) -> str:
     """Over everything but the checksum itself."""
     bare = msgspec.structs.replace(recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=""))
     plain = msgspec.to_builtins(bare)
-    if not bare.recipe.state_dtype:  # a field that older recipes have not
+    if not bare.recipe.state_dtype:  # older recipes do not have this field
         del plain["recipe"]["state_dtype"]
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write it with its checksum: whole or not at all."""
+    """Write it with its checksum, whole or not at all."""
     sealed = msgspec.structs.replace(
         recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=checksum(recipe))
     )
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with explained(path, "choose another place", "the recipe"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(to_toml(msgspec.to_builtins(sealed)), encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise KvtuneError(
-            f"cannot write the recipe {path}: {error.strerror or error}", "choose another place"
-        ) from error
+        with replacing(path) as part:
+            part.write_text(to_toml(msgspec.to_builtins(sealed)), encoding="utf-8")
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:
-    """TOML of nested tables of scalars and lists of scalars; empty values and None are left out."""
+    """TOML of nested tables of scalars and lists of scalars, without None values and empty tables."""
     lines: list[str] = []
     _table(tables, "", lines)
     return "\n".join(lines).strip() + "\n"
@@ -136,10 +128,10 @@ def to_toml(tables: Mapping[str, Any]) -> str:
 
 def _table(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
     inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    own = {key: value for key, value in table.items() if key not in inner and value is not None}
-    if name and (own or not inner):
+    values = {key: value for key, value in table.items() if key not in inner and value is not None}
+    if name and (values or not inner):
         lines += ["", f"[{name}]"]
-    lines += [f"{_key(key)} = {_value(value)}" for key, value in own.items()]
+    lines += [f"{_key(key)} = {_value(value)}" for key, value in values.items()]
     for key, value in inner.items():
         _table(value, f"{name}.{_key(key)}" if name else _key(key), lines)
 
@@ -160,7 +152,7 @@ def _value(value: Any) -> str:
 
 
 def engine_flags(engine: Mapping[str, Any]) -> list[str]:
-    """Engine settings on vLLM's command line: `block_size = 32` -> `--block-size 32`, booleans as on/off flags."""
+    """Engine settings as vLLM's flags: `block_size = 32` is `--block-size 32`, booleans are `--x` and `--no-x`."""
     flags: list[str] = []
     for name, value in engine.items():
         flag = name.replace("_", "-")
@@ -180,7 +172,7 @@ def differences(
     kvtune: str = "",
     state_dtype: str = "",
 ) -> list[str]:
-    """What differs from where the recipe is to be used, in words; fields that are not told are not compared."""
+    """How the recipe differs from the place of its use, in words. Empty fields are not compared."""
     about = recipe.recipe
     pairs = (
         ("model", about.model, model),
@@ -189,4 +181,8 @@ def differences(
         ("kvtune", about.kvtune, kvtune),
         ("recurrent states in", about.state_dtype, state_dtype),
     )
-    return [f"{name} {mine} (here: {here})" for name, mine, here in pairs if mine and here and mine != here]
+    return [
+        f"{name} {recorded} (here: {here})"
+        for name, recorded, here in pairs
+        if recorded and here and recorded != here
+    ]

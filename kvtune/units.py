@@ -1,4 +1,4 @@
-"""Numbers for people: durations, bytes, counts, with sensible precision. Used by console and pages alike."""
+"""Numbers as text with a unit: durations, bytes, counts. Used by console and pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def ms(value: float) -> str:
     """Milliseconds as text with a fitting unit: `840 µs`, `12.3 ms`, `4.56 s`."""
     if math.isnan(value):
         return "–"
-    # Limits where rounding would carry into the next form (999.6 µs is 1 ms).
+    # Limits at which rounding reaches the next unit: 999.6 µs is 1 ms.
     if abs(value) < 0.9995:
         return f"{value * 1000:.0f} µs"
     if abs(value) < 999.5:
@@ -25,7 +25,7 @@ def size(value: float) -> str:
         if abs(value) < 1000 or unit == "TiB":
             break
         value /= 1024
-    # Three digits, and never an exponent, which .3g makes of 999.5 and more.
+    # Three digits, without the exponent that .3g writes from 999.5 on.
     return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.95 else f"{value:.3g} {unit}"
 
 

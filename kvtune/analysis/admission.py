@@ -1,4 +1,4 @@
-"""Who went ahead of whom where the core admits by cached prefix: Run -> Admission. Pure."""
+"""Requests that overtook others where the core admits by cached prefix: Run -> Admission. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Admission:
 
 
 def admission(run: Run) -> Admission | None:
-    """None where it was not asked for."""
+    """None where the core did not admit by cached prefix."""
     core = run.header.core
     if "admission" not in core.parts:
         return None

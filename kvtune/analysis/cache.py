@@ -1,13 +1,12 @@
-"""Where prompt tokens went: hits, or one cause of miss each, overall and per round. Pure.
+"""Where prompt tokens went: each is a hit, or a miss with one cause; overall and per round. Pure.
 
-A prompt token is a miss for the first of these that holds, given what an infinite cache would hold when the
-request was sent (everything computed by then):
+The causes compare the hit with an infinite cache, one that holds everything computed before the request was sent:
 
     0 ........ hit ........|.. not_cached ..|. last_token .|. partial_block .|.... cold .... L
                            h             usable        full blocks        seen
 
-cold: never computed before; partial_block: seen, beyond the last full block; last_token: seen in full blocks,
-but the prompt's last token must be recomputed; not_cached: could have been hit (evicted, or never kept).
+cold: never computed before. partial_block: seen before, but after the last full block. last_token: in a full block,
+but the prompt's last token must be computed. not_cached: could have been a hit, but was evicted or never kept.
 """
 
 from __future__ import annotations
@@ -26,7 +25,11 @@ CAUSES = ("cold", "partial_block", "last_token", "not_cached")
 Counts = NDArray[np.int64]
 
 UNCLASSIFIED = "unclassified"
-"""The only cause where the workload is not at hand (a trace file that is gone)."""
+"""The only cause where the workload is not available, for example because its trace file is gone."""
+
+
+# What happens to the infinite cache, in the order in which equal times are taken.
+PROMPT, ANSWER, LOOKUP = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCache:
-    """hit_tokens + all misses = query_tokens, exactly. Requests whose hits nobody told are left out."""
+    """hit_tokens + all misses = query_tokens, exactly. Requests with unknown hits are left out."""
 
     query_tokens: int = 0
     hit_tokens: int = 0
@@ -54,13 +57,13 @@ class PrefixCache:
 
 
 def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
-    """The run's account. Causes found by replay (`extra["misses"]`) go before our own if they add up."""
+    """Hits, and misses by cause. Causes from a replay (`extra.misses`) are used if they add up to the misses."""
     prompt, hit = _queries(run)
     query_tokens, hit_tokens = int(prompt.sum()), int(hit.sum())
     missed = query_tokens - hit_tokens
-    told = _told_causes(run)
-    if told and sum(told.values()) == missed:
-        return PrefixCache(query_tokens, hit_tokens, told)
+    replayed = run.header.extra.misses
+    if replayed and min(replayed.values()) >= 0 and sum(replayed.values()) == missed:
+        return PrefixCache(query_tokens, hit_tokens, replayed)
     if workload is None or not _same_work(run, workload):
         return PrefixCache(query_tokens, hit_tokens, {UNCLASSIFIED: missed})
     causes = miss_causes(run, workload)
@@ -68,56 +71,56 @@ def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
 
 
 def rounds(run: Run) -> list[Round]:
-    """One entry for each round that the workload labelled, in order; none for workloads without rounds."""
+    """One entry for each round, in order; none for workloads without rounds."""
     requests = run.table("requests")
     prompt, hit = _queries(run)
     ttft = (requests["first_token_s"] - requests["sent_s"]) * 1000.0
-    found = []
+    by_round = []
     for number in np.unique(requests["round"]).tolist():
         if number < 0:
             continue
-        own = requests["round"] == number
-        waited = ttft[own & np.isfinite(ttft)]
-        mean = float(waited.mean()) if len(waited) else None
-        found.append(Round(number, int(own.sum()), int(hit[own].sum()), int(prompt[own].sum()), mean))
-    return found
+        rows = requests["round"] == number
+        known = ttft[rows & np.isfinite(ttft)]
+        mean = float(known.mean()) if len(known) else None
+        by_round.append(Round(number, int(rows.sum()), int(hit[rows].sum()), int(prompt[rows].sum()), mean))
+    return by_round
 
 
 def miss_causes(run: Run, workload: Workload) -> dict[str, Counts]:
-    """Missed tokens of each request by cause, in workload order: with its hits they add up to its prompt."""
+    """Missed tokens of each request by cause, in workload order. Hits and misses add up to the prompt."""
     prompt, hit = _queries(run)
     seen = np.minimum(seen_tokens(run, workload), prompt)
     unit = match_unit(run)
     full = seen // unit * unit
     usable = np.minimum(full, np.maximum(prompt - 1, 0) // unit * unit)
-    # Hits beyond the estimate (computed between sending and scheduling) eat up the causes they reach into.
+    # A hit can reach beyond the estimate (tokens computed between sending and scheduling): it shortens those causes.
     edges = [np.maximum(edge, hit) for edge in (usable, full, seen, prompt)]
     widths = [right - left for left, right in zip([hit, *edges], edges, strict=False)]
     return dict(zip(("not_cached", "last_token", "partial_block", "cold"), widths, strict=True))
 
 
 def seen_tokens(run: Run, workload: Workload) -> Counts:
-    """How much of each prompt an infinite cache would have held when it was sent; 0 if it was not.
+    """Tokens of each prompt that an infinite cache would have held when the request was sent; 0 if it was not sent.
 
-    A prompt counts as held from its first token on, an answer (all but its last token, which is never
-    computed) from its end on.
+    A prompt is in that cache from its first output token on, an answer from its end on, without its last token,
+    which is never computed.
     """
     requests = run.table("requests")
     sent, first, ended = requests["sent_s"], requests["first_token_s"], requests["finished_s"]
     held = np.where(np.isfinite(first), first, np.where(requests["output_tokens"] > 0, ended, np.nan))
     rows = len(sent)
     times = np.concatenate((held, ended, sent))
-    what = np.repeat([0, 1, 2], rows)
+    kinds = np.repeat([PROMPT, ANSWER, LOOKUP], rows)
     row = np.tile(np.arange(rows), 3)
-    order = np.lexsort((row, what, times))  # at one time: first what is held, then who asks
+    order = np.lexsort((row, kinds, times))  # at equal times, insertions come before lookups
     order = order[np.isfinite(times[order])]
     seen = np.zeros(rows, dtype=np.int64)
     tree = PrefixTree()
-    for kind, index in zip(what[order].tolist(), row[order].tolist(), strict=True):
+    for kind, index in zip(kinds[order].tolist(), row[order].tolist(), strict=True):
         prompt = workload.requests[index].prompt
-        if kind == 2:
+        if kind == LOOKUP:
             seen[index] = tree.match(prompt)
-        elif kind == 0:
+        elif kind == PROMPT:
             tree.insert(prompt)
         elif (computed := int(requests["output_tokens"][index]) - 1) > 0:
             tree.insert((*prompt, Span(STREAM_ANSWER + index, 0, computed)))
@@ -125,7 +128,7 @@ def seen_tokens(run: Run, workload: Workload) -> Counts:
 
 
 def match_unit(run: Run) -> int:
-    """Tokens in which hits are counted: the engine's own figure where it told one, else its block size."""
+    """Hits are multiples of this many tokens: the engine's hit alignment where recorded, else its block size."""
     unit = run.header.engine.settings.get("hit_alignment_tokens")
     if isinstance(unit, int) and unit > 0:
         return unit
@@ -133,20 +136,13 @@ def match_unit(run: Run) -> int:
 
 
 def _queries(run: Run) -> tuple[Counts, Counts]:
-    """Prompt and hit tokens of each request; both 0 where the engine did not tell its hits."""
+    """Prompt and hit tokens of each request; both 0 where the engine did not report hits."""
     requests = run.table("requests")
-    told = requests["hit_tokens"] >= 0
-    prompt = np.where(told, requests["prompt_tokens"], 0).astype(np.int64)
-    return prompt, np.where(told, np.minimum(requests["hit_tokens"], prompt), 0).astype(np.int64)
-
-
-def _told_causes(run: Run) -> dict[str, int]:
-    told = run.header.extra.get("misses")
-    if not isinstance(told, Mapping) or not all(isinstance(v, int) and v >= 0 for v in told.values()):
-        return {}
-    return {str(cause): int(tokens) for cause, tokens in told.items()}
+    known = requests["hit_tokens"] >= 0
+    prompt = np.where(known, requests["prompt_tokens"], 0).astype(np.int64)
+    return prompt, np.where(known, np.minimum(requests["hit_tokens"], prompt), 0).astype(np.int64)
 
 
 def _same_work(run: Run, workload: Workload) -> bool:
-    told = run.header.workload.hash
-    return len(workload.requests) == len(run.table("requests")["sent_s"]) and told in ("", workload.hash)
+    recorded = run.header.workload.hash
+    return len(workload.requests) == len(run.table("requests")["sent_s"]) and recorded in ("", workload.hash)

@@ -14,7 +14,7 @@ from kvtune.run.types import Run
 class Collector:
     """`collections` by generation. `pause_total_ms` over all, `share_of_step` of the engine's step time.
 
-    The share is None where no steps were recorded; `frozen` is None where the process did not tell.
+    The share is None where no steps were recorded, `frozen` where the process did not report it.
     """
 
     collections: tuple[int, int, int] = (0, 0, 0)
@@ -28,23 +28,23 @@ class Collector:
 def collectors(run: Run) -> dict[str, Collector]:
     """One for each engine process, and for any other that recorded a collection.
 
-    A process with steps of its own (EngineCore) is measured against them, others against EngineCore's: for
-    those it says how large their pauses are beside the work, not that a step waited for them.
+    `share_of_step` of EngineCore is of its own steps. Of other processes it is of EngineCore's, and does not mean
+    that a step waited for their pauses.
     """
     table, steps = run.table("gc"), run.table("steps")
-    found: dict[str, Collector] = {}
+    by_process: dict[str, Collector] = {}
     for index, key in enumerate(process_keys(run)):
         info = run.header.processes[index] if index < len(run.header.processes) else None
-        own = table["process"] == index
-        if not own.any() and (info is None or info.role not in ENGINE_ROLES):
+        rows = table["process"] == index
+        if not rows.any() and (info is None or info.role not in ENGINE_ROLES):
             continue
-        pause_ms = table["pause_us"][own] / 1000.0
-        generation = np.bincount(np.clip(table["generation"][own], 0, 2), minlength=3)
-        of_own = steps["process"] == index
-        step_ms = float(np.nansum(steps["step_us"][of_own] if of_own.any() else steps["step_us"])) / 1000.0
+        pause_ms = table["pause_us"][rows] / 1000.0
+        generation = np.bincount(np.clip(table["generation"][rows], 0, 2), minlength=3)
+        stepped = steps["process"] == index
+        step_ms = float(np.nansum(steps["step_us"][stepped] if stepped.any() else steps["step_us"])) / 1000.0
         total = float(np.nansum(pause_ms))
         frozen = info.gc.get("frozen") if info is not None else None
-        found[key] = Collector(
+        by_process[key] = Collector(
             collections=(int(generation[0]), int(generation[1]), int(generation[2])),
             pause_total_ms=total,
             pause_max_ms=float(np.max(pause_ms, initial=0.0)),
@@ -52,4 +52,4 @@ def collectors(run: Run) -> dict[str, Collector]:
             share_of_step=total / step_ms if step_ms > 0 else None,
             frozen=int(frozen) if isinstance(frozen, int) else None,
         )
-    return found
+    return by_process

@@ -1,4 +1,4 @@
-"""What the engine's own Python costs beside the model: Run -> HostCost. Pure."""
+"""Time that EngineCore's Python takes besides the model: Run -> HostCost. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PHASES = ("schedule", "execute", "update", "other")
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """Microseconds of schedule() and update_from_output(), means over the steps that scheduled a request.
+    """Mean microseconds of schedule() and update_from_output(), over steps that scheduled a request.
 
-    `per_request_step_us` is both together, over all those steps, divided by the requests that had tokens in
-    them. `objects`: what the collector watches, made less freed, a step, by phase; None where it was not counted.
+    `per_request_step_us`: both, summed over these steps, divided by the sum of their scheduled requests. `objects`: net
+    allocations (objects that the collector watches, made minus freed) per step, by phase; None where not counted.
     """
 
     steps: int = 0

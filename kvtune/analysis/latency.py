@@ -1,7 +1,7 @@
 """How long requests waited and how fast tokens came: Run -> Latency. Pure.
 
-First-token and whole-request times count from when the request was sent; `send_lag_ms` says how much later
-than planned that was, so that a front end that falls behind an open loop cannot hide.
+First-token and end-to-end times count from when the request was sent. `send_lag_ms` is how much later than planned
+that was: it shows a front end that falls behind an open-loop load.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """`requests` were sent; `finished` of them ended as asked (length or stop). No time: no throughput."""
+    """`requests` were sent, `finished` of them ended normally (length or stop). Rates are None without a wall time."""
 
     requests: int
     finished: int
@@ -33,7 +33,31 @@ class Latency:
     send_lag_ms: Spread
 
 
-def latency(run: Run) -> Latency:
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """By request, in milliseconds; NaN where there is no such time. A gap is the time between two of its tokens.
+
+    Tokens that came in one piece (several a step) share their gap evenly, so the mean gap is time per token.
+    """
+
+    ttft_ms: Values
+    e2e_ms: Values
+    gap_ms: Values
+    gap_request: NDArray[np.int64]
+
+    def gap_sums_ms(self) -> tuple[Values, Values]:
+        """Of each request, the sum of its gaps and their number (both 0 where it has none)."""
+        rows = len(self.ttft_ms)
+        sums = np.bincount(self.gap_request, weights=self.gap_ms, minlength=rows)
+        return sums.astype(np.float64), np.bincount(self.gap_request, minlength=rows).astype(np.float64)
+
+
+def request_times(run: Run) -> RequestTimes:
+    gap_request, gap_ms = _gaps(run)
+    return RequestTimes(ttft_ms(run), e2e_ms(run), gap_ms, gap_request)
+
+
+def latency(run: Run, times: RequestTimes) -> Latency:
     requests = run.table("requests")
     sent = np.isfinite(requests["sent_s"])
     finished = _ended(run)
@@ -50,40 +74,34 @@ def latency(run: Run) -> Latency:
         throughput_tok_s=_rate(output, wall_s),
         prompt_tok_s=_rate(prompt, wall_s),
         requests_s=_rate(int(finished.sum()), wall_s),
-        ttft_ms=spread(ttft_ms(run)),
-        itl_ms=spread(itl_ms(run)),
-        e2e_ms=spread(e2e_ms(run)),
+        ttft_ms=spread(times.ttft_ms),
+        itl_ms=spread(times.gap_ms),
+        e2e_ms=spread(times.e2e_ms),
         send_lag_ms=spread(np.maximum(lag, 0.0)),
     )
 
 
 def ttft_ms(run: Run) -> Values:
-    """Time to the first token of each request; NaN where there was none."""
+    """Time to the first token of each request; NaN without one."""
     requests = run.table("requests")
     return np.asarray((requests["first_token_s"] - requests["sent_s"]) * 1000.0, dtype=np.float64)
 
 
 def e2e_ms(run: Run) -> Values:
-    """Time to the end of each request that ended as asked; NaN for others."""
+    """Time to the end of each request that ended normally; NaN for others."""
     requests = run.table("requests")
     whole = (requests["finished_s"] - requests["sent_s"]) * 1000.0
     return np.where(_ended(run), whole, np.nan)
 
 
 def itl_ms(run: Run) -> Values:
-    """The gaps between tokens of one request, all requests together, in no special order.
-
-    Tokens that came in one piece (several a step) share their gap evenly, so the mean is time per token.
-    """
+    """The gaps between tokens of one request, all requests together, in no special order."""
     return _gaps(run)[1]
 
 
 def token_gaps_ms(run: Run) -> tuple[Values, Values]:
-    """Of each request, the sum of its gaps between tokens and their number (both 0 where it has none)."""
-    owner, gaps = _gaps(run)
-    rows = len(run.table("requests")["sent_s"])
-    sums = np.bincount(owner, weights=gaps, minlength=rows)
-    return sums.astype(np.float64), np.bincount(owner, minlength=rows).astype(np.float64)
+    """Of each request, the sum of its gaps between tokens and their number."""
+    return request_times(run).gap_sums_ms()
 
 
 def _gaps(run: Run) -> tuple[NDArray[np.int64], Values]:

@@ -1,6 +1,6 @@
-"""Does a process grow: Run -> a verdict for each, with the slope's interval; what else is known of its memory. Pure.
+"""Memory growth of each process: Run -> Trend (slope, interval, verdict); the KV pool's size. Pure.
 
-The slope is that of the second half of the run, over means of stretches: neighbouring samples are not independent.
+The slope is fitted to the second half of the run, to means of stretches, as neighbouring samples are not independent.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kvtune.run.types import Run
 
 STRETCHES = 20
 SHORTEST_S = 60.0
-"""A second half shorter than half of this says nothing about leaks: caches and allocators are still filling."""
-WORTH_BYTES_H = 64 << 20
-"""Growth below this an hour is no leak that anybody would look for."""
+"""Runs shorter than this say nothing about leaks: caches and allocators are still filling."""
+LEAST_BYTES_H = 64 << 20
+"""Bytes an hour; slower growth is not called a leak."""
 
 Growth = Literal["grows", "no growth shown", "too short to tell"]
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Bytes a second between `low` and `high` with 95 % confidence, RSS. `uss_last_bytes` None: never read."""
+    """Growth of RSS, between `low` and `high` with 95 % confidence. `uss_last_bytes` is None where never sampled."""
 
     slope_bytes_s: float | None
     low_bytes_s: float | None
@@ -36,25 +36,25 @@ class Trend:
 
 def trends(run: Run) -> dict[str, Trend]:
     table = run.table("memory")
-    found = {}
+    by_process = {}
     for index, key in enumerate(process_keys(run)):
-        own = table["process"] == index
-        if not own.any():
+        rows = table["process"] == index
+        if not rows.any():
             continue
-        t_s, rss, uss = table["t_s"][own], table["rss_bytes"][own], table["uss_bytes"][own]
+        t_s, rss, uss = table["t_s"][rows], table["rss_bytes"][rows], table["uss_bytes"][rows]
         read = np.flatnonzero(uss)
         slope, low, high = _slope(t_s, rss)
         verdict: Growth = "no growth shown"
         if t_s[-1] - t_s[0] < SHORTEST_S or low is None:
             verdict = "too short to tell"
-        elif low * 3600 > WORTH_BYTES_H:
+        elif low * 3600 > LEAST_BYTES_H:
             verdict = "grows"
-        found[key] = Trend(slope, low, high, verdict, int(uss[read[-1]]) if len(read) else None)
-    return found
+        by_process[key] = Trend(slope, low, high, verdict, int(uss[read[-1]]) if len(read) else None)
+    return by_process
 
 
 def pool_bytes(run: Run) -> int | None:
-    """The KV pool's own bytes: groups share tensors, so the group with most layers says how many there are."""
+    """Bytes of the KV pool. Groups share tensors: the largest group (page bytes x layers) gives a block's bytes."""
     groups = run.header.engine.groups
     pages = [int(g.get("page_bytes", 0)) * int(g.get("layers", 0)) for g in groups]
     return max(pages) * run.header.engine.num_blocks if pages and run.header.engine.num_blocks else None

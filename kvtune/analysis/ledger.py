@@ -1,12 +1,12 @@
-"""Collections joined to what they held up: Run -> steps with and without, token gaps explained, each process's ledger.
+"""Collections joined to the steps and token gaps that they delayed, and each process's account of them. Pure.
 
-Pure. A pause that its thread did not spend computing was a preemption by the machine, not the collector's work: it is
-counted apart.
+Time of a pause in which its thread was not on a CPU is preemption by the machine, not collector work. It is counted
+apart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,26 @@ from numpy.typing import NDArray
 
 from kvtune.analysis.processes import ENGINE_ROLES, process_keys
 from kvtune.analysis.spread import Spread, spread
-from kvtune.analysis.step_time import Placed, pauses_in_steps_ms, placed
+from kvtune.analysis.step_time import Placed, placed
+from kvtune.run.extras import CollectorCounts
 from kvtune.run.types import Run
 
 OUTLIER = 2.0
-"""A gap between two tokens of a request that is longer than this many medians is an outlier."""
+"""A gap between two tokens of a request is an outlier if it is longer than this many medians."""
 
 EXPLAINED = 0.5
-"""Collections explain an outlier when their pauses make at least this share of what it is over the median."""
+"""Collections explain an outlier if their pauses make up at least this share of its excess over the median."""
 
 PREEMPTED_SHARE = 0.5
 PREEMPTED_US = 200.0
-"""A pause is called preempted when that share of it, and at least so much, its thread was not on a CPU."""
+"""A pause is preempted if its thread was off the CPU for more than this share of it, and for more than this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class GapOutliers:
-    """Of the gaps between tokens: how many are outliers, hold a collection, are explained by collections.
+    """Gaps between tokens: all, the outliers, outliers with a collection, outliers explained by collections.
 
-    Small collections come in most gaps, so holding one proves little: see how many other gaps hold one too.
+    Most gaps contain a small collection, so containing one proves little: compare `other_gaps_with_collection`.
     """
 
     gaps: int = 0
@@ -46,7 +47,7 @@ class GapOutliers:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Step times in milliseconds of the steps in which EngineCore collected and of those in which it did not."""
+    """Step times in milliseconds: steps in which EngineCore collected, and the other steps."""
 
     placed: Placed = field(default_factory=Placed)
     with_collection: Spread = field(default_factory=Spread)
@@ -56,9 +57,9 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """One process. Shares are of the engine's step time, by generation; None where no step was recorded.
+    """One process. `share_of_step` is by generation, of the engine's step time; None where no step was recorded.
 
-    `survivors_per_step`: young objects that a collection found alive, for each step of the engine.
+    `survivors_per_step`: objects that survived a young collection, per step of the engine.
     """
 
     share_of_step: tuple[float, float, float] | None = None
@@ -72,17 +73,17 @@ class Ledger:
     triggers: tuple[tuple[str, int], ...] = ()
 
 
-def join(run: Run) -> Join:
-    steps = run.table("steps")
-    step_ms, hit = steps["step_us"] / 1000.0, pauses_in_steps_ms(run) > 0
+def join(run: Run, pause_ms: NDArray[np.float64]) -> Join:
+    """`pause_ms`: the pauses in each step (`pauses_in_steps_ms`)."""
+    step_ms, hit = run.table("steps")["step_us"] / 1000.0, pause_ms > 0
     return Join(placed(run), spread(step_ms[hit]), spread(step_ms[~hit]), gap_outliers(run))
 
 
 def gap_outliers(run: Run) -> GapOutliers:
-    """A gap holds a collection when any of the engine's processes was paused for some of it.
+    """A gap has a collection if any process of the engine was paused during part of it.
 
-    By what of a pause lies in the gap, not by where it began: EngineCore's next step begins, and may collect, before
-    the front end has the tokens of the last one.
+    The part of a pause that lies in the gap counts, not where the pause began: EngineCore's next step can start, and
+    collect, before the front end has the tokens of the last one.
     """
     tokens, gc = run.table("tokens"), run.table("gc")
     same = tokens["request"][1:] == tokens["request"][:-1]
@@ -112,7 +113,7 @@ def _paused_ms(
     begin_s: NDArray[np.float64],
     end_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """How long of each span at least one pause lasted: pauses of several processes at once count once."""
+    """Paused time in each span. Pauses of several processes at the same time count once."""
     if not len(start_s):
         return np.zeros(len(begin_s))
     order = np.argsort(start_s, kind="stable")
@@ -120,7 +121,7 @@ def _paused_ms(
     reached = np.maximum.accumulate(end)
     start = np.maximum(start, np.concatenate(([-np.inf], reached[:-1])))
     length = np.maximum(end - start, 0.0)
-    # Time paused so far, as a line that rises within pauses and is level between them.
+    # Paused time so far, as a function of time: rises within pauses, constant between them.
     at = np.column_stack((start, start + length)).ravel()
     before = np.cumsum(length) - length
     so_far = np.column_stack((before, before + length)).ravel()
@@ -131,38 +132,34 @@ def _paused_ms(
 def ledgers(run: Run) -> dict[str, Ledger]:
     """One for each engine process."""
     gc, steps = run.table("gc"), run.table("steps")
-    told = run.header.extra.get("ledger")
-    told = told if isinstance(told, dict) else {}
-    found = {}
+    counted = run.header.extra.ledger
+    by_process = {}
     for index, key in enumerate(process_keys(run)):
         info = run.header.processes[index] if index < len(run.header.processes) else None
-        own = gc["process"] == index
-        if not own.any() and (info is None or info.role not in ENGINE_ROLES):
+        rows = gc["process"] == index
+        if not rows.any() and (info is None or info.role not in ENGINE_ROLES):
             continue
-        of_own = steps["process"] == index
-        step_us = float(np.nansum(steps["step_us"][of_own] if of_own.any() else steps["step_us"]))
-        pause, cpu = gc["pause_us"][own], gc["cpu_us"][own]
+        stepped = steps["process"] == index
+        step_us = float(np.nansum(steps["step_us"][stepped] if stepped.any() else steps["step_us"]))
+        pause, cpu = gc["pause_us"][rows], gc["cpu_us"][rows]
         off_cpu = np.maximum(pause - cpu, 0.0)
         preempted = (off_cpu > PREEMPTED_SHARE * pause) & (off_cpu > PREEMPTED_US)
-        extra = told.get(str(index), {})
-        heap = extra.get("heap", {})
+        counts = counted.get(str(index), CollectorCounts())
         thresholds = info.gc.get("thresholds") if info is not None else None
-        found[key] = Ledger(
-            share_of_step=_by_generation(gc["generation"][own], pause, step_us),
+        by_process[key] = Ledger(
+            share_of_step=_by_generation(gc["generation"][rows], pause, step_us),
             cpu_ms=float(np.nansum(cpu)) / 1000.0,
             preempted=int(preempted.sum()),
             preempted_ms=float(off_cpu[preempted].sum()) / 1000.0,
             thresholds=tuple(int(n) for n in thresholds) if isinstance(thresholds, list) else (),
-            heap_start=heap.get("start"),
-            heap_last=heap.get("last"),
-            survivors_per_step=extra["survivors"] / len(steps["t_s"])
-            if extra.get("survivors") is not None and len(steps["t_s"])
+            heap_start=counts.heap.start,
+            heap_last=counts.heap.last,
+            survivors_per_step=counts.survivors / len(steps["t_s"])
+            if counts.survivors is not None and len(steps["t_s"])
             else None,
-            triggers=tuple(
-                (f"{t['file']}:{t['line']}", int(t["collections"])) for t in extra.get("triggers", [])
-            ),
+            triggers=tuple((f"{t.file}:{t.line}", t.collections) for t in counts.triggers),
         )
-    return found
+    return by_process
 
 
 def _by_generation(
@@ -174,13 +171,10 @@ def _by_generation(
     return float(sums[0]), float(sums[1]), float(sums[2])
 
 
-def as_json(run: Run) -> dict[str, Any]:
+def as_json(joined: Join) -> dict[str, Any]:
     """The summary's `gc_steps`."""
-    from dataclasses import asdict
-
-    found = join(run)
     return {
-        "collections": asdict(found.placed),
-        "step_ms": {"with_collection": asdict(found.with_collection), "without": asdict(found.without)},
-        "itl_outliers": asdict(found.gaps),
+        "collections": asdict(joined.placed),
+        "step_ms": {"with_collection": asdict(joined.with_collection), "without": asdict(joined.without)},
+        "itl_outliers": asdict(joined.gaps),
     }

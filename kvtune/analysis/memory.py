@@ -13,7 +13,7 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`slope_bytes_s` is that of the second half of the samples, past warm-up; None below 3 samples."""
+    """`slope_bytes_s` is fitted to the second half of the samples; None below 3 samples."""
 
     rss_peak_bytes: int
     rss_last_bytes: int
@@ -23,17 +23,17 @@ class Memory:
 def memory(run: Run) -> dict[str, Memory]:
     """One entry for each process with samples."""
     table = run.table("memory")
-    found = {}
+    by_process = {}
     for index, key in enumerate(process_keys(run)):
-        own = table["process"] == index
-        if not own.any():
+        rows = table["process"] == index
+        if not rows.any():
             continue
-        t_s, rss = table["t_s"][own], table["rss_bytes"][own]
+        t_s, rss = table["t_s"][rows], table["rss_bytes"][rows]
         order = np.argsort(t_s, kind="stable")
         t_s, rss = t_s[order], rss[order]
         late = t_s >= (t_s[0] + t_s[-1]) / 2
-        found[key] = Memory(int(rss.max()), int(rss[-1]), _slope(t_s[late], rss[late]))
-    return found
+        by_process[key] = Memory(int(rss.max()), int(rss[-1]), _slope(t_s[late], rss[late]))
+    return by_process
 
 
 def _slope(t_s: NDArray[np.float64], rss: NDArray[np.int64]) -> float | None:

@@ -1,4 +1,4 @@
-"""Keys for the processes of a run: `front_end`, `engine_core`, `worker`, numbered if a role is shared."""
+"""Keys for the processes of a run: `front_end`, `engine_core`, `worker`; numbered where several share a role."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENGINE_ROLES = ("front_end", "engine_core", "worker")
 
 
 def process_keys(run: Run) -> list[str]:
-    """One key for each of `header.processes`, and for indices beyond them that a table uses."""
+    """One key for each of `header.processes`, and for larger process indices that appear in tables."""
     roles = [process.role or "process" for process in run.header.processes]
     highest = max(
         (

@@ -1,4 +1,4 @@
-"""The workload of a run, made again from its header: what tells causes of misses apart. Reads trace files."""
+"""The workload of a run, rebuilt from its header; needed to classify misses. Reads trace files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvtune.workload.types import Workload
 
 
 def workload_of(run: Run) -> Workload | None:
-    """None where it cannot be made again exactly: a trace file that is gone or changed, say."""
+    """None where it cannot be rebuilt exactly, for example because a trace file is gone or changed."""
     from kvtune.workload.spec import build
 
     info = run.header.workload

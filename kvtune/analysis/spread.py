@@ -1,4 +1,4 @@
-"""The few numbers that stand for many: mean, median, 99th percentile, count; and the interval between two means."""
+"""Summary statistics: mean, median, 99th percentile, maximum, count; the interval of a difference of means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """All None where there was nothing to measure."""
+    """All None where there is no value."""
 
     mean: float | None = None
     p50: float | None = None
@@ -26,7 +26,7 @@ class Spread:
 
 
 def spread(values: Values) -> Spread:
-    """The spread of the finite ones among `values`."""
+    """Of the finite values."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return Spread()
@@ -35,9 +35,9 @@ def spread(values: Values) -> Spread:
 
 
 def welch_half_width(a: Sequence[float], b: Sequence[float]) -> float:
-    """Half the interval of the difference of two means, at least two values a side; 0 where neither side has a spread.
+    """Half the width of Welch's interval of a difference of means; takes at least two values a side.
 
-    scipy's own test warns where one side has no spread, as of hits in a replay, whose difference is exact.
+    0 where no side varies: hits of replays, for example, whose difference is exact. scipy's own test warns there.
     """
     from scipy.stats import t
 
@@ -49,6 +49,6 @@ def welch_half_width(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Between what and what the mean of `b` less that of `a` lies (Welch)."""
+    """The interval (low, high) of mean(b) - mean(a), by Welch."""
     difference, half = float(np.mean(b)) - float(np.mean(a)), welch_half_width(a, b)
     return difference - half, difference + half

@@ -1,4 +1,4 @@
-"""Where EngineCore's time went: Run -> StepTime, and what a collection adds to a step. Pure."""
+"""What EngineCore's step time is made of, and which steps a collection paused. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds, summed over all steps. `other_s` is what is in a step beside its three parts.
+    """Seconds, summed over all steps. `other_s` is the rest of a step besides its three parts.
 
-    `prefill_s` is the time of the steps that computed prompt tokens, whole; `gc_s` the collections of the
-    process that steps. `busy_share` is step time over wall time, None where there is no wall time.
+    `prefill_s`: whole steps that computed prompt tokens. `gc_s`: collections of the process that steps.
+    `busy_share`: step time over wall time, None without a wall time.
     """
 
     steps: int = 0
@@ -32,10 +32,10 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class PausedSteps:
-    """Steps in which the stepping process collected: how many of `steps`, and what the pauses were of each, mean.
+    """Steps in which the stepping process collected: their number out of `steps`, and the mean pause in them.
 
-    Long steps hold collections more often, so their own length says nothing about the collector; `share` does:
-    pauses over the time of the steps that had one.
+    Longer steps have collections more often, so the length of paused steps proves nothing. `share` does: pauses over
+    the time of the steps that had one.
     """
 
     paused: int
@@ -54,7 +54,7 @@ def step_time(run: Run) -> StepTime:
     )
     prefill = float(np.nansum(steps["step_us"][steps["prefill_tokens"] > 0])) / 1e6
     gc = run.table("gc")
-    own = np.isin(gc["process"], np.unique(steps["process"]))
+    stepping = np.isin(gc["process"], np.unique(steps["process"]))
     return StepTime(
         steps=len(steps["t_s"]),
         total_s=total,
@@ -63,14 +63,13 @@ def step_time(run: Run) -> StepTime:
         update_s=update,
         other_s=max(0.0, total - schedule - execute - update),
         prefill_s=prefill,
-        gc_s=float(np.nansum(gc["pause_us"][own])) / 1e6,
+        gc_s=float(np.nansum(gc["pause_us"][stepping])) / 1e6,
         busy_share=min(1.0, total / run.header.wall_s) if run.header.wall_s > 0 else None,
     )
 
 
-def paused_steps(run: Run) -> PausedSteps | None:
-    """None where no step had a collection."""
-    pause_ms = pauses_in_steps_ms(run)
+def paused_steps(run: Run, pause_ms: NDArray[np.float64]) -> PausedSteps | None:
+    """From the pauses in each step (`pauses_in_steps_ms`); None where no step had a collection."""
     hit = pause_ms > 0
     if not hit.any():
         return None
@@ -83,10 +82,10 @@ def paused_steps(run: Run) -> PausedSteps | None:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The stepping process's collections by where they fell.
+    """Collections of the stepping process: within steps, and between them (where new requests are read).
 
-    Bursts of admissions make many in one step, so `steps` is often far below `in_steps`. Those between steps (new
-    requests are read there) hold up the next step.
+    A burst of admissions causes many in one step, so `steps` (steps with one) is often far below `in_steps`. A
+    collection between steps delays the next step.
     """
 
     in_steps: int = 0
@@ -108,7 +107,7 @@ def placed(run: Run) -> Placed:
 
 
 def pauses_in_steps_ms(run: Run) -> NDArray[np.float64]:
-    """For each step, the pauses of the collections that its own process started in it."""
+    """For each step, the pauses of collections that its process started in it."""
     found = np.zeros(len(run.table("steps")["t_s"]), dtype=np.float64)
     for rows, pauses_ms, at in _joined(run):
         inside = at >= 0
@@ -117,15 +116,15 @@ def pauses_in_steps_ms(run: Run) -> NDArray[np.float64]:
 
 
 def _joined(run: Run) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.intp]]]:
-    """By stepping process: its steps' rows in time order, its pauses, and each pause's place in those (-1: between)."""
+    """By stepping process: its step rows in time order, its pauses, and the step of each pause (-1: between)."""
     steps, gc = run.table("steps"), run.table("gc")
     for process in np.unique(steps["process"]).tolist():
         rows = np.flatnonzero(steps["process"] == process)
         rows = rows[np.argsort(steps["t_s"][rows], kind="stable")]
         start = steps["t_s"][rows]
         end = start + steps["step_us"][rows] / 1e6
-        own = gc["process"] == process
-        times, pauses = gc["t_s"][own], gc["pause_us"][own] / 1000.0
+        collected = gc["process"] == process
+        times, pauses = gc["t_s"][collected], gc["pause_us"][collected] / 1000.0
         at = np.searchsorted(start, times, side="right") - 1
         at[(at >= 0) & (times >= end[at])] = -1
         yield rows, pauses, at

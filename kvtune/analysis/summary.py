@@ -1,6 +1,6 @@
-"""A run in one object: what `--json` prints. Plain data, every field of the contract always there, never NaN.
+"""The summary of a run: the object that `--json` prints. Plain data; every field is always present, never NaN.
 
-Fields may be added; a changed or removed one raises `SCHEMA`.
+Fields may be added; changing or removing one raises `SCHEMA`.
 """
 
 from __future__ import annotations
@@ -10,31 +10,21 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from kvtune.analysis.admission import admission
-from kvtune.analysis.cache import prefix_cache, rounds
-from kvtune.analysis.culprits import culprits, grown
-from kvtune.analysis.gc import Collector, collectors
-from kvtune.analysis.goodput import goodput
-from kvtune.analysis.host import host_cost
-from kvtune.analysis.latency import latency
-from kvtune.analysis.leaks import pool_bytes, trends
-from kvtune.analysis.ledger import Ledger, as_json, ledgers
-from kvtune.analysis.memory import memory
-from kvtune.analysis.verdict import verdict
+from kvtune.analysis.gc import Collector
+from kvtune.analysis.ledger import Ledger, as_json
+from kvtune.analysis.run import RunAnalysis
 from kvtune.run.states import state_dtype
-from kvtune.run.types import Run
-from kvtune.workload.types import Workload
 
 SCHEMA = 1
 
 
-def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
-    """The `--json` object of one run. Without its workload the causes of misses stay unclassified."""
-    h = run.header
-    times, cache, host = latency(run), prefix_cache(run, workload), host_cost(run)
-    resident, ledger, order = memory(run), ledgers(run), admission(run)
+def summary(analysis: RunAnalysis) -> dict[str, Any]:
+    """The `--json` object of one run."""
+    run, h = analysis.run, analysis.run.header
+    times, cache, host = analysis.latency, analysis.prefix_cache, analysis.host_cost
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "source": h.source,
@@ -88,25 +78,28 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
         "throughput_tok_s": times.throughput_tok_s,
         "prompt_tok_s": times.prompt_tok_s,
         "requests_s": times.requests_s,
-        "goodput": goodput(run),
+        "goodput": analysis.goodput,
         "ttft_ms": asdict(times.ttft_ms),
         "itl_ms": asdict(times.itl_ms),
         "e2e_ms": asdict(times.e2e_ms),
         "send_lag_ms": asdict(times.send_lag_ms),
         "preemptions": int(run.table("requests")["preemptions"].sum()),
-        "rounds": [asdict(round) for round in rounds(run)],
+        "rounds": [asdict(round) for round in analysis.rounds],
         "prefix_cache": {
             "query_tokens": cache.query_tokens,
             "hit_tokens": cache.hit_tokens,
             "hit_rate": cache.hit_rate,
             "misses": dict(cache.misses),
         },
-        "admission": None if order is None else asdict(order),
-        "gc": {process: _collector(own, ledger.get(process)) for process, own in collectors(run).items()},
-        "gc_steps": as_json(run),
-        "culprits": {process: asdict(own) for process, own in culprits(run).items()},
-        "heap_growth": {process: [asdict(row) for row in rows] for process, rows in grown(run).items()},
-        "stacks": h.extra.get("stacks", {}),
+        "admission": None if analysis.admission is None else asdict(analysis.admission),
+        "gc": {
+            process: _collector(collector, analysis.ledgers.get(process))
+            for process, collector in analysis.collectors.items()
+        },
+        "gc_steps": as_json(analysis.collections_in_steps),
+        "culprits": {process: asdict(rows) for process, rows in analysis.culprits.items()},
+        "heap_growth": {process: [asdict(row) for row in rows] for process, rows in analysis.grown.items()},
+        "stacks": msgspec.to_builtins(h.extra.stacks),
         "host_us": {
             "schedule": host.schedule_us,
             "update": host.update_us,
@@ -115,35 +108,39 @@ def summary(run: Run, workload: Workload | None) -> dict[str, Any]:
         "objects_per_step": host.objects,
         "steps": host.steps,
         "step_ms": asdict(host.step_ms),
-        "memory": {process: own.rss_peak_bytes for process, own in resident.items()},
-        "memory_slope_bytes_s": {process: own.slope_bytes_s for process, own in resident.items()},
-        "memory_trend": {process: asdict(own) for process, own in trends(run).items()},
-        "pool_bytes": pool_bytes(run),
+        "memory": {process: m.rss_peak_bytes for process, m in analysis.memory.items()},
+        "memory_slope_bytes_s": {process: m.slope_bytes_s for process, m in analysis.memory.items()},
+        "memory_trend": {process: asdict(trend) for process, trend in analysis.trends.items()},
+        "pool_bytes": analysis.pool_bytes,
         "engine_counters": h.engine_counters,
         "probe": {"level": h.probe.level, "lost_records": h.probe.lost_records, "disabled": h.probe.disabled},
         "valid": {"timings": h.valid.timings, "why": h.valid.why},
         "notes": h.notes,
-        "verdict": asdict(verdict(run, workload)),
+        "verdict": asdict(analysis.verdict),
     }
     plain: dict[str, Any] = _plain(found)
     return plain
 
 
-def _collector(own: Collector, ledger: Ledger | None) -> dict[str, Any]:
+def _collector(collector: Collector, ledger: Ledger | None) -> dict[str, Any]:
     more = asdict(ledger) if ledger is not None else {}
     if "share_of_step" in more:
         more["share_by_generation"] = more.pop("share_of_step")
     return {
         **more,
-        "collections": list(own.collections),
-        "pause_ms": {"total": own.pause_total_ms, "max": own.pause_max_ms, "p99": own.pause_p99_ms},
-        "share_of_step": own.share_of_step,
-        "frozen": own.frozen,
+        "collections": list(collector.collections),
+        "pause_ms": {
+            "total": collector.pause_total_ms,
+            "max": collector.pause_max_ms,
+            "p99": collector.pause_p99_ms,
+        },
+        "share_of_step": collector.share_of_step,
+        "frozen": collector.frozen,
     }
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON knows: text keys, Python numbers, None for what is not finite."""
+    """JSON types only: text keys, Python numbers, None for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,7 +1,7 @@
-"""What limits a run, what to try, and the command for it: Run -> Verdict, three sentences in plain words. Pure.
+"""What limits a run, what to try, and the command for it: a run's results -> Verdict. Pure.
 
-Every possible limit is priced as a share of the engine's time; the dearest one above `WORTH` is named. The
-words say what was measured, and `up to` where the price is an upper bound.
+Each possible limit gets its share of the engine's time; the largest share is named if it is at least `LEAST_SHARE`.
+The text says what was measured, and `up to` where the share is an upper bound.
 """
 
 from __future__ import annotations
@@ -10,16 +10,31 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, match_unit, prefix_cache
-from kvtune.analysis.latency import latency
-from kvtune.analysis.step_time import StepTime, step_time
+from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, match_unit
+from kvtune.analysis.latency import Latency
+from kvtune.analysis.step_time import StepTime
 from kvtune.run.types import Run
 from kvtune.units import count, percent
-from kvtune.workload.types import Workload
 
-WORTH = 0.03
+LEAST_SHARE = 0.03
+"""A limit below this share of the engine's time is not named."""
 
-# Causes of miss that settings, the pool or a better policy can turn into hits; an infinite cache has none of them.
+LEAST_UNKNOWN_SHARE = 0.2
+"""Computing prompts is named without its causes only where it takes more than this."""
+
+LEAST_HOST_SHARE = 0.1
+"""The scheduler's Python is named from this share of the step time on: some of it is always there."""
+
+PREEMPTED_SHARE = 0.05
+"""The pool is named when there are at least this many preemptions a request."""
+
+BUSY_SHARE = 0.5
+"""An engine that is in steps for less than this share of the time is limited by the load."""
+
+FEWER_SEQUENCES = 64
+"""`--max-num-seqs` to try where the run does not say what it had; else half of that."""
+
+# Causes of misses that settings, the pool or a better policy can turn into hits.
 WINNABLE = ("not_cached", "evicted", "not_retained", "lagging_group")
 
 
@@ -34,21 +49,20 @@ class Verdict:
     share: float | None = None
 
 
-def verdict(run: Run, workload: Workload | None) -> Verdict:
-    if not len(run.table("requests")["id"]) or latency(run).output_tokens == 0:
+def verdict(run: Run, times: Latency, cache: PrefixCache, time: StepTime) -> Verdict:
+    if not len(run.table("requests")["id"]) or times.output_tokens == 0:
         return _nothing(run)
-    cache, time = prefix_cache(run, workload), step_time(run)
     candidates = [_cache(run, cache, time), _block(run, cache, time), _collector(run, time), _host(run, time)]
-    found = [v for v in candidates if v is not None and (v.share or 0) >= WORTH]
+    found = [v for v in candidates if v is not None and (v.share or 0) >= LEAST_SHARE]
     preempted = _pool(run)
     if preempted is not None:
         found.append(preempted)
     if not found and UNCLASSIFIED in cache.misses:
         unknown = _unknown(run, cache, time)
-        found += [unknown] if (unknown.share or 0) > 0.2 else []
+        found += [unknown] if (unknown.share or 0) > LEAST_UNKNOWN_SHARE else []
     if found:
         return max(found, key=lambda v: v.share or 0)
-    if time.busy_share is not None and time.steps and time.busy_share < 0.5:
+    if time.busy_share is not None and time.steps and time.busy_share < BUSY_SHARE:
         return _load(run, time.busy_share)
     return _model(run, cache, time)
 
@@ -69,7 +83,10 @@ def _nothing(run: Run) -> Verdict:
 
 
 def _prefill_share(cache: PrefixCache, time: StepTime, tokens: int) -> float:
-    """The share of step time that computing `tokens` prompt tokens took, at most; of tokens without steps."""
+    """The largest share of step time that computing `tokens` prompt tokens can have taken.
+
+    Their share of all prompt tokens where no steps were recorded.
+    """
     computed = cache.query_tokens - cache.hit_tokens
     if not computed:
         return 0.0
@@ -142,15 +159,15 @@ def _block(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
 def _pool(run: Run) -> Verdict | None:
     preempted = int(run.table("requests")["preemptions"].sum())
     requests = len(run.table("requests")["id"])
-    if preempted < 0.05 * requests or not preempted:
+    if preempted < PREEMPTED_SHARE * requests or not preempted:
         return None
     limit = (
         f"The KV cache pool is too small for the requests in flight: {count(preempted)} times a running request "
         "was thrown out and computed again later."
     )
     advice = "Let fewer requests run at once, or give the engine more blocks (--gpu-memory-utilization)."
-    seats = run.header.engine.settings.get("max_num_seqs")
-    fewer = max(1, seats // 2) if isinstance(seats, int) else 64
+    most = run.header.engine.settings.get("max_num_seqs")
+    fewer = max(1, most // 2) if isinstance(most, int) else FEWER_SEQUENCES
     return Verdict("pool", limit, advice, _profile(run, engine=("--max-num-seqs", str(fewer))), 1.0)
 
 
@@ -170,7 +187,7 @@ def _host(run: Run, time: StepTime) -> Verdict | None:
     if not time.total_s:
         return None
     share = (time.schedule_s + time.update_s) / time.total_s
-    if share < 0.1:
+    if share < LEAST_HOST_SHARE:
         return None
     limit = (
         f"The scheduler's own Python: schedule and update take {percent(share, digits=0)} of the step time."

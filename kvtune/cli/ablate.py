@@ -8,8 +8,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import msgspec
-
 from kvtune.engine.ablate import (
     BASELINE,
     Ablated,
@@ -36,6 +34,7 @@ REPEATS = 3
 def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *, as_json: bool) -> int:
     """Run every variant, store the result in the baseline's first run, print it. KvtuneError without a baseline."""
     from kvtune.analysis.comparison.ablation import stored
+    from kvtune.analysis.run import RunAnalysis
     from kvtune.report.console.ablation import plain, print_ablation
     from kvtune.report.pages.frame import write_page
     from kvtune.report.pages.run import run_page
@@ -53,7 +52,7 @@ def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *,
             EXIT_INTERRUPTED if found.why == "interrupted" else 1,
         )
     run = _store(found, chosen, repeats)
-    page = write_page(run_page(run, job.workload), baseline[0].with_suffix(".html"), force=True)
+    page = write_page(run_page(RunAnalysis(run, job.workload)), baseline[0].with_suffix(".html"), force=True)
     result = stored(run)
     assert result is not None
     if not found.why:
@@ -117,7 +116,7 @@ def _minutes(seconds: float) -> str:
 
 def _store(found: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
     """Put the whole result into the baseline's first run file, where pages and other tools find it."""
-    from kvtune.analysis.comparison.ablation import KEY, AblationSide, extra, figures
+    from kvtune.analysis.comparison.ablation import AblationSide, as_result, figures
 
     sides = []
     for variant in chosen:
@@ -129,8 +128,7 @@ def _store(found: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
         )
     path: Path = found.made[BASELINE].files[0]
     run = read_run(path)
-    told = extra(sides, planned=found.planned, repeats=repeats, why=found.why)
-    header = msgspec.structs.replace(run.header, extra={**run.header.extra, KEY: told})
-    stored = Run(header, run.tables)
+    result = as_result(sides, planned=found.planned, repeats=repeats, why=found.why)
+    stored = run.with_extra(ablation=result)
     write_run(stored, path)
     return stored

@@ -25,6 +25,7 @@ def compare(
     from kvtune.analysis.comparison.average import average
     from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.analysis.rebuild import workload_of
+    from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
     from kvtune.errors import EXIT_FAILED, UsageError
     from kvtune.report.console.comparison import markdown, plain, print_comparison
@@ -46,7 +47,9 @@ def compare(
         )
     failed: list[str] = []
     if condition is not None:
-        first, *others = (average([summary(run, workload) for run in side.runs]) for side in made.sides)
+        first, *others = (
+            average([summary(RunAnalysis(run, workload)) for run in side.runs]) for side in made.sides
+        )
         for side, other in zip(made.sides[1:], others, strict=True):
             outcome = condition.evaluate(first, other)
             failed += [f"{side.name}: {reason}" for reason in outcome.reasons if outcome.holds]

@@ -23,6 +23,7 @@ def report(
 ) -> None:
     """Draw a run, several beside each other, or a sweep's study as one HTML file that needs nothing else."""
     from kvtune.analysis.rebuild import workload_of
+    from kvtune.analysis.run import RunAnalysis
     from kvtune.run.file import read_run
     from kvtune.tune.study import is_study
 
@@ -32,17 +33,17 @@ def report(
 
     found = [read_run(path) for path in runs]
     if len(found) == 1:
-        run, workload = found[0], workload_of(found[0])
+        analysis = RunAnalysis(found[0], workload_of(found[0]))
         if console:
             from kvtune.analysis.summary import summary
             from kvtune.report.console.summary import print_summary
 
-            print_summary(summary(run, workload))
+            print_summary(summary(analysis))
             return
         from kvtune.report.pages.frame import write_page
         from kvtune.report.pages.run import run_page
 
-        html, beside = run_page(run, workload), runs[0].with_suffix(".html")
+        html, beside = run_page(analysis), runs[0].with_suffix(".html")
     else:
         from kvtune.report.contrast import contrast
         from kvtune.report.pages.frame import write_page

@@ -21,6 +21,8 @@ Value = bool | int | float | str
 Kind = Literal["switch", "integer", "number", "choice"]
 
 POLICIES = ("density", "tiered", "pin", "lru", "two_class")
+AUTO = "auto"
+"""`density` for models with sliding windows; for others stock's queue, or `two_class` once its bonus is tuned."""
 ADMISSIONS = ("fcfs", "longest_prefix")
 LEGACY = "legacy_"
 """What the names of switches begin with that only `kvtune evidence` needs."""
@@ -83,7 +85,7 @@ class CoreSettings:
     steady: bool = True
     empty_blocks: bool = True
     freeze: bool = True
-    policy: str = "density"
+    policy: str = AUTO
     pin_window: int = 0
     min_drop: int = 16
     slack: int = 512
@@ -137,7 +139,7 @@ KNOBS: dict[str, Knob] = {
             "empty_blocks", "use one immutable empty block list instead of a new one per request and step"
         ),
         _switch("freeze", "freeze the heap of the processes that vLLM leaves unfrozen"),
-        Knob("policy", "choice", "which free block is evicted next", "density", choices=POLICIES),
+        Knob("policy", "choice", "which free block is evicted next", AUTO, choices=(AUTO, *POLICIES)),
         _integer(
             "pin_window", "tokens kept behind a boundary (0 = the layer's window)", 0, 1 << 20, "tokens"
         ),
@@ -171,7 +173,7 @@ KNOBS: dict[str, Knob] = {
         Knob("admission", "choice", "which waiting request is admitted next", "fcfs", choices=ADMISSIONS),
         _number(
             "admission_age_s",
-            "so long after it was first overtaken, a request lets nobody pass any more",
+            "a request that was first overtaken this long ago is not overtaken again",
             0.0,
             86_400.0,
             "s",

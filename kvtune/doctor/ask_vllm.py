@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvtune.doctor.facts import Facts
-from kvtune.doctor.flags import given
+from kvtune.engine.flags import flag_texts
 from kvtune.engine.resolve import resolve
 from kvtune.errors import KvtuneError
 from kvtune.run.scratch import scratch
@@ -23,7 +23,7 @@ def ask_vllm(model: str, engine_args: Sequence[str]) -> Facts:
     resolve(model, dummy=True, engine_args=engine_args)  # a wrong name fails at once
     with scratch("doctor") as folder:
         answer = folder / "facts.json"
-        question = {"model": model, "args": list(engine_args), "given": given(engine_args)}
+        question = {"model": model, "args": list(engine_args), "given": flag_texts(engine_args)}
         command = [sys.executable, "-m", "kvtune.doctor.child", str(answer)]
         try:
             done = subprocess.run(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvtune.doctor.facts import Facts, Group
-from kvtune.doctor.flags import given
+from kvtune.engine.flags import flag_texts
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.errors import UsageError
 from kvtune.layout.config import StateTypes, family_of, keeps_asked_state_dtype, shape_of, state_dtype_of
@@ -46,7 +46,7 @@ def read_config(model: str, engine_args: Sequence[str], device: Literal["", "cpu
     `device` "": a GPU where `nvidia-smi` is on PATH, else this machine's CPU. `Facts.assumed` says which.
     """
     config = config_of(model)
-    flags = {**engine_defaults(model), **given(engine_args)}
+    flags = {**engine_defaults(model), **flag_texts(engine_args)}
     device = device or ("gpu" if shutil.which("nvidia-smi") else "cpu")
     float32 = device == "cpu" and avx512_bf16()
     backend = cpu_backend(float32) if device == "cpu" else GPU
@@ -71,7 +71,7 @@ def read_config(model: str, engine_args: Sequence[str], device: Literal["", "cpu
         avx512_bf16=float32 if device == "cpu" else None,
         assumed=assumed,
         state_dtype=state_dtype_of(config, **types),
-        given=given(engine_args),
+        given=flag_texts(engine_args),
         max_model_len=int(length) if length.isdigit() else int(text.get("max_position_embeddings") or 0),
         caching="no-enable-prefix-caching" not in flags,
         block_tokens=plan.block_tokens,

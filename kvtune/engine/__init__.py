@@ -1,9 +1,9 @@
 """The real engine: starts vLLM, sends a workload, and merges everything into one run.
 
 In: a `Workload`, vLLM's arguments, core settings. Out: a `Run`.
-Imported by: bounds, cli, doctor, evidence, sim, tune.
+Imported by: analysis, bounds, cli, doctor, evidence, explain, sim, tune.
 Two processes of ours: the launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host (`host.py`,
-a session of its own), which is vLLM's front end. Also when anything dies, what was measured is kept and marked partial.
+a session of its own), which is vLLM's front end. If a process dies, the measured part is kept and marked partial.
 
     kvtune profile -- launch.py --spec.json--> host.py (front end) --> EngineCore --> workers
           ^              |  <--events pipe--       | requests.bin          | ring, status   | ring, status
@@ -11,15 +11,16 @@ a session of its own), which is vLLM's front end. Also when anything dies, what 
           +---- Run <-- record.py <-- all of them, from one work folder that is removed when the run file is written
 
     resolve.py       MODEL and flags -> vLLM's arguments; bad input is refused before anything starts
+    flags.py         vLLM's flags as typed: the one parser that everything of ours uses
     profile.py       one profiled run from start to file: checks, work folder, environment, launch, record
     launch.py        starts the host, samples processes, kills what is left, unlinks its shared memory
     host.py          builds AsyncLLM with vLLM's own parser, warms it up, runs the workload
     driver.py        sends requests as `workload.feed` says, appends each finished request to a file
-    messages.py      what launcher and host say to each other
+    messages.py      messages between launcher and host
     record.py        work folder -> Run, on one clock
     rings.py         ring files -> tables
-    vllm_counts.py   what vLLM's own statistics say, to hold against ours
-    culprits.py      the probes' counts of objects -> the header
+    vllm_counts.py   vLLM's own counters, to compare with ours
+    culprits.py      the probes' counts of objects -> header.extra
     shared_memory.py  whether /dev/shm has room for the engine's message queues, before it starts
     faults.py        an engine's log -> its cause
     ablate.py        `--ablate`: variants interleaved, with a journal so that the same command continues

@@ -1,7 +1,7 @@
-"""The same workload with each switch of the core and each setting of the collector turned over, interleaved.
+"""Ablation: the same workload with each switch of the core, and the collector's thresholds, flipped in turn.
 
-Runs in the CLI's process. Every repeat goes through all variants before the next begins, in an order that turns round:
-a machine that slows down slows all of them. A journal beside the run files lets a call that was cut off go on.
+Runs in the CLI's process. Variants are interleaved: each repeat runs all of them, in alternating order, so that a
+machine that slows down affects all. A journal beside the run files lets an interrupted command resume.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from kvtune.run.rows import add_row, read_rows
 
 BASELINE = "baseline"
 THRESHOLDS = (20_000, 50, 100)
-"""What `thresholds` sets: collections some thirty times rarer than Python's own 700, 10, 10."""
+"""The variant `thresholds`: about thirty times fewer collections than with Python's defaults (700, 10, 10)."""
 NAMED_ONLY = ("whole_states", "packed")
-"""Switches of models with state-space layers, and those of `legacy_`: turned over for those who ask for them."""
+"""Switches for models with state-space layers. Like those named `legacy_..`, they are flipped only on request."""
 JOURNAL = "ablation.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The baseline with one thing turned over. `settings` are core settings on top of the job's own."""
+    """The baseline with one setting flipped. `settings` override the job's core settings."""
 
     name: str
     settings: dict[str, Any]
-    turned: str  # "off", "on": what the variant does to it; "" for the baseline
+    turned: str  # "off" or "on"; "" for the baseline
 
 
 @dataclass(slots=True)
 class Made:
-    """What came of a variant's runs: their files, and why others failed."""
+    """A variant's run files, and the errors of its failed runs."""
 
     files: list[Path] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Ablated:
-    """By variant, in their order. `why` is what ended it early: "interrupted", the budget; "" when nothing did."""
+    """Runs by variant, in order. `why` says what ended it early (interrupted, the budget), "" when nothing did."""
 
     made: dict[str, Made]
     planned: int
@@ -56,7 +56,7 @@ class Ablated:
 
 @dataclass(frozen=True, slots=True)
 class AblationProgress:
-    """Before each run: its number, how many there are, the seconds of those made so far, and of all that are left."""
+    """Before each run: its number and the total; the mean seconds of a run so far, and the seconds left for all."""
 
     name: str
     number: int
@@ -66,9 +66,11 @@ class AblationProgress:
 
 
 def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]:
-    """The baseline, each switch (some only when named), the thresholds. UsageError for a name that is none."""
+    """The baseline, each switch (some only when named), the thresholds. UsageError for an unknown name."""
     if job.core != "kvtune":
-        raise UsageError("--ablate turns the core's switches over, --core stock has none", "leave out --core")
+        raise UsageError(
+            "--ablate flips the switches of kvtune's core, and --core stock has none", "leave out --core"
+        )
     now = {**CoreSettings().to_dict(), **job.core_settings}
     found = [
         Variant(name, {name: not now[name]}, "off" if now[name] else "on")
@@ -82,7 +84,7 @@ def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]
     unknown = set(only) - {v.name for v in found}
     if unknown:
         raise UsageError(
-            f"--ablate-only {', '.join(sorted(unknown))} names no switch",
+            f"--ablate-only: unknown switch {', '.join(sorted(unknown))}",
             f"it takes {', '.join(v.name for v in found if not v.name.startswith(LEGACY))}",
         )
     kept = only or tuple(v.name for v in found if not v.name.startswith((LEGACY, *NAMED_ONLY)))
@@ -90,7 +92,7 @@ def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]
 
 
 def order(count: int, repeats: int) -> Iterator[tuple[int, int]]:
-    """(repeat, variant): every second repeat is the one before backwards, each pair of repeats begins elsewhere."""
+    """(repeat, variant): every second repeat reverses the one before; each pair starts at another variant."""
     for repeat in range(repeats):
         row = [(i + repeat // 2) % count for i in range(count)]
         for variant in reversed(row) if repeat % 2 else row:
@@ -98,7 +100,7 @@ def order(count: int, repeats: int) -> Iterator[tuple[int, int]]:
 
 
 def folder_of(job: ProfileJob) -> Path:
-    """Where this job's runs and journal lie: the same command finds the same folder, other work another one."""
+    """The folder of this job's runs and journal: the same for the same command, another for other work."""
     what = json.dumps(
         [job.model, job.workload.hash, job.core_settings, job.dummy, list(job.engine_args), job.environment],
         sort_keys=True,
@@ -116,10 +118,10 @@ def ablate(
     budget_s: float = 0.0,
     clock: Callable[[], float] = monotonic,
 ) -> Ablated:
-    """Every run that the folder's journal does not hold yet. `on_start` hears what comes and gives who hears events.
+    """Make every run that the folder's journal does not list. `on_start` gets the progress, returns an event handler.
 
-    A run that fails is told and left out; without a baseline there is nothing to compare with, so its first failure
-    ends all. `budget_s`: no run is begun that would, as the others went, end after it (0: all are made).
+    A failed run is recorded and left out, but the baseline's first failure is raised: without it nothing can be
+    compared. `budget_s`: a run that would end after it, judged by the mean run so far, is not started (0: no limit).
     """
     folder = folder_of(job)
     made = {v.name: Made() for v in chosen}
@@ -140,11 +142,11 @@ def ablate(
             why = f"the budget of {budget_s / 60:g} min is used up"
             break
         start = clock()
-        told = AblationProgress(
+        progress = AblationProgress(
             variant.name, number, len(plan), mean, mean * left if mean is not None else None
         )
         try:
-            file = _run(job, variant, folder, on_start(told))
+            file = _run(job, variant, folder, on_start(progress))
         except (KvtuneError, KeyboardInterrupt) as error:
             if isinstance(error, KeyboardInterrupt) or error.exit_code == EXIT_INTERRUPTED:
                 why = "interrupted"
@@ -161,12 +163,12 @@ def ablate(
 
 
 def ended(job: ProfileJob) -> None:
-    """All is made and told: the same command begins anew the next time. The run files stay."""
+    """Remove the journal: the same command starts from the beginning next time. The run files stay."""
     (folder_of(job) / JOURNAL).unlink(missing_ok=True)
 
 
 def known(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int) -> tuple[int, float | None]:
-    """How many runs of the plan the journal holds, and the mean of their seconds."""
+    """How many runs of the plan the journal lists, and their mean seconds."""
     names, folder = {v.name for v in chosen}, folder_of(job)
     rows = [r for r in _journal(folder) if (folder / r["file"]).is_file()]
     held = {(r["variant"], r["repeat"]) for r in rows if r["variant"] in names and r["repeat"] < repeats}
@@ -177,7 +179,7 @@ def _run(job: ProfileJob, variant: Variant, folder: Path, on_event: Callable[[Ev
     settings = {**job.core_settings, **variant.settings}
     done = profile(replace(job, core_settings=settings, probe="light", stacks=False, output=folder), on_event)
     if done.error is not None:
-        raise done.error  # a part of a run is nothing to compare
+        raise done.error  # a partial run is not comparable
     return done.path
 
 

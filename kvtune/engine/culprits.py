@@ -1,19 +1,23 @@
-"""What the probes counted beside their rings, as header data: triggers, survivors, culprits. Pure reading.
+"""The probes' counts as `header.extra`: collection triggers, survivors, objects by type and site. Pure reading.
 
-Rows stand by process index; counts are of the sampled collections, with what turns them into counts per step.
+By process index. Object counts are of sampled collections, with the numbers that scale them to counts per step.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.rings import ProcessRing
 from kvtune.probe.objects.tally import load
 from kvtune.probe.records import Collection, Step
+from kvtune.run.extras import CollectorCounts, Extras, HeapSize, ObjectCounts, ObjectSamples, Trigger
 
 TRIGGERS = 10
 
@@ -24,41 +28,50 @@ def instruments(
     index: dict[int, int],
     statuses: list[dict[str, Any]],
     outcome: HostOutcome,
-) -> dict[str, Any]:
+) -> Extras:
     """`ledger` (each process's young generation and triggers), and `types`, `sites`, `growth` where they ran."""
     ledger, steps = _ledger(rings, statuses, outcome)
-    found: dict[str, Any] = {"ledger": ledger} if ledger else {}
-    windows = {
-        "types": (outcome.start_ns, outcome.end_ns),
-        "sites": (outcome.culprits_ns, outcome.over_ns),
-        "growth": (outcome.start_ns, outcome.end_ns),
-    }
-    for name, (begin, end) in windows.items():
-        processes = {
-            str(index[pid]): {k: v for k, v in facts.items() if k != "pid"}
-            for pid, facts in load(folder, name).items()
-            if pid in index and (facts.get("rows") or facts.get("of_steps"))
-        }
-        if processes:
-            count = sum(begin <= at <= end for at in steps)
-            found[name] = {"steps": count, "processes": {k: _by_step(f, count) for k, f in processes.items()}}
-    return found
+    measured = sum(outcome.start_ns <= at <= outcome.end_ns for at in steps)
+    second_pass = sum(outcome.culprits_ns <= at <= outcome.over_ns for at in steps)
+    return Extras(
+        ledger=ledger,
+        types=_samples(load(folder, "types"), index, measured),
+        sites=_samples(load(folder, "sites"), index, second_pass),
+        growth=_samples(load(folder, "growth"), index, measured),
+    )
 
 
-def _by_step(facts: dict[str, Any], steps: int) -> dict[str, Any]:
-    """EngineCore's rows are those of its sampled steps; what stood at its sampled collections is kept beside them."""
-    sampled = facts.pop("of_steps", {})
-    if not sampled.get("rows"):
-        return facts
-    return {**facts, "at_collections": facts, **sampled, "collections": steps, "sampled": "steps"}
+def _samples(saved: dict[int, dict[str, Any]], index: dict[int, int], steps: int) -> ObjectSamples | None:
+    processes: dict[str, ObjectCounts] = {}
+    for pid, facts in saved.items():
+        if pid in index and (facts.get("rows") or facts.get("of_steps")):
+            with contextlib.suppress(msgspec.ValidationError):  # a damaged tally is not worth the run
+                processes[str(index[pid])] = _counts(facts, steps)
+    return ObjectSamples(steps=steps, processes=processes) if processes else None
+
+
+def _counts(facts: dict[str, Any], steps: int) -> ObjectCounts:
+    """EngineCore's rows are those of its sampled steps; the counts at its sampled collections are kept beside them."""
+    at_collections = msgspec.convert(facts, ObjectCounts)
+    sampled = msgspec.convert(facts.get("of_steps", {}), ObjectCounts)
+    if not sampled.rows:
+        return at_collections
+    return msgspec.structs.replace(
+        at_collections,
+        samples=sampled.samples,
+        rows=sampled.rows,
+        at_collections=at_collections,
+        collections=steps,
+        sampled="steps",
+    )
 
 
 def _ledger(
     rings: Sequence[ProcessRing], statuses: list[dict[str, Any]], outcome: HostOutcome
-) -> tuple[dict[str, Any], list[int]]:
-    """The ledger by process number, and the start of every step in any phase."""
-    facts = {s["pid"]: s for s in statuses}
-    found: dict[str, Any] = {}
+) -> tuple[dict[str, CollectorCounts], list[int]]:
+    """By process index; and the start of every step, in any phase (monotonic ns)."""
+    status_of = {s["pid"]: s for s in statuses}
+    ledger: dict[str, CollectorCounts] = {}
     steps: list[int] = []
     for ring in rings:
         triggers: Counter[int] = Counter()
@@ -71,17 +84,19 @@ def _ledger(
                 young += record.young
                 survivors += max(0, record.young - record.collected)
                 triggers[record.line] += 1
-        own = facts.get(ring.pid, {})
-        lines = own.get("triggers", [])
-        found[str(ring.process)] = {
-            "collections": collections,
-            "young": young,
-            "survivors": survivors,
-            "heap": own.get("heap", {}),
-            "triggers": [
-                {"file": lines[n][0], "line": lines[n][1], "collections": times}
+        status, heap = status_of.get(ring.pid, {}), HeapSize()
+        with contextlib.suppress(msgspec.ValidationError):
+            heap = msgspec.convert(status.get("heap", {}), HeapSize)
+        lines = status.get("triggers", [])
+        ledger[str(ring.process)] = CollectorCounts(
+            collections=collections,
+            young=young,
+            survivors=survivors,
+            heap=heap,
+            triggers=[
+                Trigger(file=lines[n][0], line=lines[n][1], collections=times)
                 for n, times in triggers.most_common(TRIGGERS)
                 if 0 <= n < len(lines)
             ],
-        }
-    return found, steps
+        )
+    return ledger, steps

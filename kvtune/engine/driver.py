@@ -1,7 +1,7 @@
-"""Sends a workload's requests to AsyncLLM and takes their times. Runs in the host, vLLM's front-end process.
+"""Sends a workload's requests to AsyncLLM and records their times. Runs in the host, vLLM's front-end process.
 
-Each request becomes one coroutine that iterates `AsyncLLM.generate`, as vLLM's API server does. A finished request is
-appended to a file at once, so that a crash loses only those in flight.
+Each request is one coroutine that iterates `AsyncLLM.generate`, as in vLLM's API server. A finished request is appended
+to a file at once: a crash loses only requests in flight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvtune.workload.types import Workload
 
 
 class RequestLog:
-    """Length-prefixed msgpack records, appended unbuffered: what was written survives a kill."""
+    """Length-prefixed msgpack records, appended unbuffered: they survive a kill of the process."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -35,22 +35,22 @@ class RequestLog:
 
 
 def read_request_log(path: Path) -> list[Served]:
-    """All whole records of the file; a torn last one is left out."""
+    """All complete records of the file; an incomplete last one is ignored."""
     raw = path.read_bytes() if path.exists() else b""
     decode = msgspec.msgpack.Decoder(Served).decode
-    found: list[Served] = []
+    records: list[Served] = []
     at = 0
     while at + 4 <= len(raw):
         length = int.from_bytes(raw[at : at + 4], "little")
         if at + 4 + length > len(raw):
             break
-        found.append(decode(raw[at + 4 : at + 4 + length]))
+        records.append(decode(raw[at + 4 : at + 4 + length]))
         at += 4 + length
-    return found
+    return records
 
 
 class Driver:
-    """One pass of a workload. `stop` ends it early: requests in flight are aborted and logged as unfinished."""
+    """One pass over a workload. `stop` ends it early: requests in flight are aborted and logged as unfinished."""
 
     def __init__(self, engine: Any, workload: Workload, vocab_size: int, log: RequestLog) -> None:
         self._engine = engine
@@ -73,7 +73,7 @@ class Driver:
         self._changed.set()
 
     async def run(self, on_start: Callable[[int], None]) -> None:
-        """Send everything and wait for it; `on_start` gets the monotonic ns of the workload's second 0."""
+        """Send everything and wait for the end. `on_start` gets the start of the workload in monotonic ns."""
         start = monotonic_ns()
         on_start(start)
         feed = Feed(self._workload)

@@ -1,4 +1,4 @@
-"""From an engine's log to its cause: the one line that a person needs, not 300. Pure text work."""
+"""From an engine's log to the cause of its failure in one line, and a hint. Pure text processing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((ERROR|WARNING|INFO|CRITICAL)\s[\d-]+\s[\d:]+\s(\[[^\]]*\]\s?)?)?")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)):?\s*(.*)$")
-# Raised because something else failed: never the cause where another line was found.
+# Exceptions that follow from another failure: the cause only if there is no other exception.
 _FOLLOWS = (
     "Engine core initialization failed",
     "EngineDeadError",
@@ -38,11 +38,11 @@ _HINTS = (
     ),
     (
         re.compile(r"desired CPU memory utilization", re.I),
-        "set the cache's size: `-- --kv-cache-memory-bytes 4G` (the CPU engine asks for 92 % of the memory)",
+        "set the cache's size: `-- --kv-cache-memory-bytes 4G` (the CPU engine takes 92 % of the memory by default)",
     ),
     (
         re.compile(r"Address already in use", re.I),
-        "another engine holds the port; run again, or end the other engine",
+        "another engine uses the port; run again, or end the other engine",
     ),
     (
         re.compile(r"Cannot find any model weights", re.I),
@@ -52,12 +52,12 @@ _HINTS = (
 
 
 def clean(line: str) -> str:
-    """A log line without colours and vLLM's prefix."""
+    """A log line without colour codes and vLLM's prefix."""
     return _PREFIX.sub("", _ANSI.sub("", line).rstrip(), count=1).strip()
 
 
 def cause(log: str) -> str:
-    """The first exception in the log that is not merely the consequence of another; "" when there is none."""
+    """The first exception in the log that does not follow from another; "" when there is none."""
     found = [line for line in map(clean, log.splitlines()) if _RAISED.match(line)]
     first = [line for line in found if not any(f in line for f in _FOLLOWS)]
     chosen = first[0] if first else (found[0] if found else "")
@@ -65,13 +65,13 @@ def cause(log: str) -> str:
 
 
 def hint_for(message: str, log_path: str) -> str:
-    """What to do about a cause: specific where it is known, else where the whole log is."""
+    """What to do about a cause; for an unknown one, where the full log is."""
     for pattern, hint in _HINTS:
         if pattern.search(message):
             return hint
-    return f"the engine's whole log is {log_path}"
+    return f"the engine's full log is {log_path}"
 
 
 def tail(log: str, lines: int = 60) -> list[str]:
-    """The last lines, without colours: what a run file keeps."""
+    """The last lines without colour codes, for the run file."""
     return [_ANSI.sub("", line)[:500] for line in log.splitlines()[-lines:]]

@@ -27,7 +27,7 @@ def default_folder() -> Path:
 
 
 def is_prepared(folder: Path) -> bool:
-    """config.json is written last: a folder that has it is whole."""
+    """config.json is written last: a folder with it is complete."""
     return (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
 
 

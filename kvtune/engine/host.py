@@ -1,7 +1,7 @@
 """The host: vLLM's front-end process, started by launch.py as `python -m kvtune.engine.host FOLDER EVENTS_FD`.
 
-Builds AsyncLLM through vLLM's own argument parser, warms it up, runs the workload, and reports over a pipe. Standard
-output and error are the engine's log. SIGTERM or SIGINT end the measuring phase early; what was measured is kept.
+Builds AsyncLLM with vLLM's argument parser, warms it up, runs the workload, and sends events over a pipe. Its standard
+output and error are the engine's log. SIGTERM and SIGINT end the measuring phase early; its results are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROGRESS_S = 0.25
 
 
 class Reporter:
-    """The writing end of the event pipe. A launcher that is gone is no reason to fail: the run is lost anyway."""
+    """The writing end of the event pipe. If the launcher has ended, the run is lost: the host stops itself."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -44,15 +44,15 @@ class Reporter:
 
 
 def parse_engine_args(arguments: list[str]) -> Any:
-    """vLLM's AsyncEngineArgs from its own flags; what its parser refuses becomes a UsageError."""
+    """vLLM's AsyncEngineArgs from its flags. UsageError with the parser's message where it refuses them."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
         def error(self, message: str) -> None:
             raise UsageError(
-                f"vLLM does not take these engine arguments: {message}",
-                "what stands after `--` must be flags of `vllm serve`",
+                f"vLLM refuses these engine arguments: {message}",
+                "after `--`, give flags of `vllm serve`",
             )
 
     parser = AsyncEngineArgs.add_cli_args(Parser(prog="vllm"))
@@ -60,7 +60,7 @@ def parse_engine_args(arguments: list[str]) -> Any:
 
 
 def check_fits(workload: Workload, max_model_len: int) -> None:
-    """Refuse a workload with a request that the engine would refuse, before the engine is started."""
+    """UsageError for a workload with a request longer than `max_model_len`, before the engine starts."""
     over = [r for r in workload.requests if r.prompt_tokens + r.output_tokens > max_model_len]
     if over:
         worst = max(over, key=lambda r: r.prompt_tokens + r.output_tokens)
@@ -72,7 +72,7 @@ def check_fits(workload: Workload, max_model_len: int) -> None:
 
 
 def warm_up_workload(workload: Workload, max_model_len: int) -> Workload:
-    """A few requests of the workload's own lengths on tokens that the workload never uses."""
+    """A few requests of the workload's lengths, on tokens that the workload never uses."""
     picked = sorted(workload.requests, key=lambda r: r.prompt_tokens)
     shapes = {r.prompt_tokens for r in (picked[0], picked[len(picked) // 2], picked[-1])} if picked else set()
     requests = tuple(
@@ -83,7 +83,7 @@ def warm_up_workload(workload: Workload, max_model_len: int) -> Workload:
 
 
 def describe_engine(config: Any) -> dict[str, Any]:
-    """The resolved engine, from vLLM's configuration after start-up."""
+    """The engine's configuration as vLLM resolved it at start-up."""
     import torch
     import vllm
     from vllm.platforms import current_platform
@@ -180,18 +180,18 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, second.stop)
             await second.run(lambda at: reporter.send(Event(kind="phase", name="culprits", at_ns=at)))
-            why = f"the pass for the culprits failed: {second.failure}" if second.failure else ""
+            why = f"the second pass (allocation sites) failed: {second.failure}" if second.failure else ""
             reporter.send(Event(kind="phase", name="over", at_ns=monotonic_ns(), message=why))
         phase.enter(OVER)
         await _tallies_written(level, folder)
     finally:
-        # EngineCore does not answer SIGTERM in time even when all is well (vLLM 0.32); its workers end with it.
+        # EngineCore of vLLM 0.32 does not react to SIGTERM in time even without an error. Its workers end with it.
         engine.shutdown(timeout=1.0)
     reporter.send(Event(kind="done"))
 
 
 async def _tallies_written(level: str, folder: Path) -> None:
-    """Give the processes' probes the time to write what they counted."""
+    """Wait until the processes' probes have written their counts."""
     if level != "off":
         await asyncio.sleep(0.3)
     if level == "full":
@@ -223,7 +223,7 @@ def _progress(driver: Driver, counts: VllmCounts, folder: Path, reporter: Report
 
 
 def _jsonable(facts: dict[str, Any]) -> dict[str, Any]:
-    """Configurations hold dtypes and enums: what JSON cannot say becomes text."""
+    """Values that JSON does not have (dtypes, enums) become text."""
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(facts, enc_hook=str))
     return found
 
@@ -236,7 +236,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     reporter = Reporter(int(sys.argv[2]))
     os.environ[FRONT_END] = str(os.getpid())
-    # Before the driver can end a run in good order, a request to stop unwinds: the engine is shut down on the way.
+    # Until the driver handles these signals, they raise SystemExit, so that the engine is shut down.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _unwind)
     die_with_parent(signal.SIGTERM)

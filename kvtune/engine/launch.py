@@ -1,7 +1,7 @@
-"""The launcher: starts the host process, follows it, ends it, and turns what is left into a Run. No vLLM imports.
+"""The launcher: starts the host process, follows its events and ends it. In the CLI's process; imports no vLLM.
 
-Whatever happens to the engine (dies, hangs, Ctrl-C), what was measured becomes a Run: complete or partial. Nothing
-stays behind: no process, no shared memory; the work folder goes when the run file has been written.
+If the engine dies, hangs or is interrupted, the measured part becomes a partial run. No process and no shared memory
+is left behind; the work folder is removed when the run file has been written.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from kvtune.probe.process import (
 )
 
 GRACE_S = 15.0
-"""How long a host may take to save and shut its engine down before it is killed."""
+"""Time for the host to save and shut the engine down before it is killed."""
 
 
 @dataclass(slots=True)
 class HostOutcome:
-    """What a host did, as the launcher saw it. `error` is set when the run is not complete."""
+    """The phases of a host's run and how it ended. `error` is set when the run is not complete."""
 
     started_at: str
     launched_ns: int
-    start_ns: int = 0  # monotonic ns of the workload's second 0; 0: never began
+    start_ns: int = 0  # start of the workload, monotonic ns; 0: it never started
     end_ns: int = 0
-    culprits_ns: int = 0  # second pass, for the culprits: its begin and end
+    culprits_ns: int = 0  # start and (over_ns) end of the second pass, for allocation sites
     over_ns: int = 0
     notes: list[str] = field(default_factory=list)
     engine: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ def launch(
     on_event: Callable[[Event], None],
     on_measuring: Callable[[int], None] = lambda pid: None,
 ) -> HostOutcome:
-    """Run `plan` in `folder` to its end. `on_event` gets each event; `on_measuring` the host's pid at second 0."""
+    """Run `plan` in `folder` to its end. `on_measuring` gets the host's pid when the workload starts."""
     (folder / PLAN_FILE).write_bytes(msgspec.json.encode(plan))
     outcome = HostOutcome(datetime.now(UTC).isoformat(timespec="seconds"), monotonic_ns())
     reader, writer = os.pipe()
@@ -73,7 +73,7 @@ def launch(
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment, "KVTUNE_RUN_DIR": str(folder)},
                 pass_fds=(writer,),
-                start_new_session=True,  # Ctrl-C reaches us alone; we tell the host
+                start_new_session=True,  # Ctrl-C reaches only us; we signal the host
             )
     finally:
         os.close(writer)
@@ -105,7 +105,7 @@ def launch(
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end a run as Ctrl-C does. Signals can be handled in the main thread only."""
+    """SIGTERM and a closed terminal end a run as Ctrl-C does. No effect outside the main thread (no signals there)."""
 
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -157,7 +157,7 @@ def _follow(
 
 
 def _events(reader: int, host: subprocess.Popen[bytes]) -> Iterator[Event]:
-    """Events until the pipe closes or the host is gone (a forked EngineCore may hold the pipe open after it)."""
+    """Events until the pipe closes or the host has ended (a forked EngineCore can keep the pipe open longer)."""
     decode = msgspec.json.Decoder(Event).decode
     rest = b""
     while True:
@@ -175,7 +175,7 @@ def _events(reader: int, host: subprocess.Popen[bytes]) -> Iterator[Event]:
 
 
 def _explain(error: KvtuneError, folder: Path) -> KvtuneError:
-    """Put the cause from the engine's log in the place of vLLM's `see root cause above`."""
+    """Replace vLLM's `see root cause above` by the cause from the engine's log."""
     if error.hint:
         return error
     log_path = folder / LOG_FILE
@@ -186,7 +186,7 @@ def _explain(error: KvtuneError, folder: Path) -> KvtuneError:
 
 
 def _sweep(sampler: ProcessSampler) -> None:
-    """Unlink shared memory that this run's processes mapped and, killed, could not unlink themselves."""
+    """Unlink shared memory that this run's processes mapped and did not unlink because they were killed."""
     files = shared_memory_files()
     for inode in sampler.shared_memory & files.keys() - shared_memory_in_use():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the launcher tells the host, and the events the host sends back. Plain data, JSON at the edge."""
+"""Messages between launcher and host: the plan for the host, and its events. Plain data, sent as JSON."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ COUNTS_FILE = "vllm-counts.json"
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`vllm_args` go through vLLM's own parser; `workload` and `seed` rebuild the requests in the host."""
+    """`vllm_args` go through vLLM's parser. The host rebuilds the requests from `workload` and `seed`."""
 
-    model: str  # as given; what vLLM loads stands in vllm_args
+    model: str  # as the user gave it; vllm_args has what vLLM loads
     vllm_args: list[str]
     workload: str
     seed: int
@@ -25,9 +25,8 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line on the event pipe.
 
-    phase: starting, warm-up, measuring, finishing; with `--probe sites` then culprits, over. engine: `facts` about
-    the resolved engine. progress: counts.
-    failed: the run cannot go on, with the two lines for the person.
+    phase: starting, warm-up, measuring, finishing; with `--probe sites` also culprits (the second pass) and over.
+    engine: `facts` about the engine's configuration. progress: counts. failed: an error with its message and hint.
     """
 
     kind: Literal["phase", "engine", "progress", "failed", "done"]
@@ -45,12 +44,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True):
-    """One request as the front end saw it; times are monotonic ns, `times` and `counts` packed int64 and int32."""
+    """One request, measured in the front end. Times are monotonic ns; `times`, `counts`: packed int64, int32 arrays."""
 
     index: int
     sent_ns: int
-    finished_ns: int  # 0: did not finish
-    hit_tokens: int  # -1: the engine did not say
+    finished_ns: int  # 0: unfinished
+    hit_tokens: int  # -1: not reported
     output_tokens: int
     finish: str
     times: bytes

@@ -1,8 +1,7 @@
-"""The built-in models: configs of ours that vLLM runs with random weights, no download. Tiny ones for any machine, and
-published shapes: some are measured by `kvtune evidence` on a GPU, all can be simulated.
+"""The built-in models: configs that vLLM runs with random weights, without a download. No vLLM import here.
 
-Runs anywhere (plain files, no vLLM). `builtin` answers where a model's folder is, `engine_defaults` which of vLLM's
-flags it needs to start (a person's own flags go over them).
+Tiny models run on any machine. Published shapes are for a GPU (`kvtune evidence`) or the simulator. `builtin` gives a
+model's folder, `engine_defaults` the vLLM flags that it needs; flags after `--` override them.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from kvtune.engine.weights import LOAD_FORMAT
 
 FOLDER = Path(__file__).parent / "models"
 
-# A flag without a value is "". A fixed cache size makes a tiny model's pool the same on every machine, and keeps
-# vLLM from asking for most of the memory of a CPU host.
+# "" is a flag without a value. With a fixed cache size a tiny model's pool is the same on every machine, and vLLM
+# does not take most of a CPU host's memory.
 COMMON = {
     "load-format": "dummy",
     "skip-tokenizer-init": "",
@@ -26,10 +25,10 @@ COMMON = {
     "kv-cache-memory-bytes": str(1 << 30),
 }
 
-# vLLM's gated-delta-net kernels for the CPU take bfloat16 only. Its Mamba-2 crashes there where a prompt that is to be
-# cached crosses a block (core.whole_states is the way around it): tiny-granite caches only when asked. The two with
-# states have weights under which answers depend on the whole prompt: what their layouts are compared by.
-OWN: dict[str, dict[str, str]] = {
+# On a CPU, vLLM's gated-delta-net kernels take bfloat16 only, and its Mamba-2 crashes where a cached prompt crosses a
+# block (core.whole_states works around that): tiny-granite caches only on request. These two have weights under which
+# answers depend on the whole prompt, so that tests can compare layouts by their answers.
+TINY: dict[str, dict[str, str]] = {
     "tiny-opt": {},
     "tiny-llama": {"max-model-len": "40960"},
     "tiny-gemma3": {"max-model-len": "40960"},
@@ -37,9 +36,9 @@ OWN: dict[str, dict[str, str]] = {
     "tiny-qwen3next": {"max-model-len": "40960", "load-format": LOAD_FORMAT, "dtype": "bfloat16"},
 }
 
-NAMES = tuple(OWN)
+NAMES = tuple(TINY)
 
-# Real shapes, for a GPU or the simulator: a CPU engine would need minutes for a prompt.
+# Published shapes, for a GPU or the simulator: a CPU engine would take minutes for a prompt.
 SHAPES: dict[str, dict[str, str]] = {
     name: {"load-format": "dummy", "skip-tokenizer-init": ""}
     for name in ("opt-125m", "llama-3-8b", "gemma-3-4b", "gemma-3-27b", "gpt-oss-20b", "qwen3-next-80b")
@@ -48,17 +47,17 @@ SHAPES: dict[str, dict[str, str]] = {
 
 def builtin(name: str) -> Path | None:
     """The folder (with config.json) of the built-in model of this name, None for any other name."""
-    return FOLDER / name if name in OWN or name in SHAPES else None
+    return FOLDER / name if name in TINY or name in SHAPES else None
 
 
 def engine_defaults(name: str) -> dict[str, str]:
     """vLLM flags (without dashes) and values that the built-in model needs; empty for any other name."""
-    return {**COMMON, **OWN[name]} if name in OWN else SHAPES.get(name, {})
+    return {**COMMON, **TINY[name]} if name in TINY else SHAPES.get(name, {})
 
 
 def config(name: str) -> dict[str, Any]:
     """The parsed config.json of a built-in model. KeyError for any other name."""
-    if name not in OWN and name not in SHAPES:
+    if name not in TINY and name not in SHAPES:
         raise KeyError(name)
     parsed: dict[str, Any] = msgspec.json.decode((FOLDER / name / "config.json").read_bytes())
     return parsed

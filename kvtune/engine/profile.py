@@ -29,12 +29,12 @@ from kvtune.run.types import CoreInfo, Run
 from kvtune.workload.types import Workload
 
 NEEDED_BYTES = 300 << 20
-"""Free space asked for before an engine starts: a ring file per process, the engine's log, the run file."""
+"""Free space that a run needs: a ring file per process, the engine's log, the run file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileJob:
-    """What to profile. `core_settings` are only those that differ from the core's defaults."""
+    """What to profile. `core_settings` has only settings that differ from the core's defaults."""
 
     model: str
     workload: Workload
@@ -59,7 +59,7 @@ class Profiled:
 
 
 def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: None) -> Profiled:
-    """Run the job on the real engine and write its run file, also when the run ended early."""
+    """Run the job on the real engine. The run file is written also when the run ended early."""
     version = check_engine()
     resolved = resolve(job.model, dummy=job.dummy, engine_args=job.engine_args)
     check_output(job.output)
@@ -109,7 +109,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
 
 
 def _until_measured(on_event: Callable[[Event], None], stacks: Any) -> Callable[[Event], None]:
-    """Pass events on; with the measuring phase the sampling of stacks ends, before the engine shuts down."""
+    """Pass events on, and stop stack sampling when the measuring phase ends, before the engine shuts down."""
 
     def passed(event: Event) -> None:
         if stacks is not None and event.kind == "phase" and event.name == "finishing":
@@ -120,13 +120,13 @@ def _until_measured(on_event: Callable[[Event], None], stacks: Any) -> Callable[
 
 
 def _with_version(run: Run, version: str) -> Run:
-    """The engine died before it described itself: at least its version is known."""
+    """For an engine that died before it reported its configuration: the installed version."""
     engine = msgspec.structs.replace(run.header.engine, vllm=version)
     return Run(msgspec.structs.replace(run.header, engine=engine), run.tables)
 
 
 def check_output(folder: Path) -> None:
-    """The output folder exists, can be written and has room: found out before an engine is started."""
+    """Make the output folder and check that it is writable and has room, before an engine starts."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
@@ -144,9 +144,9 @@ def check_output(folder: Path) -> None:
 
 
 def reserve(job: ProfileJob) -> tuple[Path, Path, int]:
-    """A work folder, the run file's name and the folder's lock: two runs that begin in the same second get two of each.
+    """A work folder, the run file's name, and the folder's lock; unique also for runs that start in the same second.
 
-    Work folders that killed runs left behind are removed.
+    Removes the work folders of killed runs.
     """
     sweep(job.output, ".kvtune-*_*")
     base, n = run_name(job), 1
@@ -162,7 +162,7 @@ def reserve(job: ProfileJob) -> tuple[Path, Path, int]:
 
 
 def run_name(job: ProfileJob) -> str:
-    """`tiny-gemma3_rounds_kvtune_20261121-094501`: what, how, when."""
+    """MODEL_WORKLOAD_CORE_TIME, as in `tiny-gemma3_rounds_kvtune_20261121-094501`."""
     model = re.sub(r"[^\w.-]+", "-", Path(job.model).name or job.model).strip("-")[:40]
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return f"{model}_{job.workload.name}_{job.core}_{stamp}"
@@ -174,7 +174,7 @@ def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
         "KVTUNE_PROBE": job.probe,
         "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1"),
         "PYTHONUNBUFFERED": "1",
-        # As `vllm serve` has it. vLLM's own default on a GPU is fork: copied heaps are not what production collects.
+        # As in `vllm serve`. AsyncLLM's default on a GPU is fork: workers would collect a copy of the parent's heap.
         "VLLM_WORKER_MULTIPROC_METHOD": os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
         **job.environment,
     }
@@ -186,7 +186,7 @@ def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
 
 
 def _before_measuring(error: KvtuneError, folder: Path, output: Path) -> KvtuneError:
-    """No run file can be written: keep the engine's log beside where it would be, and name it."""
+    """Without a run file, keep the engine's log in the output folder and name it in the hint."""
     from kvtune.engine.messages import LOG_FILE
 
     if str(folder) not in error.hint:
@@ -194,4 +194,4 @@ def _before_measuring(error: KvtuneError, folder: Path, output: Path) -> KvtuneE
     kept = output / "engine-failed.log"
     with contextlib.suppress(OSError):
         shutil.copyfile(folder / LOG_FILE, kept)
-    return KvtuneError(error.message, f"the engine's whole log is {kept}", error.exit_code)
+    return KvtuneError(error.message, f"the engine's full log is {kept}", error.exit_code)

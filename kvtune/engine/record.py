@@ -1,7 +1,7 @@
-"""From a work folder to a Run: request log, rings, status files and samples merged onto one clock. Pure reading.
+"""From a work folder to a Run: request log, rings, status files and samples on one clock. Pure reading.
 
-The run's clock starts at the workload's second 0; records from before it (start-up, warm-up) and after its end are
-left out. Works on whatever is there: an engine that died leaves the files of its living time.
+The run's clock starts when the workload does; records from before (start-up, warm-up) and after its end are left out.
+Missing files are no error: an engine that died leaves what it wrote until then.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def record(
     probe_level: str,
     engine_args: Sequence[str],
 ) -> Run:
-    """Everything that is known about the run that `launch` ended with `outcome`."""
+    """The run that `launch` ended with `outcome`, from the files in `folder`."""
     statuses = read_statuses(folder)
     samples = outcome.sampler.samples if outcome.sampler is not None else []
     processes = _processes(statuses, samples, outcome)
@@ -114,10 +114,9 @@ def record(
         + _disagreements(tables["requests"], counters)
         + _core_notes([engine_core.get("core", {}), *worker_cores]),
         log_tail=_log_tail(folder),
-        extra={
-            **({"digests": rings.digests} if rings.digests else {}),
-            **instruments(folder, process_rings, index, statuses, outcome),
-        },
+        extra=msgspec.structs.replace(
+            instruments(folder, process_rings, index, statuses, outcome), digests=rings.digests
+        ),
     )
     return Run(header, tables)
 
@@ -125,7 +124,7 @@ def record(
 def _processes(
     statuses: list[dict[str, Any]], samples: Sequence[Sample], outcome: HostOutcome
 ) -> list[ProcessInfo]:
-    """Those that said who they are first, then others that psutil saw while measuring (helpers, trackers)."""
+    """Processes with a status file first, then others that psutil saw while measuring (helpers, trackers)."""
     names = outcome.sampler.names if outcome.sampler is not None else {}
     found = [
         ProcessInfo(pid=s["pid"], role=s["role"], name=s.get("name", ""), gc=s.get("gc", {}))
@@ -142,7 +141,7 @@ def _processes(
 
 
 def _role(pid: int, root: int, name: str) -> str:
-    """By process title, for runs without a probe: vLLM sets one for each of its processes."""
+    """By process title, for runs without a probe; vLLM titles each of its processes."""
     if pid == root:
         return "front_end"
     if "EngineCore" in name:
@@ -154,13 +153,13 @@ def _core_notes(states: Sequence[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(note for state in states for note in state.get("notes", [])))
 
 
-def _core(asked: CoreInfo, state: dict[str, Any], workers: Sequence[dict[str, Any]]) -> CoreInfo:
-    """EngineCore's account; where blocks are sized (in the workers), theirs counts too."""
-    if asked.name == "stock":
-        return asked
+def _core(requested: CoreInfo, state: dict[str, Any], workers: Sequence[dict[str, Any]]) -> CoreInfo:
+    """EngineCore's report. A part is in force only if it is in all workers that report it (they size blocks)."""
+    if requested.name == "stock":
+        return requested
     return CoreInfo(
-        name=asked.name,
-        settings=state.get("settings") or asked.settings,
+        name=requested.name,
+        settings=state.get("settings") or requested.settings,
         active=bool(state.get("active", False)),
         why=str(
             state.get("why", "") if state else "the engine did not say (probe off, or it died before a step)"
@@ -268,9 +267,9 @@ def _memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: Hos
 
 
 def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:
-    """Where the front end's account and vLLM's own counters differ: the reader must know."""
+    """Notes on counts in which the front end and vLLM's own counters differ."""
     if not counters:
-        return ["vLLM's own counters were not received: nothing to reconcile with"]
+        return ["vLLM's own counters were not received: ours are not checked against them"]
     done = np.isfinite(requests["finished_s"])
     known = requests["hit_tokens"] >= 0
     ours = {

@@ -1,14 +1,15 @@
-"""From the MODEL that a person names to vLLM's arguments; bad input is refused here, before anything is started."""
+"""From MODEL to vLLM's arguments. Bad input is refused here, before a process starts."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtune.engine import gemma
+from kvtune.engine.flags import settings_given
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 
@@ -20,15 +21,15 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vo
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """`args` is a complete command line for vLLM's parser; `offline` when no hub can be needed."""
+    """`args` is a complete command line for vLLM's parser. `offline`: the model needs no hub."""
 
     args: list[str]
     offline: bool
 
 
 def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
-    """vLLM's arguments for a model. What the person gave after `--` comes last and so wins."""
-    given = {a.split("=", 1)[0].replace("_", "-") for a in engine_args if a.startswith("--")}
+    """vLLM's arguments for a model. The flags after `--` come last, so they override ours."""
+    given = settings_given(engine_args)
     path = builtin(model)
     if path is not None:
         defaults = _flags(engine_defaults(model), given)
@@ -38,22 +39,22 @@ def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
         folder = gemma.default_folder()
         if not gemma.is_prepared(folder):
             raise UsageError(
-                f"{model} is not prepared on this machine", f"make it once: kvtune prepare {model}"
+                f"{model} is not prepared on this machine", f"prepare it once: kvtune prepare {model}"
             )
     if not folder.exists():
         if model.startswith((".", "/", "~")) or model.count("/") > 1:
             raise UsageError(
-                f"no model folder {model}", "give a folder with config.json, or a model's hub name"
+                f"no model folder {model}", "give a folder with config.json, or a model's name on the hub"
             )
         random_weights = _flags({"load-format": "dummy"}, given) if dummy else []
         return Resolved(["--model", model, *random_weights, *engine_args], offline=False)
     if not folder.is_dir():
-        raise UsageError(f"MODEL {model} is a file", "give the folder that holds config.json and the weights")
+        raise UsageError(f"MODEL {model} is a file", "give the folder with config.json and the weights")
     _check_config(folder)
     extra: dict[str, str] = {}
     if dummy:
         extra["load-format"] = "dummy"
-    elif "--load-format" not in given and not any(next(folder.glob(p), None) for p in _WEIGHTS):
+    elif "load-format" not in given and not any(next(folder.glob(p), None) for p in _WEIGHTS):
         raise UsageError(
             f"{folder} has config.json but no weights", "add --dummy for random weights on this config"
         )
@@ -62,12 +63,11 @@ def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
     return Resolved(["--model", str(folder), *_flags(extra, given), *engine_args], offline=True)
 
 
-def _flags(values: Mapping[str, str], given: set[str]) -> list[str]:
-    """`--name value` (an empty value: the bare flag) for each setting that the person did not set."""
+def _flags(values: Mapping[str, str], given: Set[str]) -> list[str]:
+    """`--name value` (for an empty value only the flag) for each setting that is not in `given`."""
     found: list[str] = []
     for name, value in values.items():
-        plain = name.removeprefix("no-")
-        if f"--{plain}" not in given and f"--no-{plain}" not in given:
+        if name.removeprefix("no-") not in given:
             found += [f"--{name}", value] if value else [f"--{name}"]
     return found
 
@@ -75,13 +75,13 @@ def _flags(values: Mapping[str, str], given: set[str]) -> list[str]:
 def _check_config(folder: Path) -> None:
     path = folder / "config.json"
     if not path.exists():
-        raise UsageError(f"{folder} has no config.json", "give a folder that vLLM can load")
+        raise UsageError(f"{folder} has no config.json", "give a folder with a model that vLLM can load")
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is not JSON: {error}", "repair the file") from error
     if not isinstance(config, dict) or not config.get("architectures"):
-        raise UsageError(f"{path} names no `architectures`", "vLLM needs it to choose the model's class")
+        raise UsageError(f"{path} has no `architectures`", "vLLM chooses the model's class by it: add it")
 
 
 def installed_engine() -> str:
@@ -96,24 +96,24 @@ def installed_engine() -> str:
 
 
 def check_engine() -> str:
-    """The installed vLLM's version; a KvtuneError when it is missing or not one that kvtune knows."""
-    found = {}
+    """The installed vLLM's version. KvtuneError when there is none, or kvtune does not support it."""
+    installed = {}
     for name in ENGINES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if not found:
+    if not installed:
         raise KvtuneError(
             "vLLM is not installed",
             "`pip install 'kvtune[cuda]'` on an NVIDIA machine, `pip install 'kvtune[cpu]'` elsewhere",
             EXIT_USAGE,
         )
-    name, version = next(iter(found.items()))
+    name, version = next(iter(installed.items()))
     if version.split("+", 1)[0] not in SUPPORTED_VLLM:
         raise KvtuneError(
             f"{name} {version} is not supported",
-            f"kvtune knows vLLM {', '.join(SUPPORTED_VLLM)}: install one of these",
+            f"kvtune supports vLLM {', '.join(SUPPORTED_VLLM)}: install that",
             EXIT_USAGE,
         )
     return version

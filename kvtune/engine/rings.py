@@ -1,7 +1,7 @@
 """From ring files to a run's tables: steps, collections, the pool's tiers. Pure reading, each file once.
 
-Tables hold the measuring phase, on the run's clock. A record within which the clock went back (a suspended or
-migrated machine) has no meaningful length: it is left out and counted.
+Tables have the measuring phase, on the run's clock. A record in which the clock went backwards (a suspended or migrated
+machine) has no valid length: it is left out and counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProcessRing:
 
 @dataclass(slots=True)
 class RingTables:
-    """`lost` (overwritten before they were read) and `backwards` (left out) count records by process number."""
+    """`lost` (overwritten before they were read) and `backwards` (clock errors) count records by process index."""
 
     steps: Table = field(default_factory=dict)
     gc: Table = field(default_factory=dict)

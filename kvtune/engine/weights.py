@@ -1,7 +1,7 @@
-"""`--load-format kvtune-seeded`: random weights of real scale, so that an answer depends on every token before it.
+"""`--load-format kvtune-seeded`: random weights of realistic scale, so that answers depend on the whole prompt.
 
-Runs in vLLM's workers. vLLM's own dummy weights (+-1e-3) make a model say one token whatever it is asked, and then
-equal answers prove nothing. A parameter's values follow from its name alone: the same in every process and layout.
+Runs in vLLM's workers. With vLLM's dummy weights (+-1e-3) a model answers every prompt with the same token, so equal
+answers prove nothing. A parameter's values depend only on its name: they are equal in every process and layout.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from zlib import crc32
 LOAD_FORMAT = "kvtune-seeded"
 
 RANGES = {"A_log": (-3.0, 1.0), "dt_bias": (-6.0, -2.0)}
-"""Of what decays a recurrent state: heads that forget within tens of tokens beside heads that remember thousands."""
+"""Decay parameters of recurrent states: some heads forget within tens of tokens, others remember thousands."""
 
 SHARP = 2.0
 
 
 def register() -> None:
-    """Make the format known to vLLM, in each process of an engine of ours; idempotent."""
+    """Register the format with vLLM, in each process of an engine that kvtune starts. Idempotent."""
     if not any(name.startswith("KVTUNE_") for name in os.environ):
         return
     from vllm.model_executor import model_loader
@@ -38,7 +38,7 @@ def register() -> None:
 
 
 def fill(name: str, tensor: Any, one_plus: bool = False) -> None:
-    """Fill one parameter. `one_plus`: a norm that adds one to its weight."""
+    """Fill one parameter. `one_plus`: the layer adds one to its norm weight."""
     import torch
 
     if not torch.is_floating_point(tensor):
@@ -52,10 +52,10 @@ def fill(name: str, tensor: Any, one_plus: bool = False) -> None:
         low, high = RANGES.get(leaf, RANGES["A_log"])
         values = torch.empty(tensor.shape).uniform_(low, high, generator=generator)
         values = -values.exp() if leaf == "A" else values
-    elif leaf == "weight":  # a norm's; attention that is spread evenly over a long prompt sees none of it
+    elif leaf == "weight":  # of a norm; sharper attention than 1.0 gives, which averages a long prompt away
         wanted = SHARP if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
         values = torch.full(tensor.shape, wanted - one_plus)
-    elif leaf == "bias":  # small beside the embeddings, or all prompts are answered alike (OPT has many)
+    elif leaf == "bias":  # small, or it outweighs the embeddings (OPT has many biases)
         values = torch.randn(tensor.shape, generator=generator) / 64
     else:
         values = torch.randn(tensor.shape, generator=generator) / 4

@@ -14,6 +14,7 @@ from typing import Any
 from kvtune import __version__
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.engine.messages import Event
 from kvtune.engine.resolve import check_engine
@@ -84,7 +85,7 @@ def evidence(
     for one in done:
         if one.path:
             run = read_run(folder / one.path)
-            seen.setdefault((one.case, one.side), []).append(summary(run, workload_of(run)))
+            seen.setdefault((one.case, one.side), []).append(summary(RunAnalysis(run, workload_of(run))))
     claims = [_claim(claim, scale, seen, done) for claim in CLAIMS if claim.name in names]
     for claim in claims:
         extra = {FREE_LIST: free_list, AGGREGATE: planned_blocks}.get(claim["name"])

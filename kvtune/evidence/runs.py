@@ -15,6 +15,7 @@ from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.evidence.claims import Case, CaseSide
 from kvtune.evidence.turns import in_turns
+from kvtune.files import replacing
 from kvtune.run.rows import add_row, read_rows
 from kvtune.workload.spec import build
 
@@ -80,9 +81,8 @@ def run_turns(case: Case, folder: Path, on_turn: Callable[[int], None]) -> dict[
         kept: dict[str, list[dict[str, Any]]] = msgspec.json.decode(path.read_bytes())
         return kept
     found = in_turns(case, on_turn)
-    part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(found))
-    part.replace(path)
+    with replacing(path) as part:
+        part.write_bytes(msgspec.json.encode(found))
     return found
 
 

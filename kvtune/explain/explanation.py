@@ -155,7 +155,7 @@ def settings_of(run: Run) -> SimSettings:
     """The simulated counterpart of a run's engine, with a step cost fitted to the run's steps."""
     header = run.header
     core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
-    mode = header.extra.get("sim", {}).get("mode", "exact")
+    mode = header.extra.sim.mode if header.extra.sim is not None else "exact"
     return msgspec.convert(
         {
             "model": header.model,
@@ -276,7 +276,7 @@ def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
 
 
 def with_misses(run: Run, explanation: Explanation) -> Run:
-    """The run with its causes in `header.extra["misses"]`; KvtuneError when the replay's hits are not the run's."""
+    """The run with its causes in `header.extra.misses`; KvtuneError when the replay's hits are not the run's."""
     if (
         explanation.disagreements
         or explanation.not_admitted
@@ -286,5 +286,4 @@ def with_misses(run: Run, explanation: Explanation) -> Run:
             f"the causes are not stored: the replay differs from the run in {len(explanation.disagreements)} requests",
             "they explain the replay, not the run; --json prints them",
         )
-    extra = {**run.header.extra, "misses": explanation.misses}
-    return Run(msgspec.structs.replace(run.header, extra=extra), run.tables)
+    return run.with_extra(misses=dict(explanation.misses))

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from kvtune.core.settings import KNOBS, CoreSettings
+from kvtune.core.settings import AUTO, KNOBS, CoreSettings
+from kvtune.engine.flags import flag_texts, with_flag
 from kvtune.layout.plan import match_units
 from kvtune.run.types import EngineInfo
 from kvtune.sim.settings import SimSettings
@@ -132,9 +133,9 @@ def combined(options: Sequence[Option], at: Situation) -> list[Option]:
 
 
 def changed_flags(option: Option, at: Situation) -> set[str]:
-    """Names of vLLM's flags that an option adds or changes."""
-    new = set(option.settings.engine_args) - set(at.settings.engine_args)
-    return {argument.removeprefix("--") for argument in new if argument.startswith("--")} | (
+    """Names of vLLM's flags that an option adds."""
+    new = flag_texts(option.settings.engine_args).keys() - flag_texts(at.settings.engine_args).keys()
+    return new | (
         {"num-gpu-blocks-override"} if option.settings.block_tokens != at.settings.block_tokens else set()
     )
 
@@ -148,9 +149,9 @@ def _for_eviction(at: Situation) -> Iterator[Change]:
         core = at.core
         if core.policy != "density":
             yield f"core.policy {core.policy} -> density", at.with_core(policy="density")
-        else:
+        if core.policy in (AUTO, "density"):
             yield (
-                "core.policy density -> two_class, reuse_bonus_s 1e9",
+                f"core.policy {core.policy} -> two_class, reuse_bonus_s 1e9",
                 at.with_core(policy="two_class", reuse_bonus_s=1e9),
             )
         if core.policy == "tiered":
@@ -231,17 +232,3 @@ REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {
     "partial_block": _for_partial,
     "skipped_lookup": _for_skipped,
 }
-
-
-def with_flag(arguments: Sequence[str], name: str, value: int | str | None) -> list[str]:
-    """The command line with `--name value` in place of any other `--name`; "": a switch; None: without it."""
-    kept: list[str] = []
-    skipping = False
-    for argument in arguments:
-        if argument.startswith("--"):
-            skipping = argument[2:].partition("=")[0].replace("_", "-") == name
-        if not skipping:
-            kept.append(argument)
-    if value is None:
-        return kept
-    return [*kept, f"--{name}"] if value == "" else [*kept, f"--{name}", str(value)]

@@ -23,6 +23,7 @@ import msgspec
 
 from kvtune.core.patches import PATCHES
 from kvtune.core.vllm_types import Request, Scheduler
+from kvtune.files import replacing
 from kvtune.probe.status import role
 from kvtune.run.scratch import PREFIX, hold, sweep
 from kvtune.workload.recording import Line, PrefixHasher, TraceWriter
@@ -195,11 +196,10 @@ class CounterPage:
     BYTES = 1 << 14
 
     def __init__(self, path: Path) -> None:
-        part = path.with_suffix(".part")
-        part.write_bytes(bytes(self.BYTES))
-        with part.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), self.BYTES)
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_bytes(bytes(self.BYTES))
+            with part.open("r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), self.BYTES)
         self._sequence = 0
 
     def write(self, counters: dict[str, Any]) -> None:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 
 from kvtune.errors import KvtuneError
+from kvtune.run.extras import FlameBox, StackFunction, StackSamples
 from kvtune.run.types import Run
 
 RATE_HZ = 100
@@ -126,20 +126,24 @@ class Stacks:
 
     def attach(self, run: Run, run_path: Path) -> Run:
         """Copy the recordings beside the run file; add top functions and flame graphs to the run."""
-        stacks: dict[str, Any] = {}
+        stacks: dict[str, StackSamples] = {}
         for role, _, path in self._running:
             try:
                 profile = json.loads(path.read_text())
             except (OSError, ValueError):
-                stacks[role] = {"failed": "py-spy left no recording"}
+                stacks[role] = StackSamples(failed="py-spy left no recording")
                 continue
             kept = run_path.with_name(f"{run_path.stem}.{role}.speedscope.json")
             shutil.copyfile(path, kept)
             loop = of_loops(profile)
-            stacks[role] = {"file": kept.name, "rate_hz": RATE_HZ, "threads": "loop" if loop else "all"}
-            stacks[role] |= {"top": top_functions(loop or profile), "flame": flame(loop or profile)}
-        header = msgspec.structs.replace(run.header, extra={**run.header.extra, "stacks": stacks})
-        return Run(header, run.tables)
+            stacks[role] = StackSamples(
+                file=kept.name,
+                rate_hz=RATE_HZ,
+                threads="loop" if loop else "all",
+                top=top_functions(loop or profile),
+                flame=flame(loop or profile),
+            )
+        return run.with_extra(stacks=stacks)
 
 
 def of_loops(profile: dict[str, Any]) -> dict[str, Any] | None:
@@ -150,7 +154,7 @@ def of_loops(profile: dict[str, Any]) -> dict[str, Any] | None:
     return {**profile, "profiles": threads} if threads else None
 
 
-def top_functions(profile: dict[str, Any], count: int = 15) -> list[dict[str, Any]]:
+def top_functions(profile: dict[str, Any], count: int = 15) -> list[StackFunction]:
     """The functions with most self time over all threads: name, file, line, share of all samples."""
     frames = profile.get("shared", {}).get("frames", [])
     self_time: dict[int, float] = {}
@@ -162,18 +166,18 @@ def top_functions(profile: dict[str, Any], count: int = 15) -> list[dict[str, An
                 self_time[stack[-1]] = self_time.get(stack[-1], 0.0) + weight
     ranked = sorted(self_time.items(), key=lambda item: -item[1])[:count]
     return [
-        {
-            "function": frames[i].get("name", ""),
-            "file": frames[i].get("file", ""),
-            "line": frames[i].get("line", 0),
-            "share": weight / total if total else 0.0,
-        }
+        StackFunction(
+            function=frames[i].get("name", ""),
+            file=frames[i].get("file", ""),
+            line=frames[i].get("line") or 0,
+            share=weight / total if total else 0.0,
+        )
         for i, weight in ranked
     ]
 
 
-def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) -> list[list[Any]]:
-    """Boxes of a flame graph over all threads: [depth, start, share, function, file, line].
+def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) -> list[FlameBox]:
+    """Boxes of a flame graph over all threads: (depth, start, share, function, file, line).
 
     Start and share are fractions of all samples. Boxes below `least_share` are left out, and so are the smallest
     beyond `most`.
@@ -193,7 +197,7 @@ def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) 
     kept = set(large[:most])
     starts: dict[tuple[int, ...], float] = {(): 0.0}
     free: dict[tuple[int, ...], float] = {}
-    boxes = []
+    boxes: list[FlameBox] = []
     for path in sorted(kept, key=lambda p: (len(p), -weights[p], p)):
         parent = path[:-1]
         if parent not in starts:
@@ -201,6 +205,7 @@ def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) 
         start = free.get(parent, starts[parent])
         starts[path], free[parent] = start, start + weights[path] / total
         frame = frames[path[-1]] if path[-1] < len(frames) else {}
-        where = [frame.get("name", ""), frame.get("file", ""), frame.get("line") or 0]
-        boxes.append([len(path) - 1, round(start, 5), round(weights[path] / total, 5), *where])
+        share = round(weights[path] / total, 5)
+        names = frame.get("name", ""), frame.get("file", ""), frame.get("line") or 0
+        boxes.append((len(path) - 1, round(start, 5), share, *names))
     return boxes

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvtune.files import replacing
+
 FRONT_END = "KVTUNE_FRONT_END"
 """Variable with the front end's pid, by which its helper processes, also named MainProcess, are told apart from it."""
 
@@ -63,10 +65,8 @@ class Status:
             "collections": [s["collections"] for s in gc.get_stats()],
         }
         path = self._folder / f"status-{os.getpid()}.json"
-        part = path.with_suffix(".part")
-        with contextlib.suppress(OSError, TypeError, ValueError):
+        with contextlib.suppress(OSError, TypeError, ValueError), replacing(path) as part:
             part.write_text(json.dumps(self.facts))
-            part.replace(path)
 
 
 def read_statuses(folder: Path) -> list[dict[str, Any]]:

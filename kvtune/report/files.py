@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import UsageError
+from kvtune.files import explained, replacing
 
 
 def write_new(text: str, path: Path, *, force: bool = False) -> Path:
@@ -14,15 +14,8 @@ def write_new(text: str, path: Path, *, force: bool = False) -> Path:
         raise UsageError(f"{path} is a folder", "give a file name with -o FILE")
     if path.exists() and not force:
         raise UsageError(f"{path} exists", "give another name with -o FILE, or --force to overwrite it")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with explained(path, "free space or choose another place with -o FILE"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise KvtuneError(
-            f"cannot write {path}: {error.strerror or error}",
-            "free space or choose another place with -o FILE",
-        ) from error
+        with replacing(path) as part:
+            part.write_text(text, encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""The record of one run: a header and tables of numbers. The whole contract between measuring and looking.
+"""The record of one run: a header and tables of numbers. The contract between measuring and analysis.
 
 In: nothing. Out: `Run(header, tables)`. Imports `errors` only.
 Imported by: analysis, cli, core, doctor, engine, evidence, explain, probe, report, sim, tune.
@@ -6,12 +6,13 @@ All times of a run are on one clock (CLOCK_MONOTONIC, the same in all processes 
 measuring phase began. Units stand in the names. docs/run-file.md describes the file.
 
     types.py     Run, Header, the tables and their columns, SCHEMA
+    extras.py    results that only some runs have, as typed optional parts of the header
     file.py      read_run, write_run: a zip of header.json and one .npy array per column; upgrades of older schemas
     machine.py   the machine that a run ran on
     limits.py    cores and memory that this process may use: the machine's, or its container's
-    cpu.py       what the CPU can do that vLLM's decisions depend on (KVTUNE_AVX512_BF16)
-    states.py    the data type in which a recorded engine kept recurrent states
+    cpu.py       CPU features that change vLLM's decisions (KVTUNE_AVX512_BF16)
+    states.py    the data type of a recorded engine's recurrent states
     slo.py       limits in milliseconds: `ttft=500,tpot=50`
-    rows.py      the list of runs that an interrupted command has finished, one JSON object a line
-    scratch.py   work folders that are removed when their users are gone, also after a kill
+    rows.py      the journal from which an interrupted command resumes, one JSON object a line
+    scratch.py   temporary folders, removed when no process uses them, also after a kill
 """

@@ -1,12 +1,11 @@
 """The run file: a zip of `header.json` and one .npy array per table column. Written whole or not at all.
 
-Any zip tool and numpy can read it without kvtune. Nothing in it is executed (no pickle).
+Readable with any zip tool and numpy. Nothing in it is executed (no pickle).
 """
 
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,36 +14,34 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import UsageError
+from kvtune.files import explained, replacing
+from kvtune.run.extras import read_extras
 from kvtune.run.types import SCHEMA, TABLES, Header, Run, Table, empty_table
 
 SUFFIX = ".kvrun"
 
-# Old schema -> function that lifts a decoded header of it by one version.
+# Old schema -> function that upgrades a decoded header by one version.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
 def write_run(run: Run, path: Path) -> None:
-    """Write `run` to `path`: a temporary file beside it, then a rename, so that a crash leaves no half file."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out:
-            out.writestr("header.json", msgspec.json.format(msgspec.json.encode(run.header), indent=1))
-            for name, table in run.tables.items():
-                for column, kind in TABLES[name].items():
-                    if column not in table:  # a writer that does not know it: the reader fills it in
-                        continue
-                    buffer = io.BytesIO()
-                    array = np.asarray(table[column], dtype=None if kind == "U" else kind)
-                    np.save(buffer, array, allow_pickle=False)
-                    out.writestr(f"tables/{name}/{column}.npy", buffer.getvalue())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise KvtuneError(
-            f"cannot write the run file {path}: {error.strerror or error}",
-            "free space or choose another folder with -o DIR",
-        ) from error
+    """Write `run` to `path`, whole or not at all."""
+    hint = "free space or choose another folder with -o DIR"
+    with (
+        explained(path, hint, "the run file"),
+        replacing(path) as part,
+        zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out,
+    ):
+        out.writestr("header.json", msgspec.json.format(msgspec.json.encode(run.header), indent=1))
+        for name, table in run.tables.items():
+            for column, kind in TABLES[name].items():
+                if column not in table:  # the reader fills in columns that the writer does not know
+                    continue
+                buffer = io.BytesIO()
+                array = np.asarray(table[column], dtype=None if kind == "U" else kind)
+                np.save(buffer, array, allow_pickle=False)
+                out.writestr(f"tables/{name}/{column}.npy", buffer.getvalue())
 
 
 def read_run(path: Path) -> Run:
@@ -73,15 +70,18 @@ def _header(raw: bytes, path: Path) -> Header:
         )
     while schema < SCHEMA:
         if schema not in UPGRADES:
-            raise UsageError(f"{path} has unknown schema {schema}", f"this kvtune reads 1 to {SCHEMA}")
+            raise UsageError(
+                f"{path} has unknown schema {schema}", f"this kvtune reads schemas 1 to {SCHEMA}"
+            )
         decoded = UPGRADES[schema](decoded)
         schema += 1
     decoded["schema"] = SCHEMA
-    return msgspec.convert(decoded, Header)
+    extra = read_extras(decoded.pop("extra", None))
+    return msgspec.structs.replace(msgspec.convert(decoded, Header), extra=extra)
 
 
 def _tables(archive: zipfile.ZipFile) -> dict[str, Table]:
-    """Known columns only; a column that the writer did not know yet is filled with its kind's zero (NaN for times)."""
+    """Known columns only. A column that an older writer did not have is filled with zeros, NaN or empty text."""
     tables: dict[str, Table] = {}
     names = {n for n in archive.namelist() if n.startswith("tables/") and n.endswith(".npy")}
     for name, columns in TABLES.items():

@@ -1,4 +1,4 @@
-"""A list of runs that were made, a JSON object a line: what a call that was cut off goes on from. Plain files."""
+"""A journal of completed runs, one JSON object a line, from which an interrupted command resumes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 
 def read_rows(path: Path, fields: Collection[str]) -> list[dict[str, Any]]:
-    """The whole lines that have these fields; a line that a crash cut off is a run that is made again."""
-    found = []
+    """The complete lines with these fields. The run of an incomplete line, cut off by a crash, is made again."""
+    rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
         except ValueError:
             continue
         if isinstance(row, dict) and set(fields) <= row.keys():
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def add_row(path: Path, row: dict[str, Any]) -> None:

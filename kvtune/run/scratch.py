@@ -1,7 +1,7 @@
-"""Folders for work in progress: named kvtune-*, gone when their users are, also after a kill. Any process.
+"""Temporary folders named kvtune-*, removed when no process uses them any more, also after a kill. Any process.
 
-Whoever uses a folder holds a shared lock on `.lock` in it. The lock goes with the process, however it ends. `sweep`,
-called whenever a new folder is made, removes what nobody holds.
+A process that uses a folder holds a shared lock on its `.lock` file; the kernel releases it when the process ends.
+`sweep` runs whenever a new folder is made and removes unlocked ones.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from kvtune.errors import KvtuneError
 PREFIX = "kvtune-"
 LOCK = ".lock"
 UNLOCKED_S = 60.0
-"""A folder without a lock may be one that is being made; older than this, its maker was killed in between."""
+"""A folder without a lock file may be in the making. If it is older than this, its maker was killed."""
 
 
 @contextlib.contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """A new folder in the temp folder; removed at the end, or swept later if the end never comes."""
+    """A new folder in the temp folder; removed at the end, or by a later sweep if the process is killed."""
     try:
         sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
         folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
         lock = hold(folder)
     except OSError as error:
         raise KvtuneError(
-            f"no folder can be made in the temp folder: {error.strerror or error}",
+            f"cannot make a folder in the temp folder: {error.strerror or error}",
             "free space there, or choose another: TMPDIR=/path kvtune ..",
         ) from error
     try:
@@ -44,9 +44,9 @@ def scratch(kind: str) -> Iterator[Path]:
 
 
 def hold(folder: Path) -> int:
-    """Keep `folder` from being swept for as long as the returned descriptor is open, in any process.
+    """Keep `folder` from being swept while the returned descriptor is open in any process.
 
-    FileNotFoundError where the folder is gone. The lock file appears locked: no sweep comes in between.
+    FileNotFoundError where the folder is gone. The lock file is locked before it gets its name: no sweep can take it.
     """
     while True:
         try:
@@ -66,7 +66,7 @@ def hold(folder: Path) -> int:
 
 
 def sweep(parent: Path, pattern: str) -> list[Path]:
-    """Remove this user's folders under `parent` that match and that no process holds. Never raises."""
+    """Remove this user's matching folders under `parent` that no process holds. Never raises."""
     removed = []
     with contextlib.suppress(OSError):
         for folder in parent.glob(pattern):

@@ -1,10 +1,8 @@
-"""What a request must keep to be worth serving: upper limits in milliseconds, `ttft=500,tpot=50,e2e=8000`. Pure."""
+"""Latency limits (SLO) in milliseconds, such as `ttft=500,tpot=50,e2e=8000`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import msgspec
 
 from kvtune.errors import UsageError
 from kvtune.run.types import Run
@@ -14,13 +12,11 @@ LIMITS = {
     "tpot": "mean time per token after the first",
     "e2e": "time to the last token",
 }
-EXTRA = "slo"
-"""Where a run's header keeps it."""
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """`ttft=500,tpot=50`; empty text is no limit at all. UsageError names what is legal."""
-    found: dict[str, float] = {}
+    """Limits by name; none for an empty text. UsageError lists the names."""
+    limits: dict[str, float] = {}
     for part in (p.strip() for p in text.split(",") if p.strip()):
         name, _, number = part.partition("=")
         try:
@@ -29,9 +25,11 @@ def read_slo(text: str) -> dict[str, float]:
             value = 0.0
         if name.strip() not in LIMITS or not 0 < value < float("inf"):
             known = ", ".join(f"{n} ({what})" for n, what in LIMITS.items())
-            raise UsageError(f"--slo {part} is no limit", f"it takes NAME=MILLISECONDS of {known}")
-        found[name.strip()] = value
-    return found
+            raise UsageError(
+                f"--slo {part} is not a limit", f"give NAME=MILLISECONDS, with NAME one of {known}"
+            )
+        limits[name.strip()] = value
+    return limits
 
 
 def slo_text(slo: Mapping[str, float]) -> str:
@@ -39,5 +37,5 @@ def slo_text(slo: Mapping[str, float]) -> str:
 
 
 def with_slo(run: Run, slo: Mapping[str, float]) -> Run:
-    """The run with the limits that its requests are judged by."""
-    return Run(msgspec.structs.replace(run.header, extra={**run.header.extra, EXTRA: dict(slo)}), run.tables)
+    """The run with the limits that define its goodput."""
+    return run.with_extra(slo=dict(slo))

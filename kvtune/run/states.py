@@ -1,4 +1,4 @@
-"""The data type in which a recorded engine kept recurrent states. Pure; reads what every run file holds."""
+"""The data type of a recorded engine's recurrent states. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from kvtune.run.types import EngineInfo
 
 
 def state_dtype(engine: EngineInfo) -> str:
-    """`float32`, `bfloat16` ..; empty for a model without states, or a run without captured KV specs.
+    """`float32`, `bfloat16`, and so on; empty for a model without states, or a run without captured KV specs.
 
-    A state has several tensors; the recurrent one, the last and largest, is the one whose type the platform decides.
+    Of a state's tensors, the last (and largest) is the recurrent one, whose data type the platform chooses.
     """
     for spec in engine.kv_specs.get("specs", []):
         dtypes = spec.get("fields", {}).get("dtypes")

@@ -1,8 +1,7 @@
 """The record of one run, engine or sim: a header (plain data) and tables (columns of numbers).
 
-Written once by whoever ran, read by analysis. Times in tables are seconds since the measuring phase began.
-Adding a field with a default keeps the schema; changing or removing one raises SCHEMA and needs a reader for
-the old version (file.py) and a golden file of it (tests/golden).
+Times in tables are seconds since the measuring phase began. Adding a field with a default keeps the schema. Changing
+or removing one raises SCHEMA, and needs an upgrade in file.py and a golden file of the old schema in tests/golden.
 """
 
 from __future__ import annotations
@@ -14,19 +13,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.run.extras import Extras
+
 SCHEMA = 1
 
 Table = dict[str, NDArray[Any]]
 """Columns of equal length by name."""
 
 TABLES: dict[str, dict[str, str]] = {
-    # One row a request, in workload order. hit_tokens: -1 when the engine did not say. Times are NaN when not reached.
+    # One row a request, in workload order. hit_tokens: -1 where not reported. Times that were not reached are NaN.
     "requests": {
         "id": "U",
         "kind": "U",
         "round": "i4",
         "prompt_tokens": "i8",
-        "output_tokens": "i8",  # received, not asked
+        "output_tokens": "i8",  # received, which may be fewer than requested
         "hit_tokens": "i8",
         "planned_s": "f8",  # NaN in a closed loop
         "sent_s": "f8",
@@ -34,7 +35,7 @@ TABLES: dict[str, dict[str, str]] = {
         "finished_s": "f8",
         "finish": "U",  # length, stop, abort, error, "" = unfinished
         "preemptions": "i4",
-        "answer_crc": "i8",  # of the generated token ids as int32: runs that answer alike have equal ones; 0 = none
+        "answer_crc": "i8",  # of the generated token ids as int32, equal for equal answers; 0 = no answer
     },
     # One row each time the front end received tokens of a request; `request` is the row in `requests`.
     "tokens": {"request": "i4", "t_s": "f8", "count": "i4"},
@@ -54,14 +55,14 @@ TABLES: dict[str, dict[str, str]] = {
         "waiting": "i4",
         "free_blocks": "i4",
         "context_tokens": "i8",  # KV tokens that the scheduled requests attend to
-        # Objects that the collector watches, made less freed by all threads, in each phase. 0 in older files.
+        # Net allocations by phase: objects that the collector watches, made minus freed, all threads. 0 in older files.
         "schedule_objects": "i4",
         "execute_objects": "i4",
         "update_objects": "i4",
         "other_objects": "i4",
         "prefill_context_tokens": "i8",  # of context_tokens, those that prefilling requests attend to
     },
-    # One row a step and tier in which hashed KV blocks were given out (evicted) or put into a lower tier.
+    # One row a step and tier in which cached KV blocks were evicted or demoted to a lower tier.
     # `tier` indexes Header.engine.settings["tiers"]; `t_s` is the step's start. No table: not recorded.
     "pool": {
         "process": "i2",
@@ -81,7 +82,7 @@ TABLES: dict[str, dict[str, str]] = {
         "collected": "i4",
         "uncollectable": "i4",
     },
-    # One row a psutil sample of a process. uss_bytes is 0 where the sample left it out.
+    # One row a psutil sample of a process. uss_bytes is 0 where it was not sampled.
     "memory": {
         "process": "i2",
         "t_s": "f8",
@@ -103,16 +104,15 @@ class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` is what was asked for; `active` what ran: False with `why` when the core refused or stepped aside."""
+    """`name`: the requested core. `active`: whether it ran; `why` says why not."""
 
     name: Literal["kvtune", "stock"]
     settings: dict[str, Any] = {}
     active: bool = False
     why: str = ""
     counters: dict[str, int] = {}
-    parts: dict[
-        str, bool
-    ] = {}  # switches that say whether they are in force; header.notes has the reason where not
+    # Parts of the core that report whether they are in force; header.notes has the reasons of those that are not.
+    parts: dict[str, bool] = {}
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,10 +125,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 0
     max_model_len: int = 0
     async_scheduling: bool = False
-    settings: dict[str, Any] = {}  # resolved: what the engine runs with
+    settings: dict[str, Any] = {}  # as resolved by vLLM
     args: list[str] = []  # as given after `--`
     groups: list[dict[str, Any]] = []  # KV cache groups: kind, block_size, sliding_window, layers, page_bytes
-    kv_specs: dict[str, Any] = {}  # what `sim` needs to rebuild this engine's KV config without the model
+    kv_specs: dict[str, Any] = {}  # from which `sim` rebuilds this engine's KV config without the model
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,13 +136,11 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = 0
     memory_bytes: int = 0
     os: str = ""
-    avx512_bf16: bool | None = (
-        None  # None: files from before it was recorded. Decides the type of states (run.cpu)
-    )
+    avx512_bf16: bool | None = None  # decides the data type of states (run.cpu); None in older files
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`role`: front_end, engine_core, worker. `gc` holds thresholds, frozen count, heap size at start and end."""
+    """`role`: front_end, engine_core, worker, helper. `gc`: thresholds, frozen objects, collections."""
 
     pid: int
     role: str
@@ -152,12 +150,12 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProbeInfo(msgspec.Struct, frozen=True, kw_only=True):
     level: str = "off"
-    lost_records: dict[str, int] = {}  # by process name: overwritten in the bounded ring
-    disabled: dict[str, str] = {}  # by process name: a probe that failed and switched itself off, and why
+    lost_records: dict[str, int] = {}  # by process name: overwritten in the ring before they were read
+    disabled: dict[str, str] = {}  # by process and probe: why it switched itself off
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    """timings: False when a probe (or the source) distorts times; `why` says which."""
+    """`timings` is False where a probe distorts times, or they are predicted; `why` says which."""
 
     timings: bool = True
     why: str = ""
@@ -185,9 +183,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     startup_s: float = 0.0
     # vLLM's own prefix-cache counters over the measuring phase: requests, queries, hits, and so on.
     engine_counters: dict[str, float] = {}
-    notes: list[str] = []  # disagreements, fallbacks: what a reader must know
+    notes: list[str] = []  # for readers of the results: count mismatches, fallbacks
     log_tail: list[str] = []
-    extra: dict[str, Any] = {}  # results of optional instruments (stacks, sites, predictions), by instrument
+    extra: Extras = Extras()  # results that only some runs have
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +194,14 @@ class Run:
     tables: dict[str, Table] = field(default_factory=dict)
 
     def table(self, name: str) -> Table:
-        """The table, or an empty one with the right columns where the run did not record it."""
-        found = self.tables.get(name)
-        return found if found is not None else empty_table(name)
+        """The table; an empty one with its columns where the run did not record it."""
+        table = self.tables.get(name)
+        return table if table is not None else empty_table(name)
+
+    def with_extra(self, **changes: Any) -> Run:
+        """The run with these fields of `header.extra` replaced."""
+        extra = msgspec.structs.replace(self.header.extra, **changes)
+        return Run(msgspec.structs.replace(self.header, extra=extra), self.tables)
 
 
 def empty_table(name: str) -> Table:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from typing import Any
 
+from kvtune.engine.flags import settings_given
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.settings import COARSE_BLOCK, COARSE_CHUNKS, SimSettings
@@ -85,7 +85,8 @@ def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:
     if settings.specs:
         specs = restore(settings.specs)
         layouts: list[str] = []  # the captured config names the layout
-        apply(settings.specs, config, _flags_given(settings.engine_args))
+        given = (name.replace("-", "_") for name in settings_given(settings.engine_args))
+        apply(settings.specs, config, frozenset(given))
         if cache.num_gpu_blocks_override is None:
             cache.num_gpu_blocks_override = int(settings.specs["num_blocks"])
     else:
@@ -175,11 +176,6 @@ def _resize(settings: SimSettings, config: Any, specs: dict[str, Any]) -> None:
 def _is_vllms(scheduler: Any) -> bool:
     name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
     return bool(name) and str(name).startswith("vllm.v1.core.sched")
-
-
-def _flags_given(engine_args: Sequence[str]) -> frozenset[str]:
-    names = (a.split("=", 1)[0].removeprefix("--") for a in engine_args if a.startswith("--"))
-    return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
 
 
 def _silence_vllm() -> None:

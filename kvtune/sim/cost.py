@@ -196,7 +196,7 @@ def _unexplained(run: Run, steps: Table, predicted_us: NDArray[np.float64], dela
 
 
 def read_cost(text: str) -> StepCost:
-    """A StepCost from JSON, as in `header.extra["step_cost"]` of a run."""
+    """A StepCost from JSON, as in `header.extra.step_cost` of a run."""
     try:
         return msgspec.json.decode(text, type=StepCost)
     except msgspec.DecodeError as error:

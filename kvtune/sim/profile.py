@@ -69,7 +69,7 @@ def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
 
 def cost_of(run: Run) -> StepCost:
     """The cost that a simulated run ran with; else fitted to the run's steps, or nominal where there are too few."""
-    stored = run.header.extra.get("step_cost")
+    stored = run.header.extra.step_cost
     if stored:
         import msgspec
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from kvtune import __version__
+from kvtune.run.extras import Extras, Replay
 from kvtune.run.machine import this_host
 from kvtune.run.types import (
     TABLES,
@@ -51,19 +52,18 @@ def record(
     tables["tokens"] = _tokens(journal, leave_s)
     finished = np.isfinite(requests["finished_s"])
     admitted = requests["hit_tokens"] >= 0
-    extra: dict[str, Any] = {
-        "sim": {
-            "mode": settings.mode,
-            "steps": len(tables["steps"]["t_s"]),
-            "jumps": journal.jumps,
-            "jumped_steps": journal.jumped_steps,
-            "elapsed_s": elapsed_s,
-            "batch_queue": engine.batch_queue is not None,
-        },
-        "step_cost": msgspec.to_builtins(settings.cost),
-    }
-    if settings.digests:
-        extra["digests"] = list(journal.digests)
+    extra = Extras(
+        sim=Replay(
+            mode=settings.mode,
+            steps=len(tables["steps"]["t_s"]),
+            jumps=journal.jumps,
+            jumped_steps=journal.jumped_steps,
+            elapsed_s=elapsed_s,
+            batch_queue=engine.batch_queue is not None,
+        ),
+        step_cost=msgspec.to_builtins(settings.cost),
+        digests=list(journal.digests) if settings.digests else [],
+    )
     header = Header(
         kvtune=__version__,
         source="sim",

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from kvtune.engine.flags import without_overridden
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.tune.confirm import Contender, judge
 from kvtune.tune.effects import effects
@@ -99,7 +100,7 @@ def told(
         "drawn_on": drawn_on,
         "bench": msgspec.to_builtins(study.bench),
         "verdict": {**found["verdict"], **(verdict if study.kind == "tune" else {})},
-        "best_flags": _last_wins(flags_of(study.bench, (found["best"] or {}).get("settings", {}))),
+        "best_flags": without_overridden(flags_of(study.bench, (found["best"] or {}).get("settings", {}))),
         "effects": [[e.knob, [list(mean) for mean in e.means]] for e in effects(own, by)],
         "front": [t.number for t in front(own, axes(by))],
         "axes": [o.name for o in axes(by)],
@@ -107,18 +108,6 @@ def told(
         "recipe": str(recipe) if recipe else None,
         "recipe_text": text,
     }
-
-
-def _last_wins(flags: Sequence[str]) -> list[str]:
-    """vLLM's flags without those that a later one overrides: what a person would type."""
-    kept: dict[str, list[str]] = {}
-    name = ""
-    for word in flags:
-        if word.startswith("--"):
-            name = word.partition("=")[0].replace("_", "-")
-            kept.pop(name, None)
-        kept.setdefault(name, []).append(word)
-    return [word for words in kept.values() for word in words]
 
 
 def _widest(trials: Sequence[Trial]) -> Place:

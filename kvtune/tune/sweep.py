@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvtune.errors import KvtuneError
+from kvtune.files import explained, replacing
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, best, front
@@ -185,16 +186,9 @@ RESULT = ".result.json"
 def keep_result(found: dict[str, Any], journal: Path) -> Path:
     """The `--json` object beside the journal, whole or not at all: what pages are drawn from."""
     path = journal.with_suffix(RESULT)
-    part = path.with_name(f".{path.name}.part")
-    try:
+    hint = f"free space and give the command again with --study {journal}: its trials are kept"
+    with explained(path, hint), replacing(path) as part:
         part.write_bytes(msgspec.json.encode(found))
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise KvtuneError(
-            f"cannot write {path}: {error.strerror or error}",
-            f"free space and give the command again with --study {journal}: its trials are kept",
-        ) from error
     return path
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
 from kvtune.recipe import Recipe, write_recipe
 from kvtune.sim.cost import NOMINAL, StepCost, fit
@@ -20,7 +21,7 @@ from kvtune.tune.search import search, tuned_space
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.trial import Bench, Trial, flag_value
+from kvtune.tune.trials.trial import Bench, Trial
 from kvtune.workload.types import Workload
 
 SCHEMA = 1

@@ -10,15 +10,15 @@ docs/workloads.md lists the workloads for people.
     spec.py          build(spec, seed=): every name, key and value is checked here
     registry.py      WORKLOADS: names, keys, defaults, help, presets; DEFAULT_SPEC. Imports neither numpy nor msgspec
     synthetic.py     decode, prefill, rounds, zipf, mix, chat: keys -> Draft
-    trace_file.py    a recorded trace: opened, ordered, cut to the window that was asked for
-    trace_rows.py    lines of Mooncake, BurstGPT and Azure traces; every complaint names file and line
+    trace_file.py    a recorded trace: format, order, requested window
+    trace_rows.py    lines of Mooncake, BurstGPT and Azure traces; every error names file and line
     draft.py         what a builder returns: requests, and how they are released
     draws.py         seeded random numbers (splitmix64 of a counter), the same in every version
-    identity.py      prompts in their fewest spans; the hash under which two workloads are the same work
+    identity.py      prompts in the fewest spans; the hash of a workload
     prefix_tree.py   which tokens were computed before: a radix tree over spans, exact to the token
     tokens.py        token ids (any part of any stream, in any order) and chained block hashes without tokens
     answers.py       requests with the answers of a greedy engine appended: equal prompts, equal answers
-    feed.py          which requests may be sent at a time `now`; engine and simulator share it, so they send alike
+    feed.py          which requests may be sent at a time `now`; shared by engine and simulator
     recording.py     the trace that `kvtune serve --record` writes: Mooncake lines, salted hashes, bounded
     types.py         Workload, Request, Span
 """

@@ -1,4 +1,4 @@
-"""Requests with the answers that a greedy engine gives: equal prompts give equal answers, as far as both go. Pure."""
+"""Requests with the answers of a greedy engine appended: equal prompts give equal answers. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 
 def with_answers(requests: Sequence[Request]) -> Iterator[Request]:
-    """The requests with their answers appended, answers of equal prompts under one name.
+    """Each request with its answer appended. Answers of equal prompts are spans of one stream, the first request's.
 
-    A turn that repeats an answer which was named after another request says so by the same name.
+    A later turn that contains such an answer is changed to the same stream.
     """
     first: dict[tuple[Span, ...], int] = {}
-    name: dict[int, int] = {}  # answer of request -> stream it is known by, where that is not its own
+    name: dict[int, int] = {}  # request -> the earlier request with the same prompt
     for index, request in enumerate(requests):
         prompt = request.prompt
         if name and any(span.stream >= STREAM_ANSWER for span in prompt):

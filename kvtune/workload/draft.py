@@ -1,4 +1,4 @@
-"""What a builder returns before it has a name: requests, and how they are let go."""
+"""What a workload's builder returns: requests, and when they may be sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtune.workload.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """As in `Workload`: `concurrency` None lets arrivals alone decide, `barrier` separates rounds."""
+    """As in `Workload`: `concurrency` None means that only arrivals decide; `barrier` separates rounds."""
 
     requests: Sequence[Request]
     concurrency: int | None = None

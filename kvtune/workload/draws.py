@@ -1,7 +1,6 @@
-"""Seeded random numbers that are the same on every machine and in every version: splitmix64 of a counter.
+"""Seeded random numbers, the same on every machine and in every version: splitmix64 of a counter.
 
-Plain Python, so that the registry of workloads can be imported without numpy. `tokens.py` computes the same
-function over arrays.
+Plain Python, so that the registry of workloads imports no numpy. `tokens.py` computes the same function over arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def mix(value: int) -> int:
 
 
 def stream_base(seed: int, stream: int) -> int:
-    """Where the counter of one stream starts."""
+    """The start of a stream's counter."""
     return mix((mix((seed + GOLDEN) & MASK) + (stream + 1) * GOLDEN) & MASK)
 
 

@@ -1,7 +1,7 @@
-"""Decides which requests of a workload may be sent now: arrivals, turns that wait, rounds, concurrency.
+"""Which requests of a workload may be sent now, by arrivals, turns, rounds and concurrency.
 
-Pure bookkeeping without a clock or I/O; the engine's driver and the simulator share it, so both send alike.
-Every operation is O(log n) per request it touches.
+Pure, without a clock or I/O. The engine's driver and the simulator share it, so both send in the same order. Every
+operation is O(log n) per request.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from kvtune.workload.types import Workload
 
 
 class Feed:
-    """One pass over `workload`. Times are seconds since the workload's start and must not go back.
+    """One pass over `workload`. Times are seconds since the workload's start and must not decrease.
 
-    A request is due once its arrival, its predecessor's finish + think time and its round's start are past.
-    Due requests are sent in the order they became due, equal ones in workload order, while there is room.
+    A request is due when its arrival, its predecessor's finish + think time and its round's start have passed. Due
+    requests are sent in the order in which they became due (ties: workload order), up to the concurrency.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -24,7 +24,7 @@ class Feed:
         self._requests = requests
         self._room = len(requests) if workload.concurrency is None else workload.concurrency
         if self._room < 1 and requests:
-            raise ValueError(f"concurrency {self._room} lets no request go")
+            raise ValueError(f"with concurrency {self._room} no request can be sent")
         self._unfinished = len(requests)
         self._state = bytearray(len(requests))  # 0 waiting, 1 in flight, 2 finished
         self._due: list[tuple[float, int]] = []
@@ -54,7 +54,7 @@ class Feed:
             heapq.heapify(self._due)
 
     def ready(self, now_s: float) -> list[int]:
-        """The requests to send now, in order; they count as sent from here on."""
+        """The requests to send now, in order. They count as sent from now on."""
         sent = []
         while self._room and self._due and self._due[0][0] <= now_s:
             index = heapq.heappop(self._due)[1]
@@ -64,7 +64,7 @@ class Feed:
         return sent
 
     def finished(self, index: int, now_s: float) -> None:
-        """Request `index` has ended, however it ended; what waited for it may go."""
+        """Request `index` has ended, normally or not; requests that waited for it may be sent."""
         if self._state[index] != 1:
             raise ValueError(f"request {index} is not in flight")
         self._state[index] = 2
@@ -84,9 +84,9 @@ class Feed:
                 self._open_rounds(now_s)
 
     def next_time(self) -> float | None:
-        """When something becomes ready by time alone; None when only a finish can help, or nothing is left.
+        """When the next request becomes ready without another one finishing; None if none does.
 
-        The time may have passed already: then `ready(now)` has something to send.
+        If the time has passed, `ready(now)` returns requests.
         """
         return self._due[0][0] if self._room and self._due else None
 

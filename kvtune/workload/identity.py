@@ -1,4 +1,4 @@
-"""When two prompts, or two workloads, are the same: prompts in their fewest spans, the hash of a plan."""
+"""Identity of prompts and workloads: prompts in the fewest spans, and a workload's hash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 class Pieces(NamedTuple):
-    """Many prompts as columns: prompt i has the next `counts[i]` pieces."""
+    """Many prompts as columns: prompt i is the next `counts[i]` pieces."""
 
     counts: Ints
     stream: Ints
@@ -27,7 +27,7 @@ class Pieces(NamedTuple):
 
 
 def merged(prompts: Sequence[Sequence[Span]]) -> Pieces:
-    """The same tokens in the fewest spans: empty ones dropped, those that continue each other joined."""
+    """The same tokens in the fewest spans: empty spans removed, consecutive ones joined."""
     counts = np.fromiter(map(len, prompts), dtype=np.int64, count=len(prompts))
     numbers = chain.from_iterable(chain.from_iterable(prompts))
     flat = np.fromiter(numbers, dtype=np.int64, count=3 * int(counts.sum())).reshape(-1, 3)
@@ -46,9 +46,9 @@ def merged(prompts: Sequence[Sequence[Span]]) -> Pieces:
 
 
 def work_hash(plan: Draft, seed: int) -> str:
-    """32 hex digits over all that makes two workloads the same work.
+    """32 hex digits that are equal for workloads that do the same work.
 
-    Names, ids, kinds and the cuts between spans do not count.
+    Names, ids, kinds, and how prompts are split into spans do not change it.
     """
     requests = plan.requests
     head = f"kvtune workload 1 seed={seed} concurrency={plan.concurrency} barrier={plan.barrier}"

@@ -1,7 +1,7 @@
-"""Which tokens were computed before: a radix tree over spans, exact to the token. Pure; no token is made.
+"""Which tokens were computed before: a radix tree over spans, exact to the token. Pure; makes no tokens.
 
-A node is a mapping from the next token `(stream, position)` to the edge that begins with it; an edge is a run
-of one stream. An edge is split where a prompt leaves it.
+A node maps the next token `(stream, position)` to the edge that begins with it. An edge is a part of one stream; it is
+split where a prompt diverges from it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class _Edge:
 
 
 class PrefixTree:
-    """`tokens` cuts a prompt to its first so many; without it, all of the prompt counts."""
+    """Both methods take the first `tokens` tokens of a prompt, by default all."""
 
     def __init__(self) -> None:
         self._root: Node = {}
 
     def match(self, prompt: Iterable[Span], tokens: int = sys.maxsize) -> int:
-        """How many tokens from the prompt's start were inserted before, as the start of one prompt."""
+        """The length of the longest prefix that this prompt shares with an inserted one."""
         node, matched = self._root, 0
         for stream, start, length in joined(prompt, tokens):
             while length:
@@ -55,7 +55,7 @@ class PrefixTree:
 
 
 def joined(prompt: Iterable[Span], tokens: int = sys.maxsize) -> Iterator[Span]:
-    """The first `tokens` tokens in the fewest spans, so that none ends inside an edge that the next one follows."""
+    """The first `tokens` tokens in the fewest spans: consecutive ones are joined, as an edge may cover both."""
     stream, start, length = 0, 0, 0
     for span in prompt:
         more = min(span.length, tokens)

@@ -1,8 +1,8 @@
-"""The trace that `kvtune serve --record` leaves: Mooncake JSONL, so that `trace:path=FILE` and other tools read it.
+"""The trace of `kvtune serve --record`, in Mooncake's JSONL format, which `trace:path=FILE` and other tools read.
 
-A line holds a request's arrival (ms), its lengths, and one salted hash for each started block of 512 tokens: equal only
-where two prompts are equal up to that block's end. The salt is drawn at start and kept nowhere: no token can be guessed
-from a hash. Lines are in the order of finishing (`sort=1` reads them). No vLLM here.
+A line has a request's arrival (ms), its lengths, and a salted hash for each started block of 512 tokens. Hashes are
+equal only where two prompts are equal up to the block's end. The salt is random and never stored, so no token can be
+guessed from a hash. Lines are in order of finishing: read them with `sort=1`. No vLLM import here.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ class PrefixHasher:
     def hash_ids(
         self, tokens: Sequence[int], block_hashes: Sequence[bytes] = (), hashed_tokens: int = 0
     ) -> list[int]:
-        """One id for each started block; the id of an unfinished last block covers what it holds.
+        """One id for each started block. The id of an unfinished last block covers its tokens.
 
-        Where an engine has hashed the prompt's blocks of `hashed_tokens` already, its chained hashes are hashed
-        instead of the tokens: far less work, and what the engine keeps apart (adapters, images) is apart here.
+        If the engine has hashed the prompt's blocks of `hashed_tokens`, its chained hashes are hashed instead of the
+        tokens. That is far less work, and prompts that the engine separates (adapters, images) get separate ids.
         """
         if hashed_tokens and len(block_hashes) >= len(tokens) // hashed_tokens:
             return self._of_hashes(tokens, block_hashes, hashed_tokens)
         data = _bytes(tokens)
         step = BLOCK * 8
         digest = hashlib.blake2b(key=self._salt, digest_size=8)
-        found = []
+        ids = []
         for start in range(0, len(data), step):
             piece = data[start : start + step]
             digest.update(piece)
-            own = digest
-            if len(piece) < step:  # an unfinished block is never the beginning of a finished one
-                own = digest.copy()
-                own.update(b"unfinished")
-            found.append(_number(own.digest()))
-        return found
+            block = digest
+            if len(piece) < step:  # an unfinished block never matches the beginning of a finished one
+                block = digest.copy()
+                block.update(b"unfinished")
+            ids.append(_number(block.digest()))
+        return ids
 
     def _of_hashes(
         self, tokens: Sequence[int], block_hashes: Sequence[bytes], hashed_tokens: int
     ) -> list[int]:
-        """The last hash before each end, and the tokens between the two: none where blocks end at 512, too."""
+        """From the last engine hash before each block's end and the tokens after it (none if both blocks end there)."""
         whole = len(tokens) // BLOCK
         if BLOCK % hashed_tokens:
-            told = [_last_hash(tokens, block_hashes, hashed_tokens, n * BLOCK) for n in range(1, whole + 1)]
+            blocks = [_last_hash(tokens, block_hashes, hashed_tokens, n * BLOCK) for n in range(1, whole + 1)]
         else:
             step = BLOCK // hashed_tokens
-            told = list(block_hashes[step - 1 : whole * step : step])
+            blocks = list(block_hashes[step - 1 : whole * step : step])
         if whole * BLOCK < len(tokens):
-            told.append(b"unfinished" + _last_hash(tokens, block_hashes, hashed_tokens, len(tokens)))
+            blocks.append(b"unfinished" + _last_hash(tokens, block_hashes, hashed_tokens, len(tokens)))
         key, hashed, number = self._salt, hashlib.blake2b, int.from_bytes
-        return [number(hashed(one, key=key, digest_size=8).digest(), "little") >> 3 for one in told]
+        return [number(hashed(block, key=key, digest_size=8).digest(), "little") >> 3 for block in blocks]
 
 
 def _last_hash(tokens: Sequence[int], block_hashes: Sequence[bytes], hashed_tokens: int, end: int) -> bytes:
-    """What stands for the prompt up to `end`."""
+    """Bytes that identify the prompt up to `end`: the engine's last hash, and the tokens after its block."""
     full = end // hashed_tokens
-    told = block_hashes[full - 1] if full else b""
-    return told + _bytes(tokens[full * hashed_tokens : end]) if full * hashed_tokens < end else told
+    before = block_hashes[full - 1] if full else b""
+    return before + _bytes(tokens[full * hashed_tokens : end]) if full * hashed_tokens < end else before
 
 
 def _bytes(tokens: Sequence[int]) -> bytes:
@@ -90,7 +90,7 @@ class Line(msgspec.Struct):
 
 
 class TraceWriter:
-    """Appends whole lines to a new file, up to `most_bytes`; a full disk ends the recording, never the server."""
+    """Appends complete lines to a new file, up to `most_bytes`. A full disk ends the recording, not the server."""
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -101,14 +101,14 @@ class TraceWriter:
         self.why = ""
 
     def add(self, rows: Sequence[Line]) -> None:
-        """Finished requests: in the file when this returns, so that a killed server keeps them."""
+        """Write finished requests; they are in the file when this returns, also if the server is killed then."""
         whole, kept = self._lines.encode_lines(rows), len(rows)
         if self.why:
             whole, kept = b"", 0
         elif len(whole) > self._left:
             whole = whole[: max(0, self._left)].rpartition(b"\n")[0]
             whole += b"\n" if whole else b""
-            kept, self.why = whole.count(b"\n"), "the trace has its full size"
+            kept, self.why = whole.count(b"\n"), "the trace has reached its size limit"
         self._left -= len(whole)
         try:
             if whole and (done := os.write(self._descriptor, whole)) < len(whole):

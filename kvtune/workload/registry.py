@@ -1,4 +1,4 @@
-"""The workloads that there are: their keys, defaults and help, and the presets. Data; imports nothing heavy.
+"""All workloads: keys, defaults and help, and the presets. Data; imports nothing heavy.
 
 The CLI's help and the README list `WORKLOADS`; `spec.py` checks values against it.
 """
@@ -15,12 +15,12 @@ from kvtune.workload.draft import Draft
 Value = str | int | float
 
 DEFAULT_SPEC = "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3"
-"""What `kvtune profile` sends without -w: shows hits, or none, at the second and third visit of a prefix."""
+"""The workload without -w. It shows whether the second and third visit of a prefix hit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a workload. Its type is the default's; with an empty text as default it must be given."""
+    """One key of a workload. Its type is the default's; an empty text as default means that it is required."""
 
     name: str
     default: Value
@@ -39,7 +39,7 @@ class WorkloadKind:
     builder: Callable[..., Draft]
 
     def preset(self, name: str, help: str, **defaults: Value) -> WorkloadKind:
-        """The same workload with other defaults; every key can still be given."""
+        """The same workload with other defaults."""
         keys = tuple(replace(key, default=defaults.get(key.name, key.default)) for key in self.keys)
         return WorkloadKind(name, help, keys, self.builder)
 

@@ -1,6 +1,6 @@
-"""From `name:key=value,..` to a Workload: every name, key and value is checked here.
+"""From `name:key=value,..` to a Workload. Every name, key and value is checked here.
 
-Importing this is cheap (no numpy, no msgspec), so that the CLI can show `WORKLOADS` in its help.
+Imports neither numpy nor msgspec, so that the CLI can show `WORKLOADS` in its help quickly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)([km]?)", re.IGNORECASE
 
 
 def build(spec: str, *, seed: int = 0) -> Workload:
-    """The workload of a spec. A `seed=` in the spec wins over `seed`."""
+    """The workload of a spec. A `seed=` in the spec overrides `seed`."""
     from kvtune.workload.identity import work_hash  # here, because it needs numpy
 
     name, _, rest = spec.partition(":")
@@ -28,7 +28,7 @@ def build(spec: str, *, seed: int = 0) -> Workload:
 
         near = difflib.get_close_matches(name, WORKLOADS, n=1)
         mean = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"unknown workload {name!r}", f"{mean}known: {', '.join(WORKLOADS)}")
+        raise UsageError(f"unknown workload {name!r}", f"{mean}workloads: {', '.join(WORKLOADS)}")
     values = _values(kind, rest, seed)
     arguments = {key.argument or key.name: values[key.name] for key in kind.keys}
     plan = kind.builder(**arguments)
@@ -50,7 +50,7 @@ def _values(kind: WorkloadKind, text: str, seed: int) -> dict[str, Value]:
     given: dict[str, Value] = {}
     for name, raw in _pairs(kind, text):
         if name not in keys:
-            raise UsageError(f"workload {kind.name} has no key {name!r}", f"its keys: {', '.join(keys)}")
+            raise UsageError(f"workload {kind.name} has no key {name!r}", f"its keys are {', '.join(keys)}")
         if name in given:
             raise UsageError(f"workload {kind.name}: {name}= is given twice", "give it once")
         given[name] = _value(kind, keys[name], raw)
@@ -58,7 +58,7 @@ def _values(kind: WorkloadKind, text: str, seed: int) -> dict[str, Value]:
     if "seed" not in given:
         values["seed"] = seed
     if given.get("rate") and "concurrency" not in given:
-        values["concurrency"] = 0  # arrivals decide, unless both were asked for
+        values["concurrency"] = 0  # only arrivals decide, unless concurrency is given too
     for key in kind.keys:
         if values[key.name] == "":
             raise UsageError(f"workload {kind.name} needs {key.name}=", f"e.g. {kind.name}:{key.name}=FILE")
@@ -84,7 +84,7 @@ def _value(kind: WorkloadKind, key: Key, raw: str) -> Value:
     what = f"workload {kind.name}: {key.name}={raw}"
     if isinstance(key.default, str):
         if key.choices and raw not in key.choices:
-            raise UsageError(f"{what} is not known", f"one of {', '.join(key.choices)}")
+            raise UsageError(f"{what} is not a valid value", f"{key.name} takes {', '.join(key.choices)}")
         return raw
     match = _NUMBER.fullmatch(raw)
     whole = isinstance(key.default, int)

@@ -1,6 +1,6 @@
-"""The made-up workloads: pure functions from their keys to a Draft. Each names its token streams at its top.
+"""Synthetic workloads: pure functions from their keys to a Draft. Docstrings say what the token streams are.
 
-A request that waits for nothing has `arrival_s` 0.0 in an open loop, None in a closed one (concurrency > 0).
+A request that waits for no other has `arrival_s` 0.0 in an open loop, None in a closed one (concurrency > 0).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def decode(
 
 
 def prefill(*, requests: int, prompt: int, output: int, concurrency: int, rate: float, seed: int) -> Draft:
-    """`decode` under another name and with other defaults, so that reports say what was meant."""
+    """As `decode`, with requests of kind prefill. The registry has other defaults for it."""
     return decode(
         requests=requests,
         prompt=prompt,
@@ -108,7 +108,7 @@ def mix(
     rate: float,
     seed: int,
 ) -> Draft:
-    """Cold prompts that never come again (`share` of the requests) among hot prefixes, drawn evenly.
+    """Prompts that never repeat (`share` of the requests) among hot prefixes, drawn uniformly.
 
     Streams: the hot prefixes, then one for each request (a cold prompt, or a hot one's suffix).
     """
@@ -117,9 +117,9 @@ def mix(
     picks = zipf_picks(seed, prefixes, 0.0, requests)
     planned = []
     for i in range(requests):
-        own = prefixes + i
+        stream = prefixes + i
         is_cold = chance[i] < share
-        prompt = (Span(own, 0, cold),) if is_cold else (Span(picks[i], 0, prefix), Span(own, 0, suffix))
+        prompt = (Span(stream, 0, cold),) if is_cold else (Span(picks[i], 0, prefix), Span(stream, 0, suffix))
         kind = "cold" if is_cold else "hot"
         planned.append(Request(f"{kind}-{i}", prompt, output, arrival_s=arrivals[i], kind=kind))
     return Draft(planned, concurrency or None)
@@ -141,10 +141,9 @@ def chat(
 ) -> Draft:
     """Sessions that grow turn by turn, interleaved: all first turns, then all second turns, and so on.
 
-    Turn k+1 sends the whole conversation so far, the answer of turn k included. With answers=engine (the
-    default) that answer is what the engine generated, because only then do the blocks that decoding filled
-    match the next prompt, as they do in real chats; answers=fixed puts seeded text in its place: the same
-    tokens for every engine and setting, at the price that no answer is ever reused from the cache.
+    Turn k+1 sends the whole conversation so far, with the answer of turn k. With answers=engine (the default) that is
+    what the engine generated: blocks filled while decoding match the next prompt, as in a real chat. With answers=fixed
+    it is seeded text: every engine and setting gets the same tokens, but no answer is ever a cache hit.
     Streams: 0 is the shared system prompt, 1 + i the user's text of request i, then the fixed answers.
     """
     total = sessions * turns
@@ -187,5 +186,5 @@ def _check_count(count: int, what: str) -> None:
     if count > MOST_REQUESTS:
         raise UsageError(
             f"{what} = {count:,} requests is more than {MOST_REQUESTS:,}",
-            "lower it: one run is one list in memory",
+            "lower it: all requests of a run are held in memory",
         )

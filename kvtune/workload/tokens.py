@@ -1,7 +1,7 @@
 """Token ids and block hashes of spans: functions of (seed, stream, position), the same on every machine.
 
-Runs in the engine's driver, in the simulator and in analysis. Nothing here keeps state: any part of any
-stream can be made at any time, in any order.
+Used by the engine's driver, the simulator and analysis. Nothing here keeps state: any part of any stream can be made
+at any time, in any order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvtune.workload.identity import merged
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 FIRST_TOKEN = 10
-"""Lower ids are special tokens (begin, end, padding) in most vocabularies and are never made."""
+"""Lower ids are special tokens (begin, end, padding) in most vocabularies; streams have none of them."""
 
 Hashes = NDArray[np.uint64]
 
@@ -30,10 +30,11 @@ _BATCH_TOKENS = 1 << 24
 
 
 def token_ids(span: Span, seed: int, vocab_size: int) -> NDArray[np.int64]:
-    """The tokens of `span`; a part of a span is the same as that part of the whole."""
+    """The tokens of `span`. A part of a span has the same tokens as that part of the whole."""
     if vocab_size <= FIRST_TOKEN:
         raise UsageError(
-            f"a vocabulary of {vocab_size} tokens is too small", f"more than {FIRST_TOKEN} are needed"
+            f"the model's vocabulary of {vocab_size} tokens is too small",
+            f"use a model with more than {FIRST_TOKEN}",
         )
     position = np.arange(span.start + 1, span.start + span.length + 1, dtype=np.uint64)
     mixed = _mix(np.uint64(stream_base(seed, span.stream)) + position * _GOLDEN)
@@ -46,29 +47,29 @@ def prompt_ids(
     vocab_size: int,
     answers: Mapping[int, Sequence[int]] | None = None,
 ) -> list[int]:
-    """The tokens of a prompt. Answer spans are taken from `answers[i]`, what request i generated.
+    """The tokens of a prompt. Answer spans are read from `answers[i]`, the tokens that request i generated.
 
-    Where an answer is missing or shorter than planned (simulator, aborted request, early stop), the synthetic
-    tokens of its stream stand in for the rest, so that the prompt always has the planned length.
+    Where an answer is missing or shorter than planned (simulator, aborted request, early stop), synthetic tokens of its
+    stream fill it up, so that the prompt always has the planned length.
     """
     out: list[int] = []
     for span in prompt:
-        said: Sequence[int] = ()
+        generated: Sequence[int] = ()
         if answers is not None and span.stream >= STREAM_ANSWER:
             whole = answers.get(span.stream - STREAM_ANSWER, ())
-            said = whole[span.start : span.start + span.length]
-            out.extend(said)
-        if len(said) < span.length:
-            rest = Span(span.stream, span.start + len(said), span.length - len(said))
+            generated = whole[span.start : span.start + span.length]
+            out.extend(generated)
+        if len(generated) < span.length:
+            rest = Span(span.stream, span.start + len(generated), span.length - len(generated))
             out.extend(token_ids(rest, seed, vocab_size).tolist())
     return out
 
 
 def block_hashes(prompt: Iterable[Span], block_tokens: int) -> list[bytes]:
-    """8 bytes for each full block: equal if and only if the prompts are the same up to that block's end.
+    """8 bytes for each full block, equal if and only if the prompts are the same up to that block's end.
 
-    Computed from spans, no token is made; how a prompt is cut into spans does not matter. For the blocks that
-    a request's output fills, add `Span(STREAM_ANSWER + index, 0, generated)` to its prompt.
+    Computed from spans without making tokens; how a prompt is split into spans does not matter. For blocks that a
+    request's output fills, append `Span(STREAM_ANSWER + index, 0, generated)` to its prompt.
     """
     out: list[bytes] = _hash_batch([tuple(prompt)], block_tokens)[0].astype("<u8").view("V8").tolist()
     return out

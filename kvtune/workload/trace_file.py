@@ -1,6 +1,6 @@
-"""A recorded trace as a workload: opened, its format told, put in order, cut to the window that was asked for.
+"""A recorded trace as a workload: finds out the file's format, checks the order, cuts out the requested window.
 
-`trace_rows.py` reads the lines. Every complaint names the file and, where there is one, the line.
+`trace_rows.py` reads the lines. Every error names the file and, where there is one, the line.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ def trace(
     concurrency: int,
     seed: int,
 ) -> Draft:
-    """The requests of a trace file that came between `from_s` and `to_s` (0: no end), `speed` times as fast.
+    """The requests of a trace file that arrived between `from_s` and `to_s` (0: no end), `speed` times as fast.
 
-    Times count from the trace's first request. With `concurrency` the arrivals are dropped: that many in
-    flight, in the trace's order. A hash id is a token stream, so equal ids are equal tokens; a prompt's last,
-    partial block is the leading part of its stream. Prompts of formats without hashes share nothing. `seed`
-    changes tokens only.
+    Times count from the trace's first request. With `concurrency`, arrivals are ignored: that many requests are in
+    flight, in the trace's order. A hash id is a token stream, so equal ids are equal tokens; a prompt's partial last
+    block is the first part of its stream. Prompts of formats without hashes share nothing. `seed` changes only tokens.
     """
     if to_s and to_s <= from_s:
         raise UsageError(
@@ -111,7 +110,7 @@ def _opened(file: Path) -> Iterator[IO[str]]:
         raise UsageError(f"no trace file {file}", "check path= in the workload") from error
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{file} is not a text file: {error.reason}", "unpack it first if it is packed"
+            f"{file} is not a text file: {error.reason}", "decompress it first if it is compressed"
         ) from error
     except OSError as error:
         raise UsageError(

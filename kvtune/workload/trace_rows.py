@@ -1,6 +1,6 @@
 """The lines of recorded traces as `Row`s: Mooncake JSONL (with prefix hashes), BurstGPT and Azure CSV (without).
 
-Lines are read one by one and checked; every complaint names the file and the line.
+Lines are read and checked one by one. Every error names the file and the line.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import msgspec
 from kvtune.errors import UsageError
 
 MOONCAKE_BLOCK = 512
-"""Tokens that one hash id of a Mooncake trace stands for."""
+"""Tokens of one hash id in a Mooncake trace."""
 
 BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class Row(NamedTuple):
-    """One request of a trace. `streams` is empty where the format knows no prefixes."""
+    """One request of a trace. `streams` is empty for formats without prefix hashes."""
 
     line: int
     t_s: float
@@ -63,7 +63,7 @@ def mooncake_rows(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:
                 raise UsageError(
                     f"{file}, line {number}: {len(line.hash_ids)} hash_ids for input_length "
                     f"{line.input_length}, which has {blocks} blocks of {MOONCAKE_BLOCK}",
-                    "hash_ids holds one id for each started block of the prompt",
+                    "hash_ids needs one id for each started block of the prompt",
                 )
             yield Row(number, line.timestamp / 1000.0, line.input_length, line.output_length, line.hash_ids)
 
@@ -90,7 +90,7 @@ def table_rows(file: Path, head: str, rest: Iterable[str], known: str) -> Iterat
         prompt = _length(cells[prompt_at], wanted[1], file, number)
         output = _length(cells[output_at], wanted[2], file, number)
         if known == "burstgpt" and output == 0:
-            continue  # the data set's own mark of a request that failed
+            continue  # the data set marks failed requests so
         if prompt == 0:
             raise UsageError(f"{file}, line {number}: {wanted[1]} is 0", "remove requests without a prompt")
         yield Row(number, t_s, prompt, output, [])

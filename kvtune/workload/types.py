@@ -1,8 +1,7 @@
-"""What a workload is: requests whose prompts are spans of seeded token streams. Pure data, no engine, no I/O.
+"""A workload: requests whose prompts are spans of seeded token streams. Pure data, no engine, no I/O.
 
-A prompt is never a list of tokens until an engine needs one: it is a sequence of spans `(stream, start,
-length)`. Equal spans are equal tokens, so prefix sharing (and block hashes) can be computed without making a
-token.
+A prompt is a sequence of spans `(stream, start, length)`; only an engine needs the list of tokens. Equal spans are
+equal tokens, so prefix sharing and block hashes are computed without making tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Span(NamedTuple):
 class Request:
     """One request. `arrival_s` is seconds after the workload's start (open loop), None in a closed loop.
 
-    `after` is the number (position in the workload) of a request that must have finished before this one may
-    be sent; `think_s` is the pause after that. `round` (-1: none) and `kind` label the request for reports.
+    `after` is the position in the workload of a request that must finish before this one is sent, `think_s` the pause
+    after that. `round` (-1: none) and `kind` label the request for reports.
     """
 
     id: str
@@ -49,9 +48,9 @@ class Request:
 class Workload:
     """A reproducible list of requests.
 
-    `concurrency` bounds the requests in flight (closed loop); None: arrivals alone decide (open loop).
-    With `barrier`, a round starts only when the round before it has finished.
-    `seed` seeds the token streams; `hash` covers everything that makes two workloads the same work.
+    `concurrency` limits the requests in flight (closed loop); None: only arrivals decide (open loop).
+    With `barrier`, a round starts when the round before it has finished.
+    `seed` seeds the token streams. Workloads with the same `hash` do the same work.
     """
 
     name: str

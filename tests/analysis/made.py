@@ -1,4 +1,4 @@
-"""Hand-made runs: a workload served by made-up timings: every expected figure can be worked out by hand."""
+"""Hand-made runs: a workload with given times, so that expected figures can be computed by hand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def workload_of(
 
 
 def table(name: str, **columns: Sequence[Any]) -> Table:
-    """A table whose unnamed columns hold their kind's zero."""
+    """A table; columns that are not given are zero or empty."""
     rows = len(next(iter(columns.values())))
     found: Table = {}
     for column, kind in TABLES[name].items():

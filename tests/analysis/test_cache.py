@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.analysis.cache import CAUSES, Round, match_unit, miss_causes, prefix_cache, rounds, seen_tokens
+from kvtune.run.extras import Extras, read_extras
 from kvtune.run.types import EngineInfo, Run
 from kvtune.workload.spec import build
 from kvtune.workload.types import STREAM_ANSWER, Span, Workload
@@ -17,7 +18,7 @@ prompts = st.lists(spans, max_size=4).map(tuple)
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[Workload, Run]:
-    """Any prompts, served in any order at any times, some not at all, with any hits, possible or not."""
+    """Arbitrary prompts, served in any order and at any times or not at all, with arbitrary hits."""
     workload = workload_of(draw(st.lists(prompts.filter(lambda p: any(s.length for s in p)), max_size=8)))
     n = len(workload.requests)
     times = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, np.nan])
@@ -51,7 +52,7 @@ def test_hits_and_causes_add_up_exactly(made: tuple[Workload, Run]) -> None:
     assert not any(widths[~told].any() for widths in causes.values())
 
 
-def test_every_cause_by_hand() -> None:
+def test_every_cause_equals_the_one_found_by_hand() -> None:
     workload = workload_of(
         [
             (Span(0, 0, 100),),  # cold, 100
@@ -75,13 +76,13 @@ def test_every_cause_by_hand() -> None:
     assert found.hit_rate == 208 / 496
 
 
-def test_what_is_still_being_computed_is_not_seen() -> None:
+def test_a_prompt_without_its_first_token_is_not_seen() -> None:
     workload = workload_of([(Span(0, 0, 64),)] * 3)
     run = served(workload, [0, 0, 0], sent=[0.0, 0.1, 0.6], first=[0.5, 1.0, 1.0])
     assert seen_tokens(run, workload).tolist() == [0, 0, 64]
 
 
-def test_a_hit_on_what_was_computed_meanwhile_is_no_miss_of_any_kind() -> None:
+def test_a_hit_on_tokens_computed_after_sending_is_no_miss() -> None:
     workload = workload_of([(Span(0, 0, 64),)] * 2)
     run = served(workload, [0, 48], sent=[0.0, 0.1])
     assert prefix_cache(run, workload).misses == {
@@ -92,7 +93,7 @@ def test_a_hit_on_what_was_computed_meanwhile_is_no_miss_of_any_kind() -> None:
     }
 
 
-def test_answers_are_seen_but_their_last_token() -> None:
+def test_answers_are_seen_except_for_their_last_token() -> None:
     answer = Span(STREAM_ANSWER, 0, 40)
     workload = workload_of([(Span(0, 0, 30),), (Span(0, 0, 30), answer, Span(1, 0, 10))], output=40)
     run = served(workload, [0, 64])
@@ -113,7 +114,7 @@ def test_a_prompt_whose_request_never_got_a_token_was_not_computed() -> None:
     assert seen_tokens(run, workload).tolist() == [0, 0]
 
 
-def test_the_issues_rounds() -> None:
+def test_rounds_that_hit_only_at_the_third_visit() -> None:
     """15 prefixes of 4000 + 64 in three rounds, hits only in the third, as stock vLLM does on tiny-gemma3."""
     workload = build("rounds:prefixes=15,prefix=4000,suffix=64,output=16,rounds=3")
     run = served(workload, [0] * 30 + [4000] * 15, engine=EngineInfo(block_size=32))
@@ -145,12 +146,15 @@ def test_a_round_without_first_tokens_has_no_mean() -> None:
     assert rounds(run)[1].query_tokens == 0
 
 
-def test_replayed_causes_go_first_if_they_add_up() -> None:
+def test_replayed_causes_are_used_if_they_add_up() -> None:
     workload = workload_of([(Span(0, 0, 100),)])
     told = {"cold": 60, "evicted": 40}
-    assert prefix_cache(served(workload, [0], extra={"misses": told}), workload).misses == told
+    assert prefix_cache(served(workload, [0], extra=Extras(misses=told)), workload).misses == told
     for wrong in ({"cold": 60}, {"cold": 101, "evicted": -1}, {"cold": "many"}, [100], {}):
-        assert prefix_cache(served(workload, [0], extra={"misses": wrong}), workload).misses["cold"] == 100
+        assert (
+            prefix_cache(served(workload, [0], extra=read_extras({"misses": wrong})), workload).misses["cold"]
+            == 100
+        )
 
 
 def test_without_its_workload_a_run_still_adds_up() -> None:
@@ -162,7 +166,7 @@ def test_without_its_workload_a_run_still_adds_up() -> None:
     assert prefix_cache(run, build("decode:requests=2")).misses == {"unclassified": 104}
 
 
-def test_an_empty_run_asks_nothing() -> None:
+def test_an_empty_run_has_no_queries() -> None:
     found = prefix_cache(Run(header_of()), workload_of([]))
     assert (found.query_tokens, found.hit_tokens, found.hit_rate) == (0, 0, None)
     assert sum(found.misses.values()) == 0
@@ -182,7 +186,7 @@ def test_the_match_unit_is_the_engines() -> None:
 
 
 @pytest.mark.parametrize("name", ["decode", "zipf", "mix", "chat"])
-def test_a_perfect_cache_leaves_only_what_cannot_be_hit(name: str) -> None:
+def test_a_perfect_cache_leaves_only_unavoidable_misses(name: str) -> None:
     workload = build(name)
     empty = served(workload, [0] * len(workload.requests))
     usable = miss_causes(empty, workload)["not_cached"]

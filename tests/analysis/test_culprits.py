@@ -1,4 +1,4 @@
-"""Culprits: counts of sampled collections scaled to steps, by process, whatever a probe left behind."""
+"""Culprits: counts of sampled collections scaled to steps, by process; incomplete probe data is tolerated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from kvtune.analysis.culprits import culprits, grown
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.pages.run import run_page
+from kvtune.run.extras import read_extras
 from kvtune.run.types import Run
 from tests.golden.synthetic import HOSTILE, replace_header, rounds_run
 
@@ -26,7 +28,7 @@ def probed() -> Run:
     ]
     sites = {"steps": 500, "processes": {"1": {"collections": 80, "samples": 4, "rows": rows}}}
     ledger = {"1": {"triggers": [{"file": site, "line": 984, "collections": 70}]}, "0": {"triggers": []}}
-    return replace_header(rounds_run(prefixes=3), extra={"sites": sites, "ledger": ledger})
+    return replace_header(rounds_run(prefixes=3), extra=read_extras({"sites": sites, "ledger": ledger}))
 
 
 def test_counts_are_scaled_from_samples_to_steps(probed: Run) -> None:
@@ -40,14 +42,14 @@ def test_counts_are_scaled_from_samples_to_steps(probed: Run) -> None:
 
 
 def test_the_page_names_the_culprit_and_its_line(probed: Run) -> None:
-    html = run_page(probed)
+    html = run_page(RunAnalysis(probed))
     assert "vllm/distributed/shm_broadcast.py:984" in html
     assert "/opt/venv" not in html
     assert "<script>document.title" not in html
 
 
 @pytest.mark.parametrize(
-    "extra",
+    "stored",
     [
         {},
         {"sites": None},
@@ -56,8 +58,8 @@ def test_the_page_names_the_culprit_and_its_line(probed: Run) -> None:
         {"sites": {"processes": {"0": {"rows": [{}, None, {"count": float("nan")}]}}}},
     ],
 )
-def test_what_a_probe_left_half_done_breaks_nothing(extra: dict[str, Any]) -> None:
-    run = replace_header(rounds_run(prefixes=2), extra=extra)
+def test_incomplete_probe_data_raises_nothing(stored: dict[str, Any]) -> None:
+    run = replace_header(rounds_run(prefixes=2), extra=read_extras(stored))
     for own in culprits(run).values():
         assert all(row.per_step is None for row in own.rows)
     assert grown(run) == {}

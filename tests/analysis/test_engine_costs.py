@@ -14,7 +14,7 @@ from tests.analysis.made import header_of, table
 NAN = float("nan")
 
 
-def test_process_keys() -> None:
+def test_shared_roles_are_numbered() -> None:
     assert process_keys(Run(header_of())) == ["front_end", "engine_core", "worker_0", "worker_1", "helper"]
     unknown = Run(header_of(processes=[]), {"gc": table("gc", process=[1], generation=[0])})
     assert process_keys(unknown) == ["process_0", "process_1"]

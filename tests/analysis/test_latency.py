@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtune.analysis.latency import e2e_ms, itl_ms, latency, token_gaps_ms, ttft_ms
+from kvtune.analysis.latency import e2e_ms, itl_ms, token_gaps_ms, ttft_ms
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Spread, spread
 from kvtune.run.types import Run
 from kvtune.workload.types import Span
@@ -26,7 +27,7 @@ def three() -> Run:
     )
 
 
-def test_latencies_by_hand() -> None:
+def test_latencies_equal_those_computed_by_hand() -> None:
     run = three()
     assert ttft_ms(run)[:2] == pytest.approx([500, 2000])
     assert np.isnan(ttft_ms(run)[2])
@@ -39,7 +40,7 @@ def test_latencies_by_hand() -> None:
 
 
 def test_totals_and_rates() -> None:
-    found = latency(three())
+    found = RunAnalysis(three()).latency
     assert (found.requests, found.finished) == (3, 2)
     assert (found.prompt_tokens, found.output_tokens) == (30, 7)
     assert found.throughput_tok_s == pytest.approx(0.7)
@@ -53,27 +54,27 @@ def test_totals_and_rates() -> None:
 def test_requests_that_were_never_sent_do_not_count() -> None:
     workload = workload_of([(Span(0, 0, 10),), (Span(1, 0, 20),)])
     run = served(workload, [0, -1], sent=[0.0, np.nan], output=[4, 0], finish=["length", ""])
-    found = latency(run)
+    found = RunAnalysis(run).latency
     assert (found.requests, found.finished, found.prompt_tokens) == (1, 1, 10)
 
 
-def test_a_late_front_end_shows() -> None:
+def test_a_front_end_that_sends_late_shows_in_the_send_lag() -> None:
     workload = workload_of([(Span(0, 0, 10),), (Span(1, 0, 20),)])
     run = served(workload, [0, 0], sent=[0.0, 3.0])
     run.tables["requests"]["planned_s"][:] = [0.5, 1.0]
-    assert latency(run).send_lag_ms.max == pytest.approx(2000)
+    assert RunAnalysis(run).latency.send_lag_ms.max == pytest.approx(2000)
     run.tables["requests"]["planned_s"][:] = np.nan
-    assert latency(run).send_lag_ms == Spread()
+    assert RunAnalysis(run).latency.send_lag_ms == Spread()
 
 
 def test_an_empty_run_has_no_latencies() -> None:
-    found = latency(Run(header_of(wall_s=0.0)))
+    found = RunAnalysis(Run(header_of(wall_s=0.0))).latency
     assert found.requests == found.output_tokens == 0
     assert found.throughput_tok_s is None
     assert found.ttft_ms == found.itl_ms == found.e2e_ms == Spread()
 
 
-def test_percentiles_are_numpys() -> None:
+def test_percentiles_equal_numpys() -> None:
     values = np.arange(1000, dtype=np.float64)
     assert spread(values) == Spread(499.5, 499.5, float(np.percentile(values, 99)), 999.0, 1000)
     assert spread(np.array([np.nan, 4.0, np.inf])) == Spread(4.0, 4.0, 4.0, 4.0, 1)

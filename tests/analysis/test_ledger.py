@@ -1,4 +1,4 @@
-"""The join of collections to steps and token gaps, and each process's ledger: figures worked out by hand."""
+"""Collections joined to steps and token gaps, and each process's ledger, against figures computed by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.leaks import pool_bytes, trends
-from kvtune.analysis.ledger import gap_outliers, join, ledgers
+from kvtune.analysis.ledger import gap_outliers, ledgers
+from kvtune.analysis.run import RunAnalysis
+from kvtune.run.extras import CollectorCounts, Extras, HeapSize
 from kvtune.run.types import EngineInfo, Run
 from tests.analysis.made import header_of, table
 
@@ -20,18 +22,18 @@ STEPS = table("steps", process=[1] * 4, t_s=[0.0, 1.0, 2.0, 3.0], step_us=[100e3
 
 def test_steps_with_and_without_a_collection() -> None:
     gc = table("gc", process=[1, 0], t_s=[1.05, 2.05], generation=[2, 0], pause_us=[90e3, 1e3])
-    found = join(run_of(steps=STEPS, gc=gc))
+    found = RunAnalysis(run_of(steps=STEPS, gc=gc)).collections_in_steps
     assert (found.with_collection.count, found.without.count) == (1, 3)  # the front end's holds up no step
     assert found.with_collection.max == pytest.approx(200.0) and found.without.max == pytest.approx(100.0)
 
 
-def test_many_collections_in_one_step_and_those_between_steps_are_all_accounted_for() -> None:
-    """Four in two steps, as admissions make them, one between steps; other processes have none."""
+def test_several_collections_in_a_step_and_those_between_steps_are_all_counted() -> None:
+    """Four in two steps, as admissions cause them, and one between steps."""
     gc = table(
         "gc", process=[1, 1, 1, 1, 1, 0], t_s=[1.01, 1.05, 1.19, 3.0, 2.5, 1.1],
         generation=[0] * 6, pause_us=[1e3, 1e3, 1e3, 2e3, 7e3, 50e3],
     )  # fmt: skip
-    found = join(run_of(steps=STEPS, gc=gc)).placed
+    found = RunAnalysis(run_of(steps=STEPS, gc=gc)).collections_in_steps.placed
     assert (found.in_steps, found.steps, found.between_steps) == (4, 2, 1)
     assert found.between_ms == pytest.approx(7.0)
 
@@ -86,7 +88,8 @@ def test_shares_by_generation_and_preempted_pauses() -> None:
 
 
 def test_survivors_per_step_come_from_the_ring() -> None:
-    extra = {"ledger": {"1": {"survivors": 400, "heap": {"start": 9, "last": 12}, "triggers": []}}}
+    counts = CollectorCounts(survivors=400, heap=HeapSize(start=9, last=12))
+    extra = Extras(ledger={"1": counts})
     found = ledgers(Run(header_of(extra=extra), {"steps": STEPS}))["engine_core"]
     assert found.survivors_per_step == 100.0 and (found.heap_start, found.heap_last) == (9, 12)
 
@@ -104,7 +107,7 @@ def test_a_leak_is_found_with_an_interval_around_its_rate() -> None:
     assert found.low_bytes_s < 100_000 < found.high_bytes_s
 
 
-def test_noise_is_no_leak_and_a_short_run_is_none_either() -> None:
+def test_noise_and_short_runs_are_no_leaks() -> None:
     assert trends(memory_of(300, 0, 1e6))["engine_core"].verdict == "no growth shown"
     assert trends(memory_of(30, 1_000_000, 0))["engine_core"].verdict == "too short to tell"
 

@@ -1,4 +1,4 @@
-"""Step time and the pauses in it: parts add up, and every pause lands in the step that held it."""
+"""Step time and pauses in steps: parts add up, and every pause is in the step that contains it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.analysis.step_time import StepTime, paused_steps, pauses_in_steps_ms, step_time
+from kvtune.analysis.run import RunAnalysis
+from kvtune.analysis.step_time import StepTime, pauses_in_steps_ms, step_time
 from kvtune.run.types import Run, empty_table
 from tests.golden.synthetic import empty_run, header, rounds_run
 
@@ -19,9 +20,9 @@ def test_the_parts_of_steps_add_up() -> None:
     assert found.busy_share == pytest.approx(1.0)
 
 
-def test_no_steps_take_no_time() -> None:
+def test_without_steps_all_times_are_zero() -> None:
     assert step_time(empty_run()) == StepTime()
-    assert paused_steps(empty_run()) is None
+    assert RunAnalysis(empty_run()).paused_steps is None
 
 
 def run_of(steps: list[tuple[float, float]], collections: list[tuple[int, float, float]]) -> Run:
@@ -43,7 +44,7 @@ def test_a_pause_lands_in_the_step_that_held_it() -> None:
         [(0.0, 1000), (0.01, 1000)], [(1, 0.0005, 200), (1, 0.005, 900), (1, 0.0101, 50), (0, 0.0102, 700)]
     )
     np.testing.assert_allclose(pauses_in_steps_ms(run), [0.2, 0.05])
-    found = paused_steps(run)
+    found = RunAnalysis(run).paused_steps
     assert found is not None
     assert (found.paused, found.steps) == (2, 2)
     assert found.pause_ms_mean == pytest.approx(0.125)

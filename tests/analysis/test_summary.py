@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.run.types import EngineInfo, Run, Validity
 from kvtune.workload.spec import build
@@ -75,7 +76,7 @@ def full() -> tuple[Run, Any]:
 
 def test_every_field_of_the_contract_is_there() -> None:
     run, workload = full()
-    found = summary(run, workload)
+    found = summary(RunAnalysis(run, workload))
     check(found, CONTRACT, "", nulls=False)
     assert found["rounds"] == [
         {"round": 0, "requests": 2, "hit_tokens": 0, "query_tokens": 220, "ttft_ms_mean": 500.0},
@@ -98,7 +99,7 @@ def strict(found: dict[str, Any]) -> str:
 def test_runs_with_nothing_in_them_have_every_field_too(state: str) -> None:
     for workload in (None, workload_of([])):
         run = Run(header_of(state=state, processes=[], wall_s=0.0, engine=EngineInfo()))
-        found = summary(run, workload)
+        found = summary(RunAnalysis(run, workload))
         check(found, CONTRACT, "", nulls=True)
         strict(found)
         assert found["state"] == state
@@ -125,7 +126,7 @@ def test_partial_runs_never_crash_and_never_print_nan(data: st.DataObject) -> No
         wall_s=data.draw(st.sampled_from([0.0, 1.5])),
     )
     for known in (workload, None):
-        found = summary(run, known)
+        found = summary(RunAnalysis(run, known))
         check(found, CONTRACT, "", nulls=True)
         assert strict(found)
         cache = found["prefix_cache"]
@@ -141,7 +142,7 @@ def test_odd_values_become_plain_json() -> None:
         "deep": [(1, math.inf)],
     }
     run = Run(header_of(engine=EngineInfo(settings=settings), valid=Validity(timings=False, why="census")))
-    found = summary(run, None)
+    found = summary(RunAnalysis(run))
     strict(found)
     assert found["engine"]["settings"]["path"] is None
     assert found["engine"]["settings"]["3"] == [1, 2]
@@ -152,7 +153,7 @@ def test_odd_values_become_plain_json() -> None:
 
 def test_a_run_of_one_span_is_summed_by_hand() -> None:
     workload = workload_of([(Span(0, 0, 100),), (Span(0, 0, 100),)])
-    found = summary(served(workload, [0, 96]), workload)
+    found = summary(RunAnalysis(served(workload, [0, 96]), workload))
     assert found["prefix_cache"] == {
         "query_tokens": 200,
         "hit_tokens": 96,

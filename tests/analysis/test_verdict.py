@@ -1,4 +1,4 @@
-"""The verdict names the dearest limit of a run, with a command that a shell takes apart again."""
+"""The verdict names the largest limit of a run, with a command that a shell parses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
-from kvtune.analysis.verdict import Verdict, verdict
+from kvtune.analysis.run import RunAnalysis
+from kvtune.analysis.verdict import Verdict
 from kvtune.run.types import CoreInfo, Run
 from tests.golden.synthetic import (
     HOSTILE,
@@ -30,7 +31,7 @@ def told(run: Run, **misses: int) -> Run:
     requests = run.tables["requests"]
     missed = int(requests["prompt_tokens"].sum() - requests["hit_tokens"].sum())
     causes = {**misses, "cold": missed - sum(misses.values())}
-    return replace_header(run, extra={"misses": causes})
+    return run.with_extra(misses=causes)
 
 
 def with_steps(run: Run, **columns: Any) -> Run:
@@ -43,15 +44,15 @@ def words(found: Verdict) -> list[str]:
 
 
 def test_a_run_that_measured_nothing_says_why() -> None:
-    found = verdict(empty_run(), None)
+    found = RunAnalysis(empty_run()).verdict
     assert found.kind == "nothing"
     assert "CUDA out of memory" in found.limit
     assert words(found) == ["kvtune", "doctor", "tiny-gemma3"]
 
 
-def test_prompts_computed_again_are_named_with_their_price() -> None:
+def test_recomputed_prompts_are_named_with_their_share_of_time() -> None:
     run = rounds_run()
-    found = verdict(run, workload_of(run))
+    found = RunAnalysis(run, workload_of(run)).verdict
     assert found.kind == "cache"
     assert "60,000 of 182,880" in found.limit
     assert found.share is not None and 0.1 < found.share < 0.6
@@ -69,18 +70,18 @@ def test_prompts_computed_again_are_named_with_their_price() -> None:
 
 @pytest.mark.parametrize("cause", ["evicted", "not_retained", "lagging_group", "not_cached"])
 def test_causes_found_by_replay_count_as_winnable(cause: str) -> None:
-    assert verdict(told(rounds_run(), **{cause: 50_000}), None).kind == "cache"
+    assert RunAnalysis(told(rounds_run(), **{cause: 50_000})).verdict.kind == "cache"
 
 
-def test_with_our_core_a_pool_that_is_too_small_asks_for_bounds() -> None:
+def test_with_kvtunes_core_a_pool_that_is_too_small_suggests_bounds() -> None:
     run = told(rounds_run(core=KVTUNE), evicted=50_000)
     small = replace_header(run, engine=msgspec.structs.replace(run.header.engine, num_blocks=500))
-    assert words(verdict(small, None))[1] == "bounds"
-    assert words(verdict(run, None))[1] == "tune"
+    assert words(RunAnalysis(small).verdict)[1] == "bounds"
+    assert words(RunAnalysis(run).verdict)[1] == "tune"
 
 
-def test_partial_blocks_ask_for_smaller_ones() -> None:
-    found = verdict(told(rounds_run(), partial_block=60_000), None)
+def test_partial_blocks_suggest_smaller_blocks() -> None:
+    found = RunAnalysis(told(rounds_run(), partial_block=60_000)).verdict
     assert found.kind == "block"
     assert "whole blocks of 32 tokens" in found.limit
     assert "--block-size" in words(found)
@@ -89,23 +90,23 @@ def test_partial_blocks_ask_for_smaller_ones() -> None:
 def test_the_collector_is_named_when_it_costs_most() -> None:
     run = told(rounds_run())
     gc = {**run.tables["gc"], "pause_us": run.tables["gc"]["pause_us"] * 100}
-    found = verdict(Run(run.header, {**run.tables, "gc": gc}), None)
+    found = RunAnalysis(Run(run.header, {**run.tables, "gc": gc})).verdict
     assert found.kind == "collector"
     assert "--core" in words(found)
     ours = replace_header(Run(run.header, {**run.tables, "gc": gc}), core=KVTUNE)
-    assert "--probe" in words(verdict(ours, None))
+    assert "--probe" in words(RunAnalysis(ours).verdict)
 
 
 def test_the_scheduler_is_named_when_it_costs_most() -> None:
     run = told(rounds_run())
     step = run.tables["steps"]["step_us"]
-    assert verdict(with_steps(run, schedule_us=step * 0.4, update_us=step * 0.2), None).kind == "host"
+    assert RunAnalysis(with_steps(run, schedule_us=step * 0.4, update_us=step * 0.2)).verdict.kind == "host"
 
 
-def test_preemptions_come_before_everything() -> None:
+def test_preemptions_come_first() -> None:
     run = rounds_run()
     requests = {**run.tables["requests"], "preemptions": np.full(45, 2, "i4")}
-    found = verdict(Run(run.header, {**run.tables, "requests": requests}), workload_of(run))
+    found = RunAnalysis(Run(run.header, {**run.tables, "requests": requests}), workload_of(run)).verdict
     assert found.kind == "pool"
     assert "90 times" in found.limit
     assert words(found)[-2:] == ["--max-num-seqs", "64"]
@@ -113,33 +114,33 @@ def test_preemptions_come_before_everything() -> None:
 
 def test_an_engine_that_waits_for_work_is_not_the_limit() -> None:
     run = told(open_run(requests=20, rate=0.5, output=10))
-    found = verdict(run, None)
+    found = RunAnalysis(run).verdict
     assert found.kind == "load"
     assert found.share is None
 
 
-def test_a_run_without_any_of_that_is_limited_by_its_model() -> None:
-    found = verdict(told(rounds_run()), None)
+def test_a_run_without_other_limits_is_limited_by_its_model() -> None:
+    found = RunAnalysis(told(rounds_run())).verdict
     assert found.kind == "model"
     assert "98 % of the step time" in found.limit
 
 
 def test_unknown_causes_are_not_called_a_limit_of_the_model() -> None:
-    found = verdict(rounds_run(), None)
+    found = RunAnalysis(rounds_run()).verdict
     assert found.kind == "unknown"
     assert "is not known" in found.limit
 
 
-def test_without_steps_prices_are_shares_of_tokens() -> None:
+def test_without_step_times_shares_are_of_tokens() -> None:
     run = told(rounds_run(), evicted=60_960)
     bare = Run(run.header, {k: v for k, v in run.tables.items() if k != "steps"})
-    found = verdict(bare, None)
+    found = RunAnalysis(bare).verdict
     assert found.kind == "cache"
     assert found.share == pytest.approx(60_960 / 182_880)
 
 
-def test_hostile_strings_cannot_leave_their_word_of_the_command() -> None:
-    found = words(verdict(hostile_run(), None))
+def test_hostile_strings_stay_one_word_of_the_command() -> None:
+    found = words(RunAnalysis(hostile_run()).verdict)
     assert found[0] == "kvtune"
     assert found.count(f"/models/{HOSTILE}") == 1
     assert not any(word.startswith("<") and word != HOSTILE for word in found)
@@ -147,7 +148,7 @@ def test_hostile_strings_cannot_leave_their_word_of_the_command() -> None:
 
 def test_every_verdict_of_the_made_up_runs_is_three_filled_sentences() -> None:
     for run in (rounds_run(), empty_run(), hostile_run(), open_run(requests=5), Run(header())):
-        found = verdict(run, workload_of(run))
+        found = RunAnalysis(run, workload_of(run)).verdict
         assert (
             found.limit.endswith(".") and found.advice.endswith(".") and found.command.startswith("kvtune ")
         )

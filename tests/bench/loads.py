@@ -125,7 +125,7 @@ def columns(model: str, blocks: int, policies: Sequence[str], length: int = 0) -
     kept = RETENTION if model == WINDOWS else ("0",)
     found = {f"stock {value}": side("--prefix-cache-retention-interval", value) for value in kept}
     for policy in policies:
-        settings: dict[str, Any] = {} if policy == OURS else {"policy": policy}
+        settings: dict[str, Any] = {"policy": policy}
         if policy == "two_class":
             settings["reuse_bonus_s"] = 1e9  # LRU otherwise: it has no order of its own until it is tuned
         found[policy] = side(core="kvtune", core_settings=settings)

@@ -131,7 +131,7 @@ def measure(sides: dict[str, dict[str, Callable[[], int]]], name: str) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description="blocks a second, by pool and size")
     parser.add_argument("--blocks", default="1000,10000,200000")
-    parser.add_argument("--policy", default="lru,tiered,two_class")
+    parser.add_argument("--policy", default="density,lru,tiered,two_class")
     options = parser.parse_args()
     print(f"{'operation':18s} {'blocks':>8s} {'pool':12s} {'us a block':>11s}   x stock")
     for size in map(int, options.blocks.split(",")):

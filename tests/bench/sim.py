@@ -30,7 +30,7 @@ def measure(name: str, workload: Workload, settings: SimSettings) -> None:
     share = requests["hit_tokens"].sum() / requests["prompt_tokens"].sum()
     print(
         f"{name:<24} {time.process_time() - cpu:8.2f} CPU-s  {time.monotonic() - wall:8.2f} s  "
-        f"{run.header.extra['sim']['steps']:>8} steps  {100 * share:5.2f} % hits",
+        f"{run.header.extra.sim.steps:>8} steps  {100 * share:5.2f} % hits",
         flush=True,
     )
 

@@ -30,7 +30,6 @@ from kvtune.doctor.environment import (
 )
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
-from kvtune.doctor.flags import given
 from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of
 from kvtune.doctor.planned import read_config
 from kvtune.doctor.rules import settings_findings
@@ -156,16 +155,6 @@ def test_first_visit_that_hits() -> None:
     floor = floor_of(changed(shared_prefix=visits))
     assert floor is not None
     assert (floor.first_visit, floor.last_first_visit) == (2, 3)
-
-
-def test_flags_by_name() -> None:
-    flags = ["--block-size", "64", "--max_model_len=512", "--enable-prefix-caching", "--a", "1", "2"]
-    assert given(flags) == {
-        "block-size": "64",
-        "max-model-len": "512",
-        "enable-prefix-caching": "",
-        "a": "1 2",
-    }
 
 
 def test_without_vllm_the_report_is_planned_from_the_config(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from kvtune.doctor.facts import Facts
-from kvtune.doctor.flags import given
 from kvtune.doctor.model import ModelReport, floor_of
 from kvtune.doctor.planned import read_config, with_state_rule
 from kvtune.doctor.rules import states_in_float32
 from kvtune.engine import models
+from kvtune.engine.flags import flag_texts
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import cpu_backend, plan_per_layer
 
@@ -44,7 +44,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory, avx512_bf16: bool) -> dict[s
         "real": (str(real), ["--enable-prefix-caching"]),
     }
     return {
-        name: facts_of({"model": model, "args": args, "given": given(args)})
+        name: facts_of({"model": model, "args": args, "given": flag_texts(args)})
         for name, (model, args) in asked.items()
     }
 

@@ -159,7 +159,7 @@ def main(job: dict[str, Any], out: Path) -> None:
 
 
 def made(case: dict[str, Any]) -> Any:
-    """A workload of prompts made by hand, one after another."""
+    """A workload of hand-made prompts, sent one after another."""
     from kvtune.workload.types import Request, Span, Workload
 
     requests = tuple(

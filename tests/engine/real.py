@@ -1,4 +1,4 @@
-"""What tests of the real engine share: the command line in a process of its own, and what an engine leaves behind."""
+"""Helpers of real-engine tests: the command line in a subprocess, and leftovers of an engine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def profiled(output: Path, *arguments: str, engine: tuple[str, ...] = ()) -> Ran
 
 
 def lockstep(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """What `lockstep.py` finds for a job, in a process of its own."""
+    """The result of `lockstep.py` for a job, in a subprocess."""
     (folder / "job.json").write_text(json.dumps(job))
     script = Path(__file__).with_name("lockstep.py")
     ended = subprocess.run(
@@ -62,7 +62,7 @@ def lockstep(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def counts_as_vllm(ran: Ran) -> None:
-    """The front end's account is the engine's own."""
+    """The front end's counts equal the engine's."""
     counters = ran.run.header.engine_counters
     assert counters["finished"] == ran.facts["requests"]
     assert counters["generation_tokens"] == ran.facts["output_tokens"]
@@ -109,7 +109,7 @@ def left_in_shared_memory(before: set[int]) -> set[Path]:
 
 
 def commands(processes: list[psutil.Process]) -> dict[int, str]:
-    """The command line of each that still lives."""
+    """The command lines of those that still run."""
     found: dict[int, str] = {}
     for process in processes:
         with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Ablation: variants turn one thing over, the order is fair, the table's verdicts follow from the intervals."""
+"""Ablation: variants flip one setting, runs are interleaved, verdicts follow from the intervals."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvtune.analysis.comparison.ablation import (
-    KEY,
     Ablation,
     AblationSide,
-    extra,
+    as_result,
     figures,
     read,
     stored,
@@ -39,6 +38,7 @@ from kvtune.engine.ablate import (
 from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.console.ablation import print_ablation
+from kvtune.run.extras import read_extras
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
@@ -47,7 +47,7 @@ from tests.analysis.made import header_of, table
 JOB = ProfileJob(model="tiny-opt", workload=build("decode:requests=2,prompt=8,output=8"))
 
 
-def test_each_switch_is_turned_over_once_and_the_thresholds_too() -> None:
+def test_each_switch_and_the_thresholds_are_flipped_once() -> None:
     found = variants(JOB)
     switches = [
         n for n, k in KNOBS.items() if k.kind == "switch" and not n.startswith(LEGACY) and n not in NAMED_ONLY
@@ -59,12 +59,12 @@ def test_each_switch_is_turned_over_once_and_the_thresholds_too() -> None:
     assert parse(found[-1].settings).gc_threshold0 == THRESHOLDS[0]
 
 
-def test_what_vllm_once_did_is_brought_back_only_when_named() -> None:
+def test_legacy_switches_are_flipped_only_when_named() -> None:
     (_, brought_back) = variants(JOB, ("legacy_free_list",))
     assert brought_back.settings == {"legacy_free_list": True} and brought_back.turned == "on"
 
 
-def test_what_the_job_has_off_is_turned_on() -> None:
+def test_a_switch_that_the_job_has_off_is_turned_on() -> None:
     job = ProfileJob(model="m", workload=JOB.workload, core_settings={"rows": False, "gc_threshold0": 9000})
     found = {v.name: v for v in variants(job)}
     assert found["rows"].settings == {"rows": True} and found["rows"].turned == "on"
@@ -116,7 +116,7 @@ def result() -> Ablation:
         AblationSide(BASELINE, runs=tuple(base), files=("a", "b", "c")),
         AblationSide("freeze", "off", {"freeze": False}, tuple(other), ("d", "e", "f"), ("died",)),
     )
-    return read(json.loads(json.dumps(extra(sides, planned=8, repeats=4, why="interrupted"))))
+    return read(as_result(sides, planned=8, repeats=4, why="interrupted"))
 
 
 def test_what_is_stored_is_read_again() -> None:
@@ -135,10 +135,10 @@ def test_what_is_stored_is_read_again() -> None:
 
 @pytest.mark.parametrize("damaged", [None, 7, {}, {"sides": []}, {"sides": [{"name": "x"}], "planned": 1}])
 def test_a_damaged_or_missing_result_is_none(damaged: object) -> None:
-    assert stored(Run(header_of(extra={KEY: damaged}))) is None
+    assert stored(Run(header_of(extra=read_extras({"ablation": damaged})))) is None
 
 
-def test_the_table_says_so() -> None:
+def test_the_table_has_verdicts_and_failures() -> None:
     out = io.StringIO()
     print_ablation(result(), out)
     text = out.getvalue()
@@ -189,7 +189,7 @@ def job(tmp_path: Path) -> ProfileJob:
 
 
 @pytest.mark.parametrize("stop", [130, KeyboardInterrupt])
-def test_a_failed_run_is_told_and_an_interrupted_call_goes_on(
+def test_a_failed_run_is_reported_and_an_interrupted_command_resumes(
     job: ProfileJob, monkeypatch: pytest.MonkeyPatch, stop: int | type[BaseException]
 ) -> None:
     with_engine(monkeypatch, 0, 1, 0, stop)
@@ -206,16 +206,16 @@ def test_a_failed_run_is_told_and_an_interrupted_call_goes_on(
     assert [len(made.files) for made in found.made.values()] == [3, 3]
 
 
-def test_without_a_baseline_it_ends_at_once(job: ProfileJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ablation_ends_at_once_if_its_baseline_fails(
+    job: ProfileJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = with_engine(monkeypatch, 1)
     with pytest.raises(KvtuneError, match="no"):
         ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
     assert engine.ran == 1
 
 
-def test_the_budget_ends_it_before_a_run_that_would_not_fit(
-    job: ProfileJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_run_starts_that_would_exceed_the_budget(job: ProfileJob, monkeypatch: pytest.MonkeyPatch) -> None:
     now, told = [0.0], []
     engine = with_engine(monkeypatch)
 
@@ -240,7 +240,7 @@ def test_other_work_has_another_folder(tmp_path: Path) -> None:
     assert folder_of(one) == folder_of(job_in(tmp_path))
 
 
-def test_the_result_lies_in_the_baselines_first_run_and_the_plan_is_told_before(
+def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_engine(monkeypatch, 0, 0, 0, 130)

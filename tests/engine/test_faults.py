@@ -1,4 +1,4 @@
-"""From logs as vLLM 0.32 writes them to the one line that names the cause."""
+"""From logs of vLLM 0.32 to the line that names the cause."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def test_the_first_failure_is_the_cause_not_its_consequences() -> None:
     assert "kv-cache-memory-bytes" in hint_for(found, "x.log")
 
 
-def test_a_consequence_is_named_where_nothing_else_is() -> None:
+def test_a_consequence_is_the_cause_if_there_is_no_other() -> None:
     assert cause("RuntimeError: Engine core initialization failed. See root cause above.\n").startswith(
         "RuntimeError"
     )
 
 
-def test_no_exception_no_cause() -> None:
+def test_a_log_without_an_exception_has_no_cause() -> None:
     assert cause("INFO all is well\n") == ""
     assert cause("") == ""
 
 
-def test_colours_and_prefixes_go() -> None:
+def test_colours_and_prefixes_are_removed() -> None:
     assert (
         clean("\x1b[0;36m(EngineCore pid=3)\x1b[0;0m ERROR 11-21 09:58:03 [core.py:15] OSError: no")
         == "OSError: no"

@@ -1,4 +1,4 @@
-"""Preparing the model with real weights: what is refused, and that nothing half-made is left. No torch here."""
+"""Preparing the model with real weights: refusals, and no partial folder is left. No torch here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WRITES = (
 )
 
 
-def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemma, "find_spec", lambda name: None if name == "gguf" else object())
     with pytest.raises(KvtuneError, match="not installed: gguf") as caught:
         gemma.prepare(tmp_path / "g")
@@ -60,7 +60,7 @@ def test_the_folder_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("installed")
-def test_too_little_room_is_said_before_anything_is_made(
+def test_too_little_disk_space_is_reported_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gemma, "NEEDED_BYTES", 1 << 60)

@@ -16,7 +16,7 @@ def test_a_prompt_longer_than_the_model_allows_is_refused() -> None:
     check_fits(workload, 5008)
 
 
-def test_the_warm_up_is_short_and_of_the_workloads_own_lengths() -> None:
+def test_the_warm_up_is_short_and_has_the_workloads_prompt_lengths() -> None:
     warm = warm_up_workload(build("prefill:requests=9,prompt=500,output=300"), 4096)
     assert [r.prompt_tokens for r in warm.requests] == [500]
     assert all(r.output_tokens <= 4 for r in warm.requests)

@@ -1,4 +1,4 @@
-"""The launcher against a host that misbehaves: a script of ours in the place of the engine, real processes."""
+"""The launcher against hosts that misbehave: scripts in place of the engine, real processes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_host_that_dies_silently(run_script) -> None:  # type: ignore[no-untyp
     assert outcome.end_ns > outcome.start_ns > 0
 
 
-def test_children_that_outlive_the_host_are_ended(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_children_that_outlive_the_host_are_killed(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     outcome, _ = run_script(
         """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], pass_fds=(int(sys.argv[2]),))
@@ -220,7 +220,9 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_a_launcher_that_is_ended_or_killed(tmp_path: Path, number: signal.Signals) -> None:
+def test_no_process_outlives_a_launcher_that_is_terminated_or_killed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     (tmp_path / "host.py").write_text(HOST)
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path)], stderr=subprocess.DEVNULL)
     end = time.monotonic() + 30

@@ -46,7 +46,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("core", ["stock", "kvtune"])
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[c[0].split(":")[0] for c in CASES])
-def test_every_step_and_every_hit_is_the_engines(
+def test_every_step_and_every_hit_equals_the_engines(
     compared: list[dict[str, Any]], number: int, core: str
 ) -> None:
     work, _, hits_expected, preemptions_expected = CASES[number]

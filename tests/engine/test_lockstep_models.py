@@ -66,7 +66,7 @@ def trace_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_step_and_every_hit_is_the_engines(model: str, tmp_path: Path) -> None:
+def test_every_step_and_every_hit_equals_the_engines(model: str, tmp_path: Path) -> None:
     flags, loads = MODELS[model]
     trace = trace_file(tmp_path)
     cases = [{"workload": w.format(trace=trace), "blocks": blocks} for w, blocks in loads]

@@ -54,7 +54,7 @@ def test_what_was_asked_for_was_served(decode: Ran) -> None:
     assert cache["hit_tokens"] + sum(cache["misses"].values()) == cache["query_tokens"]
 
 
-def test_the_front_ends_account_agrees_with_vllms_own(decode: Ran) -> None:
+def test_the_front_ends_counts_agree_with_vllms(decode: Ran) -> None:
     counts_as_vllm(decode)
 
 

@@ -1,4 +1,4 @@
-"""Hits on the real engine, stock's and the core's, and that both answer alike: two engine starts, shared."""
+"""Hits of stock vLLM and of kvtune's core on the real engine, and equal answers. Two engine starts, shared."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def test_the_core_answers_as_stock_does(rounds_stock: Ran, rounds_kvtune: Ran) -
     assert rounds_stock.facts["workload"]["hash"] == rounds_kvtune.facts["workload"]["hash"]
 
 
-def test_the_front_ends_account_agrees_with_vllms_own(rounds_stock: Ran, rounds_kvtune: Ran) -> None:
+def test_the_front_ends_counts_agree_with_vllms(rounds_stock: Ran, rounds_kvtune: Ran) -> None:
     counts_as_vllm(rounds_stock)
     counts_as_vllm(rounds_kvtune)

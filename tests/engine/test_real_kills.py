@@ -1,4 +1,4 @@
-"""The real engine when one of its processes is killed: what was measured is kept, nothing stays behind."""
+"""The real engine when one of its processes is killed: results are kept, nothing is left behind."""
 
 from __future__ import annotations
 

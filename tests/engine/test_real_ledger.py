@@ -1,4 +1,4 @@
-"""The ledger on real engines, minutes of them: every probe level, stacks, an ablation that is cut off and goes on."""
+"""Collection accounting on real engines: every probe level, stacks, an ablation that is interrupted and resumed."""
 
 from __future__ import annotations
 

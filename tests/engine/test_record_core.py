@@ -1,4 +1,4 @@
-"""What a run file says of the core: EngineCore's account, and the workers', where blocks are sized."""
+"""The core in a run file: EngineCore's report and those of the workers, which size blocks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ENGINE = {
 
 
 @pytest.mark.parametrize(("worker", "in_force"), [(True, True), (False, False)])
-def test_blocks_are_packed_where_both_say_so(worker: bool, in_force: bool) -> None:
+def test_blocks_are_packed_if_engine_core_and_workers_report_it(worker: bool, in_force: bool) -> None:
     found = _core(ASKED, ENGINE, [{"parts": {"packed": True}}, {"parts": {"packed": worker}}])
     assert found.parts == {"packed": in_force, "pool": True} and found.active
 
 
-def test_a_refusal_of_the_workers_is_in_the_notes_and_on_the_page() -> None:
+def test_a_workers_refusal_is_in_the_notes_and_on_the_page() -> None:
     why = "packed: a KV connector moves pages by stock's layout"
     assert _core_notes([ENGINE, {"notes": [why, "a"]}, {}]) == ["a", why]
     core = CoreInfo(name="kvtune", active=True, parts={"packed": False})

@@ -1,4 +1,4 @@
-"""MODEL to vLLM's arguments: what is refused before an engine starts, and who wins over whom."""
+"""MODEL to vLLM's arguments: which override which, and what is refused before an engine starts."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_built_in_models_are_folders_with_a_config(name: str) -> None:
 
 
 @pytest.mark.parametrize("given", [["--dtype", "bfloat16"], ["--dtype=bfloat16"]])
-def test_what_the_person_gave_wins_over_the_models_defaults(given: list[str]) -> None:
+def test_flags_override_the_models_defaults(given: list[str]) -> None:
     args = resolve("tiny-opt", dummy=False, engine_args=given).args
     assert [a for a in args if a.startswith("--dtype")] == [given[0]]
     assert args[-len(given) :] == given
 
 
-def test_underscores_are_vllms_flags_too() -> None:
+def test_flags_with_underscores_are_recognised() -> None:
     args = resolve(
         "tiny-opt", dummy=False, engine_args=["--max_model_len", "100", "--load_format", "auto"]
     ).args
@@ -84,7 +84,7 @@ def test_a_broken_config_is_named(tmp_path: Path, content: str, word: str) -> No
     assert "config.json" in caught.value.message
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
+def test_paths_that_are_not_model_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no model folder /no/such/model"):
         resolve("/no/such/model", dummy=False, engine_args=[])
     with pytest.raises(UsageError, match=r"has no config\.json"):
@@ -95,7 +95,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         resolve(str(file), dummy=False, engine_args=[])
 
 
-def test_vllm_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -106,7 +106,9 @@ def test_vllm_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("version", "accepted"), [("0.32.0", True), ("0.32.0+cpu", True), ("0.33.0", False)])
-def test_only_known_versions_of_vllm(monkeypatch: pytest.MonkeyPatch, version: str, accepted: bool) -> None:
+def test_only_supported_versions_of_vllm_are_accepted(
+    monkeypatch: pytest.MonkeyPatch, version: str, accepted: bool
+) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     if accepted:
         assert check_engine() == version
@@ -141,10 +143,10 @@ def test_run_names_are_safe_in_a_file_system(tmp_path: Path) -> None:
     assert "/" not in name and " " not in name and ":" not in name
 
 
-def test_runs_that_begin_in_the_same_second_have_files_of_their_own(
+def test_runs_that_start_in_the_same_second_have_separate_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None has written its run file when the others begin."""
+    """All are started before one has written its run file."""
     monkeypatch.setattr(profile_module, "run_name", lambda job: "tiny-opt_decode_kvtune_20261121-120000")
     job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
     with ThreadPoolExecutor(8) as pool:
@@ -159,7 +161,7 @@ def test_runs_that_begin_in_the_same_second_have_files_of_their_own(
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, "spawn"), ("fork", "fork")])
-def test_processes_begin_as_those_of_vllm_serve_unless_told(
+def test_processes_start_as_in_vllm_serve_unless_a_variable_says_otherwise(
     given: str | None, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
@@ -169,7 +171,7 @@ def test_processes_begin_as_those_of_vllm_serve_unless_told(
     assert profile_module._environment(job, offline=True)["VLLM_WORKER_MULTIPROC_METHOD"] == used
 
 
-def test_a_killed_runs_work_folder_is_removed_by_the_next_run_and_a_living_ones_is_not(
+def test_the_next_run_removes_the_work_folder_of_a_killed_run_and_keeps_a_running_ones(
     tmp_path: Path,
 ) -> None:
     job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)

@@ -1,4 +1,4 @@
-"""Ring files to tables: only the measuring phase, only this run's processes, nothing whose clock went backwards."""
+"""Ring files to tables: only the measuring phase, only this run's processes, no records with clock errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_digests_come_in_the_order_of_their_steps(tmp_path: Path) -> None:
 def test_a_clock_that_goes_backwards_is_counted_and_its_records_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten seconds back in the middle of the second collection; the probe goes on."""
+    """The clock goes back ten seconds during the second collection; the probe continues."""
     times = iter([5 * 10**9, 5 * 10**9 + 100, 20 * 10**9, 10 * 10**9, 11 * 10**9, 11 * 10**9 + 300])
     monkeypatch.setattr(gc_module, "monotonic_ns", lambda: next(times))
     probe = CollectorProbe(Ring(tmp_path / "ring-1.bin", 1 << 16))

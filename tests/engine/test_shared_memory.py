@@ -1,4 +1,4 @@
-"""A small /dev/shm is found out before an engine is started, and only where the engine needs it."""
+"""A small /dev/shm is reported before an engine starts, and only where the engine needs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtune.errors import EXIT_USAGE, KvtuneError
 
 
 @pytest.mark.parametrize("free", [64 << 20, 0, NEEDED_BYTES - 1])
-def test_a_small_one_is_refused_with_what_to_do(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_dev_shm_is_refused_with_a_hint(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     with pytest.raises(KvtuneError) as raised:
         check_shared_memory("vllm-cpu")
@@ -22,12 +22,12 @@ def test_a_small_one_is_refused_with_what_to_do(free: int, monkeypatch: pytest.M
     check_shared_memory("vllm")  # a GPU engine's worker runs inside EngineCore
 
 
-def test_a_machine_without_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_dev_shm_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "none")
     with pytest.raises(KvtuneError, match="0 MiB free"):
         check_shared_memory("vllm-cpu")
 
 
-def test_enough_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_enough_dev_shm_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda path: SimpleNamespace(free=NEEDED_BYTES))
     check_shared_memory("vllm-cpu")

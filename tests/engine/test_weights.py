@@ -1,4 +1,4 @@
-"""Seeded weights: by name alone, of real scale, and states that decay."""
+"""Seeded weights: they depend only on the name, have a realistic scale, and states decay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtune.engine.weights import fill
 pytestmark = pytest.mark.vllm
 
 
-def test_values_follow_from_the_name() -> None:
+def test_values_depend_only_on_the_name() -> None:
     torch = pytest.importorskip("torch")
     one, same, other = (torch.empty(256, 64) for _ in range(3))
     fill("layers.0.proj.weight", one)
@@ -43,8 +43,8 @@ def test_norms_states_and_whole_numbers() -> None:
     assert 0 < float(bias.abs().max()) < 0.1  # beside embeddings of 0.09: OPT answers nothing alike
 
 
-def test_engines_that_are_not_ours_load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin that is installed is called in every vLLM process of the machine."""
+def test_nothing_is_registered_in_engines_that_kvtune_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM calls an installed plugin in each of its processes on the machine."""
     for name in [name for name in os.environ if name.startswith("KVTUNE_")]:
         monkeypatch.delenv(name)
     # An import would fail, also where another test has vLLM loaded.

@@ -22,8 +22,9 @@ from kvtune.explain.explanation import (
     with_misses,
     workload_of,
 )
-from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation, with_flag
+from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation
 from kvtune.explain.text import lines, to_json
+from kvtune.run.extras import Extras
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.verdicts.causes import CAUSES, Boundaries
@@ -48,7 +49,7 @@ def run_of(hits: list[int], verdicts: list[PromptVerdict | None] | None = None, 
     requests["round"] = np.arange(len(hits), dtype="i4")
     requests["prompt_tokens"][:] = 100
     requests["hit_tokens"][:] = hits
-    extra = {"verdicts": msgspec.to_builtins(verdicts)} if verdicts is not None else {}
+    extra = Extras(verdicts=msgspec.to_builtins(verdicts or []))
     fields: dict[str, Any] = {
         "kvtune": "0",
         "source": "sim",
@@ -238,20 +239,6 @@ def test_combined_remedies_double_the_pool() -> None:
     assert len(both) == 2
     assert all("2x the pool" in option.change for option in both)
     assert all(option.settings.engine_args[-2:] == ["--num-gpu-blocks-override", "200"] for option in both)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "value", "expected"),
-    [
-        (["--a", "1"], 2, ["--a", "1", "--x", "2"]),
-        (["--x", "1", "--a", "1"], 2, ["--a", "1", "--x", "2"]),
-        (["--x=1", "--a", "1"], 2, ["--a", "1", "--x", "2"]),
-        (["--a", "1", "--x"], "", ["--a", "1", "--x"]),
-        (["--x", "1", "2", "--a"], None, ["--a"]),
-    ],
-)
-def test_a_flag_is_replaced_added_or_removed(arguments: list[str], value: Any, expected: list[str]) -> None:
-    assert with_flag(arguments, "x", value) == expected
 
 
 def test_a_class_names_kind_and_visit() -> None:

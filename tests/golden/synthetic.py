@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvtune.analysis.comparison.ablation import AblationSide, extra
+from kvtune.analysis.comparison.ablation import AblationSide, as_result
 from kvtune.run.types import (
     TABLES,
     CoreInfo,
@@ -212,7 +212,6 @@ def hostile_run() -> Run:
             ),
             processes=[msgspec.structs.replace(p, name=HOSTILE) for p in h.processes],
             probe=ProbeInfo(level="light", lost_records={HOSTILE: 3}, disabled={HOSTILE: HOSTILE}),
-            extra={HOSTILE: HOSTILE},
         ),
         dict(run.tables, requests=requests),
     )
@@ -275,10 +274,8 @@ def ablated_run() -> Run:
         AblationSide("steady", "off", {"steady": False}, runs(2.0, 1), files[:1], ("EngineCore died",)),
     )
     run = kvtune_run()
-    told = msgspec.json.decode(
-        msgspec.json.encode(extra(sides, planned=15, repeats=3, why="the budget of 20 min is used up"))
-    )
-    return replace_header(run, extra={"ablation": told})
+    result = as_result(sides, planned=15, repeats=3, why="the budget of 20 min is used up")
+    return run.with_extra(ablation=result)
 
 
 def sim_run() -> Run:

@@ -16,6 +16,7 @@ from kvtune.probe import stacks
 from kvtune.probe.records import Collection
 from kvtune.probe.ring import Records, Ring, read_ring
 from kvtune.probe.stacks import refusal
+from kvtune.run.extras import StackSamples
 from kvtune.run.types import CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 
 PLUGIN = """
@@ -223,7 +224,7 @@ def test_a_py_spy_that_dies_while_it_samples_costs_the_stacks_and_nothing_else(t
         engine.wait()
         engine.stdout.close()
     run = sampled.attach(empty(), tmp_path / "a.kvrun")
-    assert run.header.extra["stacks"] == {"engine_core": {"failed": "py-spy left no recording"}}
+    assert run.header.extra.stacks == {"engine_core": StackSamples(failed="py-spy left no recording")}
 
 
 ENGINE = """

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.contrast import contrast
 from kvtune.report.pages.run import compare_page, run_page
 from kvtune.report.pages.study import sweep_page
@@ -20,18 +21,18 @@ from tests.report.test_stacks import with_stacks
 Open = Callable[..., Any]
 
 MAKERS: dict[str, Callable[[], str]] = {
-    "run": lambda: run_page(with_stacks()),
-    "long": lambda: run_page(run_of("open")),
-    "evictions": lambda: run_page(run_of("evictions")),
-    "partial": lambda: run_page(partial_run()),
-    "empty": lambda: run_page(empty_run()),
-    "hostile": lambda: run_page(run_of("hostile")),
+    "run": lambda: run_page(RunAnalysis(with_stacks())),
+    "long": lambda: run_page(RunAnalysis(run_of("open"))),
+    "evictions": lambda: run_page(RunAnalysis(run_of("evictions"))),
+    "partial": lambda: run_page(RunAnalysis(partial_run())),
+    "empty": lambda: run_page(RunAnalysis(empty_run())),
+    "hostile": lambda: run_page(RunAnalysis(run_of("hostile"))),
     "compare": lambda: _compared(),
     "sweep": lambda: sweep_page(studies.found(studies.grid_study())),
     "tune": lambda: sweep_page(studies.found(studies.tuned_study())),
     "thousand": lambda: sweep_page(studies.found(studies.thousand())),
-    "ablation": lambda: run_page(run_of("ablation")),
-    "real": lambda: run_page(read_run(FOLDER / "schema1-real.kvrun")),
+    "ablation": lambda: run_page(RunAnalysis(run_of("ablation"))),
+    "real": lambda: run_page(RunAnalysis(read_run(FOLDER / "schema1-real.kvrun"))),
 }
 
 

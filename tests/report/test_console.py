@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.report.console.summary import print_summary, summary_text, summary_view
 from kvtune.run.types import CoreInfo, Run, Validity
@@ -17,7 +18,7 @@ from tests.golden.synthetic import HOSTILE, empty_run, partial_run, replace_head
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     run = rounds_run()
-    return summary(run, workload_of(run))
+    return summary(RunAnalysis(run, workload_of(run)))
 
 
 def test_the_summary_has_every_part(found: dict[str, Any]) -> None:
@@ -47,7 +48,7 @@ def test_no_color_is_honoured(
     if no_color:
         monkeypatch.setenv("NO_COLOR", no_color)
     out = io.StringIO()
-    sample = summary(partial_run(), None)
+    sample = summary(RunAnalysis(partial_run()))
     Console(file=out, force_terminal=True, width=120).print(summary_view(sample))
     assert ("\x1b[33m" in out.getvalue()) is coloured
 
@@ -58,19 +59,19 @@ def test_a_line_fits_its_width(found: dict[str, Any]) -> None:
 
 
 def test_a_partial_run_warns_first() -> None:
-    text = summary_text(summary(partial_run(), None))
+    text = summary_text(summary(RunAnalysis(partial_run())))
     assert text.index("! This run is partial. EngineCore (pid 101) was killed") < text.index("latency")
 
 
 def test_a_failed_run_says_why_and_what_next() -> None:
-    text = summary_text(summary(empty_run(), None))
+    text = summary_text(summary(RunAnalysis(empty_run())))
     assert "This run is failed. the engine did not start: CUDA out of memory" in text
     assert "kvtune doctor" in text
     assert "nan" not in text.lower().split()
 
 
 def test_a_prediction_is_marked() -> None:
-    assert "predicted by the simulator" in summary_text(summary(sim_run(), None))
+    assert "predicted by the simulator" in summary_text(summary(RunAnalysis(sim_run())))
 
 
 def test_distorted_times_and_a_refused_core_are_named() -> None:
@@ -79,7 +80,7 @@ def test_distorted_times_and_a_refused_core_are_named() -> None:
         valid=Validity(timings=False, why="tracemalloc slows every allocation"),
         core=CoreInfo(name="kvtune", active=False, why="vLLM 0.33 is not known"),
     )
-    text = summary_text(summary(run, None))
+    text = summary_text(summary(RunAnalysis(run)))
     assert "! Do not trust the times: tracemalloc slows every allocation" in text
     assert "! kvtune's core was not active, this is stock vLLM: vLLM 0.33 is not known" in text
 
@@ -88,5 +89,5 @@ def test_markup_of_rich_stays_text() -> None:
     run: Run = replace_header(
         rounds_run(prefixes=3), model=f"[bold red]{HOSTILE}[/]", notes=["[link=x]note[/link]"]
     )
-    text = summary_text(summary(run, None), width=300)
+    text = summary_text(summary(RunAnalysis(run)), width=300)
     assert "[bold red]" in text and "[link=x]note[/link]" in text

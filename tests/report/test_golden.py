@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.report.console.comparison import markdown, plain
 from kvtune.report.console.summary import summary_text
@@ -40,9 +41,9 @@ def test_there_is_a_golden_file_of_every_schema_and_kind() -> None:
 def test_every_view_draws_a_golden_run(golden: Path, tmp_path: Path) -> None:
     run = read_run(golden)
     workload = workload_of(run)
-    html = run_page(run, workload)
+    html = run_page(RunAnalysis(run, workload))
     assert html.startswith("<!doctype html>") and html.rstrip().endswith("</html>")
-    found = summary(run, workload)
+    found = summary(RunAnalysis(run, workload))
     json.dumps(found, allow_nan=False)
     assert run.header.model in summary_text(found, width=400)
     json.dumps(chrome_trace(run), allow_nan=False)
@@ -71,19 +72,19 @@ def test_the_current_schemas_files_are_what_the_generator_makes(kind: str) -> No
 
 def test_causes_of_misses_come_from_the_workload_made_again() -> None:
     run = read_run(FOLDER / "schema1-rounds.kvrun")
-    causes = summary(run, workload_of(run))["prefix_cache"]["misses"]
+    causes = summary(RunAnalysis(run, workload_of(run)))["prefix_cache"]["misses"]
     assert causes["not_cached"] > 0 and causes["cold"] > 0
     assert (
         sum(causes.values()) + run.tables["requests"]["hit_tokens"].sum()
         == run.tables["requests"]["prompt_tokens"].sum()
     )
-    assert "seen before, not in the cache" in run_page(run, workload_of(run))
+    assert "seen before, not in the cache" in run_page(RunAnalysis(run, workload_of(run)))
 
 
 def test_a_real_engines_run_has_evictions_and_a_flame_graph_on_its_page() -> None:
     """Recorded with `--stacks` on a pool of 700 blocks, which is too small for its load."""
     run = read_run(FOLDER / "schema1-real.kvrun")
-    found = {s.id: s for s in run_sections(run, workload_of(run))}
+    found = {s.id: s for s in run_sections(RunAnalysis(run, workload_of(run)))}
     timeline = found["timeline"].data
     assert sum(timeline["evicted"]["blocks"]) == run.tables["pool"]["evicted"].sum() == 4070
     assert set(timeline["evicted"]["tier"]) <= set(run.header.engine.settings["tiers"])

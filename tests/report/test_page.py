@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.run import RunAnalysis
 from kvtune.errors import UsageError
 from kvtune.report.contrast import contrast
 from kvtune.report.pages.frame import write_page
 from kvtune.report.pages.run import compare_page, run_page
+from kvtune.run.extras import read_extras
 from kvtune.run.types import CoreInfo, Run, empty_table
 from tests.golden.synthetic import HOSTILE, empty_run, rounds_run
 from tests.report.drawn import KINDS, run_of, words
@@ -67,7 +69,7 @@ class Elements(HTMLParser):
 @cache
 def page_of(kind: str) -> str:
     """Drawn once a kind: most tests only read it."""
-    return run_page(run_of(kind))
+    return run_page(RunAnalysis(run_of(kind)))
 
 
 @pytest.fixture(params=list(KINDS))
@@ -207,7 +209,7 @@ def test_the_timeline_shows_every_eviction_and_demotion() -> None:
     from tests.golden.synthetic import evicting_run
 
     run = evicting_run()
-    data = embedded(run_page(run), "chart-data")
+    data = embedded(run_page(RunAnalysis(run)), "chart-data")
     for column in ("evicted", "demoted"):
         assert sum(data[column]["blocks"]) == run.tables["pool"][column].sum() > 0
     assert set(data["evicted"]["tier"]) == {"speculative", "probation"}
@@ -217,7 +219,7 @@ def test_the_timeline_shows_every_eviction_and_demotion() -> None:
 def test_a_timeline_without_evictions_says_why(rounds: Run) -> None:
     assert "Evictions were not recorded in this run." in page_of("rounds")
     quiet = Run(rounds.header, {**rounds.tables, "pool": empty_table("pool")})
-    assert "No KV block was evicted" in run_page(quiet)
+    assert "No KV block was evicted" in run_page(RunAnalysis(quiet))
 
 
 def test_a_tiers_name_with_markup_stays_text() -> None:
@@ -225,13 +227,13 @@ def test_a_tiers_name_with_markup_stays_text() -> None:
 
     run = evicting_run()
     engine = msgspec.structs.replace(run.header.engine, settings={"tiers": [HOSTILE] * 5})
-    assert "<img src=x" not in run_page(replace_header(run, engine=engine))
+    assert "<img src=x" not in run_page(RunAnalysis(replace_header(run, engine=engine)))
 
 
 def test_an_ablation_says_which_switches_are_worth_something() -> None:
     from tests.golden.synthetic import ablated_run
 
-    html = run_page(ablated_run())
+    html = run_page(RunAnalysis(ablated_run()))
     assert "Worse when turned over: freeze off (collections, pauses)." in html
     assert "Better when turned over: thresholds on (collections, pauses)." in html
     assert "No difference shown: rows. Too few runs to tell: steady." in html
@@ -246,7 +248,7 @@ def test_a_damaged_ablation_leaves_its_section_out(rounds: Run) -> None:
     from tests.golden.synthetic import replace_header
 
     for damaged in (7, {}, {"sides": [{"name": HOSTILE}]}):
-        html = run_page(replace_header(rounds, extra={"ablation": damaged}))
+        html = run_page(RunAnalysis(replace_header(rounds, extra=read_extras({"ablation": damaged}))))
         assert 'id="ablation"' not in html
 
 
@@ -257,7 +259,7 @@ def test_a_partial_run_says_so_before_any_number() -> None:
 
 
 def test_the_ladder_shows_what_the_load_and_the_pool_allow(rounds: Run) -> None:
-    data = embedded(run_page(rounds, workload_of(rounds)), "chart-data")["ladder"]
+    data = embedded(run_page(RunAnalysis(rounds, workload_of(rounds))), "chart-data")["ladder"]
     rates = dict(zip(data["rung"], data["rate"], strict=True))
     assert list(rates) == ["infinite cache", "offline optimum", "best known policy", "LRU", "this run"]
     assert rates["infinite cache"] >= rates["offline optimum"] >= rates["best known policy"] >= rates["LRU"]
@@ -269,7 +271,7 @@ def test_a_load_that_was_not_served_whole_has_no_ladder() -> None:
     from tests.golden.synthetic import partial_run
 
     run = partial_run()
-    assert "ladder" not in embedded(run_page(run, workload_of(run)), "chart-specs")
+    assert "ladder" not in embedded(run_page(RunAnalysis(run, workload_of(run))), "chart-specs")
 
 
 def test_a_failed_run_has_a_page_that_says_why() -> None:
@@ -287,7 +289,7 @@ def test_a_core_that_refused_is_named(rounds: Run) -> None:
     from tests.golden.synthetic import replace_header
 
     refused = replace_header(rounds, core=CoreInfo(name="kvtune", active=False, why="vLLM 0.33 is not known"))
-    html = run_page(refused)
+    html = run_page(RunAnalysis(refused))
     assert "core was not active" in html
     assert "vLLM 0.33 is not known" in html
 
@@ -368,5 +370,5 @@ def test_a_page_goes_not_onto_a_folder(tmp_path: Path) -> None:
 
 def test_times_that_are_missing_do_not_break_the_json(rounds: Run) -> None:
     requests = {**rounds.tables["requests"], "first_token_s": np.full(45, np.nan)}
-    html = run_page(Run(rounds.header, {**rounds.tables, "requests": requests}))
+    html = run_page(RunAnalysis(Run(rounds.header, {**rounds.tables, "requests": requests})))
     assert "NaN" not in json.dumps(embedded(html, "chart-data"))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from kvtune.analysis.run import RunAnalysis
 from kvtune.probe.stacks import flame, of_loops, top_functions
 from kvtune.report.pages.run import run_page
 from kvtune.report.sections.stacks import section
+from kvtune.run.extras import StackFunction, StackSamples
 from kvtune.run.types import Run
 from tests.golden.synthetic import HOSTILE
 from tests.report.drawn import run_of
@@ -50,7 +50,7 @@ def test_threads_that_only_wait_are_left_out() -> None:
     threads = [{"samples": [[0, 1], [0]], "weights": [3, 1]}, {"samples": [[2]], "weights": [40]}]
     found = of_loops({"shared": {"frames": frames}, "profiles": threads})
     assert found is not None
-    assert [(f["function"], f["share"]) for f in top_functions(found)] == [
+    assert [(f.function, f.share) for f in top_functions(found)] == [
         ("step", 0.75),
         ("EngineCoreProc.run_busy_loop", 0.25),
     ]
@@ -60,9 +60,9 @@ def test_threads_that_only_wait_are_left_out() -> None:
 
 def with_stacks() -> Run:
     run = run_of("rounds")
-    top = [{"function": "step", "file": "f.py", "line": 1, "share": 0.4}]
-    told = {"engine_core": {"file": "x.json", "rate_hz": 100, "top": top, "flame": flame(PROFILE)}}
-    return Run(msgspec.structs.replace(run.header, extra={**run.header.extra, "stacks": told}), run.tables)
+    top = [StackFunction(function="step", file="f.py", line=1, share=0.4)]
+    samples = StackSamples(file="x.json", rate_hz=100, top=top, flame=flame(PROFILE))
+    return run.with_extra(stacks={"engine_core": samples})
 
 
 def test_the_page_draws_it_with_its_numbers_and_as_text() -> None:
@@ -73,4 +73,4 @@ def test_the_page_draws_it_with_its_numbers_and_as_text() -> None:
         "flame graph",
     ]
     assert len(found.charts[1].grid.rows) == 4
-    assert "<img src=x" not in run_page(with_stacks())
+    assert "<img src=x" not in run_page(RunAnalysis(with_stacks()))

@@ -1,4 +1,4 @@
-"""What the CPU can do is read from the kernel, or said by a variable; nothing else is believed."""
+"""CPU features come from the kernel, or from the variable that overrides it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd bf16\n"
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The file that stands in for the kernel's, and no variable."""
+    """A stand-in for the kernel's file, with the variable unset."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
     return tmp_path / "cpuinfo"
 
 
 @pytest.mark.parametrize(("text", "has"), [(GENOA, True), (ROME, False), (ARM, False), ("", False)])
-def test_the_kernels_flags_decide(asked: Path, text: str, has: bool) -> None:
+def test_the_kernels_cpu_flags_decide(asked: Path, text: str, has: bool) -> None:
     asked.write_text(text)
     assert avx512_bf16() is has
     assert this_host().avx512_bf16 is has
 
 
-def test_a_machine_that_does_not_say_has_none(asked: Path) -> None:
+def test_a_machine_without_cpu_flags_has_no_bf16(asked: Path) -> None:
     assert not asked.exists()
     assert avx512_bf16() is False
 
 
 @pytest.mark.parametrize(("value", "has"), [("0", False), ("1", True)])
-def test_the_variable_answers_in_the_cpus_place(
+def test_the_variable_overrides_the_cpu(
     asked: Path, monkeypatch: pytest.MonkeyPatch, value: str, has: bool
 ) -> None:
     asked.write_text(ROME if has else GENOA)
@@ -45,7 +45,7 @@ def test_the_variable_answers_in_the_cpus_place(
     assert avx512_bf16() is has
 
 
-def test_another_value_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_values_of_the_variable_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "yes")
     with pytest.raises(UsageError, match=VARIABLE):
         avx512_bf16()

@@ -1,4 +1,4 @@
-"""The run file: what is written is read, old and broken files, and nothing half-written is left."""
+"""The run file: round trips, old and broken files, failed writes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_numpy_and_zip_alone_can_read_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b'{"schema": 1}'])
-def test_what_is_no_run_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_run_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.kvrun"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"broken\.kvrun"):
@@ -122,7 +122,7 @@ def test_a_newer_schema_asks_for_a_newer_kvtune(tmp_path: Path) -> None:
     assert "upgrade kvtune" in caught.value.hint
 
 
-def test_an_older_schema_is_lifted_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_schema_is_upgraded_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite_header(tmp_path / "a.kvrun", schema=SCHEMA - 1, model="old name")
     monkeypatch.setitem(file_module.UPGRADES, SCHEMA - 1, lambda old: {**old, "model": "new name"})
     assert read_run(tmp_path / "a.kvrun").header.model == "new name"

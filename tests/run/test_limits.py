@@ -1,4 +1,4 @@
-"""What a container allows is read from its control group, of either version; none there means none."""
+"""A container's limits are read from its control group, version 1 or 2."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("quota", "cores"), [("200000 100000", 2), ("150000 100000", 2), ("1000 100000", 1), ("max 100000", None)]
 )
-def test_version_2(group: Path, quota: str, cores: int | None) -> None:
+def test_limits_of_control_groups_version_2(group: Path, quota: str, cores: int | None) -> None:
     (group / "cpu.max").write_text(quota + "\n")
     (group / "memory.max").write_text("8589934592\n")
     (group / "memory.current").write_text("1024\n")
     assert (cpu_limit(), memory_limit_bytes(), memory_used_bytes()) == (cores, 8 << 30, 1024)
 
 
-def test_version_1(group: Path) -> None:
+def test_limits_of_control_groups_version_1(group: Path) -> None:
     (group / "cpu/cpu.cfs_quota_us").write_text("400000\n")
     (group / "cpu/cpu.cfs_period_us").write_text("100000\n")
     (group / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")

@@ -1,4 +1,4 @@
-"""Folders for work in progress go with their users, however these end; others' are never touched."""
+"""Temporary folders are removed when their processes end, however they end; other folders are never touched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_folder_is_gone_at_the_end_also_after_an_error(temp: Path) -> None:
+def test_a_folder_is_removed_at_the_end_also_after_an_error(temp: Path) -> None:
     with pytest.raises(ZeroDivisionError), scratch("x") as folder:
         (folder / "file").write_text("y")
         assert folder.parent == temp and folder.name.startswith("kvtune-x-")
@@ -41,7 +41,7 @@ with scratch("x") as folder:
 """
 
 
-def test_a_killed_users_folder_is_removed_at_the_next_start_and_a_living_ones_is_not(temp: Path) -> None:
+def test_the_next_start_removes_the_folder_of_a_killed_process_and_keeps_a_running_ones(temp: Path) -> None:
     users = [
         subprocess.Popen([sys.executable, "-c", USER, str(temp)], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -61,7 +61,7 @@ def test_a_killed_users_folder_is_removed_at_the_next_start_and_a_living_ones_is
             user.stdout.close()
 
 
-def test_a_folder_without_a_lock_is_one_that_is_being_made_until_it_is_old(temp: Path) -> None:
+def test_a_folder_without_a_lock_file_is_removed_only_when_it_is_old(temp: Path) -> None:
     folder = temp / "kvtune-sim-abc"
     folder.mkdir()
     assert sweep(temp, "kvtune-*") == []
@@ -70,7 +70,7 @@ def test_a_folder_without_a_lock_is_one_that_is_being_made_until_it_is_old(temp:
     assert sweep(temp, "kvtune-*") == [folder]
 
 
-def test_links_files_and_other_peoples_folders_stay(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_files_and_folders_of_other_users_stay(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = temp / "elsewhere"
     elsewhere.mkdir()
     (temp / "kvtune-link").symlink_to(elsewhere)
@@ -85,7 +85,7 @@ def test_links_files_and_other_peoples_folders_stay(temp: Path, monkeypatch: pyt
     assert elsewhere.is_dir() and (temp / "kvtune-file").exists()
 
 
-def test_several_users_of_one_folder_keep_it_until_the_last(temp: Path) -> None:
+def test_a_folder_stays_until_its_last_process_ends(temp: Path) -> None:
     folder = temp / "kvtune-serve-1"
     folder.mkdir()
     first, second = hold(folder), hold(folder)
@@ -110,8 +110,8 @@ def test_a_folder_that_cannot_be_read_is_no_error(temp: Path) -> None:
     assert sweep(temp / "missing", "kvtune-*") == []
 
 
-def test_many_makers_and_sweepers_at_once_lose_no_folder(temp: Path) -> None:
-    """A folder is locked from the moment in which its lock can be seen."""
+def test_concurrent_makers_and_sweepers_lose_no_folder(temp: Path) -> None:
+    """A lock file is locked from the moment it is visible."""
 
     def make(number: int) -> bool:
         for n in range(20):
@@ -130,7 +130,7 @@ def test_many_makers_and_sweepers_at_once_lose_no_folder(temp: Path) -> None:
     assert not list(temp.glob("kvtune-*"))
 
 
-def test_a_user_that_comes_while_a_folder_is_swept_finds_it_gone(temp: Path) -> None:
+def test_holding_a_folder_that_is_being_swept_says_that_it_is_gone(temp: Path) -> None:
     folder = temp / "kvtune-serve-2"
     folder.mkdir()
     os.close(hold(folder))

@@ -1,4 +1,4 @@
-"""The type of recurrent states is read from what every run file holds."""
+"""The data type of recurrent states is read from the captured KV specs."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def specs(*dtypes: str) -> dict[str, Any]:
         ({}, ""),
     ],
 )
-def test_the_last_tensor_of_a_state_decides(kv_specs: dict[str, Any], found: str) -> None:
+def test_the_last_tensor_of_a_state_has_its_type(kv_specs: dict[str, Any], found: str) -> None:
     assert state_dtype(EngineInfo(kv_specs=kv_specs)) == found

@@ -52,7 +52,7 @@ def test_modes_and_shortcuts_change_nothing(
     )
     assert exact.header.core.parts["admission"] is True
     assert exact.header.core.counters["admission_admitted"] >= len(exact.table("requests")["id"])
-    assert plain.header.extra["digests"] == exact.header.extra["digests"]
+    assert plain.header.extra.digests == exact.header.extra.digests
     same(exact, plain, "hit_tokens", "output_tokens", "preemptions", *TIMES)
     same(exact, jumped, "hit_tokens", "output_tokens", "preemptions", *TIMES)
     counted = [
@@ -84,7 +84,7 @@ def test_async_scheduling_takes_it_too(simulators: Simulators) -> None:
         workload,
         [asked(model, blocks, digests=True, async_scheduling=True, shortcuts=on) for on in (False, True)],
     )
-    assert plain.header.extra["digests"] == short.header.extra["digests"]
+    assert plain.header.extra.digests == short.header.extra.digests
     assert short.header.core.counters["admission_ahead"] > 0
 
 

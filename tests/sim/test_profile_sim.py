@@ -56,7 +56,7 @@ def test_a_recorded_engine_is_simulated_from_its_run_file(simulators: Simulators
     assert exact.header.engine.num_blocks == recorded.header.engine.num_blocks
     assert exact.header.engine.groups == recorded.header.engine.groups
     assert exact.header.valid.why.startswith("predicted")
-    assert exact.header.extra["step_cost"]["source"] == recorded.header.started_at
+    assert exact.header.extra.step_cost["source"] == recorded.header.started_at
 
 
 @pytest.mark.vllm
@@ -78,7 +78,7 @@ def test_the_block_size_of_another_device_is_kept(simulators: Simulators) -> Non
         settings_for(ProfileJob(model="tiny-llama", workload=work, core="stock"), "exact", there),
     )[0]
     assert (again.header.engine.block_size, again.header.engine.num_blocks) == (16, 300)
-    assert again.header.engine.async_scheduling and again.header.extra["sim"]["batch_queue"]
+    assert again.header.engine.async_scheduling and again.header.extra.sim.batch_queue
     hits = [run.table("requests")["hit_tokens"].sum() for run in (here, again)]
     assert hits[1] > hits[0] > 0  # 210 tokens are 6 blocks of 32 and 13 of 16
 
@@ -90,8 +90,7 @@ def test_costs_come_from_the_run_or_are_nominal() -> None:
     steps = {name: column[:5] for name, column in recorded.table("steps").items()}
     assert cost_of(Run(recorded.header, {**recorded.tables, "steps": steps})) == NOMINAL
     known = StepCost(step_us=7.0, prefill_token_us=1.0, decode_us=2.0, kv_token_us=0.5)
-    extra = {"step_cost": msgspec.to_builtins(known)}
-    assert cost_of(Run(msgspec.structs.replace(recorded.header, extra=extra), recorded.tables)) == known
+    assert cost_of(recorded.with_extra(step_cost=msgspec.to_builtins(known))) == known
 
 
 def test_a_run_without_kv_specs_cannot_be_simulated() -> None:
@@ -170,5 +169,5 @@ def test_the_command_writes_a_run_and_a_page(tmp_path: Path, capsys: pytest.Capt
     facts = json.loads(capsys.readouterr().out)
     run = read_run(Path(facts["run_file"]))
     assert Path(facts["page"]).exists()
-    assert run.header.source == "sim" and run.header.extra["sim"]["mode"] == "jump"
+    assert run.header.source == "sim" and run.header.extra.sim.mode == "jump"
     assert run.table("requests")["hit_tokens"].sum() == 3 * 288

@@ -69,7 +69,7 @@ def test_jumps_change_neither_hits_nor_times(
     runs = replays(simulators, workload, wanted)
     for exact, jumped in (runs[:2], runs[2:]):
         one, other = exact.table("requests"), jumped.table("requests")
-        assert jumped.header.extra["sim"]["jumped_steps"] > 0
+        assert jumped.header.extra.sim.jumped_steps > 0
         assert exact.header.core.active == jumped.header.core.active == (exact.header.core.name == "kvtune")
         for column in ("hit_tokens", "output_tokens", "preemptions", *TIMES):
             np.testing.assert_array_equal(
@@ -90,7 +90,7 @@ def test_shortcuts_change_no_step(
         for shortcuts in (False, True)
     ]
     plain, short = replays(simulators, workload, wanted)
-    assert short.header.extra["digests"] == plain.header.extra["digests"]
+    assert short.header.extra.digests == plain.header.extra.digests
     for column in ("hit_tokens", "output_tokens", "preemptions", *TIMES):
         np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])
     for table in ("steps", "pool", "tokens"):
@@ -114,7 +114,7 @@ def test_shortcuts_change_no_step_where_a_steps_budget_cuts_chunks(simulators: S
     ]
     work = "zipf:prefixes=4,prefix=330,suffix=30,requests=10,concurrency=4,output=8"
     plain, short = replays(simulators, work, wanted)
-    assert short.header.extra["digests"] == plain.header.extra["digests"]
+    assert short.header.extra.digests == plain.header.extra.digests
 
 
 def test_the_cases_have_evictions_and_preemptions(simulators: Simulators) -> None:
@@ -153,7 +153,7 @@ def test_a_runs_tables_agree_with_each_other(simulators: Simulators) -> None:
     first = [tokens["t_s"][tokens["request"] == row].min() for row in range(40)]
     np.testing.assert_array_equal(first, requests["first_token_s"])
     assert (requests["sent_s"] <= requests["first_token_s"]).all()
-    assert len(run.header.extra["digests"]) == len(steps["t_s"])
+    assert len(run.header.extra.digests) == len(steps["t_s"])
     assert run.header.engine_counters["hits"] == requests["hit_tokens"].sum() > 0
     assert not run.header.valid.timings and "nominal" in run.header.valid.why
 
@@ -166,7 +166,7 @@ def test_captured_specs_rebuild_the_engine(simulators: Simulators) -> None:
     again = replays(simulators, work, [SimSettings(model="tiny-gemma3", specs=captured, digests=True)])[0]
     assert again.header.engine.num_blocks == 260 and again.header.engine.block_size == 32
     assert again.header.engine.groups == first.header.engine.groups
-    assert again.header.extra["digests"] == first.header.extra["digests"]
+    assert again.header.extra.digests == first.header.extra.digests
 
 
 def test_async_scheduling_replays_with_the_batch_queue(simulators: Simulators) -> None:
@@ -176,7 +176,7 @@ def test_async_scheduling_replays_with_the_batch_queue(simulators: Simulators) -
         work,
         [settings("tiny-llama", 2000), settings("tiny-llama", 2000, async_scheduling=True)],
     )
-    assert queued.header.engine.async_scheduling and queued.header.extra["sim"]["batch_queue"]
+    assert queued.header.engine.async_scheduling and queued.header.extra.sim.batch_queue
     assert queued.header.engine.settings["scheduler"] != plain.header.engine.settings["scheduler"]
     for column in ("hit_tokens", "output_tokens"):
         np.testing.assert_array_equal(plain.table("requests")[column], queued.table("requests")[column])
@@ -222,7 +222,7 @@ def test_predicted_times_are_marked(simulators: Simulators) -> None:
     assert run.header.valid.timings and run.header.valid.why.startswith("predicted")
     times = run.table("tokens")["t_s"]
     np.testing.assert_allclose(times, [0.002, 0.00302, 0.00404])
-    assert run.header.extra["step_cost"]["machine"] == "this one"
+    assert run.header.extra.step_cost["machine"] == "this one"
 
 
 def test_requests_and_answers_take_their_transport_delays(simulators: Simulators) -> None:
@@ -244,7 +244,7 @@ def test_requests_and_answers_take_their_transport_delays(simulators: Simulators
     plain, short, jumped = replays(
         simulators, CASES[0][2], [*busy, settings("tiny-llama", 120, cost=cost, mode="jump")]
     )
-    assert short.header.extra["digests"] == plain.header.extra["digests"]
+    assert short.header.extra.digests == plain.header.extra.digests
     for column in ("hit_tokens", "preemptions", *TIMES):
         np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])
         np.testing.assert_array_equal(plain.table("requests")[column], jumped.table("requests")[column])

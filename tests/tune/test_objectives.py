@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.analysis.goodput import goodput
 from kvtune.analysis.latency import e2e_ms, ttft_ms
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.errors import UsageError
 from kvtune.run.slo import read_slo, with_slo
@@ -43,25 +43,25 @@ def test_limits_are_read_in_milliseconds() -> None:
 
 def test_goodput_counts_requests_that_kept_every_limit() -> None:
     run = synthetic.kvtune_run()
-    assert goodput(run) is None and summary(run, None)["goodput"] is None
+    assert RunAnalysis(run).goodput is None and summary(RunAnalysis(run))["goodput"] is None
     waits = ttft_ms(run)
     ended = np.isfinite(e2e_ms(run))
     limit = float(np.median(waits[np.isfinite(waits)]))
-    found = goodput(with_slo(run, {"ttft": limit}))
+    found = RunAnalysis(with_slo(run, {"ttft": limit})).goodput
     assert found is not None
     kept = int((ended & (waits <= limit)).sum())
     assert 0 < kept < ended.sum()
     assert found["requests"] == kept
     assert found["requests_s"] == pytest.approx(kept / run.header.wall_s)
-    strict = goodput(with_slo(run, {"ttft": limit, "e2e": 1e-6}))
+    strict = RunAnalysis(with_slo(run, {"ttft": limit, "e2e": 1e-6})).goodput
     assert strict is not None and strict["requests"] == 0 and strict["share"] == 0.0
 
 
 def test_requests_that_did_not_end_keep_nothing() -> None:
     run = synthetic.partial_run()
-    found = goodput(with_slo(run, {"e2e": 1e12}))
+    found = RunAnalysis(with_slo(run, {"e2e": 1e12})).goodput
     assert found is not None and found["requests"] == int(np.isfinite(e2e_ms(run)).sum())
-    assert goodput(with_slo(synthetic.empty_run(), SLO))["requests"] == 0  # type: ignore[index]
+    assert RunAnalysis(with_slo(synthetic.empty_run(), SLO)).goodput["requests"] == 0  # type: ignore[index]
 
 
 def test_goodput_without_limits_is_refused_where_a_study_begins() -> None:

@@ -43,7 +43,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 def drive(work: Workload, seed: int) -> tuple[dict[int, float], dict[int, float]]:
-    """Send everything with made-up service times on a virtual clock; the times of sending and finishing."""
+    """Send everything with random service times on a virtual clock. Returns when requests were sent and finished."""
     rng = random.Random(seed)
     feed = Feed(work)
     sent: dict[int, float] = {}
@@ -91,8 +91,8 @@ def test_every_request_is_sent_once_and_never_too_early(work: Workload, seed: in
 
 @settings(max_examples=60)
 @given(workloads(), st.integers(0, 1000))
-def test_nothing_waits_without_a_reason(work: Workload, seed: int) -> None:
-    """With room to spare, a request goes at the very moment its last condition is met."""
+def test_a_request_is_sent_as_soon_as_it_may_be(work: Workload, seed: int) -> None:
+    """Below the concurrency limit, a request is sent the moment its last condition is met."""
     work = make(list(work.requests), None, work.barrier)
     sent, finished = drive(work, seed)
     for i, r in enumerate(work.requests):
@@ -104,7 +104,7 @@ def test_nothing_waits_without_a_reason(work: Workload, seed: int) -> None:
         assert sent[i] == due
 
 
-def test_closed_loop_keeps_the_order_and_the_bound() -> None:
+def test_a_closed_loop_keeps_order_and_concurrency() -> None:
     feed = Feed(make([request(i) for i in range(5)], concurrency=2))
     assert feed.ready(0.0) == [0, 1]
     assert feed.next_time() is None
@@ -112,7 +112,7 @@ def test_closed_loop_keeps_the_order_and_the_bound() -> None:
     assert feed.ready(3.0) == [2]
 
 
-def test_arrivals_are_waited_for() -> None:
+def test_a_request_waits_for_its_arrival() -> None:
     feed = Feed(make([request(0, arrival_s=1.0), request(1, arrival_s=0.5)]))
     assert feed.ready(0.0) == []
     assert feed.next_time() == 0.5
@@ -138,7 +138,7 @@ def test_a_finish_that_is_not_in_flight_is_a_bug_of_the_caller() -> None:
         feed.finished(0, 0.0)
 
 
-def test_requests_that_could_never_go_are_refused() -> None:
+def test_requests_that_could_never_be_sent_are_refused() -> None:
     with pytest.raises(ValueError, match="does not come before"):
         Feed(make([request(0, after=0)]))
     with pytest.raises(ValueError, match="later round"):

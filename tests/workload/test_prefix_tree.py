@@ -1,4 +1,4 @@
-"""The tree of spans against the plain definition: the longest beginning shared with any prompt so far."""
+"""The tree of spans against the definition: the longest prefix shared with any prompt so far."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shared(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> int:
 
 
 @given(st.lists(st.tuples(prompts, st.integers(0, 30)), max_size=8), prompts, st.integers(0, 30))
-def test_a_match_is_the_longest_shared_beginning(
+def test_a_match_is_the_longest_shared_prefix(
     earlier: list[tuple[list[Span], int]], prompt: list[Span], limit: int
 ) -> None:
     seen = PrefixTree()

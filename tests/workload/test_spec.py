@@ -41,12 +41,12 @@ def test_every_workload_and_key_has_a_line_of_help(name: str) -> None:
         assert "\n" not in text
 
 
-def test_the_registry_needs_nothing_heavy() -> None:
+def test_the_registry_imports_nothing_heavy() -> None:
     code = "import sys, kvtune.workload.spec; sys.exit(bool({'numpy', 'msgspec'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_seeds_shapes() -> None:
+def test_the_seed_presets_have_their_published_shapes() -> None:
     for name, prompt, output in (
         ("seed-decode", 48, 2000),
         ("seed-decode-short", 48, 500),
@@ -57,7 +57,7 @@ def test_the_seeds_shapes() -> None:
     assert build("seed-prefixes").requests[0].prompt[0] == Span(0, 0, 28_000)
 
 
-def test_rounds_of_the_issue() -> None:
+def test_rounds_resend_the_same_prefixes() -> None:
     work = build("rounds:prefixes=15,prefix=4000,suffix=64,output=16,rounds=3")
     assert len(work.requests) == 45
     assert work.barrier
@@ -74,13 +74,13 @@ def test_default_spec_builds_small() -> None:
     assert build(DEFAULT_SPEC).prompt_tokens < 100_000
 
 
-def test_suffixes_and_spaces() -> None:
+def test_numbers_may_have_suffixes_and_spaces_around() -> None:
     work = build("rounds: prefixes=2, prefix=28k , suffix=1.5k")
     assert work.params["prefix"] == 28_000
     assert work.params["suffix"] == 1500
 
 
-def test_zipf_favours_the_first() -> None:
+def test_zipf_draws_the_first_prefixes_most_often() -> None:
     picks = [r.prompt[0].stream for r in build("zipf:prefixes=20,requests=2000,s=1").requests]
     weight = sum(1 / k for k in range(1, 21))
     assert 0.8 < picks.count(0) * weight / 2000 < 1.2
@@ -209,7 +209,7 @@ def test_bad_specs_name_what_is_wrong_and_what_to_do(spec: str, names: list[str]
 
 
 @given(st.text(max_size=40))
-def test_no_spec_is_answered_with_anything_but_a_usage_error(text: str) -> None:
+def test_a_bad_spec_raises_only_usage_errors(text: str) -> None:
     for spec in (text, f"rounds:{text}", f"decode:requests={text}"):
         with contextlib.suppress(UsageError):
             build(spec)

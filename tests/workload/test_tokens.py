@@ -27,7 +27,7 @@ def test_golden_hashes_never_change() -> None:
 
 
 @given(streams, st.integers(0, 2**63 - 1), st.integers(0, 10**12), st.integers(FIRST_TOKEN + 1, 300_000))
-def test_ids_are_the_plain_formula(stream: int, seed: int, position: int, vocab: int) -> None:
+def test_token_ids_follow_the_documented_formula(stream: int, seed: int, position: int, vocab: int) -> None:
     expected = mix((stream_base(seed, stream) + (position + 1) * GOLDEN) & MASK) % (vocab - FIRST_TOKEN)
     assert token_ids(Span(stream, position, 1), seed, vocab).tolist() == [expected + FIRST_TOKEN]
 
@@ -39,24 +39,24 @@ def test_a_part_of_a_span_is_that_part_of_the_whole(span: Span, seed: int, data:
     assert token_ids(part, seed, 5000).tolist() == token_ids(span, seed, 5000).tolist()[cut:]
 
 
-def test_ids_cover_the_vocabulary_without_the_specials() -> None:
+def test_token_ids_cover_the_vocabulary_except_special_tokens() -> None:
     ids = token_ids(Span(1, 0, 20_000), 0, 100)
     assert ids.min() == FIRST_TOKEN
     assert ids.max() == 99
     assert np.bincount(ids)[FIRST_TOKEN:].min() > 20_000 / 90 * 0.7
 
 
-def test_streams_and_seeds_differ() -> None:
+def test_other_streams_and_seeds_have_other_tokens() -> None:
     made = {tuple(token_ids(Span(s, 0, 8), seed, 32_000).tolist()) for s in range(50) for seed in range(4)}
     assert len(made) == 200
 
 
-def test_a_vocabulary_of_specials_only_is_refused() -> None:
+def test_a_vocabulary_with_only_special_tokens_is_refused() -> None:
     with pytest.raises(UsageError, match="vocabulary of 10"):
         token_ids(Span(0, 0, 1), 0, 10)
 
 
-def test_answers_are_taken_and_what_is_missing_is_made() -> None:
+def test_answers_are_used_and_missing_tokens_are_synthetic() -> None:
     prompt = (Span(1, 0, 3), Span(STREAM_ANSWER + 4, 0, 5), Span(2, 0, 2))
     plain = prompt_ids(prompt, 0, 1000)
     assert len(plain) == 10
@@ -68,7 +68,7 @@ def test_answers_are_taken_and_what_is_missing_is_made() -> None:
 
 
 def _tokens(prompt: tuple[Span, ...]) -> list[tuple[int, int]]:
-    """What makes two tokens the same: their stream and position."""
+    """Tokens are the same if their stream and position are."""
     return [(span.stream, span.start + i) for span in prompt for i in range(span.length)]
 
 
@@ -86,7 +86,9 @@ def test_hashes_are_equal_exactly_where_the_prompts_are(made: list[tuple[Span, .
 
 
 @given(prompts, st.integers(1, 20), st.data())
-def test_cuts_between_spans_do_not_matter(prompt: tuple[Span, ...], block: int, data: st.DataObject) -> None:
+def test_how_a_prompt_is_split_into_spans_does_not_matter(
+    prompt: tuple[Span, ...], block: int, data: st.DataObject
+) -> None:
     recut: list[Span] = []
     for span in prompt:
         at = data.draw(st.integers(0, span.length))
@@ -101,7 +103,7 @@ def test_batches_give_the_hashes_of_each_prompt(made: list[tuple[Span, ...]], bl
     assert [a.astype("<u8").tobytes() for a in arrays] == [b"".join(block_hashes(p, block)) for p in made]
 
 
-def test_different_blocks_have_different_hashes_by_the_hundred_thousand() -> None:
+def test_a_hundred_thousand_different_blocks_have_different_hashes() -> None:
     requests = [Request(str(i), (Span(i % 50, 0, 1600), Span(1000 + i, 0, 1600)), 1) for i in range(1000)]
     hashes = np.concatenate(list(hash_arrays(requests, 16)))
     assert len(np.unique(hashes)) == 50 * 100 + 1000 * 100

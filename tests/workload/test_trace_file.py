@@ -125,7 +125,7 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, names: list[str]) -> Non
     fails(write(tmp_path, json.dumps(LINES[0]) + "\n" + line + "\n"), *names)
 
 
-def test_order_is_checked_or_made(tmp_path: Path) -> None:
+def test_order_is_checked_or_restored_by_sort(tmp_path: Path) -> None:
     path = write(tmp_path, [LINES[2], LINES[0]])
     fails(path, "line 2", "earlier")
     work = build(f"trace:path={path},sort=1")
@@ -133,7 +133,7 @@ def test_order_is_checked_or_made(tmp_path: Path) -> None:
     assert [r.arrival_s for r in work.requests] == [0.0, 3.0]
 
 
-def test_files_that_are_no_trace(tmp_path: Path) -> None:
+def test_files_that_are_not_traces_are_named(tmp_path: Path) -> None:
     fails(tmp_path / "missing.jsonl", "no trace file")
     fails(tmp_path, "cannot read")
     fails(write(tmp_path, ""), "is empty")

@@ -1,13 +1,12 @@
-"""What each switch is worth: runs with it turned over against the baseline's, with intervals over the repeats. Pure.
+"""What each switch is worth: runs with one switch flipped against the baseline, with intervals over repeats. Pure.
 
-`extra` is what `kvtune profile --ablate` puts into `header.extra["ablation"]` of the baseline's first run; `stored`
-reads it.
+`kvtune profile --ablate` stores `as_result` in `header.extra.ablation` of the baseline's first run; `stored` reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,21 +15,20 @@ from kvtune.analysis.gc import collectors
 from kvtune.analysis.host import host_cost
 from kvtune.analysis.memory import memory
 from kvtune.analysis.spread import mean_difference
+from kvtune.run.extras import AblationResult, AblationVariant
 from kvtune.run.types import Run
-
-KEY = "ablation"
 
 Verdict = Literal["better", "worse", "no difference shown", "too few runs"]
 
 FIGURES = ("collections", "pause_ms", "step_ms", "host_us_per_request_step", "rss_growth_bytes_s")
-"""All of the whole engine (every process); of all of them less is better."""
+"""Of the whole engine (every process). Less is better in each."""
 
 Figures = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """One figure of a variant. `difference` is the variant less the baseline, `low` to `high` at 95 %."""
+    """One figure of a variant. `difference` is variant minus baseline, between `low` and `high` at 95 %."""
 
     figure: str
     baseline: float | None
@@ -43,10 +41,10 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class AblationSide:
-    """A variant: the baseline with one thing turned `off` or `on` (`turned` is "" for the baseline itself).
+    """A variant: the baseline with one setting turned `off` or `on` (`turned` is "" for the baseline itself).
 
-    `runs` has FIGURES of each run that ended well, `files` their names beside the run that holds this, `failed` why
-    others did not; `worths` one for each of FIGURES, none for the baseline.
+    `runs` has the FIGURES of each completed run, `files` their names in the folder of the baseline's run, `failed` why
+    others failed. `worths` has one entry for each of FIGURES, none for the baseline.
     """
 
     name: str
@@ -60,7 +58,7 @@ class AblationSide:
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """`done` of `planned` runs were made; `why` says what ended it early, "" when nothing did."""
+    """`done` of `planned` runs were made. `why` says what ended it early, "" when nothing did."""
 
     planned: int
     done: int
@@ -71,7 +69,7 @@ class Ablation:
 
 
 def figures(run: Run) -> dict[str, float | None]:
-    """One number a run for each of FIGURES; None where the run cannot say."""
+    """One number for each of FIGURES; None where the run did not record it."""
     found = collectors(run).values()
     host = host_cost(run)
     slopes = [m.slope_bytes_s for m in memory(run).values() if m.slope_bytes_s is not None]
@@ -84,31 +82,35 @@ def figures(run: Run) -> dict[str, float | None]:
     }
 
 
-def extra(sides: Sequence[AblationSide], *, planned: int, repeats: int, why: str) -> dict[str, Any]:
-    """The stored form, plain data: what was run and its figures. Verdicts are worked out when it is read."""
-    told = [{k: v for k, v in asdict(side).items() if k != "worths"} for side in sides]
-    return {"schema": 1, "planned": planned, "repeats": repeats, "why": why, "sides": told}
+def as_result(sides: Sequence[AblationSide], *, planned: int, repeats: int, why: str) -> AblationResult:
+    """The form that a run file stores: what was run and its figures. Reading it computes the verdicts."""
+    variants = [
+        AblationVariant(
+            name=side.name,
+            turned=side.turned,
+            settings=dict(side.settings),
+            runs=[dict(run) for run in side.runs],
+            files=list(side.files),
+            failed=list(side.failed),
+        )
+        for side in sides
+    ]
+    return AblationResult(planned=planned, repeats=repeats, why=why, sides=variants)
 
 
 def stored(run: Run) -> Ablation | None:
-    """The ablation that this run is the baseline of; None where it is of none, or where what is stored is damaged."""
-    told = run.header.extra.get(KEY)
-    try:
-        return read(told) if isinstance(told, Mapping) else None
-    except (KeyError, TypeError, ValueError, StopIteration):
-        return None
+    """The ablation that this run is the baseline of; None where it is of none, or what is stored has no baseline."""
+    result = run.header.extra.ablation
+    return read(result) if result is not None and any(not side.turned for side in result.sides) else None
 
 
-def read(told: Mapping[str, Any]) -> Ablation:
-    sides = [_side(each) for each in told["sides"]]
+def read(result: AblationResult) -> Ablation:
+    """The stored runs with their verdicts. StopIteration without a baseline."""
+    sides = [_side(variant) for variant in result.sides]
     base = next(side for side in sides if not side.turned)
-    turned = tuple(
-        AblationSide(s.name, s.turned, s.settings, s.runs, s.files, s.failed, worths(base.runs, s.runs))
-        for s in sides
-        if s.turned
-    )
+    turned = tuple(replace(side, worths=worths(base.runs, side.runs)) for side in sides if side.turned)
     done = sum(len(side.runs) + len(side.failed) for side in sides)
-    return Ablation(int(told["planned"]), done, int(told["repeats"]), str(told["why"]), base, turned)
+    return Ablation(result.planned, done, result.repeats, result.why, base, turned)
 
 
 def worths(baseline: Sequence[Figures], turned: Sequence[Figures]) -> tuple[Worth, ...]:
@@ -116,19 +118,15 @@ def worths(baseline: Sequence[Figures], turned: Sequence[Figures]) -> tuple[Wort
     return tuple(_worth(figure, baseline, turned) for figure in FIGURES)
 
 
-def _side(told: Mapping[str, Any]) -> AblationSide:
+def _side(variant: AblationVariant) -> AblationSide:
     return AblationSide(
-        name=str(told["name"]),
-        turned=str(told["turned"]),
-        settings=dict(told["settings"]),
-        runs=tuple({name: _number(run.get(name)) for name in FIGURES} for run in told["runs"]),
-        files=tuple(map(str, told["files"])),
-        failed=tuple(map(str, told["failed"])),
+        name=variant.name,
+        turned=variant.turned,
+        settings=variant.settings,
+        runs=tuple({name: run.get(name) for name in FIGURES} for run in variant.runs),
+        files=tuple(variant.files),
+        failed=tuple(variant.failed),
     )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def _worth(figure: str, base: Sequence[Figures], other: Sequence[Figures]) -> Worth:

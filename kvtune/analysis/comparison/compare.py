@@ -1,8 +1,7 @@
-"""Two runs side by side: may they be compared, and which figures differ by more than chance. Pure; seeded.
+"""Two runs side by side: whether they are comparable, and which figures differ by more than chance. Pure; seeded.
 
-Intervals are bootstrap intervals at 95 % over the requests (or stretches of steps) of the two runs. They know
-the spread within these runs, not that between runs: a machine that was slower for one whole run shows as a
-difference.
+Intervals are 95 % bootstrap intervals over the requests (or stretches of steps) of the two runs. They cover the spread
+within these runs, not between runs: a machine that was slower during one whole run shows as a difference.
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.comparison.measures import MEASURES, Columns, Measure, Statistic
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import CONFIDENCE
 from kvtune.analysis.summary import summary
+from kvtune.engine.flags import settings_given
 from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
 
@@ -63,7 +64,7 @@ class Comparison:
 
 
 def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
-    """Checked fields that differ; the core and the engine's settings may, they are what runs are compared for."""
+    """Checked fields that differ. The core and the engine's settings are not checked: runs are made to compare them."""
     pairs = zip(_checked(a).items(), _checked(b).values(), strict=True)
     found = [Mismatch(field, left, right) for (field, left), right in pairs if left != right]
     states = _states(a), _states(b)
@@ -73,14 +74,14 @@ def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
 
 
 def compare(a: Run, b: Run, *, seed: int = 0) -> Comparison:
-    """Every figure that both runs have, and those that one lacks marked so. Compares mismatching runs too."""
-    left, right = summary(a, None), summary(b, None)  # no figure here needs the workload
+    """Every figure that one of the runs has; `why` marks those that the other lacks. Compares mismatched runs, too."""
+    left, right = summary(RunAnalysis(a)), summary(RunAnalysis(b))  # no figure here needs the workload
     figures = [_figure(m, a, b, value_at(left, m.path), value_at(right, m.path), seed) for m in MEASURES]
     return Comparison(mismatches(a, b), tuple(f for f in figures if f.a is not None or f.b is not None))
 
 
 def value_at(found: Mapping[str, Any], path: str) -> float | None:
-    """The number at a dotted path (`rounds.1.hit_tokens`); None where there is none. KeyError: no such field."""
+    """The number at a dotted path (`rounds.1.hit_tokens`); None where it is not a number. KeyError: no such field."""
     value: Any = found
     for name in path.split("."):
         if isinstance(value, list) and name.isdigit() and int(name) < len(value):
@@ -107,14 +108,18 @@ def _checked(run: Run) -> dict[str, str]:
 
 
 def _states(run: Run) -> str:
-    """The type of recurrent states where vLLM's platform chose it, by the CPU; empty where a person did, or unknown."""
+    """The data type of recurrent states where vLLM chose it by the CPU; empty where a flag set it, or unknown."""
     h = run.header
-    if any(a.replace("_", "-").startswith(("--mamba-ssm-cache-dtype", "--dtype")) for a in h.engine.args):
+    if settings_given(h.engine.args) & {"mamba-ssm-cache-dtype", "dtype"}:
         return ""
-    dtype, has = state_dtype(h.engine), h.host.avx512_bf16
-    if not dtype or has is None:
+    dtype, has_bf16 = state_dtype(h.engine), h.host.avx512_bf16
+    if not dtype or has_bf16 is None:
         return dtype
-    return f"{dtype} (CPU {'with' if has else 'without'} AVX-512 BF16)" if h.engine.device == "cpu" else dtype
+    return (
+        f"{dtype} (CPU {'with' if has_bf16 else 'without'} AVX-512 BF16)"
+        if h.engine.device == "cpu"
+        else dtype
+    )
 
 
 def _figure(m: Measure, a: Run, b: Run, left: float | None, right: float | None, seed: int) -> Figure:
@@ -128,7 +133,7 @@ def _figure(m: Measure, a: Run, b: Run, left: float | None, right: float | None,
 def judged(
     m: Measure, a: float | None, b: float | None, low: float | None, high: float | None, why: str = ""
 ) -> Figure:
-    """The figure with its verdict: a difference is shown where the interval leaves out zero."""
+    """The figure with its verdict: better or worse only where the interval excludes zero."""
     difference = b - a if a is not None and b is not None else None
     relative = difference / abs(a) if difference is not None and a else None
     verdict: Verdict = "no difference shown"
@@ -157,7 +162,7 @@ def _interval(m: Measure, a: Run, b: Run, seed: int) -> tuple[float | None, floa
 
 
 def distorted(run: Run) -> str:
-    """Why a run's times mean nothing; predicted times do mean something, among their like (`source` is checked)."""
+    """Why a run's times must not be compared, "" where they may. Predicted times compare among themselves."""
     if run.header.source == "sim" or run.header.valid.timings:
         return ""
     return f"times are distorted: {run.header.valid.why}"
@@ -176,7 +181,7 @@ def _bootstrap(a: Columns, b: Columns, statistic: Statistic, paired: bool, seed:
 
     rows_a, rows_b = np.arange(len(a[0])), np.arange(len(b[0]))
 
-    # Rows are resampled, not values, so that the columns of a row stay together.
+    # Row numbers are resampled, so that the columns of a row stay together.
     def of_pairs(rows: NDArray[np.int64], axis: int = -1) -> NDArray[np.float64]:
         return of_both(rows, rows, axis)
 

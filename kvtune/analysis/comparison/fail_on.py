@@ -1,7 +1,7 @@
-"""`--fail-on`: conditions on two summaries, such as `ttft_ms.mean > +5%`. Parsed once, evaluated purely.
+"""`--fail-on`: conditions on two summaries, such as `ttft_ms.mean > +5%`. Pure.
 
-A number with a sign or % is a change from the first run to the second (`+5%`, `-3%`, `+200`), one without is
-the second run's value (`prefix_cache.hit_rate < 0.5`). `and` binds tighter than `or`.
+A number with a sign or % is a change from the first run to the second (`+5%`, `-3%`, `+200`); without, it is the second
+run's value (`prefix_cache.hit_rate < 0.5`). `and` binds tighter than `or`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class FailOnOutcome:
-    """Whether the expression holds, and for each condition that does, a line that says with which values."""
+    """Whether the expression holds, and one line with the values for each condition that does."""
 
     holds: bool
     reasons: tuple[str, ...]
@@ -57,14 +57,14 @@ class FailOn:
     anyof: tuple[tuple[Condition, ...], ...]
 
     def evaluate(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> FailOnOutcome:
-        """On the summaries of the first and the second run. A field that a run has no value for is an error."""
+        """On the summaries of the first and the second run. KvtuneError where a run has no value for a field."""
         results = [[_check(condition, a, b) for condition in allof] for allof in self.anyof]
         reasons = tuple(reason for row in results if all(row) for reason in row)
         return FailOnOutcome(any(all(row) for row in results), reasons)
 
 
 def parse_fail_on(text: str) -> FailOn:
-    """Parse, naming the part that is no condition. Paths are checked when a run is at hand."""
+    """UsageError names the part that is not a condition. Paths are checked by `evaluate`."""
     anyof = tuple(
         tuple(_condition(part, text) for part in re.split(r"\s+and\s+", allof))
         for allof in re.split(r"\s+or\s+", text.strip())
@@ -83,7 +83,7 @@ def _condition(part: str, text: str) -> Condition:
 
 
 def _check(condition: Condition, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """A line that says how the condition holds; empty where it does not."""
+    """The line with the values if the condition holds, else ""."""
     after = _value(condition, b, "second")
     if not condition.change:
         holds = _OPERATORS[condition.symbol](after, condition.number)
@@ -105,7 +105,8 @@ def _value(condition: Condition, found: Mapping[str, Any], which: str) -> float:
         paths = sorted(_paths(found))
         near = difflib.get_close_matches(condition.path, paths, n=3) or paths[:5]
         raise UsageError(
-            f"--fail-on: a run has no field {condition.path!r}", f"fields of `--json`, e.g. {', '.join(near)}"
+            f"--fail-on: runs have no field {condition.path!r}",
+            f"give a field of `--json`, for example {', '.join(near)}",
         ) from None
     if value is None:
         raise KvtuneError(

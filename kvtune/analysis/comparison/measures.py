@@ -1,7 +1,7 @@
 """The figures that two runs are compared by, and the observations behind each. Pure.
 
-A figure is a path into the summary (`ttft_ms.mean`). Where it is made of many observations, resampling them
-tells how far it can be trusted; where it is one number a run, only repeated runs can.
+A figure is a path into the summary (`ttft_ms.mean`). Its interval comes from resampling the observations; a figure
+that is one number a run needs repeated runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvtune.analysis.latency import e2e_ms, token_gaps_ms, ttft_ms
 from kvtune.run.types import Run
 
 Columns = tuple[NDArray[np.float64], ...]
-"""Observations of one run: one or two columns of equal length, a row each (NaN: not observed)."""
+"""Observations of one run, one a row: one or two columns of equal length (NaN: not observed)."""
 
 STRETCHES = 100
 
@@ -26,15 +26,15 @@ Statistic = Callable[..., NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """`observe` is None for one number a run; `paired`: row i of both runs is the same request."""
+    """`observe` is None for a figure that is one number a run. `paired`: row i of both runs is the same request."""
 
     path: str
     better: int  # -1: less is better, 1: more is better
     observe: Callable[[Run], Columns] | None = None
     statistic: Statistic | None = None
     paired: bool = True
-    timed: bool = True  # a time, or made of times: worth nothing where the run's times are distorted
-    fewest: int = 8  # observations below which an interval would be a pretence
+    timed: bool = True  # made of times: not compared where a probe distorted the run's times
+    fewest: int = 8  # observations; below that there is no interval
 
 
 def _mean(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
@@ -57,9 +57,11 @@ def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64], axis: int = -1
 
 def _hits(run: Run) -> Columns:
     requests = run.table("requests")
-    told = requests["hit_tokens"] >= 0
+    known = requests["hit_tokens"] >= 0
     prompt = requests["prompt_tokens"].astype(np.float64)
-    return np.where(told, np.minimum(requests["hit_tokens"], prompt), np.nan), np.where(told, prompt, np.nan)
+    return np.where(known, np.minimum(requests["hit_tokens"], prompt), np.nan), np.where(
+        known, prompt, np.nan
+    )
 
 
 def _token_gaps(run: Run) -> Columns:
@@ -68,7 +70,7 @@ def _token_gaps(run: Run) -> Columns:
 
 
 def _host(run: Run) -> Columns:
-    """Sums over stretches of neighbouring steps: single steps depend on their neighbours, stretches hardly do."""
+    """Sums over stretches of neighbouring steps: steps depend on their neighbours, stretches hardly do."""
     steps = run.table("steps")
     busy = (steps["requests"] > 0) & np.isfinite(steps["schedule_us"]) & np.isfinite(steps["update_us"])
     cost = (steps["schedule_us"] + steps["update_us"])[busy].astype(np.float64)

@@ -1,7 +1,7 @@
-"""Repeated runs of two settings side by side: differences beyond what runs of one setting differ by. Pure.
+"""Repeated runs of two settings: differences larger than those between runs of one setting. Pure.
 
-One observation is a whole run's figure, so the interval (Welch's, 95 %) knows the machine's drift from run to run,
-which the intervals of `compare` within two runs do not. Give the runs interleaved: A, B, A, B.
+One observation is a whole run's figure, so the interval (Welch, 95 %) covers the machine's drift between runs, which
+the intervals of `compare` do not. Make the runs interleaved: A, B, A, B.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from kvtune.analysis.comparison.compare import (
     value_at,
 )
 from kvtune.analysis.comparison.measures import MEASURES, Measure
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import mean_difference
 from kvtune.analysis.summary import summary
 from kvtune.run.types import Run
 
 FEWEST = 2
-"""Runs of each setting below which their spread is unknown. Few runs give wide intervals, as they should."""
+"""Runs of each setting; with fewer the spread is unknown. Few runs give wide intervals."""
 
 
 def compare_repeats(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
-    """As `compare`, over several runs a side. All runs are checked against the first one of `a`."""
+    """As `compare`, with several runs a side. All runs are checked against the first of `a`."""
     found: dict[str, Mismatch] = {}
     for run in (*a[1:], *b):
         for mismatch in mismatches(a[0], run):
             found.setdefault(mismatch.field, mismatch)
-    left, right = ([summary(run, None) for run in side] for side in (a, b))
+    left, right = ([summary(RunAnalysis(run)) for run in side] for side in (a, b))
     why = next((text for run in (*a, *b) if (text := distorted(run))), "")
     figures = []
     for m in MEASURES:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtune.core import state
 from kvtune.core.patches import PATCHES
-from kvtune.core.settings import CoreSettings
+from kvtune.core.settings import AUTO, CoreSettings
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -45,7 +45,7 @@ def uninstall() -> None:
 
 
 def adopt(manager: Any, settings: CoreSettings) -> None:
-    """Swap the classes of one manager's parts, or say why not."""
+    """Exchange the classes of one manager's pool and groups, or record why not."""
     from vllm.v1.core.block_pool import BlockPool
 
     from kvtune.core.cache import windows as window
@@ -75,7 +75,7 @@ def adopt(manager: Any, settings: CoreSettings) -> None:
     windows = [group for group in groups if not reasons[group.kv_cache_group_id]]
     policy = effective_policy(settings, bool(windows))
     if policy == "lru" and not (windows and settings.pinning):
-        # Stock's own queue is exactly this, at no cost.
+        # Stock's queue is LRU already.
         state.part("pool", True)
         state.part("pinning", False, _missed_windows(settings, windows))
         state.part("reuse", False)
@@ -97,20 +97,23 @@ def adopt(manager: Any, settings: CoreSettings) -> None:
 
 
 def _missed_windows(settings: CoreSettings, windows: list[Any]) -> str:
-    """What a reader must know where one of pinning's knobs was set and there is nothing to pin."""
-    asked = settings.changed().keys() & {"pin_window", "slack", "min_drop", "windows", "output_window"}
+    """A note for settings of pinning that do nothing, because the model has no sliding windows."""
+    inert = settings.changed().keys() & {"pin_window", "slack", "min_drop", "windows", "output_window"}
     return (
-        f"no sliding-window groups: {', '.join(sorted(asked))} does nothing" if asked and not windows else ""
+        f"no sliding-window groups: {', '.join(sorted(inert))} does nothing" if inert and not windows else ""
     )
 
 
 def effective_policy(settings: CoreSettings, has_windows: bool) -> str:
-    """The policy that runs: without sliding windows `tiered` and `pin` are LRU, and so is everything without reuse."""
+    """The policy that runs: without sliding windows `tiered` and `pin` are LRU, and so is everything without reuse.
+
+    `auto` changes a model without windows only where `reuse_bonus_s` was tuned: stock's own queue costs nothing.
+    """
     if has_windows:
-        return settings.policy
+        return "density" if settings.policy == AUTO else settings.policy
     if not settings.reuse:
         return "lru"
     if settings.policy == "density":
         return "density"
-    tuned = settings.policy in ("tiered", "two_class") and settings.reuse_bonus_s > 0
+    tuned = settings.policy in (AUTO, "tiered", "two_class") and settings.reuse_bonus_s > 0
     return "two_class" if tuned else "lru"

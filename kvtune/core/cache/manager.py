@@ -1,4 +1,4 @@
-"""vLLM's KVCacheManager, told that a request ends: window groups keep its last window. Runs in EngineCore."""
+"""Lets window groups keep the last window of an output when its request ends. Runs in EngineCore."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("vllm.kvtune")
 
 
 class KeepingManager(KVCacheManager):  # type: ignore[misc]
-    """Everything is stock's but the moment before a request's blocks are given back."""
+    """Stock's manager, except that it acts just before a request's blocks are freed."""
 
     keeps_output: tuple[KeepingWindowManager, ...]
 

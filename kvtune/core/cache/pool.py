@@ -3,10 +3,10 @@
     block is                          it is in
     in use (ref_cnt > 0)              no queue, tier byte 0
     free, without a hash ("blank")    tier 1, given out first, newest first (as stock)
-    free, hashed                      tier 1 + what the policy said, given out oldest first
+    free, with a hash                 tier 1 + the policy's tier, given out oldest first
 
-Contract: every free block is in exactly one queue; all operations are O(1) a block; the free count is the sum of
-the tiers; only `popleft_n` (inside get_new_blocks) moves blocks between tiers, so no admission check can stall.
+Contract: every free block is in exactly one queue; every operation is O(1) per block; the free count is the sum of all
+tiers; only `popleft_n` (in get_new_blocks) moves blocks between tiers, so admission checks see no difference to stock.
 A policy that raises is replaced by "tiers in order, oldest first"; broken queues are rebuilt from ref counts.
 """
 
@@ -31,9 +31,9 @@ BLANK = 1
 
 
 class Tiers:
-    """Stands in for stock's FreeKVCacheBlockQueue: same methods, but several queues behind them.
+    """Replaces stock's FreeKVCacheBlockQueue: the same methods over several queues.
 
-    Tier numbers here are the policy's plus one: 0 is "not free", 1 is blank, 2.. are the policy's 1...
+    Tier numbers here are the policy's plus one: 0 is "not free", 1 is blank, 2 is the policy's tier 1, and so on.
     """
 
     def __init__(self, blocks: Sequence[KVCacheBlock], policy_name: str, settings: CoreSettings) -> None:
@@ -47,18 +47,18 @@ class Tiers:
         self.names = ("blank", *self.policy.tiers)
         self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.tiers) + 2)]
         self.failures = 0
-        self.taken = [0] * len(self.queues)  # by the tier that gave them out
-        self.demoted = [0] * len(self.queues)  # by the tier that they were in
+        self.taken = [0] * len(self.queues)  # blocks given out, by tier
+        self.demoted = [0] * len(self.queues)  # blocks demoted, by the tier they left
 
     def use(self, policy: Policy) -> None:
-        """From here on this policy; what it does not override it is not told: that is most calls of most policies."""
+        """Use this policy from now on. Hooks that it does not override are skipped: most calls of most policies."""
         kind = type(policy)
         self.policy = policy
         self.tells_stored = getattr(kind, "stored", None) is not InOrder.stored
         self.tells_evicted = getattr(kind, "evicted", None) is not InOrder.evicted
         self.tells_hit = getattr(kind, "hit", None) is not InOrder.hit
 
-    # What a policy sees (Shelves).
+    # The policy's view of the pool (`Shelves`).
 
     def size(self, tier: int) -> int:
         return int(self.queues[tier + 1].num_free_blocks)
@@ -77,7 +77,7 @@ class Tiers:
         self.tier_of[block.block_id] = to + 1
         self.demoted[tier + 1] += 1
 
-    # What vLLM's BlockPool calls.
+    # Called by vLLM's BlockPool.
 
     def popleft(self) -> KVCacheBlock:
         return self.popleft_n(1)[0]
@@ -95,14 +95,14 @@ class Tiers:
         tier_of = self.tier_of
         while len(taken) < n:
             tier, count = self._choose(n - len(taken))
-            found = self.queues[tier].popleft_n(count)
+            blocks = self.queues[tier].popleft_n(count)
             self.taken[tier] += count
-            for block in found:
+            for block in blocks:
                 if tier_of[block.block_id] != tier:
-                    raise RuntimeError(f"block {block.block_id} is linked in a tier that is not its own")
+                    raise RuntimeError(f"block {block.block_id} is linked in the wrong tier")
                 tier_of[block.block_id] = 0
             self.num_free_blocks -= count
-            taken += found
+            taken += blocks
         return taken
 
     def _choose(self, wanted: int) -> tuple[int, int]:
@@ -164,7 +164,7 @@ class Tiers:
                 start = end
 
     def blank_all(self) -> None:
-        """No block has a hash any more: those that are free are blank, in the order in which they would have gone."""
+        """Make all free blocks blank, in eviction order: no block has a hash any more."""
         for queue in self.queues[BLANK + 1 :]:
             blocks = queue.popleft_n(queue.num_free_blocks)
             self.queues[BLANK].append_n(blocks)
@@ -173,7 +173,7 @@ class Tiers:
 
     @property
     def fake_free_list_head(self) -> KVCacheBlock:
-        """The sentinel before the next block to be given out, as long as only one tier is walked from it."""
+        """The sentinel before the next block to give out. Only that block's tier can be walked from it."""
         return next(
             (q for q in self.queues[BLANK:] if q.num_free_blocks), self.queues[BLANK]
         ).fake_free_list_head
@@ -188,10 +188,10 @@ class Tiers:
             tier_of[block.block_id] = tier
         self.num_free_blocks += len(blocks)
 
-    # When our own bookkeeping fails.
+    # Failures of the policy or of the queues.
 
     def policy_failed(self, error: Exception) -> None:
-        """From here on: tiers in order, oldest first."""
+        """Replace the policy for good by "tiers in order, oldest first"."""
         self.failures += 1
         failed = self.policy.name
         in_order = InOrder(self, self.settings)
@@ -201,7 +201,7 @@ class Tiers:
         logger.error("kvtune: policy %s failed, blocks are now evicted by age", failed, exc_info=error)
 
     def rebuild(self, error: Exception) -> None:
-        """Queues that do not hold what they should: fill them again from the blocks' reference counts."""
+        """Fill the queues again from the blocks' reference counts, after an inconsistency."""
         self.failures += 1
         state.note(f"the pool's queues were rebuilt: {error!r}")
         logger.error("kvtune: the pool's queues were rebuilt", exc_info=error)
@@ -217,12 +217,12 @@ class Tiers:
 
 
 class TieredPool(BlockPool):  # type: ignore[misc]
-    """vLLM's pool with Tiers as its free queue, which tells the policy what happens to blocks."""
+    """vLLM's pool with Tiers as its free queue; it reports hits, hashes and evictions to the policy."""
 
     free_block_queue: Tiers
 
     def adopt_tiers(self, policy_name: str, settings: CoreSettings) -> None:
-        """Called once, on a pool that stock has built, whatever is in use by then."""
+        """Called once, on a pool that stock has built; blocks may be in use already."""
         free = self.free_block_queue.get_all_free_blocks()
         tiers = Tiers(self.blocks, policy_name, settings)
         tiers.prepend_n([block for block in free if block.block_hash is None])
@@ -252,7 +252,7 @@ class TieredPool(BlockPool):  # type: ignore[misc]
             tiers.policy_failed(error)
 
     def _replace(self, twin: KVCacheBlock) -> None:
-        """What this free block holds has just been computed again: it gives its hash up and is blank."""
+        """Make a free block blank, because its content was just computed again in another block."""
         tiers = self.free_block_queue
         if twin.is_null or twin.block_id in self.cached_block_hashes_by_block:
             return
@@ -291,7 +291,7 @@ class TieredPool(BlockPool):  # type: ignore[misc]
         return True
 
     def grade(self, blocks: Sequence[KVCacheBlock], grades: Sequence[int]) -> None:
-        """Why these blocks are kept (policies.WINDOW, SLACK, SPECULATIVE); -1 leaves a block's grade."""
+        """Set why these blocks are kept (policies.WINDOW, NEAR, FAR ..); -1 leaves a block's grade as it is."""
         grade_of = self.free_block_queue.grade_of
         for block, grade in zip(blocks, grades, strict=True):
             if grade >= 0:
@@ -308,7 +308,7 @@ class TieredPool(BlockPool):  # type: ignore[misc]
             tiers.policy_failed(error)
 
     def retire(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """These blocks were of use, but are not expected to be again."""
+        """Mark blocks that were hit, but are not expected to be hit again."""
         tiers = self.free_block_queue
         self.grade(blocks, [FAR] * len(blocks))
         try:
@@ -317,7 +317,7 @@ class TieredPool(BlockPool):  # type: ignore[misc]
             tiers.policy_failed(error)
 
     def counters(self) -> dict[str, int]:
-        """What happened so far, for the run's record: blocks given out by tier, demotions, failures."""
+        """Counters for the run file: blocks given out by tier, demotions, failures."""
         tiers = self.free_block_queue
         counts = {f"given_out_{name}": n for name, n in zip(tiers.names, tiers.taken[BLANK:], strict=True)}
         counts |= {"demotions": sum(tiers.demoted), "pool_failures": tiers.failures}

@@ -1,14 +1,14 @@
 """Which sliding-window blocks are kept for later prompts, and why. Runs in EngineCore.
 
-A prompt can resume at a boundary only where every window group still has the `need` blocks before it. Stock keeps
-the window at the prompt's end (and, at a second visit, where a shared prefix was found). This manager also keeps
+A prompt can resume at a boundary only if every window group still has the `need` blocks before it. Stock keeps the
+window at the prompt's end and, from the second visit on, the one at the end of a shared prefix. This manager also keeps
 
     |--prompt------------------------------------------------------|--output--|
             [spec]          [spec]      [spec][...slack...][window]   [output]
-    last place that is a multiple of 4*slack, 2*slack, slack
+    ends at the last multiple of 4*slack, 2*slack, slack
 
-so a prompt with another suffix resumes at its second visit. `grade` says to the pool's policy what a block is
-worth. With policy `pin` it keeps the window at each chunk's end instead (the published policy).
+so that a prompt with a new suffix can resume at the second visit already. A block's grade tells the pool's policy why
+it is kept. With policy `pin` the window at each chunk's end is kept instead (the published policy).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Span = tuple[int, int, int]
 
 
 class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
-    """vLLM's SlidingWindowManager with another answer to what is hashed. It never holds a block by itself."""
+    """vLLM's SlidingWindowManager with other rules for which blocks get a hash. It holds no block by itself."""
 
     settings: CoreSettings
     block_pool: TieredPool
@@ -60,7 +60,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         super().add_local_computed_blocks(
             request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
         )
-        # A conversation goes on where an output ended: it will go on from its new end, not from here again.
+        # A conversation continues where an output ended: its next turn will resume at the new end, not here.
         pool = self.block_pool
         if new_computed_blocks and pool.grade_of(new_computed_blocks[-1]) == TERMINAL:
             self.continued.add(request_id)
@@ -84,7 +84,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         if start >= end:
             return
         if retention_interval == 0 and start * self.block_size >= request.num_prompt_tokens + self.shift:
-            # Decoding: nothing is kept until the request ends (keep_output).
+            # While it decodes nothing is kept; `keep_output` acts when it ends.
             self.num_cached_block[request.request_id] = end
             return
         boundaries = [*replay_boundaries]
@@ -116,7 +116,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         self.num_cached_block[request.request_id] = end
 
     def stand_down(self, error: Exception) -> None:
-        """Be stock's manager from here on."""
+        """Become stock's manager, for good."""
         self.__class__ = SlidingWindowManager
         state.part("pinning", False, f"switched off: {error!r}")
         logger.error("kvtune: a window group is stock's from here on", exc_info=error)
@@ -129,25 +129,25 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         retention_interval: int | None,
         boundaries: Sequence[int],
     ) -> list[int]:
-        """The grade of each of the blocks start..end; -1: not kept."""
+        """The grade of each block from `start` to `end`; -1: not kept."""
         stock = self._mask(start, end, retention_interval, boundaries)
         if stock is None:
             grades = [SPECULATIVE] * (end - start)
         else:
-            # What stock keeps on request is worth no less here.
+            # What stock keeps gets the best grade.
             grades = [WINDOW if kept else -1 for kept in stock]
-        # Where hits end only at every n-th block, most blocks of the slack can serve none.
-        of_use = None if self.aligned else self._mask(start, end, None, boundaries)
+        # If hits can end only at every n-th block, most blocks of the slack are useless.
+        usable = None if self.aligned else self._mask(start, end, None, boundaries)
         for first, last, grade in self._spans(request, start, end, boundaries):
             for i in range(max(first, start) - start, min(last, end) - start):
-                if (grades[i] < 0 or grade < grades[i]) and (of_use is None or of_use[i]):
+                if (grades[i] < 0 or grade < grades[i]) and (usable is None or usable[i]):
                     grades[i] = grade
         return grades
 
     def _mask(
         self, start: int, end: int, retention_interval: int | None, boundaries: Sequence[int]
     ) -> list[bool] | None:
-        """Which of the blocks start..end stock would keep; None: all."""
+        """The blocks from `start` to `end` that stock would keep; None: all of them."""
         kept: list[bool] | None = self.reachable_block_mask(
             start_block=start,
             end_block=end,
@@ -161,7 +161,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         return kept
 
     def _spans(self, request: Request, start: int, end: int, boundaries: Sequence[int]) -> list[Span]:
-        """What to keep of a prompt, of which the blocks start..end are being computed."""
+        """The spans of a prompt to keep; its blocks from `start` to `end` are being computed."""
         ends = [self._end_block(boundary) for boundary in boundaries]
         spans = [(last - self.need, last, WINDOW) for last in ends]
         big = end - start >= self.settings.min_drop
@@ -172,7 +172,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         spans.append((last - self.need - slack, last, FAR))
         spans.append((last - self.need - (slack + 3) // 4, last, NEAR))
         if big:
-            # Round places: prompts that share a prefix keep the same ones, whatever their lengths are.
+            # Multiples of the slack: prompts of any length that share a prefix keep the same windows.
             step = max(slack, 1)
             for _ in range(self.settings.windows):
                 place = (last - slack) // step * step
@@ -188,13 +188,13 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         return int(aligned // self.block_size + self.shift)
 
     def keep_output(self, request: Request) -> None:
-        """The request ends (or is preempted): hash its last window, so that what follows it can resume there."""
+        """Hash the last window of a request that ends or is preempted, so that its continuation can resume there."""
         request_id = request.request_id
         blocks = self.req_to_blocks.get(request_id)
         cached = self.num_cached_block.get(request_id, 0)
         if not blocks or not cached:
             return
-        # The last token's KV is written by the step that would have come next.
+        # The last token has no KV yet: the next step would have written it.
         known = min(request.num_computed_tokens, request.num_tokens - 1, cached * self.block_size)
         end = self._end_block(known - self.shift * self.block_size)
         start = max(0, end - self.need)

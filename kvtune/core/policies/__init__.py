@@ -6,15 +6,16 @@ given out first and never reach it. It holds no blocks, only numbers, so that it
     the pool calls                      when
     place(block_id, grade) -> tier      a hashed block became free; it goes to that tier's tail
     choose(wanted) -> (tier, count)     blocks are needed: take `count` (1..wanted) from the head of `tier`
-    hit(block_ids)                      blocks were found by a prompt (free or in use)
-    retired(block_ids)                  they were of use, but are not expected to be again
-    stored(block_id, key, resident)     a block got its hash; another has the same
+    hit(block_ids)                      a prompt hit these blocks (free or in use)
+    retired(block_ids)                  they were hit, but are not expected to be hit again
+    stored(block_id, key, resident)     a block got its hash; `resident`: another block has the same
     evicted(block_id, key)              a block lost its hash because it was given out
     replaced(block_id)                  a free block's content was computed again: it is blank now (if `replaces`)
     reset()                             the whole prefix cache was dropped
-    counters() -> {name: count}         the run's record is written
+    counters() -> {name: count}         the run file is written
 
-`tiers` names the tiers, in the order in which they are emptied when the policy fails: first = given out first.
+`tiers` names the tiers in the order in which they are emptied when the policy fails. Hooks that a policy does not
+override are skipped.
 `Shelves` is what a policy may see and do in `choose`: sizes, heads, and demote (head of one tier to another's tail).
 """
 
@@ -24,8 +25,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 WINDOW, NEAR, FAR, SPECULATIVE, TERMINAL = range(5)
-"""Grades: why a block was kept. WINDOW also stands for full attention; the others only occur with pinning.
-NEAR and FAR are slack, SPECULATIVE the windows before it; TERMINAL is the end of an output, where a chat goes on."""
+"""Grades: why a block is kept. WINDOW is also the grade of full attention; the others occur with pinning only.
+NEAR and FAR are the slack, SPECULATIVE the windows before it, TERMINAL the end of an output, where a chat continues."""
 
 
 class Shelves(Protocol):

@@ -1,4 +1,4 @@
-"""Least recently used, exactly as stock: one queue, oldest first. Also what every other policy falls back to."""
+"""Least recently used, exactly as stock: one queue, oldest first. A failed policy is replaced by `InOrder`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvtune.core.settings import CoreSettings
 
 
 class InOrder:
-    """The base of policies that give out the first tier that has a block, and place everything in one."""
+    """The base of policies: gives out blocks of the first tier that has any, and places all blocks in the last."""
 
     name = "in_order"
     tiers: tuple[str, ...] = ("aged",)

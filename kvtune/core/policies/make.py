@@ -1,4 +1,4 @@
-"""The policy that a name stands for. Runs in EngineCore."""
+"""Makes the policy of a name. Runs in EngineCore."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The published policy: windows that a prompt's chunk ends leave behind are pinned, and given out last.
+"""The published policy: the windows at the ends of a prompt's chunks are pinned, which means evicted last.
 
-Under pressure the oldest pin is demoted first, to the end of the aged queue's life: it is the next block given out.
+When only pinned blocks are left, the oldest pin is evicted first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ours, the default of models with sliding windows: speculative windows go first, blocks that were hit go last.
+"""Tiers by what a block is kept for: speculative windows are evicted first, blocks that were hit last.
 
     tier         holds                                                given out
     speculative  windows at doubling distances, never hit             first, oldest first
@@ -6,7 +6,7 @@
     probation    never hit, or hit long ago                           then
     protected    hit since stored; at most `protected_share` of all   last
 
-A protected block beyond the share is demoted to the young end of probation, where it gets a second life.
+A protected block beyond the share is demoted to the young end of probation, and is protected again if it is hit.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Two classes and a ghost list: blocks used once against blocks that came back, by age with a bonus. O(1) a block.
+"""Two classes, single-use and reused blocks, evicted by age with a bonus for the reused. O(1) per block.
 
-A block is "reused" when its hash was resident or remembered in the ghost when it was stored, or when it is hit. The
-ghost remembers the hashes of the last `ghost_factor` pool sizes of evictions, every one: a single hash forgotten early
-would leave a block used once in the middle of a prefix that came back, to be evicted first, and what follows it in the
-prefix could not be found any more.
-The next block is the older head, a reused one only if it is older by more than `reuse_bonus_s` seconds:
-0 is LRU, infinity (1e9) evicts single-use blocks as long as there are any. With a bonus, heads are compared once for up
-to RUN blocks.
+A block is reused when it is hit, or when it is stored and its hash is resident or in the ghost list. The ghost holds
+the hashes of the last evictions, `ghost_factor` pool sizes of them, without a gap: one missing hash would leave a
+single-use block in the middle of a prefix that came back; it would be evicted first, and the rest of the prefix could
+not be hit any more.
+The next block is the older one of the two queues' heads, but a reused block only if it is older by more than
+`reuse_bonus_s` seconds: 0 is LRU, infinity (1e9) evicts single-use blocks as long as there are any. With a bonus, the
+heads are compared once for up to RUN blocks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _MASK = (1 << 62) - 1
 
 
 def _mark(key: bytes) -> int:
-    """A number for a hash that spreads well even where hashes are not random (tests, traces)."""
+    """A well-spread number for a hash, also for hashes that are not random (tests, traces)."""
     return (int.from_bytes(key[-12:], "little") * 0x9E3779B97F4A7C15F39CC0605CEDC835 >> 66) & _MASK
 
 
 class Ghost:
-    """The last `size` hashes that were added. Arrays only: a hash table whose chains are the slots of a ring."""
+    """The last `size` hashes that were added. A hash table in arrays, whose chains run through the slots of a ring."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -109,7 +109,7 @@ class TwoClass(InOrder):
         if ahead_s == self.bonus_s == 0.0:
             return (REUSED if self.order[reused] < self.order[single] else SINGLE), 1
         tier = REUSED if ahead_s > self.bonus_s else SINGLE
-        # Blocks of one request stand together and are of one age.
+        # A request's blocks are next to each other and of the same age.
         return tier, min(wanted, shelves.size(tier), RUN) if self.bonus_s else 1
 
     def hit(self, block_ids: Sequence[int]) -> None:

@@ -1,19 +1,19 @@
 """The steady-decode path: `schedule` and `update_from_output` for steps that only decode. Runs in EngineCore.
 
 In: schedulers and KV cache managers as vLLM built them. Out: the same decisions and outputs for less host time, with
-almost nothing for the collector to count. Loaded by `core.plugin`; nobody else imports it.
+almost no objects for the garbage collector. Loaded by `core.plugin`; the simulator uses it as `api.py` says.
 
     schedule():
       lockstep? -- no --------------------------> stock
         | yes: same running requests, all plain decodes, nothing can be admitted
       rows due now (a block ends, a window moves, a last token is in flight): KV manager, in order
-        | blocks short, or anything odd --------> stock (which also reports blocks already placed)
-      count all rows one token on
+        | too few blocks, or anything else -----> stock (which also reports blocks already placed)
+      add one computed token to every row
 
     update_from_output():
       one token a row, nothing else in the output? -- no --> stock
-      rows that may stop, or owe statistics --> stock's update_from_output, with those rows alone
-      all others: append, hash a block when one is full, put out
+      rows that may stop, or carry statistics --> stock's update_from_output, with those rows alone
+      all others: append the token, hash a full block, build the output
 
     empty.py       `NoopLimits`: until when `allocate_slots` is a no-op for a request, in closed form; `NoopSlots`
     steady.py      `Rows` (a set of requests, by column, never changed), `Cohort` (current rows, their next events)
@@ -22,10 +22,11 @@ almost nothing for the collector to count. Loaded by `core.plugin`; nobody else 
     scheduler.py   which schedulers get the path: of exactly vLLM's type, in an engine whose steps can be plain
     api.py         what the simulator may use of a scheduler with the steady-decode path
 
-vLLM's Request attributes are written at each step and stay the truth; a Cohort only knows when to look. It is dropped
-whenever stock schedules and made anew at the next plain decode. A step in flight keeps the Rows it was scheduled with,
-so finishes and aborts in between (async scheduling) need no special case.
+All state is in vLLM's requests, which are updated in each step; a Cohort only knows when to look at them. It is dropped
+whenever stock schedules, and built again at the next plain decode. A step in flight keeps the Rows it was scheduled
+with, so requests may finish or be aborted in between (async scheduling).
 Stock schedules: speculative decoding, LoRA, connectors, KV events, pipeline parallelism, encoders, pooling, MFU
-metrics, groups other than full attention and sliding windows, blocks hashed in finer units than allocated; steps with
-logprobs, structured output, streaming input or throttled prefills; a waiting request that might be admitted.
+metrics, groups other than full attention, sliding windows and aligned states, blocks hashed in finer units than
+allocated; steps with logprobs, structured output, streaming input or throttled prefills; steps in which a waiting
+request might be admitted.
 """

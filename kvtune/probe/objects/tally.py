@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvtune.files import replacing
+
 LIMIT = 4096
 REPORTED = 60
 
@@ -62,10 +64,8 @@ def type_name(kind: type) -> str:
 def save(folder: Path, name: str, facts: dict[str, Any]) -> None:
     """Replace `NAME-PID.json` as a whole. A failure to write is ignored, so that it does not end the engine."""
     path = folder / f"{name}-{os.getpid()}.json"
-    part = path.with_suffix(".part")
-    with contextlib.suppress(OSError, TypeError, ValueError):
+    with contextlib.suppress(OSError, TypeError, ValueError), replacing(path) as part:
         part.write_text(json.dumps({"pid": os.getpid(), **facts}))
-        part.replace(path)
 
 
 def load(folder: Path, name: str) -> dict[int, dict[str, Any]]:

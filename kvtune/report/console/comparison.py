@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.report.contrast import Contrast, sentence
 from kvtune.report.measures import change_text, interval_text, measure_text, measure_title, reasons
@@ -63,7 +64,11 @@ def plain(found: Contrast, workload: Workload | None, failed: Sequence[str]) -> 
     return {
         "schema": SCHEMA,
         "comparable": found.comparable,
-        "runs": [{"name": side.name, **summary(run, workload)} for side in found.sides for run in side.runs],
+        "runs": [
+            {"name": side.name, **summary(RunAnalysis(run, workload))}
+            for side in found.sides
+            for run in side.runs
+        ],
         "comparisons": [
             {"name": side.name, **comparison.plain()}
             for side, comparison in zip(found.sides[1:], found.comparisons, strict=True)

@@ -41,7 +41,9 @@ def _write_table(run: Run, name: str, path: Path) -> None:
     columns: list[list[Any]] = [_plain(table[head]) for head in heads]
     if "process" in heads:
         heads.insert(1, "process_name")
-        columns.insert(1, [process_name(run, int(p)) for p in table["process"]])
+        processes = table["process"].tolist()
+        title = {process: process_name(run, process) for process in set(processes)}
+        columns.insert(1, [title[process] for process in processes])
     with path.open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
         writer.writerow(heads)

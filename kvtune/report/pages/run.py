@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.banners import banners, contrast_banners
 from kvtune.report.contrast import Contrast
 from kvtune.report.names import when
 from kvtune.report.pages.frame import render
 from kvtune.report.sections import comparison, run_sections
 from kvtune.run.types import Run
-from kvtune.workload.types import Workload
 
 
-def run_page(run: Run, workload: Workload | None = None) -> str:
-    """The page of one run. With its workload, misses are told apart by cause."""
-    h = run.header
+def run_page(analysis: RunAnalysis) -> str:
+    """The page of one run."""
+    run, h = analysis.run, analysis.run.header
     return render(
         title=f"{h.model} · {h.workload.name} · kvtune",
         eyebrow="kvtune prediction" if h.source == "sim" else "kvtune run",
         heading=h.model,
         subtitle=_subtitle(run),
-        sections=run_sections(run, workload),
+        sections=run_sections(analysis),
         banners=banners(run),
     )
 

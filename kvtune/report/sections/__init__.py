@@ -1,13 +1,12 @@
-"""The sections of the pages, in reading order. A section is a function of a run: what its template draws."""
+"""The sections of the pages, in reading order. A section is what its template draws of a run."""
 
 from __future__ import annotations
 
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import Section
-from kvtune.run.types import Run
-from kvtune.workload.types import Workload
 
 
-def run_sections(run: Run, workload: Workload | None) -> list[Section]:
+def run_sections(analysis: RunAnalysis) -> list[Section]:
     from kvtune.report.sections import (
         ablation,
         admission,
@@ -23,18 +22,19 @@ def run_sections(run: Run, workload: Workload | None) -> list[Section]:
         verdict,
     )
 
+    run = analysis.run
     made = [
-        verdict.section(run, workload),
-        latency.section(run),
-        cache.section(run, workload),
-        admission.section(run),
+        verdict.section(analysis),
+        latency.section(analysis),
+        cache.section(analysis),
+        admission.section(analysis),
         timeline.section(run),
-        gc.section(run),
-        culprits.section(run),
-        host.section(run),
+        gc.section(analysis),
+        culprits.section(analysis),
+        host.section(analysis),
         ablation.section(run),
         stacks.section(run),
-        memory.section(run),
+        memory.section(analysis),
         environment.section(run),
     ]
     return [section for section in made if section is not None]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from kvtune.analysis.admission import admission
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import Section
 from kvtune.report.console_admission import admission_rows
-from kvtune.run.types import Run
 
 
-def section(run: Run) -> Section | None:
-    found = admission(run)
+def section(analysis: RunAnalysis) -> Section | None:
+    found = analysis.admission
     if found is None:
         return None
     lead = (

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round, prefix_cache, rounds
+from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import WINNABLE, winnable
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
 from kvtune.report.names import cause_title
 from kvtune.report.sections.ladder import ladder
-from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
-from kvtune.workload.types import Workload
 
 HIT = "hit"
 COLORS = {
@@ -37,17 +36,16 @@ MEANINGS = {
 }
 
 
-def section(run: Run, workload: Workload | None) -> Section | None:
-    cache = prefix_cache(run, workload)
+def section(analysis: RunAnalysis) -> Section | None:
+    cache = analysis.prefix_cache
     if not cache.query_tokens:
         return None
     drawn = [_causes(cache)]
-    possible = ladder(run, workload, cache)
+    possible = ladder(analysis)
     if possible is not None:
         drawn.append(possible)
-    by_round = rounds(run)
-    if by_round:
-        drawn.append(_rounds(by_round))
+    if analysis.rounds:
+        drawn.append(_rounds(analysis.rounds))
     return Section(
         id="cache",
         title="Prefix cache",

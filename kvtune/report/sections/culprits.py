@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtune.analysis.culprits import Culprit, culprits, grown
-from kvtune.analysis.ledger import ledgers
+from kvtune.analysis.culprits import Culprit
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import Cell, Grid, Section, grid
 from kvtune.report.names import process_title, source_line
-from kvtune.run.types import Run
 from kvtune.units import count, percent, size
 
 SHOWN = 15
 TITLES = {"sites": "young objects by type and line", "types": "young objects by type"}
 
 
-def section(run: Run) -> Section | None:
+def section(analysis: RunAnalysis) -> Section | None:
     grids = [
-        _grid(f"{process_title(key)}: {TITLES[own.level]}", own.rows) for key, own in culprits(run).items()
+        _grid(f"{process_title(key)}: {TITLES[own.level]}", own.rows)
+        for key, own in analysis.culprits.items()
     ]
     grids += [
         _grid(f"{process_title(key)}: what it held more of at the end", rows)
-        for key, rows in grown(run).items()
+        for key, rows in analysis.grown.items()
     ]
     begun = [
         grid(
@@ -29,7 +29,7 @@ def section(run: Run) -> Section | None:
             [(source_line(*_split(line)), Cell(count(n), n)) for line, n in own.triggers],
             f"{process_title(key)}: the lines in which collections began",
         )
-        for key, own in ledgers(run).items()
+        for key, own in analysis.ledgers.items()
         if own.triggers
     ]
     if not grids and not begun:

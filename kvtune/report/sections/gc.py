@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvtune.analysis.gc import collectors
-from kvtune.analysis.ledger import gap_outliers, ledgers
 from kvtune.analysis.processes import process_keys
-from kvtune.analysis.step_time import paused_steps
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import GENERATION_COLORS, Cell, Chart, Columns, Section, columns, grid, spec_of
 from kvtune.report.names import process_title
 from kvtune.run.types import Run
@@ -27,11 +25,11 @@ HEADS = (
 )
 
 
-def section(run: Run) -> Section | None:
-    found = collectors(run)
+def section(analysis: RunAnalysis) -> Section | None:
+    run, found = analysis.run, analysis.collectors
     if not found or not (len(run.table("gc")["t_s"]) or run.header.probe.level != "off"):
         return None
-    on_cpu = {key: ledger.cpu_ms for key, ledger in ledgers(run).items()}
+    on_cpu = {key: ledger.cpu_ms for key, ledger in analysis.ledgers.items()}
     rows = [
         (
             process_title(key),
@@ -51,16 +49,16 @@ def section(run: Run) -> Section | None:
     return Section(
         id="gc",
         title="Garbage collector",
-        lead=_lead(run),
+        lead=_lead(analysis),
         template="gc.html",
-        values={"table": grid(HEADS, rows, "Collections and pauses by process"), "facts": _facts(run)},
+        values={"table": grid(HEADS, rows, "Collections and pauses by process"), "facts": _facts(analysis)},
         charts=(drawn[0],) if drawn else (),
         data={drawn[0].id: drawn[1]} if drawn else {},
     )
 
 
-def _lead(run: Run) -> str:
-    steps = paused_steps(run)
+def _lead(analysis: RunAnalysis) -> str:
+    steps = analysis.paused_steps
     if steps is None:
         return "A pause stops its process; only EngineCore's hold up a step."
     return (
@@ -69,9 +67,9 @@ def _lead(run: Run) -> str:
     )
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
+def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
     """What collections explain of slow tokens, what was no collection at all, and how heaps stand."""
-    gaps, facts = gap_outliers(run), []
+    gaps, facts = analysis.collections_in_steps.gaps, []
     if gaps.outliers and gaps.threshold_ms is not None:
         facts.append(
             (
@@ -80,7 +78,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
                 f"{ms(gaps.threshold_ms)}; collections explain {count(gaps.explained)} of them",
             )
         )
-    for key, own in ledgers(run).items():
+    for key, own in analysis.ledgers.items():
         parts = []
         if own.heap_start is not None and own.heap_last is not None:
             parts.append(f"{count(own.heap_start)} objects at the start, {count(own.heap_last)} at the end")

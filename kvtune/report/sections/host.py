@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from kvtune.analysis.host import host_cost
-from kvtune.analysis.step_time import step_time
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
-from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
 
 
-def section(run: Run) -> Section | None:
-    time, cost = step_time(run), host_cost(run)
+def section(analysis: RunAnalysis) -> Section | None:
+    time, cost = analysis.step_time, analysis.host_cost
     if not time.steps or not time.total_s:
         return None
     parts = (

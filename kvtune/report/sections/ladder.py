@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvtune.analysis.cache import PrefixCache, match_unit
+from kvtune.analysis.cache import match_unit
+from kvtune.analysis.run import RunAnalysis
 from kvtune.bounds.ladder import Bounds, bounds
 from kvtune.errors import KvtuneError
 from kvtune.layout.config import shape_of
@@ -14,11 +15,11 @@ from kvtune.workload.types import Workload
 LARGEST = 20_000  # requests: beyond, the bounds take longer than a page should
 
 
-def ladder(run: Run, workload: Workload | None, cache: PrefixCache) -> tuple[Chart, Columns] | None:
+def ladder(analysis: RunAnalysis) -> tuple[Chart, Columns] | None:
     """None where the whole load was not served, or where bounds cannot be told for it."""
     import altair as alt
 
-    told = _bounds(run, workload)
+    cache, told = analysis.prefix_cache, _bounds(analysis.run, analysis.workload)
     if told is None or cache.hit_rate is None or not told.infinite:
         return None  # no bounds, or nothing that any cache could hit
     rung = told.curve[0]

@@ -68,7 +68,9 @@ def _collections(run: Run, end_s: float) -> Lane | None:
     if len(rows):
         rows = rows[extremes(gc["pause_us"][rows], BUCKETS)]
     keep = np.sort(np.concatenate((keep, rows)))
-    names = [process_name(run, int(p)) for p in gc["process"][keep]]
+    processes = gc["process"][keep].tolist()
+    title = {process: process_name(run, process) for process in set(processes)}
+    names = [title[process] for process in processes]
     data = columns(
         t=gc["t_s"][keep],
         process=names,

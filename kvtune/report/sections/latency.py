@@ -6,18 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from kvtune.analysis import latency as analysis
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Spread, Values
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
-from kvtune.run.types import Run
 from kvtune.units import count, ms
 
 BINS = 40
 WIDE = 30.0  # largest over smallest: above it a logarithmic axis shows more
 
 
-def section(run: Run) -> Section | None:
-    times = analysis.latency(run)
+def section(analysis: RunAnalysis) -> Section | None:
+    times, per_request = analysis.latency, analysis.request_times
     rows = [
         _row("time to first token", times.ttft_ms),
         _row("between tokens", times.itl_ms),
@@ -28,8 +27,8 @@ def section(run: Run) -> Section | None:
     if not rows:
         return None
     drawn = [
-        _histogram("ttft", "Time to first token", "requests", analysis.ttft_ms(run), times.ttft_ms),
-        _histogram("itl", "Time between tokens of a request", "gaps", analysis.itl_ms(run), times.itl_ms),
+        _histogram("ttft", "Time to first token", "requests", per_request.ttft_ms, times.ttft_ms),
+        _histogram("itl", "Time between tokens of a request", "gaps", per_request.gap_ms, times.itl_ms),
     ]
     found = [made for made in drawn if made is not None]
     return Section(

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 
-from kvtune.analysis.leaks import Trend, pool_bytes, trends
-from kvtune.analysis.memory import memory
+from kvtune.analysis.leaks import Trend
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import Cell, Section, grid
 from kvtune.report.names import process_title
-from kvtune.run.types import Run
 from kvtune.units import size
 
 
-def section(run: Run) -> Section | None:
-    found = memory(run)
+def section(analysis: RunAnalysis) -> Section | None:
+    found = analysis.memory
     if not found:
         return None
-    trend, pool = trends(run), pool_bytes(run)
+    trend, pool = analysis.trends, analysis.pool_bytes
     rows = [
         (
             process_title(key),

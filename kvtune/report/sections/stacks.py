@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
 from kvtune.report.names import process_title, source_line
+from kvtune.run.extras import FlameBox, StackFunction
 from kvtune.run.types import Run
 
 SHOWN = 12
 
 
 def section(run: Run) -> Section | None:
-    told = run.header.extra.get("stacks")
-    if not isinstance(told, Mapping) or not told:
+    sampled = run.header.extra.stacks
+    if not sampled:
         return None
     charts: list[Chart] = []
     data: dict[str, Columns] = {}
     notes: list[str] = []
-    loops = all(isinstance(found, Mapping) and found.get("threads") == "loop" for found in told.values())
-    for role, found in told.items():
-        title = process_title(str(role))
-        if not isinstance(found, Mapping) or not found.get("top"):
-            why = found.get("failed", "no samples") if isinstance(found, Mapping) else "no samples"
-            notes.append(f"{title}: {why}.")
+    loops = all(samples.threads == "loop" for samples in sampled.values())
+    for role, samples in sampled.items():
+        title = process_title(role)
+        if not samples.top:
+            notes.append(f"{title}: {samples.failed or 'no samples'}.")
             continue
-        chart, rows = _functions(len(charts), title, found["top"], found.get("rate_hz", 0))
+        chart, rows = _functions(len(charts), title, samples.top, samples.rate_hz)
         charts.append(chart)
         data[chart.id] = rows
-        boxes = found.get("flame")
-        if isinstance(boxes, list) and boxes:
-            chart, rows = _flame(len(charts), title, boxes)
+        if samples.flame:
+            chart, rows = _flame(len(charts), title, samples.flame)
             charts.append(chart)
             data[chart.id] = rows
-        notes.append(f"All stacks of {title} in full: open {found.get('file', '')} in speedscope.app.")
+        notes.append(f"All stacks of {title} in full: open {samples.file} in speedscope.app.")
     return Section(
         id="stacks",
         title="Stacks",
@@ -47,12 +43,12 @@ def section(run: Run) -> Section | None:
     )
 
 
-def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int) -> tuple[Chart, Columns]:
+def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int) -> tuple[Chart, Columns]:
     import altair as alt
 
     name = f"stacks-{number}"
     shown = top[:SHOWN]
-    names = [f"{f.get('function', '')}" for f in shown]
+    names = [f.function for f in shown]
     drawing = (
         alt.Chart(alt.NamedData(name=name), height=22 * len(shown) + 10)
         .mark_bar(color=SERIES[4])
@@ -67,8 +63,8 @@ def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int)
         )
     )
     labels = drawing.mark_text(align="left", dx=4, color="var(--ink)").encode(text="function:N")
-    where = [source_line(f.get("file", ""), f.get("line", 0)) for f in shown]
-    shares = [100 * float(f.get("share", 0)) for f in shown]
+    where = [source_line(f.file, f.line) for f in shown]
+    shares = [100 * f.share for f in shown]
     rows = [
         (Cell(str(i + 1), i + 1), names[i], where[i], Cell(f"{shares[i]:.1f} %", shares[i]))
         for i in range(len(shown))
@@ -86,7 +82,7 @@ def _functions(number: int, title: str, top: list[dict[str, Any]], rate_hz: int)
     return chart, columns(rank=range(1, len(shown) + 1), function=names, where=where, share=shares)
 
 
-def _flame(number: int, title: str, boxes: list[list[Any]]) -> tuple[Chart, Columns]:
+def _flame(number: int, title: str, boxes: list[FlameBox]) -> tuple[Chart, Columns]:
     """An icicle: callers above, what they called below, width by samples."""
     import altair as alt
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvtune.analysis.cache import prefix_cache
-from kvtune.analysis.gc import collectors
-from kvtune.analysis.latency import latency
-from kvtune.analysis.memory import memory
-from kvtune.analysis.verdict import verdict
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import Section
-from kvtune.run.types import Run
 from kvtune.units import count, ms, percent, size
-from kvtune.workload.types import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +17,13 @@ class Tile:
     more: str = ""
 
 
-def section(run: Run, workload: Workload | None) -> Section:
-    values: dict[str, Any] = {"verdict": verdict(run, workload), "figures": _figures(run, workload)}
+def section(analysis: RunAnalysis) -> Section:
+    values: dict[str, Any] = {"verdict": analysis.verdict, "figures": _figures(analysis)}
     return Section("verdict", "What to change", "", "verdict.html", values)
 
 
-def _figures(run: Run, workload: Workload | None) -> list[Tile]:
-    times, cache = latency(run), prefix_cache(run, workload)
+def _figures(analysis: RunAnalysis) -> list[Tile]:
+    times, cache = analysis.latency, analysis.prefix_cache
     found = []
     if times.throughput_tok_s is not None:
         found.append(
@@ -42,12 +36,12 @@ def _figures(run: Run, workload: Workload | None) -> list[Tile]:
     if cache.query_tokens:
         of = f"{count(cache.hit_tokens)} of {count(cache.query_tokens)} prompt tokens"
         found.append(Tile("Prefix cache hits", percent(cache.hit_tokens, cache.query_tokens), of))
-    core = next((c for key, c in collectors(run).items() if key.startswith("engine_core")), None)
+    core = next((c for key, c in analysis.collectors.items() if key.startswith("engine_core")), None)
     if core is not None and core.share_of_step is not None:
         found.append(
             Tile("Collector pauses", percent(core.share_of_step, digits=2), "of EngineCore's step time")
         )
-    peak = sum(m.rss_peak_bytes for m in memory(run).values())
+    peak = sum(m.rss_peak_bytes for m in analysis.memory.values())
     if peak:
         found.append(Tile("Memory, all processes", size(peak), "sum of the peaks of RSS"))
     unfinished = times.requests - times.finished

@@ -39,10 +39,9 @@ class VerdictObserver:
         return [by_id.get(str(index)) for index in range(len(self.workload.requests))]
 
     def add_to(self, run: Run) -> Run:
-        extra = {**run.header.extra, "verdicts": msgspec.to_builtins(self.verdicts())}
-        return Run(msgspec.structs.replace(run.header, extra=extra), run.tables)
+        return run.with_extra(verdicts=msgspec.to_builtins(self.verdicts()))
 
 
 def verdicts_of(run: Run) -> list[PromptVerdict | None]:
     """What `VerdictObserver.add_to` stored."""
-    return msgspec.convert(run.header.extra.get("verdicts", []), list[PromptVerdict | None])
+    return msgspec.convert(run.header.extra.verdicts, list[PromptVerdict | None])

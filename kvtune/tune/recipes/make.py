@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
+from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
 from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
 from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, Trial, core_part, engine_part, flag_value
+from kvtune.tune.trials.trial import Bench, Trial, core_part, engine_part
 
 NOT_FOR_RECIPES = (
     "num_gpu_blocks_override",

@@ -12,13 +12,13 @@ from secrets import token_hex
 
 import msgspec
 
+from kvtune.engine.flags import flag_value
 from kvtune.engine.resolve import resolve
 from kvtune.errors import UsageError
 from kvtune.recipe import Recipe, engine_flags
 from kvtune.run.scratch import PREFIX
 from kvtune.tune.recipes.shelf import load
 from kvtune.tune.recipes.verify import refuse_foreign
-from kvtune.tune.trials.trial import flag_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
+from kvtune.engine.flags import flag_value
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import Recipe, differences
@@ -22,7 +23,7 @@ from kvtune.tune.space.model import installed_device, installed_state_dtype
 from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
-from kvtune.tune.trials.trial import Bench, Trial, flag_value
+from kvtune.tune.trials.trial import Bench, Trial
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 

@@ -7,12 +7,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import UsageError
 from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, flag_value
+from kvtune.tune.trials.trial import Bench
 from kvtune.workload.spec import DEFAULT_SPEC, build
 from kvtune.workload.types import Workload
 
@@ -35,14 +36,13 @@ def set_up(
     asked = flag_value(engine_args, "block-size")
     if asked is not None and not asked.isdigit():
         raise UsageError(f"--block-size {asked} is not a number of tokens", "give a whole number")
-    switches = ("--enable-prefix-caching", "--no-enable-prefix-caching")
     facts = model_facts(
         model,
         int(asked) if asked else None,
         workload.longest,
         core=core,
         caching_off="no-enable-prefix-caching" in engine_defaults(model)
-        and not any(a.replace("_", "-") in switches for a in engine_args),
+        and "enable-prefix-caching" not in settings_given(engine_args),
         state_dtype=flag_value(engine_args, "mamba-ssm-cache-dtype") or "auto",
     )
     bench = Bench(

@@ -27,6 +27,7 @@ def engine_trial(
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> tuple[Trial, Run | None]:
     """The trial (failed with its cause where the engine failed) and its run. KeyboardInterrupt when it was stopped."""
+    from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
 
     core = "stock" if stock else bench.core
@@ -56,7 +57,7 @@ def engine_trial(
         if error.exit_code == EXIT_USAGE and role == "baseline":
             raise  # nothing that could follow would run
         failed = f"{error.message} ({error.hint})" if error.hint else error.message
-    told = summary(run, workload) if run is not None else {}
+    told = summary(RunAnalysis(run, workload)) if run is not None else {}
     failed = failed or refused(told)
     trial = Trial(
         number=number,

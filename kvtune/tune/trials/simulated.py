@@ -74,13 +74,15 @@ class SimPool:
 
     def next_done(self) -> tuple[int, Answer]:
         """The next trial that ended; one that failed says why."""
+        from kvtune.analysis.run import RunAnalysis
         from kvtune.analysis.summary import summary
 
         number, outcome = self._simulators.next_done()
         elapsed_s = time.monotonic() - self._begun.pop(number)
         if isinstance(outcome, KvtuneError):
             return number, Answer(elapsed_s=elapsed_s, failed=outcome.message, hint=outcome.hint)
+        replay = outcome.header.extra.sim
         return number, Answer(
-            summary=summary(with_slo(outcome, self.bench.slo), self._workload),
-            elapsed_s=float(outcome.header.extra["sim"]["elapsed_s"]) + outcome.header.startup_s,
+            summary=summary(RunAnalysis(with_slo(outcome, self.bench.slo), self._workload)),
+            elapsed_s=(replay.elapsed_s if replay is not None else 0.0) + outcome.header.startup_s,
         )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from kvtune.errors import UsageError
+from kvtune.engine.flags import flag_value
 from kvtune.recipe import engine_flags
 from kvtune.tune.space.model import packed_pool
 from kvtune.tune.space.values import Settings, Value
@@ -113,19 +113,3 @@ def flags_of(bench: Bench, settings: Mapping[str, Value]) -> list[str]:
             state_dtype=flag_value(flags, "mamba-ssm-cache-dtype") or "auto",
         )
     return [*flags, *engine_flags(own)]
-
-
-def flag_value(flags: Sequence[str], name: str) -> str | None:
-    """The value of `--name` among vLLM's flags (the last one counts), None where it is not given."""
-    found: str | None = None
-    for i, text in enumerate(flags):
-        head, equals, value = text.partition("=")
-        if not head.startswith("--") or head[2:].replace("_", "-") != name:
-            continue
-        if equals:
-            found = value
-        elif i + 1 < len(flags):
-            found = flags[i + 1]
-        else:
-            raise UsageError(f"--{name} stands without a value", "give it one, or leave it out")
-    return found

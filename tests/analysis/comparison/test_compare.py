@@ -10,6 +10,7 @@ from scipy import stats
 
 from kvtune.analysis.comparison.compare import Comparison, Figure, compare, mismatches, value_at
 from kvtune.analysis.comparison.repeats import compare_repeats
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.run.types import CoreInfo, EngineInfo, HostInfo, Run, Validity
 from kvtune.workload.types import Span
@@ -67,7 +68,7 @@ def test_a_real_difference_is_shown_with_its_interval() -> None:
     assert back.verdict == "worse"
 
 
-def test_the_interval_is_that_of_the_normal_theory() -> None:
+def test_the_interval_agrees_with_normal_theory() -> None:
     a, b = noise(1), noise(2)
     found = figures(compare(run(a), run(b)))["ttft_ms.mean"]
     half = 1.96 * (b - a).std(ddof=1) / COUNT**0.5 * 1000
@@ -99,7 +100,7 @@ def test_hits_are_better_when_there_are_more() -> None:
     assert found["ttft_ms.mean"].low == found["ttft_ms.mean"].high == 0.0
 
 
-def test_one_number_a_run_is_no_verdict() -> None:
+def test_a_figure_with_one_number_a_run_gets_no_verdict() -> None:
     slow = figures(compare(run(noise(1), wall_s=10.0), run(noise(1), wall_s=20.0)))["throughput_tok_s"]
     assert slow.relative == pytest.approx(-0.5)
     assert slow.verdict == "no difference shown"
@@ -111,14 +112,14 @@ def test_every_figure_equals_the_summarys() -> None:
     found = compare(a, b)
     assert len(found.figures) >= 8
     for figure in found.figures:
-        assert figure.a == value_at(summary(a, None), figure.path)
-        assert figure.b == value_at(summary(b, None), figure.path)
+        assert figure.a == value_at(summary(RunAnalysis(a)), figure.path)
+        assert figure.b == value_at(summary(RunAnalysis(b)), figure.path)
         if figure.low is not None:  # the statistic that is resampled is the figure itself
             assert figure.low <= figure.difference <= figure.high  # type: ignore[operator]
     assert json.dumps(found.plain(), allow_nan=False)
 
 
-def test_it_is_the_same_every_time() -> None:
+def test_a_comparison_is_reproducible() -> None:
     a, b = run(noise(1)), run(noise(2))
     assert compare(a, b) == compare(a, b)
 
@@ -131,7 +132,7 @@ def test_distorted_times_get_no_verdict_but_hits_do() -> None:
     assert found["prefix_cache.hit_rate"].verdict == "better"
 
 
-def test_few_requests_and_empty_runs() -> None:
+def test_few_requests_and_empty_runs_get_no_interval() -> None:
     few = workload_of([(Span(0, 0, 10),)] * 3)
     found = figures(compare(served(few, [0] * 3), served(few, [0] * 3)))
     assert found["ttft_ms.mean"].why == "3 observations are too few: it takes 8"
@@ -142,7 +143,7 @@ def test_few_requests_and_empty_runs() -> None:
     assert "first" in one_sided["ttft_ms.mean"].why
 
 
-def test_checked_fields() -> None:
+def test_checked_fields_that_differ_are_mismatches() -> None:
     same = run(noise(1))
     assert mismatches(same, run(noise(1), core=CoreInfo(name="kvtune", active=True))) == ()
     other = run(
@@ -158,7 +159,7 @@ def test_checked_fields() -> None:
 
 
 def states(dtype: str, has: bool | None, args: list[str] | None = None) -> Run:
-    """A run of a hybrid on a CPU with, without, or before anybody wrote down AVX-512 BF16."""
+    """A run of a hybrid model on a CPU with or without AVX-512 BF16, or from before it was recorded (None)."""
     fields = {"dtypes": {"$tuple": [{"$dtype": "bfloat16"}, {"$dtype": dtype}]}}
     engine = EngineInfo(
         vllm="0.32.0",
@@ -169,7 +170,7 @@ def states(dtype: str, has: bool | None, args: list[str] | None = None) -> Run:
     return run(noise(1), engine=engine, host=HostInfo(avx512_bf16=has))
 
 
-def test_states_of_another_type_are_a_difference_between_machines() -> None:
+def test_states_of_another_data_type_are_a_mismatch() -> None:
     (found,) = mismatches(states("float32", True), states("bfloat16", None))
     assert (found.field, found.a, found.b) == (
         "recurrent states",
@@ -184,7 +185,7 @@ def test_states_of_another_type_are_a_difference_between_machines() -> None:
 
 
 def test_requests_are_paired_only_where_they_are_the_same() -> None:
-    """Pairing wide prompts of two different workloads would shrink the interval for no reason."""
+    """Pairing requests of different workloads would narrow the interval without a reason."""
     wide = np.random.default_rng(0).uniform(0.1, 5.0, COUNT)
     other = replace(run(wide * 0.99).header, workload=replace(run(wide).header.workload, hash="other"))
     found = figures(compare(run(wide), Run(other, run(wide * 0.99).tables)))["ttft_ms.mean"]
@@ -218,7 +219,7 @@ def test_repeats_give_every_figure_an_interval() -> None:
 
 
 def test_a_drifting_machine_is_no_difference() -> None:
-    """Within one pair of runs 10 % look certain; over runs that drift by 20 % nothing is shown."""
+    """In one pair of runs 10 % look certain; over runs that drift by 20 % no difference is shown."""
     assert figures(compare(run(noise(1)), run(noise(2) * 1.1)))["ttft_ms.mean"].verdict == "worse"
     a = [run(noise(i) * drift) for i, drift in enumerate((1.0, 1.2, 0.9))]
     b = [run(noise(i + 5) * 1.1 * drift) for i, drift in enumerate((1.1, 0.85, 1.15))]

@@ -43,7 +43,7 @@ B = {
         ("ttft_ms.mean > 5% or ttft_ms.mean > 5% and ttft_ms.mean > 50%", True),
     ],
 )
-def test_conditions(text: str, holds: bool) -> None:
+def test_conditions_hold_as_written(text: str, holds: bool) -> None:
     outcome = parse_fail_on(text).evaluate(A, B)
     assert outcome.holds is holds
     assert bool(outcome.reasons) is holds
@@ -56,7 +56,7 @@ def test_the_reason_has_the_values() -> None:
     assert reason == "ttft_ms.mean > 5: it is 21.5"
 
 
-def test_no_change_from_zero_is_none() -> None:
+def test_zero_to_zero_is_no_change() -> None:
     zero = {"x": 0.0}
     assert not parse_fail_on("x > +5%").evaluate(zero, zero).holds
     assert parse_fail_on("x < -5%").evaluate(zero, {"x": -1.0}).holds
@@ -75,13 +75,13 @@ def test_no_change_from_zero_is_none() -> None:
         "a > 1 5",
     ],
 )
-def test_what_is_no_condition_is_named(text: str) -> None:
+def test_a_part_that_is_not_a_condition_is_named(text: str) -> None:
     with pytest.raises(UsageError, match="--fail-on") as caught:
         parse_fail_on(text)
     assert "ttft_ms.mean > +5%" in caught.value.hint
 
 
-def test_unknown_fields_and_missing_values() -> None:
+def test_unknown_fields_and_missing_values_are_named() -> None:
     with pytest.raises(UsageError, match=r"no field 'ttft_ms\.men'") as unknown:
         parse_fail_on("ttft_ms.men > 5%").evaluate(A, B)
     assert unknown.value.exit_code == EXIT_USAGE

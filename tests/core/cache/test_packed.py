@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.core.cache import packed
 from kvtune.engine.models import config
@@ -42,7 +43,7 @@ def runs() -> dict[str, dict[str, Any]]:
             workload = build(f"rounds:prefixes=2,prefix={prefix},suffix=64,output=8,rounds=3", seed=1)
             for number, run in simulators.map(workload, settings):
                 assert not isinstance(run, Exception), run
-                found[f"{list(LAYOUTS)[number]} {prefix}"] = summary(run, workload)
+                found[f"{list(LAYOUTS)[number]} {prefix}"] = summary(RunAnalysis(run, workload))
     return found
 
 

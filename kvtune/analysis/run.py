@@ -1,0 +1,120 @@
+"""One run with everything that is computed from it, each result once: what `--json`, the page and the console share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from kvtune.analysis import (
+    admission,
+    cache,
+    culprits,
+    gc,
+    goodput,
+    host,
+    latency,
+    leaks,
+    ledger,
+    memory,
+    step_time,
+    verdict,
+)
+from kvtune.analysis.admission import Admission
+from kvtune.analysis.cache import PrefixCache, Round
+from kvtune.analysis.culprits import Culprit, Culprits
+from kvtune.analysis.gc import Collector
+from kvtune.analysis.host import HostCost
+from kvtune.analysis.latency import Latency, RequestTimes
+from kvtune.analysis.leaks import Trend
+from kvtune.analysis.ledger import Join, Ledger
+from kvtune.analysis.memory import Memory
+from kvtune.analysis.spread import Values
+from kvtune.analysis.step_time import PausedSteps, StepTime
+from kvtune.analysis.verdict import Verdict
+from kvtune.run.types import Run
+from kvtune.workload.types import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class RunAnalysis:
+    """Results are computed when they are first read. Without the workload, causes of misses stay unclassified."""
+
+    run: Run
+    workload: Workload | None = None
+
+    @cached_property
+    def request_times(self) -> RequestTimes:
+        return latency.request_times(self.run)
+
+    @cached_property
+    def latency(self) -> Latency:
+        return latency.latency(self.run, self.request_times)
+
+    @cached_property
+    def goodput(self) -> dict[str, Any] | None:
+        return goodput.goodput(self.run, self.request_times)
+
+    @cached_property
+    def prefix_cache(self) -> PrefixCache:
+        return cache.prefix_cache(self.run, self.workload)
+
+    @cached_property
+    def admission(self) -> Admission | None:
+        return admission.admission(self.run)
+
+    @cached_property
+    def rounds(self) -> list[Round]:
+        return cache.rounds(self.run)
+
+    @cached_property
+    def step_time(self) -> StepTime:
+        return step_time.step_time(self.run)
+
+    @cached_property
+    def pauses_in_steps_ms(self) -> Values:
+        return step_time.pauses_in_steps_ms(self.run)
+
+    @cached_property
+    def paused_steps(self) -> PausedSteps | None:
+        return step_time.paused_steps(self.run, self.pauses_in_steps_ms)
+
+    @cached_property
+    def host_cost(self) -> HostCost:
+        return host.host_cost(self.run)
+
+    @cached_property
+    def collectors(self) -> dict[str, Collector]:
+        return gc.collectors(self.run)
+
+    @cached_property
+    def ledgers(self) -> dict[str, Ledger]:
+        return ledger.ledgers(self.run)
+
+    @cached_property
+    def collections_in_steps(self) -> Join:
+        return ledger.join(self.run, self.pauses_in_steps_ms)
+
+    @cached_property
+    def culprits(self) -> dict[str, Culprits]:
+        return culprits.culprits(self.run)
+
+    @cached_property
+    def grown(self) -> dict[str, tuple[Culprit, ...]]:
+        return culprits.grown(self.run)
+
+    @cached_property
+    def memory(self) -> dict[str, Memory]:
+        return memory.memory(self.run)
+
+    @cached_property
+    def trends(self) -> dict[str, Trend]:
+        return leaks.trends(self.run)
+
+    @cached_property
+    def pool_bytes(self) -> int | None:
+        return leaks.pool_bytes(self.run)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return verdict.verdict(self.run, self.latency, self.prefix_cache, self.step_time)

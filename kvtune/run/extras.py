@@ -1,0 +1,163 @@
+"""Results that only some runs have: probe counts, sampled stacks, an ablation, a replay's settings. Plain data.
+
+`Header.extra` in a run file. A new field with a default keeps the file's schema, as in `types.py`. A part that does
+not fit its type (a damaged file, a later kvtune) reads as if it was never recorded; the rest of the run stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+Scalar = bool | int | float | str
+
+
+class HeapSize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Objects that the collector watches, at the start and at the end of measuring."""
+
+    start: int | None = None
+    last: int | None = None
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """A source line whose allocation set off collections, and how many."""
+
+    file: str
+    line: int
+    collections: int
+
+
+class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """One process while measuring. `young` objects were examined, `survivors` of them were still alive."""
+
+    collections: int = 0
+    young: int = 0
+    survivors: int | None = None
+    heap: HeapSize = HeapSize()
+    triggers: list[Trigger] = []
+
+
+class ObjectRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects of one type; `file` is empty where the allocation site was not sampled."""
+
+    type: str
+    file: str = ""
+    line: int = 0
+    count: int = 0
+    bytes: int = 0
+
+
+class ObjectCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One process. `rows` count the objects of `samples` out of `collections`.
+
+    With `sampled = "steps"` both numbers are steps of EngineCore, and `at_collections` has the counts at collections.
+    """
+
+    collections: int = 0
+    samples: int = 0
+    young: int = 0
+    cost_us: float = 0.0
+    traced_share: float = 0.0
+    traced_bytes: int = 0
+    rows: list[ObjectRow] = []
+    sampled: str = ""
+    at_collections: ObjectCounts | None = None
+
+
+class ObjectSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts by process index (as text), and the steps of EngineCore that they cover."""
+
+    steps: int = 0
+    processes: dict[str, ObjectCounts] = {}
+
+
+class StackFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A function and its share of all samples, by self time."""
+
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    share: float = 0.0
+
+
+FlameBox = tuple[int, float, float, str, str, int]
+"""Depth, start, share (parts of all samples), function, file, line."""
+
+
+class StackSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """py-spy's samples of one process; `failed` says why there are none.
+
+    `threads` is "loop" where only threads in vLLM's busy loops are counted, else "all".
+    """
+
+    failed: str = ""
+    file: str = ""
+    rate_hz: int = 0
+    threads: str = ""
+    top: list[StackFunction] = []
+    flame: list[FlameBox] = []
+
+
+class AblationVariant(msgspec.Struct, frozen=True, kw_only=True):
+    """One variant's runs: their figures, their file names, and why others failed. `turned` is "" for the baseline."""
+
+    name: str
+    turned: str = ""
+    settings: dict[str, Any] = {}
+    runs: list[dict[str, float | None]] = []
+    files: list[str] = []
+    failed: list[str] = []
+
+
+class AblationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `kvtune profile --ablate` measured. `why` says what ended it early, "" when nothing did."""
+
+    schema: int = 1
+    planned: int
+    repeats: int
+    why: str
+    sides: list[AblationVariant]
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """How the simulator ran: `elapsed_s` is real time, `batch_queue` whether steps overlapped."""
+
+    mode: str = "exact"
+    steps: int = 0
+    jumps: int = 0
+    jumped_steps: int = 0
+    elapsed_s: float = 0.0
+    batch_queue: bool = False
+
+
+class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Every field is optional; a default means not recorded."""
+
+    ledger: dict[str, CollectorCounts] = {}  # by process index
+    types: ObjectSamples | None = None
+    sites: ObjectSamples | None = None
+    growth: ObjectSamples | None = None
+    stacks: dict[str, StackSamples] = {}  # by process role
+    digests: list[int] = []  # one number a schedule() call (KVTUNE_DIGESTS=1)
+    ablation: AblationResult | None = None
+    misses: dict[str, int] = {}  # missed prompt tokens by cause, from `kvtune explain`
+    slo: dict[str, float] = {}  # upper limits in milliseconds (run.slo)
+    sim: Replay | None = None
+    step_cost: dict[str, Scalar] = {}  # the fields of sim.cost.StepCost
+    verdicts: list[
+        dict[str, Any] | None
+    ] = []  # by request, the fields of sim.verdicts.listener.PromptVerdict
+
+
+def read_extras(stored: Any) -> Extras:
+    """`Header.extra` of a run file: every field that fits its type."""
+    fields: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Extras):
+        if isinstance(stored, Mapping) and field.encode_name in stored:
+            try:
+                fields[field.name] = msgspec.convert(stored[field.encode_name], field.type)
+            except msgspec.ValidationError:
+                continue
+    return Extras(**fields)

@@ -10,7 +10,6 @@ Imported by: cli.
     ask_vllm.py      facts from vLLM, by a child process
     child.py         the child process: vLLM's configuration, the model on the meta device, a few prompts replayed
     planned.py       facts that the planner works out from config.json
-    flags.py         vLLM's flags on a command line, by name
     facts.py         Facts: plain data, from either
     rules.py         findings from Facts, one function per rule
     text.py          lines for a terminal

@@ -108,11 +108,11 @@ def placed(run: Run) -> Placed:
 
 def pauses_in_steps_ms(run: Run) -> NDArray[np.float64]:
     """For each step, the pauses of collections that its process started in it."""
-    found = np.zeros(len(run.table("steps")["t_s"]), dtype=np.float64)
+    by_step = np.zeros(len(run.table("steps")["t_s"]), dtype=np.float64)
     for rows, pauses_ms, at in _joined(run):
         inside = at >= 0
-        np.add.at(found, rows[at[inside]], pauses_ms[inside])
-    return found
+        np.add.at(by_step, rows[at[inside]], pauses_ms[inside])
+    return by_step
 
 
 def _joined(run: Run) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.intp]]]:

@@ -25,7 +25,7 @@ def summary(analysis: RunAnalysis) -> dict[str, Any]:
     """The `--json` object of one run."""
     run, h = analysis.run, analysis.run.header
     times, cache, host = analysis.latency, analysis.prefix_cache, analysis.host_cost
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "schema": SCHEMA,
         "source": h.source,
         "state": h.state,
@@ -118,7 +118,7 @@ def summary(analysis: RunAnalysis) -> dict[str, Any]:
         "notes": h.notes,
         "verdict": asdict(analysis.verdict),
     }
-    plain: dict[str, Any] = _plain(found)
+    plain: dict[str, Any] = _plain(fields)
     return plain
 
 

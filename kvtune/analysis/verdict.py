@@ -53,15 +53,15 @@ def verdict(run: Run, times: Latency, cache: PrefixCache, time: StepTime) -> Ver
     if not len(run.table("requests")["id"]) or times.output_tokens == 0:
         return _nothing(run)
     candidates = [_cache(run, cache, time), _block(run, cache, time), _collector(run, time), _host(run, time)]
-    found = [v for v in candidates if v is not None and (v.share or 0) >= LEAST_SHARE]
+    limits = [v for v in candidates if v is not None and (v.share or 0) >= LEAST_SHARE]
     preempted = _pool(run)
     if preempted is not None:
-        found.append(preempted)
-    if not found and UNCLASSIFIED in cache.misses:
+        limits.append(preempted)
+    if not limits and UNCLASSIFIED in cache.misses:
         unknown = _unknown(run, cache, time)
-        found += [unknown] if (unknown.share or 0) > LEAST_UNKNOWN_SHARE else []
-    if found:
-        return max(found, key=lambda v: v.share or 0)
+        limits += [unknown] if (unknown.share or 0) > LEAST_UNKNOWN_SHARE else []
+    if limits:
+        return max(limits, key=lambda v: v.share or 0)
     if time.busy_share is not None and time.steps and time.busy_share < BUSY_SHARE:
         return _load(run, time.busy_share)
     return _model(run, cache, time)

@@ -1,7 +1,8 @@
 """The command line: one module a command, parse -> call -> print.
 
 app.py        the typer app, COMMANDS, the split at `--`, the one place that prints a KvtuneError
-settings.py   what several commands parse alike
+options.py    options that several commands share, declared once, and checks of their values
+settings.py   `--set core.NAME=VALUE`, a recipe, the choice of core
 profile.py, ablate.py, doctor.py, bounds.py, explain.py, compare.py, report.py, export.py, sweep.py, tune.py,
 recipe.py, serve.py, evidence.py, prepare.py    a command each (ablate.py: `profile --ablate`)
 views/        progress and results on a terminal

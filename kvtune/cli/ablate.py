@@ -26,9 +26,9 @@ from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 
 FEWEST = 2
-"""Runs of each variant below which nothing can be said about chance."""
+"""Fewest runs of each variant that give an interval."""
 REPEATS = 3
-"""Without --repeat: two give intervals so wide that little is ever shown."""
+"""Runs of each variant without --repeat: with two, intervals are too wide to show much."""
 
 
 def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *, as_json: bool) -> int:
@@ -36,60 +36,61 @@ def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *,
     from kvtune.analysis.comparison.ablation import stored
     from kvtune.analysis.run import RunAnalysis
     from kvtune.report.console.ablation import plain, print_ablation
-    from kvtune.report.pages.frame import write_page
+    from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page
 
     chosen = variants(job, tuple(name for name in only.split(",") if name))
     repeats = max(repeats, FEWEST) if repeats > 1 else REPEATS
     check_output(job.output)
     _tell_plan(job, chosen, repeats, budget_min)
-    found = ablate(job, chosen, repeats, _tell, budget_s=60 * budget_min)
-    baseline = found.made[BASELINE].files
+    ablated = ablate(job, chosen, repeats, _tell, budget_s=60 * budget_min)
+    baseline = ablated.made[BASELINE].files
     if not baseline:
         raise KvtuneError(
-            f"no run of --ablate's baseline ended: {found.why}",
-            "the same command goes on where this one stopped",
-            EXIT_INTERRUPTED if found.why == "interrupted" else 1,
+            f"no run of --ablate's baseline ended: {ablated.why}",
+            "run the same command again: it resumes where this one stopped",
+            EXIT_INTERRUPTED if ablated.why == "interrupted" else 1,
         )
-    run = _store(found, chosen, repeats)
-    page = write_page(run_page(RunAnalysis(run, job.workload)), baseline[0].with_suffix(".html"), force=True)
+    run = _store(ablated, chosen, repeats)
+    html = run_page(RunAnalysis(run, job.workload))
+    page = write_new(html, baseline[0].with_suffix(".html"), force=True)
     result = stored(run)
     assert result is not None
-    if not found.why:
+    if not ablated.why:
         ended(job)
     if as_json:
-        told = {"ablation": plain(result), "run_file": str(baseline[0]), "page": str(page)}
-        print(json.dumps({**told, "folder": str(folder_of(job))}))
+        files = {"run_file": str(baseline[0]), "page": str(page), "folder": str(folder_of(job))}
+        print(json.dumps({"ablation": plain(result), **files}))
     else:
         print_ablation(result)
         print(f"run file  {baseline[0]}")
         print(f"page      {page}")
-    if found.why:
-        print(f"kvtune: {found.why}; the same command goes on where this one stopped", file=sys.stderr)
-    return EXIT_INTERRUPTED if found.why == "interrupted" else 0
+    if ablated.why:
+        print(f"kvtune: {ablated.why}; run the same command again to resume", file=sys.stderr)
+    return EXIT_INTERRUPTED if ablated.why == "interrupted" else 0
 
 
 def _tell_plan(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int, budget_min: float) -> None:
-    """What is going to run and how long it takes, before anything starts."""
+    """Print what is going to run and how long it takes, before anything starts."""
     total = len(chosen) * repeats
     held, run_s = known(job, chosen, repeats)
     if run_s is None:
         run_s = _seconds_before(job)
     say = [f"--ablate: {len(chosen)} variants x {repeats} = {total} engine runs"]
-    say += [f"{held} of them made before"] if held else []
+    say += [f"{held} of them done before"] if held else []
     if run_s is not None:
         say.append(f"at about {run_s:.0f} s each that takes {_minutes(run_s * (total - held))}")
     else:
         say.append(
-            "an engine start each (some 20 to 60 s) and the workload: the time is known after the first"
+            "each starts an engine (20 to 60 s) and runs the workload; the total time is known after the first"
         )
-    say += [f"ends after {budget_min:g} min"] if budget_min else []
+    say += [f"stops after {budget_min:g} min"] if budget_min else []
     print("; ".join(say), file=sys.stderr)
     print(f"  {', '.join(f'{v.name} {v.turned}'.strip() for v in chosen)}", file=sys.stderr, flush=True)
 
 
 def _seconds_before(job: ProfileJob) -> float | None:
-    """What a run of this work on this model took last time, from the run files in the output folder."""
+    """How long the newest run of this model and workload in the output folder took; None without one."""
     files = sorted(job.output.glob(f"*_{job.workload.name}_*.kvrun"), key=lambda p: p.stat().st_mtime)
     for path in reversed(files[-20:]):
         try:
@@ -114,21 +115,21 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def _store(found: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
-    """Put the whole result into the baseline's first run file, where pages and other tools find it."""
+def _store(ablated: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
+    """Store the result in the baseline's first run file, which its page is drawn from."""
     from kvtune.analysis.comparison.ablation import AblationSide, as_result, figures
 
     sides = []
     for variant in chosen:
-        made = found.made[variant.name]
+        made = ablated.made[variant.name]
         runs = tuple(figures(read_run(path)) for path in made.files)
         files = tuple(path.name for path in made.files)
         sides.append(
             AblationSide(variant.name, variant.turned, variant.settings, runs, files, tuple(made.failed))
         )
-    path: Path = found.made[BASELINE].files[0]
+    path: Path = ablated.made[BASELINE].files[0]
     run = read_run(path)
-    result = as_result(sides, planned=found.planned, repeats=repeats, why=found.why)
+    result = as_result(sides, planned=ablated.planned, repeats=repeats, why=ablated.why)
     stored = run.with_extra(ablation=result)
     write_run(stored, path)
     return stored

@@ -1,9 +1,8 @@
 """The command line's frame: the typer app, the split at `--`, and the ONE place that prints a KvtuneError.
 
-A command is a module `kvtune/cli/<name>.py` with a function `<name>` (parse -> call -> print). It is listed in
-COMMANDS and imported only when it is called, or for `--help` (so its top level imports nothing heavy: typer and
-kvtune.errors; the rest inside the function). What stands after `--` is vLLM's and reaches a command by
-`engine_args(ctx)`.
+A command is a module `kvtune/cli/<name>.py` with a function `<name>` (parse -> call -> print), listed in COMMANDS.
+All of them are imported for every call, so their top level imports only typer, kvtune.errors and kvtune.cli.options;
+the rest is imported inside the function. A command reads vLLM's flags, which follow `--`, with `engine_args(ctx)`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import importlib
 import io
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import typer
 
@@ -48,7 +46,7 @@ def build_app() -> typer.Typer:
     @app.callback(invoke_without_command=True)
     def root(
         version: bool = typer.Option(False, "--version", help="Print kvtune's version and exit."),
-        debug: bool = typer.Option(False, "--debug", help="Show tracebacks. May stand anywhere before `--`."),
+        debug: bool = typer.Option(False, "--debug", help="Show tracebacks. Works anywhere before `--`."),
     ) -> None:
         if version:
             from kvtune import __version__
@@ -57,13 +55,11 @@ def build_app() -> typer.Typer:
             raise typer.Exit
 
     for name in COMMANDS:
-        if find_spec(f"kvtune.cli.{name}") is None:
-            continue
-        found = getattr(importlib.import_module(f"kvtune.cli.{name}"), name)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
+        command = getattr(importlib.import_module(f"kvtune.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
         else:
-            app.command(name)(found)
+            app.command(name)(command)
     return app
 
 
@@ -74,16 +70,16 @@ def engine_args(ctx: typer.Context) -> list[str]:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; the exit code."""
-    own = list(argv)
-    after: list[str] = []
-    if "--" in own:
-        cut = own.index("--")
-        own, after = own[:cut], own[cut + 1 :]
-    debug = "--debug" in own
-    own = [a for a in own if a != "--debug"]
+    arguments = list(argv)
+    vllm_flags: list[str] = []
+    if "--" in arguments:
+        cut = arguments.index("--")
+        arguments, vllm_flags = arguments[:cut], arguments[cut + 1 :]
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
     try:
         result = typer.main.get_command(build_app()).main(
-            args=own, prog_name="kvtune", standalone_mode=False, obj=after
+            args=arguments, prog_name="kvtune", standalone_mode=False, obj=vllm_flags
         )
         return result if isinstance(result, int) else 0
     except KvtuneError as error:
@@ -106,7 +102,7 @@ def run(argv: Sequence[str]) -> int:
             raise
         _say(
             f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
-            "this is a defect of kvtune: run again with --debug and report the traceback",
+            "this is a bug in kvtune: run again with --debug and report the traceback",
         )
         return EXIT_FAILED
 
@@ -128,7 +124,7 @@ def _click_exit(error: Exception) -> int | None:
         message = getattr(error, "format_message", lambda: str(error))()
         _say(
             " ".join(message.split()),
-            f"`{path} --help` lists what it takes; vLLM's own flags stand after `--`",
+            f"`{path} --help` lists its options; vLLM's own flags go after `--`",
         )
         return EXIT_USAGE
     return None

@@ -1,34 +1,37 @@
-"""`kvtune bounds`: what a cache of each size could hit at best, what the best policy we know hits, what LRU hits."""
+"""`kvtune bounds`: hit rates by cache size, of an infinite cache, the offline optimum, our best policy and LRU."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvtune.cli import options
 from kvtune.errors import UsageError
 
 
 def bounds(
-    workload: Annotated[str, typer.Option("-w", "--workload", help="name or name:key=value,..")] = "",
-    trace: Annotated[
-        Path | None, typer.Option(help="A trace file (Mooncake JSONL, BurstGPT or Azure CSV).")
-    ] = None,
+    workload: options.Workload = "",
+    trace: options.Trace = None,
     model: Annotated[
-        str, typer.Option(help="A built-in model or a folder with config.json: memory, and what is relaxed.")
+        str,
+        typer.Option(
+            help="A built-in model or a folder with config.json: adds the memory of each pool size, and says "
+            "where the model's bounds are looser than exact."
+        ),
     ] = "",
     pools: Annotated[
-        str, typer.Option(help="Pool sizes in blocks: 25k,100k,..  Default: all, and its halves.")
+        str,
+        typer.Option(
+            help="Pool sizes in blocks: 25k,100k,..  Default: what holds everything, and its halves."
+        ),
     ] = "",
-    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens of a block.")] = 16,
-    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
+    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per block.")] = 16,
+    seed: options.Seed = 0,
+    json: options.Json = False,
 ) -> int:
-    """Compare infinite cache, offline optimum, best known policy and LRU over pool sizes. No engine, no model."""
-    from kvtune.bounds.ladder import bounds as find
+    """Compare an infinite cache, the offline optimum, our best policy and LRU over pool sizes. Starts no engine."""
+    from kvtune.bounds.ladder import bounds as compute
     from kvtune.bounds.ladder import to_json
     from kvtune.bounds.text import parse_pools, print_bounds, progress, shape_named
     from kvtune.workload.spec import build
@@ -39,11 +42,9 @@ def bounds(
     sizes = parse_pools(pools)
     shape = shape_named(model) if model else None
     with progress() as done:
-        found = find(work, sizes, block_tokens=block_size, shape=shape, done=done)
+        ladder = compute(work, sizes, block_tokens=block_size, shape=shape, done=done)
     if json:
-        import msgspec
-
-        print(msgspec.json.encode(to_json(found)).decode())
+        options.print_json(to_json(ladder))
     else:
-        print_bounds(found)
+        print_bounds(ladder)
     return 0

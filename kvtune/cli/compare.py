@@ -8,20 +8,19 @@ from typing import Annotated
 
 import typer
 
+from kvtune.cli import options
+
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run files; the others are set against the first.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run files; the others are compared with the first.")],
     fail_on: Annotated[
-        str, typer.Option("--fail-on", help="Exit 1 when this holds, e.g. 'ttft_ms.mean > +5%'.")
+        str, typer.Option("--fail-on", help="Exit 1 if this holds, e.g. 'ttft_ms.mean > +5%'.")
     ] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json: options.Json = False,
     md: Annotated[bool, typer.Option("--md", help="Print Markdown tables.")] = False,
-    anyway: Annotated[
-        bool,
-        typer.Option("--anyway", help="Compare runs of another model, workload, vLLM, device or Python."),
-    ] = False,
+    anyway: options.Anyway = False,
 ) -> int:
-    """Compare runs of one workload: per figure the difference, its 95 % interval and a verdict."""
+    """Compare runs of one workload: each figure's difference, its 95 % interval and a verdict."""
     from kvtune.analysis.comparison.average import average
     from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.analysis.rebuild import workload_of
@@ -35,15 +34,16 @@ def compare(
     if len(runs) < 2:
         raise UsageError("compare needs at least two run files", "kvtune compare A.kvrun B.kvrun")
     if json and md:
-        raise UsageError("--json and --md exclude each other", "give one of them")
+        raise UsageError("--json and --md exclude each other", "give only one of them")
     condition = parse_fail_on(fail_on) if fail_on else None
-    found = [read_run(path) for path in runs]
-    workload = workload_of(found[0])
-    made = contrast(found, [path.stem for path in runs])
+    loaded = [read_run(path) for path in runs]
+    workload = workload_of(loaded[0])
+    made = contrast(loaded, [path.stem for path in runs])
     if not made.comparable and not anyway:
         fields = dict.fromkeys(f"{m.field} ({m.a} and {m.b})" for c in made.comparisons for m in c.mismatches)
         raise UsageError(
-            f"these runs did not do the same work: {', '.join(fields)}", "--anyway compares them all the same"
+            f"these runs did not do the same work: {', '.join(fields)}",
+            "add --anyway to compare them nevertheless",
         )
     failed: list[str] = []
     if condition is not None:

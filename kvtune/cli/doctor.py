@@ -1,4 +1,4 @@
-"""`kvtune doctor`: what is installed, what a model's settings come to, what is inert or hurts."""
+"""`kvtune doctor`: what is installed, what a model's settings become in vLLM, which are inert or harmful."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvtune.cli import options
 from kvtune.errors import UsageError
 
 
@@ -14,43 +15,41 @@ def doctor(
     ctx: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(help="A built-in model, a folder with config.json, or a hub name. Needs no weights."),
+        typer.Argument(
+            help="A built-in model, a folder with config.json, or a name on the hub. Needs no weights."
+        ),
     ] = None,
     workload: Annotated[
         str,
-        typer.Option("-w", "--workload", help="Weigh the layouts of a model with states by its prefixes."),
+        typer.Option(
+            "-w",
+            "--workload",
+            help="Weigh the block layouts of a model with recurrent states for this workload.",
+        ),
     ] = "",
     fail_on: Annotated[
-        str, typer.Option("--fail-on", help="Exit with 1 from this level on: note, warning or error.")
+        str, typer.Option("--fail-on", help="Exit 1 from this level on: note, warning or error.")
     ] = "error",
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where runs would be written.")] = Path(
-        "reports"
-    ),
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder whose free space and permissions are checked.")
+    ] = options.REPORTS,
+    json: options.Json = False,
 ) -> int:
-    """Examine this machine and, where named, MODEL under vLLM's own flags (after `--`). No engine, no weights."""
+    """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no engine and no weights."""
     from kvtune.cli.app import engine_args
     from kvtune.doctor.diagnosis import examine
     from kvtune.doctor.finding import LEVELS
     from kvtune.workload.spec import build
 
-    level = next((known for known in LEVELS if known == fail_on and known != "ok"), None)
-    if level is None:
-        raise UsageError(f"--fail-on {fail_on} is no level", "give note, warning or error")
+    level = options.choice("--fail-on", fail_on, [known for known in LEVELS if known != "ok"])
     flags = engine_args(ctx)
     if flags and model is None:
-        raise UsageError(
-            f"vLLM's flags ({flags[0]} ..) stand without a model", "kvtune doctor MODEL -- FLAGS"
-        )
+        raise UsageError(f"vLLM's flags ({flags[0]} ..) need a model", "kvtune doctor MODEL -- FLAGS")
     if workload and model is None:
-        raise UsageError("-w stands without a model", "kvtune doctor MODEL -w WORKLOAD")
+        raise UsageError("-w needs a model", "kvtune doctor MODEL -w WORKLOAD")
     diagnosis = examine(model, flags, output, build(workload) if workload else None)
     if json:
-        import msgspec
-
-        print(msgspec.json.encode(diagnosis.to_json()).decode())
+        options.print_json(diagnosis.to_json())
     else:
         from rich.console import Console
         from rich.text import Text

@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
+from kvtune.cli import options
+
 
 def evidence(
-    only: Annotated[str, typer.Option(help="Only these claims, separated by commas.")] = "",
-    scale: Annotated[str, typer.Option(help="cpu, gpu, or auto: gpu where nvidia-smi lists one.")] = "auto",
+    only: Annotated[str, typer.Option(help="Only these claims, separated by commas. Default: all.")] = "",
+    scale: Annotated[str, typer.Option(help="Size of the work: cpu, gpu or auto (by nvidia-smi).")] = "auto",
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Folder for evidence.html, evidence.json and the runs.")
-    ] = Path("reports"),
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure again what an earlier call measured.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    ] = options.REPORTS,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard what an earlier call measured.")] = False,
+    json: options.Json = False,
 ) -> int:
-    """Measure each published claim beside stock vLLM; a call that was cut off goes on where it was."""
+    """Measure each published claim against stock vLLM; after an interruption the same command resumes."""
     import json as encoder
     import sys
 

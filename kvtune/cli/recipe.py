@@ -8,17 +8,18 @@ from typing import Annotated
 
 import typer
 
-recipe = typer.Typer(help="Recipes: settings found for a model, with their evidence.", no_args_is_help=True)
+from kvtune.cli import options
+from kvtune.cli.options import print_json
+
+recipe = typer.Typer(help="Recipes: tuned settings of a model, with their evidence.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A recipe file, or a name that `kvtune recipe list` shows.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 @recipe.command("list")
-def list_(json: Json = False) -> int:
-    """The recipes at hand, and whether they fit this installation."""
+def list_(json: options.Json = False) -> int:
+    """List the recipes at hand, and whether they fit this installation."""
     from kvtune.tune.recipes.shelf import recipes
     from kvtune.tune.recipes.verify import state_of
-    from kvtune.tune.sweep import encoded
 
     rows = [
         {
@@ -29,7 +30,7 @@ def list_(json: Json = False) -> int:
         for path, found, why in recipes()
     ]
     if json:
-        print(encoded({"recipes": rows}))
+        print_json({"recipes": rows})
     for row in () if json else rows:
         where = f"{row['model']} on {row['device']}, " if "model" in row else ""
         print(f"{row['name']}: {where}{row['state']}")
@@ -39,16 +40,18 @@ def list_(json: Json = False) -> int:
 
 
 @recipe.command()
-def show(name: Name, json: Json = False) -> int:
-    """A recipe's settings and evidence."""
+def show(name: Name, json: options.Json = False) -> int:
+    """Show a recipe's settings and evidence."""
     import msgspec
 
     from kvtune.recipe import to_toml
     from kvtune.tune.recipes.shelf import find, load
-    from kvtune.tune.sweep import encoded
 
-    found = msgspec.to_builtins(load(find(name)))
-    print(encoded(found) if json else to_toml(found).rstrip())
+    tables = msgspec.to_builtins(load(find(name)))
+    if json:
+        print_json(tables)
+    else:
+        print(to_toml(tables).rstrip())
     return 0
 
 
@@ -56,9 +59,9 @@ def show(name: Name, json: Json = False) -> int:
 def verify(
     name: Name,
     rounds: Annotated[int, typer.Option(min=2, help="Engine runs of stock and of the recipe.")] = 2,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Also where versions differ.")] = False,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to work in.")] = Path("reports"),
-    json: Json = False,
+    anyway: options.Anyway = False,
+    output: options.Output = options.REPORTS,
+    json: options.Json = False,
 ) -> int:
     """Run a recipe's evidence again: exit 0 when it holds, 1 when it does not."""
     from kvtune.cli.views.trials import TrialsView
@@ -66,12 +69,14 @@ def verify(
     from kvtune.tune.objective import OBJECTIVES
     from kvtune.tune.recipes.shelf import find, load
     from kvtune.tune.recipes.verify import verify as check
-    from kvtune.tune.sweep import encoded
 
     path = find(name)
     with TrialsView(2 * rounds + 1, OBJECTIVES["hit-rate"]) as view:
         found = check(load(path), str(path), rounds=rounds, output=output, say=view, anyway=anyway)
-    print(encoded({"recipe": str(path), **found}) if json else f"{path}: {found['text']}")
+    if json:
+        print_json({"recipe": str(path), **found})
+    else:
+        print(f"{path}: {found['text']}")
     return 0 if found["holds"] else EXIT_FAILED
 
 

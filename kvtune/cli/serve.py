@@ -1,4 +1,4 @@
-"""`kvtune serve MODEL`: becomes `vllm serve` with a recipe's settings, the core, and counters on /metrics."""
+"""`kvtune serve MODEL`: becomes `vllm serve` with a recipe's settings, the KV core, and counters on /metrics."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import Annotated
 
 import typer
 
+from kvtune.cli import options
+
 
 def serve(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="What `vllm serve` takes, or a built-in tiny model.")],
-    recipe: Annotated[str, typer.Option(help="A recipe: a file, or a name of `kvtune recipe list`.")] = "",
+    model: options.Model,
+    recipe: options.Recipe = "",
     record: Annotated[
         Path | None,
-        typer.Option(help="Record traffic as a trace: lengths, times, salted hashes; no text, no tokens."),
+        typer.Option(
+            help="Record traffic to this new trace file: lengths, times, salted hashes; no text, no tokens."
+        ),
     ] = None,
-    dummy: Annotated[bool, typer.Option("--dummy", help="Random weights on the real config.")] = False,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Use a recipe of another model, version or device.")
-    ] = False,
+    dummy: options.Dummy = False,
+    anyway: options.Anyway = False,
 ) -> int:
-    """Serve MODEL with vLLM's OpenAI server. vLLM's own flags (--port, ..) stand after `--`."""
+    """Serve MODEL with vLLM's OpenAI server. vLLM's own flags (--port, ..) go after `--`."""
     import os
 
     from kvtune.cli.app import engine_args

@@ -72,7 +72,7 @@ def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]
             "--ablate flips the switches of kvtune's core, and --core stock has none", "leave out --core"
         )
     now = {**CoreSettings().to_dict(), **job.core_settings}
-    found = [
+    every = [
         Variant(name, {name: not now[name]}, "off" if now[name] else "on")
         for name, knob in KNOBS.items()
         if knob.kind == "switch"
@@ -80,15 +80,15 @@ def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]
     names = ("gc_threshold0", "gc_threshold1", "gc_threshold2")
     given = any(now[name] for name in names)
     values = (0, 0, 0) if given else THRESHOLDS
-    found.append(Variant("thresholds", dict(zip(names, values, strict=True)), "off" if given else "on"))
-    unknown = set(only) - {v.name for v in found}
+    every.append(Variant("thresholds", dict(zip(names, values, strict=True)), "off" if given else "on"))
+    unknown = set(only) - {v.name for v in every}
     if unknown:
         raise UsageError(
             f"--ablate-only: unknown switch {', '.join(sorted(unknown))}",
-            f"it takes {', '.join(v.name for v in found if not v.name.startswith(LEGACY))}",
+            f"it takes {', '.join(v.name for v in every if not v.name.startswith(LEGACY))}",
         )
-    kept = only or tuple(v.name for v in found if not v.name.startswith((LEGACY, *NAMED_ONLY)))
-    return (Variant(BASELINE, {}, ""), *(v for v in found if v.name in kept))
+    kept = only or tuple(v.name for v in every if not v.name.startswith((LEGACY, *NAMED_ONLY)))
+    return (Variant(BASELINE, {}, ""), *(v for v in every if v.name in kept))
 
 
 def order(count: int, repeats: int) -> Iterator[tuple[int, int]]:

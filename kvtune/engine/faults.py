@@ -58,9 +58,9 @@ def clean(line: str) -> str:
 
 def cause(log: str) -> str:
     """The first exception in the log that does not follow from another; "" when there is none."""
-    found = [line for line in map(clean, log.splitlines()) if _RAISED.match(line)]
-    first = [line for line in found if not any(f in line for f in _FOLLOWS)]
-    chosen = first[0] if first else (found[0] if found else "")
+    raised = [line for line in map(clean, log.splitlines()) if _RAISED.match(line)]
+    first = [line for line in raised if not any(f in line for f in _FOLLOWS)]
+    chosen = first[0] if first else (raised[0] if raised else "")
     return chosen[:400]
 
 

@@ -224,8 +224,8 @@ def _progress(driver: Driver, counts: VllmCounts, folder: Path, reporter: Report
 
 def _jsonable(facts: dict[str, Any]) -> dict[str, Any]:
     """Values that JSON does not have (dtypes, enums) become text."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(facts, enc_hook=str))
-    return found
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(facts, enc_hook=str))
+    return plain
 
 
 def _unwind(number: int, frame: Any) -> None:

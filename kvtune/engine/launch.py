@@ -180,8 +180,8 @@ def _explain(error: KvtuneError, folder: Path) -> KvtuneError:
         return error
     log_path = folder / LOG_FILE
     log = log_path.read_text(errors="replace") if log_path.exists() else ""
-    found = cause(log)
-    message = found or error.message.splitlines()[0][:400]
+    reason = cause(log)
+    message = reason or error.message.splitlines()[0][:400]
     return KvtuneError(f"the engine failed: {message}", hint_for(message, str(log_path)), error.exit_code)
 
 

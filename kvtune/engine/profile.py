@@ -169,7 +169,7 @@ def run_name(job: ProfileJob) -> str:
 
 
 def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
-    found = {
+    variables = {
         "KVTUNE_CORE": job.core,
         "KVTUNE_PROBE": job.probe,
         "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1"),
@@ -179,10 +179,10 @@ def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
         **job.environment,
     }
     if job.core_settings:
-        found["KVTUNE_SET"] = msgspec.json.encode(job.core_settings).decode()
+        variables["KVTUNE_SET"] = msgspec.json.encode(job.core_settings).decode()
     if offline:
-        found["HF_HUB_OFFLINE"] = "1"
-    return found
+        variables["HF_HUB_OFFLINE"] = "1"
+    return variables
 
 
 def _before_measuring(error: KvtuneError, folder: Path, output: Path) -> KvtuneError:

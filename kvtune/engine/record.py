@@ -126,18 +126,18 @@ def _processes(
 ) -> list[ProcessInfo]:
     """Processes with a status file first, then others that psutil saw while measuring (helpers, trackers)."""
     names = outcome.sampler.names if outcome.sampler is not None else {}
-    found = [
+    reporting = [
         ProcessInfo(pid=s["pid"], role=s["role"], name=s.get("name", ""), gc=s.get("gc", {}))
         for s in statuses
     ]
-    known = {p.pid for p in found}
+    known = {p.pid for p in reporting}
     measured = {s.pid for s in samples if outcome.start_ns <= s.at_ns <= outcome.end_ns}
     root = outcome.sampler.root if outcome.sampler is not None else 0
     others = (
         ProcessInfo(pid=pid, role=_role(pid, root, names.get(pid, "")), name=names.get(pid, ""))
         for pid in sorted(measured - known)
     )
-    return [*found, *others]
+    return [*reporting, *others]
 
 
 def _role(pid: int, root: int, name: str) -> str:
@@ -201,8 +201,8 @@ def _engine(facts: dict[str, Any], cache: dict[str, Any], args: Sequence[str]) -
 
 def _counts(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+        counts: dict[str, Any] = json.loads(path.read_text())
+        return counts
     except (OSError, ValueError):
         return {}
 

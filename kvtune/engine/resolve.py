@@ -65,11 +65,11 @@ def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
 
 def _flags(values: Mapping[str, str], given: Set[str]) -> list[str]:
     """`--name value` (for an empty value only the flag) for each setting that is not in `given`."""
-    found: list[str] = []
+    flags: list[str] = []
     for name, value in values.items():
         if name.removeprefix("no-") not in given:
-            found += [f"--{name}", value] if value else [f"--{name}"]
-    return found
+            flags += [f"--{name}", value] if value else [f"--{name}"]
+    return flags
 
 
 def _check_config(folder: Path) -> None:

@@ -1,12 +1,13 @@
 """The published results on vLLM's KV cache, measured again on this machine beside stock vLLM.
 
-In: a scale (cpu, gpu). Out: one plain object with a verdict a claim. A case's sides are engines that live together and
-work in turns, or whole runs one after the other.
+In: a scale (cpu, gpu). Out: one plain object with a verdict a claim. A case's sides are engines that are loaded
+together and run in turns, or whole runs one after the other.
 Imported by: cli.
 
     claims.py      the claims and what was published: data
     cases.py       the work for them on a CPU and on a GPU: data
-    turns.py       engines that live together and work in turns, the others stopped (a CPU holds four)
+    turns.py       interleaved A/B: every side's engine loaded, one running (a CPU holds four)
+    turn_engine.py one side of it: EngineCore and its worker in a process of its own
     runs.py        whole runs one after the other, with a journal: an interrupted call continues
     judge.py       ratios of pairs of turns, or of runs (Welch), and the verdict
     free_list.py   what a hit costs the free list, by pool size

@@ -1,4 +1,4 @@
-"""What a model with real weights answers to questions on shared texts, with either core.
+"""Asks a model with real weights questions on shared texts, with either core.
 
 `answers` (the CLI's process) runs this module as `python -m kvtune.evidence.answers PLAN OUT`: vLLM's LLM, greedy, in
 float32, one round of questions (one on each text) after the other.
@@ -24,7 +24,7 @@ from kvtune.run.scratch import scratch
 LIMIT_S = 1200
 OUTPUT_TOKENS = 8
 BLOCKS = 430
-"""Hardly more than four texts and the request that runs take up: with fewer nothing is left to hit, on either side."""
+"""Just more than four texts and a running request need; with fewer, neither core hits anything."""
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -42,7 +42,7 @@ class AnswerPlan(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     prompts: list[str]
     at_once: int
-    """How many prompts are sent together: one on each text."""
+    """Prompts that are sent together: one per text."""
     blocks: int
 
 
@@ -54,15 +54,17 @@ class Answered(msgspec.Struct, forbid_unknown_fields=True):
     preemptions: int
 
 
-def answers(folder: Path, core: Literal["kvtune", "stock"], asked: list[Question], blocks: int) -> Answered:
-    """Ask everything of one engine, started for it. A KvtuneError with the engine's last words where it fails."""
-    texts = len({q.text for q in asked})
-    plan = AnswerPlan(model=str(folder), prompts=[q.prompt for q in asked], at_once=texts, blocks=blocks)
+def answers(
+    folder: Path, core: Literal["kvtune", "stock"], questions: list[Question], blocks: int
+) -> Answered:
+    """Start an engine and ask it everything. KvtuneError with the cause if the engine fails."""
+    texts = len({q.text for q in questions})
+    plan = AnswerPlan(model=str(folder), prompts=[q.prompt for q in questions], at_once=texts, blocks=blocks)
     environment = {**os.environ, "KVTUNE_CORE": core, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     for name in ("KVTUNE_SET", "KVTUNE_RECIPE"):
         environment.pop(name, None)
     with scratch("answers") as work:
-        # A run of ours: its processes end with the one that started them, also where that one was killed.
+        # KVTUNE_RUN_DIR makes vLLM's processes end with the one that started them, even if it was killed.
         environment |= {"KVTUNE_RUN_DIR": str(work), "KVTUNE_PROBE": "off"}
         (work / "plan.json").write_bytes(msgspec.json.encode(plan))
         out, log = work / "answers.json", work / "log"
@@ -76,7 +78,7 @@ def answers(folder: Path, core: Literal["kvtune", "stock"], asked: list[Question
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                # EngineCore outlives a front end that is killed: the whole session ends.
+                # EngineCore outlives a front end that is killed, so kill the whole session.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -84,20 +86,21 @@ def answers(folder: Path, core: Literal["kvtune", "stock"], asked: list[Question
             why = f"did not end in {LIMIT_S} s" if code is None else cause(log.read_text(errors="replace"))
             raise KvtuneError(
                 f"asking {folder.name} with core {core} failed: {why or f'exit {code}'}",
-                f"see whether it runs alone: kvtune profile {folder} -- --kv-cache-memory-bytes 1G",
+                f"run it alone to see why: kvtune profile {folder} -- --kv-cache-memory-bytes 1G",
             )
         return msgspec.json.decode(out.read_bytes(), type=Answered)
 
 
-def right(found: Answered, asked: list[Question]) -> int:
-    """How many answers begin with the word that stands in the text."""
+def right(answered: Answered, questions: list[Question]) -> int:
+    """Number of answers that begin with the right word."""
     return sum(
-        text.strip().startswith(question.answer) for text, question in zip(found.texts, asked, strict=True)
+        text.strip().startswith(question.answer)
+        for text, question in zip(answered.texts, questions, strict=True)
     )
 
 
 def same(a: Answered, b: Answered) -> int:
-    """How many answers are equal token by token."""
+    """Number of answers that are equal token by token."""
     return sum(x == y for x, y in zip(a.tokens, b.tokens, strict=True))
 
 
@@ -112,7 +115,7 @@ def main() -> None:
     engine = LLM(model=plan.model, num_gpu_blocks_override=plan.blocks, **ENGINE)
     tokenizer = engine.get_tokenizer()
     greedy = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-    found = Answered(tokens=[], texts=[], prompt_tokens=0, hit_tokens=0, preemptions=0)
+    answered = Answered(tokens=[], texts=[], prompt_tokens=0, hit_tokens=0, preemptions=0)
     for start in range(0, len(plan.prompts), plan.at_once):
         prompts = [
             TokensPrompt(
@@ -121,14 +124,14 @@ def main() -> None:
             for p in plan.prompts[start : start + plan.at_once]
         ]
         for answer in engine.generate(prompts, greedy, use_tqdm=False):
-            found.tokens.append(list(answer.outputs[0].token_ids))
-            found.texts.append(answer.outputs[0].text)
-            found.prompt_tokens += len(answer.prompt_token_ids)
-            found.hit_tokens += answer.num_cached_tokens or 0
-    found.preemptions = sum(
+            answered.tokens.append(list(answer.outputs[0].token_ids))
+            answered.texts.append(answer.outputs[0].text)
+            answered.prompt_tokens += len(answer.prompt_token_ids)
+            answered.hit_tokens += answer.num_cached_tokens or 0
+    answered.preemptions = sum(
         int(metric.value) for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions"
     )
-    Path(sys.argv[2]).write_bytes(msgspec.json.encode(found))
+    Path(sys.argv[2]).write_bytes(msgspec.json.encode(answered))
 
 
 if __name__ == "__main__":

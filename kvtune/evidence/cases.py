@@ -1,7 +1,7 @@
-"""The work on which the claims of `claims.py` are measured, for a CPU engine and for one GPU. Plain data, any process.
+"""The cases on which the claims of `claims.py` are measured, for a CPU engine and for one GPU. Plain data.
 
-The same names on both scales: on a CPU tiny models, whose time is the host's, and a pool that stands to the prefixes as
-the published one did; on a GPU real shapes with random weights and the published lengths where eight minutes allow.
+Both scales use the same names. CPU: tiny models, whose time is the host's, and pools in the published proportion to the
+prefixes. GPU: real shapes with random weights, and the published lengths where they fit in eight minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvtune.evidence.claims import Case, CaseSide
 
 OFF = dict.fromkeys(("pool", "pinning", "reuse", "rows", "steady", "empty_blocks", "freeze"), False)
-"""The core with none of its ideas: what a side turns on again is all that it differs in."""
+"""The core with every idea off; a side differs only in what it turns on again."""
 
 STOCK = CaseSide("stock", core="stock")
 FRESH = CaseSide("fresh lists", {**OFF, "legacy_empty_blocks": True})
@@ -22,14 +22,14 @@ LINEAR = CaseSide("linear list", {**OFF, "legacy_free_list": True})
 TIERED = CaseSide("tiered", {"policy": "tiered"})
 PIN = CaseSide("pin", {"policy": "pin"})
 PIN_ALL = CaseSide("pin, min-drop 0", {"policy": "pin", "min_drop": 0})
-# Stock crashes on Mamba-2 with caching on a CPU where a chunk ends inside a state; whole_states keeps it from that.
+# On a CPU, stock crashes on Mamba-2 with caching if a chunk ends inside a state; whole_states prevents that.
 WHOLE = CaseSide("stock's blocks", {**OFF, "whole_states": True})
 PACKED = CaseSide("packed", {**OFF, "packed": True})
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """All cases for one kind of machine; `note` tells a reader what the figures are of."""
+    """All cases for one kind of machine; `note` says on the page what the figures were measured on."""
 
     name: str
     note: str

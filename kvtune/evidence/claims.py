@@ -24,8 +24,8 @@ class CaseSide:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Work that all sides do in turn, `repeats` times, an engine started for each; with `turns`, engines that are alive
-    together do it so many times (a CPU holds several; turns.py)."""
+    """Work that all sides do `repeats` times, each on a fresh engine. With `turns`, all engines are loaded
+    at once and do it that often in turns (turns.py)."""
 
     name: str
     model: str
@@ -37,7 +37,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClaimFigure:
     """One figure of a claim: `measure` of side `b` over that of side `a`; `published` is that ratio, if given."""
 
     case: str
@@ -48,7 +48,7 @@ class Asked:
     direction: Direction
     published: float | None = None
     count: bool = False
-    """The same in every run, as a block's size is: one run says it all."""
+    """The figure is the same in every run (a block size, for instance), so one run is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Claim:
     name: str
     title: str
     published: str
-    figures: tuple[Asked, ...]
+    figures: tuple[ClaimFigure, ...]
 
 
 THROUGHPUT, GEN0 = "throughput_tok_s", "gc.engine_core.collections.0"
@@ -69,8 +69,8 @@ CLAIMS = (
         "Empty block lists shared instead of allocated",
         "collector's cost down, throughput +3 to 4 % (opt-125m, 48/2000 and 2000/48)",
         (
-            Asked("decode-heavy", "fresh lists", "shared list", THROUGHPUT, "tokens/s", "higher", 1.03),
-            Asked(
+            ClaimFigure("decode-heavy", "fresh lists", "shared list", THROUGHPUT, "tokens/s", "higher", 1.03),
+            ClaimFigure(
                 "decode-heavy",
                 "fresh lists",
                 "stock",
@@ -79,8 +79,8 @@ CLAIMS = (
                 "higher",
                 1.03,
             ),
-            Asked("decode-heavy", "fresh lists", "shared list", PAUSE, "collector's pauses", "lower"),
-            Asked(
+            ClaimFigure("decode-heavy", "fresh lists", "shared list", PAUSE, "collector's pauses", "lower"),
+            ClaimFigure(
                 "prefill-heavy", "fresh lists", "shared list", THROUGHPUT, "tokens/s, prefill", "higher", 1.03
             ),
         ),
@@ -90,10 +90,10 @@ CLAIMS = (
         "Sampled tokens as arrays instead of lists of lists",
         "throughput +30 % (opt-125m, 48/2000), +5 % (48/500), +6 % (8B)",
         (
-            Asked("decode-heavy", "stock", "arrays", THROUGHPUT, "tokens/s", "higher", 1.30),
-            Asked("decode-short", "stock", "arrays", THROUGHPUT, "tokens/s", "higher", 1.05),
-            Asked("decode-heavy", "stock", "arrays", GEN0, "young collections", "lower"),
-            Asked("decode-heavy", "stock", "arrays", PAUSE, "collector's pauses", "lower"),
+            ClaimFigure("decode-heavy", "stock", "arrays", THROUGHPUT, "tokens/s", "higher", 1.30),
+            ClaimFigure("decode-short", "stock", "arrays", THROUGHPUT, "tokens/s", "higher", 1.05),
+            ClaimFigure("decode-heavy", "stock", "arrays", GEN0, "young collections", "lower"),
+            ClaimFigure("decode-heavy", "stock", "arrays", PAUSE, "collector's pauses", "lower"),
         ),
     ),
     Claim(
@@ -101,7 +101,7 @@ CLAIMS = (
         "Sliding-window blocks pinned in a second tier",
         "30 prefixes of 28k tokens: first token -78 %, throughput +28 %; equal at 15; min-drop 16 like 0",
         (
-            Asked(
+            ClaimFigure(
                 "many prefixes",
                 "stock",
                 "pin",
@@ -110,11 +110,11 @@ CLAIMS = (
                 "lower",
                 0.22,
             ),
-            Asked(
+            ClaimFigure(
                 "many prefixes", "stock", "tiered", TTFT2, "first token, round 2, our policy", "lower", 0.22
             ),
-            Asked("many prefixes", "stock", "tiered", THROUGHPUT, "tokens/s", "higher", 1.28),
-            Asked(
+            ClaimFigure("many prefixes", "stock", "tiered", THROUGHPUT, "tokens/s", "higher", 1.28),
+            ClaimFigure(
                 "half the prefixes",
                 "stock",
                 "tiered",
@@ -123,7 +123,7 @@ CLAIMS = (
                 "equal",
                 1.0,
             ),
-            Asked(
+            ClaimFigure(
                 "many prefixes",
                 "pin, min-drop 0",
                 "pin",
@@ -139,7 +139,7 @@ CLAIMS = (
         "Prefix caching with O(1) removal from the free list",
         "a hit costs the same in a pool of any size",
         (
-            Asked(
+            ClaimFigure(
                 "large pool",
                 "linear list",
                 "linked list",
@@ -147,7 +147,7 @@ CLAIMS = (
                 "EngineCore's schedule() a step, large pool of cached blocks",
                 "lower",
             ),
-            Asked("large pool", "linear list", "linked list", TTFT3, "first token, round 3", "lower"),
+            ClaimFigure("large pool", "linear list", "linked list", TTFT3, "first token, round 3", "lower"),
         ),
     ),
     Claim(
@@ -155,7 +155,7 @@ CLAIMS = (
         "Block size from all attention layers together (hybrid attention + state-space models)",
         "blocks of about 400 tokens down to about 100",
         (
-            Asked(
+            ClaimFigure(
                 "hybrid",
                 "stock's blocks",
                 "packed",
@@ -165,7 +165,9 @@ CLAIMS = (
                 0.25,
                 True,
             ),
-            Asked("hybrid", "stock's blocks", "packed", HITS3, "hit tokens, round 3", "higher", None, True),
+            ClaimFigure(
+                "hybrid", "stock's blocks", "packed", HITS3, "hit tokens, round 3", "higher", None, True
+            ),
         ),
     ),
 )

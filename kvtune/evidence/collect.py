@@ -1,4 +1,4 @@
-"""`kvtune evidence`, put together: runs cases, judges each figure, gives one plain object. CLI's process."""
+"""What `kvtune evidence` does: run the cases, judge each figure, return one JSON object. In the CLI's process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvtune.engine.messages import Event
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.evidence.cases import SCALES, Scale
-from kvtune.evidence.claims import CLAIMS, THROUGHPUT, Asked, Case, CaseSide, Claim
+from kvtune.evidence.claims import CLAIMS, THROUGHPUT, Case, CaseSide, Claim, ClaimFigure
 from kvtune.evidence.extras import free_list, planned_blocks, real_answers, row
 from kvtune.evidence.judge import ratio, reason
 from kvtune.evidence.runs import CaseRun, command, run_case, run_turns
@@ -33,7 +33,8 @@ FREE_LIST, AGGREGATE, REAL = "free-list", "aggregate-blocks", "real-weights"
 NAMES = (*(claim.name for claim in CLAIMS), REAL)
 
 Start = Callable[[Case, CaseSide, int], Callable[[Event], None]]
-Summaries = Mapping[tuple[str, str], list[dict[str, Any]]]
+Summaries = dict[tuple[str, str], list[dict[str, Any]]]
+"""By case and side."""
 
 
 def chosen(only: str) -> tuple[str, ...]:
@@ -41,12 +42,12 @@ def chosen(only: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in only.split(",") if name.strip()) or NAMES
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
-        raise UsageError(f"--only {', '.join(unknown)} is no claim", f"it takes {', '.join(NAMES)}")
+        raise UsageError(f"--only: there is no claim {', '.join(unknown)}", f"claims: {', '.join(NAMES)}")
     return names
 
 
 def chosen_scale(name: str) -> Scale:
-    """`auto`: a GPU's cases where the driver lists a GPU; asked of the driver, so that no torch is imported here."""
+    """`auto`: a GPU's cases where nvidia-smi lists a GPU (torch would have to be imported to ask it)."""
     if name == "auto":
         lister = shutil.which("nvidia-smi")
         listed = (
@@ -54,7 +55,10 @@ def chosen_scale(name: str) -> Scale:
         )
         name = "gpu" if listed is not None and "GPU" in listed.stdout else "cpu"
     if name not in SCALES:
-        raise UsageError(f"--scale {name} is none", f"it takes auto, {', '.join(SCALES)}")
+        raise UsageError(
+            f"--scale must be auto, {' or '.join(SCALES)}, not '{name}'",
+            "auto takes gpu if nvidia-smi lists one",
+        )
     return SCALES[name]
 
 
@@ -67,87 +71,98 @@ def cases_of(names: Sequence[str], scale: Scale) -> list[Case]:
 def evidence(
     names: Sequence[str], scale: Scale, folder: Path, on_start: Start, on_turn: Callable[[Case, int], None]
 ) -> dict[str, Any]:
-    """Run what is missing, judge all. A run that failed is named under its claim; the others stand."""
+    """Run what is missing, judge everything. A run that failed is named under its claim; the others count."""
     version = check_engine()
     began = monotonic()
-    done: list[CaseRun] = []
-    seen: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for case in cases_of(names, scale):
-        if not case.turns:
-            done += run_case(case, folder, on_start)
-            continue
-        try:
-            found = run_turns(case, folder, lambda turn, case=case: on_turn(case, turn))  # type: ignore[misc]
-        except KvtuneError as error:
-            done.append(CaseRun(case.name, "all sides", 0, "", error.message))
-            continue
-        seen |= {(case.name, side): told for side, told in found.items()}
-    for one in done:
-        if one.path:
-            run = read_run(folder / one.path)
-            seen.setdefault((one.case, one.side), []).append(summary(RunAnalysis(run, workload_of(run))))
-    claims = [_claim(claim, scale, seen, done) for claim in CLAIMS if claim.name in names]
-    for claim in claims:
-        extra = {FREE_LIST: free_list, AGGREGATE: planned_blocks}.get(claim["name"])
-        if extra is not None:
-            figures, why = extra()
-            claim["figures"] += figures
-            claim["why"] += why
-            claim["verdict"] = in_short(claim["figures"])
+    cases = cases_of(names, scale)
+    runs, summaries = _measure(cases, folder, on_start, on_turn)
+    claims = [_claim(claim, scale, summaries, runs) for claim in CLAIMS if claim.name in names]
     if REAL in names:
         figures, why = real_answers()
-        claims.append(
-            {
-                "name": REAL,
-                "title": "Real weights: Gemma-3 270M answers the same with the core on and off",
-                "published": "accuracy unchanged",
-                "verdict": in_short(figures),
-                "figures": figures,
-                "why": why,
-            }
-        )
-    host = this_host()
-    devices = {s["engine"]["device_name"] or s["engine"]["device"] for runs in seen.values() for s in runs}
+        title = "Real weights: Gemma-3 270M answers the same with the core on and off"
+        claims.append(_judged(REAL, title, "accuracy unchanged", figures, why))
+    engines = [s["engine"] for each in summaries.values() for s in each]
+    only = "" if set(names) == set(NAMES) else f" --only {','.join(names)}"
     return {
         "schema": SCHEMA,
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "vllm": version,
-            "python": platform.python_version(),
-            "kvtune": __version__,
-            "cpu": host.cpu,
-            "cores": host.cores,
-            "device": ", ".join(sorted(devices)),
-        },
+        "machine": _machine(version, {e["device_name"] or e["device"] for e in engines}),
         "scale": scale.note,
         "gpu": "Measured on a GPU." if scale.name == "gpu" else NO_GPU,
-        "runs": len(done) + sum(len(case.sides) for case in cases_of(names, scale) if case.turns),
+        "runs": len(runs) + sum(len(case.sides) for case in cases if case.turns),
         "wall_s": round(monotonic() - began, 1),
-        "command": f"kvtune evidence --scale {scale.name}"
-        + ("" if set(names) == set(NAMES) else f" --only {','.join(names)}"),
+        "command": f"kvtune evidence --scale {scale.name}{only}",
         "claims": claims,
     }
 
 
-def _claim(claim: Claim, scale: Scale, seen: Summaries, done: Sequence[CaseRun]) -> dict[str, Any]:
-    figures = [
-        _figure(claim.name, asked, scale, seen) for asked in claim.figures if asked.case in scale.cases
-    ]
-    cases = {asked.case for asked in claim.figures}
-    why = [f"failed: {d.case}, {d.side}: {d.why}" for d in done if d.why and d.case in cases]
-    first = claim.figures[0]
-    # What the host and the collector take bounds a gain in speed, not one in hits.
-    if first.measure == THROUGHPUT and any(f["verdict"] not in ("holds", "not measured") for f in figures):
-        baseline = seen.get((first.case, first.a))
-        why += [text] if baseline and (text := reason(baseline[0])) else []
+def _measure(
+    cases: Sequence[Case], folder: Path, on_start: Start, on_turn: Callable[[Case, int], None]
+) -> tuple[list[CaseRun], Summaries]:
+    """Whole runs (failed ones too), and the summaries of all runs and turns by case and side."""
+    runs: list[CaseRun] = []
+    summaries: Summaries = {}
+    for case in cases:
+        if not case.turns:
+            runs += run_case(case, folder, on_start)
+            continue
+        try:
+            turns = run_turns(case, folder, lambda turn, case=case: on_turn(case, turn))  # type: ignore[misc]
+        except KvtuneError as error:
+            runs.append(CaseRun(case.name, "all sides", 0, "", error.message))
+            continue
+        summaries |= {(case.name, side): each for side, each in turns.items()}
+    for one in runs:
+        if one.path:
+            run = read_run(folder / one.path)
+            summaries.setdefault((one.case, one.side), []).append(summary(RunAnalysis(run, workload_of(run))))
+    return runs, summaries
+
+
+def _machine(vllm: str, devices: set[str]) -> dict[str, Any]:
+    host = this_host()
     return {
-        "name": claim.name,
-        "title": claim.title,
-        "published": claim.published,
+        "vllm": vllm,
+        "python": platform.python_version(),
+        "kvtune": __version__,
+        "cpu": host.cpu,
+        "cores": host.cores,
+        "device": ", ".join(sorted(devices)),
+    }
+
+
+def _judged(
+    name: str, title: str, published: str, figures: list[dict[str, Any]], why: list[str]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "title": title,
+        "published": published,
         "verdict": in_short(figures),
         "figures": figures,
         "why": why,
     }
+
+
+def _claim(claim: Claim, scale: Scale, summaries: Summaries, runs: Sequence[CaseRun]) -> dict[str, Any]:
+    figures = [
+        _figure(claim.name, figure, scale, summaries)
+        for figure in claim.figures
+        if figure.case in scale.cases
+    ]
+    cases = {figure.case for figure in claim.figures}
+    why = [f"failed: {r.case}, {r.side}: {r.why}" for r in runs if r.why and r.case in cases]
+    first = claim.figures[0]
+    # The time of the host and the collector limits a gain in speed, not one in hits.
+    if first.measure == THROUGHPUT and any(f["verdict"] not in ("holds", "not measured") for f in figures):
+        baseline = summaries.get((first.case, first.a))
+        why += [text] if baseline and (text := reason(baseline[0])) else []
+    extra = {FREE_LIST: free_list, AGGREGATE: planned_blocks}.get(claim.name)
+    if extra is not None:
+        more_figures, more_why = extra()
+        figures += more_figures
+        why += more_why
+    return _judged(claim.name, claim.title, claim.published, figures, why)
 
 
 def in_short(figures: Sequence[Mapping[str, Any]]) -> str:
@@ -158,20 +173,24 @@ def in_short(figures: Sequence[Mapping[str, Any]]) -> str:
     return "Here: " + ", ".join(f"{n} of {len(figures)} {verdict}" for verdict, n in counts.items()) + "."
 
 
-def _figure(claim: str, asked: Asked, scale: Scale, seen: Summaries) -> dict[str, Any]:
-    case = scale.cases[asked.case]
-    sides = {side.name: side for side in case.sides if side.name in (asked.a, asked.b)}
+def _figure(claim: str, figure: ClaimFigure, scale: Scale, summaries: Summaries) -> dict[str, Any]:
+    case = scale.cases[figure.case]
+    sides = {side.name: side for side in case.sides if side.name in (figure.a, figure.b)}
     a, b = (
-        [value for s in seen.get((asked.case, side), []) if (value := value_at(s, asked.measure)) is not None]
-        for side in (asked.a, asked.b)
+        [
+            value
+            for s in summaries.get((figure.case, side), [])
+            if (value := value_at(s, figure.measure)) is not None
+        ]
+        for side in (figure.a, figure.b)
     )
     return row(
-        ratio(a, b, count=asked.count, paired=case.turns > 0),
-        title=f"{asked.title}: {asked.b} over {asked.a}",
+        ratio(a, b, count=figure.count, paired=case.turns > 0),
+        title=f"{figure.title}: {figure.b} over {figure.a}",
         work=f"{case.model} {case.workload}",
-        direction=asked.direction,
-        published=asked.published,
-        # A side alone is for a closer look; turns are what gives the figure.
+        direction=figure.direction,
+        published=figure.published,
+        # The first command measures the figure; the others run one side alone, for a closer look.
         commands=([f"kvtune evidence --scale {scale.name} --only {claim}"] if case.turns else [])
         + [command(case, side) for side in sides.values()],
     )

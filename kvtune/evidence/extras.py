@@ -1,6 +1,6 @@
-"""What `kvtune evidence` shows beside runs: the block pool alone, planned block sizes, answers of real weights.
+"""Evidence without engine runs of a case: the block pool alone, planned block sizes, answers of real weights.
 
-Each gives the rows of a claim and what is said under them. CLI's process; engines and pools run in their own.
+Each function returns the rows of a claim and the lines below them. CLI's process; engines and pools run in their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Rows = tuple[list[dict[str, Any]], list[str]]
 
 
 def row(
-    found: Ratio,
+    measured: Ratio,
     *,
     title: str,
     work: str,
@@ -28,23 +28,23 @@ def row(
     published: float | None,
     commands: Sequence[str],
 ) -> dict[str, Any]:
-    """One figure as plain data, judged."""
+    """One judged figure as plain data."""
     return {
         "title": title,
         "work": work,
-        "ratio": found.ratio,
-        "low": found.low,
-        "high": found.high,
-        "runs": found.runs,
+        "ratio": measured.ratio,
+        "low": measured.low,
+        "high": measured.high,
+        "runs": measured.runs,
         "direction": direction,
         "published": published,
-        "verdict": judge(found, direction, published),
+        "verdict": judge(measured, direction, published),
         "commands": list(commands),
     }
 
 
 def free_list() -> Rows:
-    """What a hit costs by pool size, on vLLM's own pool in a process of its own."""
+    """The cost of a hit by pool size, on vLLM's own pool, in a process of its own."""
     line = "python -m kvtune.evidence.free_list"
     made = subprocess.run(
         [sys.executable, "-m", "kvtune.evidence.free_list"],
@@ -71,18 +71,25 @@ def free_list() -> Rows:
         (f"{among}: linked list over linear removal", ratio(large["linear"], large["stock"]), "lower")
     )
     figures = [
-        row(found, title=title, work="block pool alone", direction=direction, published=None, commands=[line])
-        for title, found, direction in pairs
+        row(
+            measured,
+            title=title,
+            work="block pool alone",
+            direction=direction,
+            published=None,
+            commands=[line],
+        )
+        for title, measured, direction in pairs
     ]
-    told = "; ".join(
+    medians = "; ".join(
         f"{int(size):,} blocks: " + ", ".join(f"{k} {statistics.median(v):.2f} us" for k, v in kinds.items())
         for size, kinds in by_size.items()
     )
-    return figures, [f"microseconds a hit: {told}"]
+    return figures, [f"microseconds a hit: {medians}"]
 
 
 def planned_blocks() -> Rows:
-    """Block sizes under both rules for published shapes, exact: arithmetic, no engine of that size runs here."""
+    """Block sizes under both rules for published shapes, by arithmetic: no engine of that size runs."""
     from kvtune.layout.plan import GPU, ModelShape, StateTensor, legal_aggregate, plan_per_layer
 
     half = 2  # bytes of a bfloat16
@@ -174,6 +181,6 @@ def real_answers() -> Rows:
 
 
 def _exact(a: int, b: int) -> Ratio:
-    """A ratio of counts: the same in every repeat, so it has no interval but itself."""
+    """A ratio of counts, which are the same in every repeat: its interval is itself."""
     value = b / a if a else None
     return Ratio(value, value, value, 1)

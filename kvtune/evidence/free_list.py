@@ -1,4 +1,4 @@
-"""What a prefix hit costs the free list, by pool size: stock's linked queue, a deque searched from its head, tiers.
+"""The cost of a prefix hit in the free list, by pool size: stock's linked queue, a deque searched linearly, tiers.
 
 Run as `python -m kvtune.evidence.free_list` (imports vLLM); prints one JSON object. One operation: a cached block in a
 random place of the queue is hit (taken out of it) and given back. Kinds take turns; microseconds of thread CPU time.
@@ -48,7 +48,7 @@ def _pool(kind: str, size: int) -> Any:
 def measure() -> dict[str, dict[str, list[float]]]:
     """Microseconds a hit, REPEATS of them, by pool size and kind."""
     draw = random.Random(0)
-    found: dict[str, dict[str, list[float]]] = {}
+    times_us: dict[str, dict[str, list[float]]] = {}
     for size in SIZES:
         pools = {kind: _pool(kind, size) for kind in KINDS}
         figures: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -63,8 +63,8 @@ def measure() -> dict[str, dict[str, list[float]]]:
                     pool.free_blocks(one)
                 if repeat:  # the first warms up
                     figures[kind].append((thread_time_ns() - start) / 1e3 / HITS)
-        found[str(size)] = figures
-    return found
+        times_us[str(size)] = figures
+    return times_us
 
 
 if __name__ == "__main__":

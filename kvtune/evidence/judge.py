@@ -1,6 +1,6 @@
 """A claim's figures from runs of two sides: the ratio of means, its interval, and whether the claim holds here. Pure.
 
-One observation is a whole run, or one turn of engines that are alive together. Intervals are at 95 %, of logarithms
+One observation is a whole run, or one turn of an interleaved A/B. Intervals are at 95 %, of logarithms
 (a ratio's): Welch's for runs, of the pairs' differences for turns.
 """
 
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 Verdict = Literal["holds", "smaller here", "no difference shown", "does not hold here", "not measured"]
 
 ALIKE = 0.10
-"""How far from 1 the interval of a claimed equality may reach."""
+"""A claimed equality holds if its interval stays within this distance of 1."""
 HALF = 0.5
-"""A claim holds where at least half of what was published is reached; less is 'smaller here'."""
+"""A claim holds if at least half of the published gain is reached; less is 'smaller here'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Ratio:
 
 
 def ratio(a: Sequence[float], b: Sequence[float], *, count: bool = False, paired: bool = False) -> Ratio:
-    """The ratio of geometric means. Runs without any spread give an exact one; a `count` needs one run for that."""
+    """The ratio of geometric means. It is exact if runs do not vary; for a `count`, one run is enough."""
     runs = min(len(a), len(b))
     if count and runs == 1 and a[0] > 0:
         exact = b[0] / a[0]
@@ -56,7 +56,7 @@ def ratio(a: Sequence[float], b: Sequence[float], *, count: bool = False, paired
 
 
 def _of_pairs(a: NDArray[np.float64], b: NDArray[np.float64]) -> Ratio:
-    """Of turns. Where one has nothing at all (no collection), of sums, pairs drawn again and again."""
+    """From pairs of turns. Where a turn has zero (no collection): of sums, with a bootstrap over pairs."""
     from scipy.stats import t
 
     if not a.sum():
@@ -81,19 +81,19 @@ def _welch_half_width(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     return float(t.ppf(0.975, freedom) * math.sqrt(one + two))
 
 
-def judge(found: Ratio, direction: str, published: float | None) -> Verdict:
-    """Whether what was claimed is what was seen."""
-    if found.ratio is None:
+def judge(measured: Ratio, direction: str, published: float | None) -> Verdict:
+    """Whether the measured ratio supports the claim."""
+    if measured.ratio is None:
         return "not measured"
     if direction == "equal":
-        if found.low is None or found.high is None:
+        if measured.low is None or measured.high is None:
             return "no difference shown"
-        if found.low >= 1 - ALIKE and found.high <= 1 + ALIKE:
+        if measured.low >= 1 - ALIKE and measured.high <= 1 + ALIKE:
             return "holds"
-        return "no difference shown" if found.low <= 1 <= found.high else "does not hold here"
-    if found.low is None or found.high is None or found.low <= 1 <= found.high:
+        return "no difference shown" if measured.low <= 1 <= measured.high else "does not hold here"
+    if measured.low is None or measured.high is None or measured.low <= 1 <= measured.high:
         return "no difference shown"
-    size = math.log(found.ratio) if found.ratio > 0 else -math.inf
+    size = math.log(measured.ratio) if measured.ratio > 0 else -math.inf
     gain = -size if direction == "lower" else size
     if gain <= 0:
         return "does not hold here"
@@ -101,7 +101,7 @@ def judge(found: Ratio, direction: str, published: float | None) -> Verdict:
 
 
 def reason(baseline: Mapping[str, Any]) -> str:
-    """Why no more can be won here, from the ledger of a baseline run: what the host and the collector take at all."""
+    """The most that can be gained here: the shares of the collector and of the host in a baseline run's steps."""
     collector = baseline["gc"].get("engine_core", {}).get("share_of_step")
     host, step = baseline["host_us"], baseline["step_ms"]["mean"]
     parts = []

@@ -1,4 +1,4 @@
-"""Runs the cases of `claims.py`, sides interleaved; a second call goes on where one ended. In the CLI's process."""
+"""Runs the cases of `claims.py` with their sides interleaved; resumes an earlier call. In the CLI's process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOURNAL = "evidence.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class CaseRun:
-    """One run of a side; `why` says what failed where there is no file."""
+    """One run of a side; `why` is the failure if there is no file."""
 
     case: str
     side: str
@@ -34,7 +34,7 @@ class CaseRun:
 
 
 def command(case: Case, side: CaseSide) -> str:
-    """What a person types to have this run alone."""
+    """The command that makes this run alone."""
     settings = "".join(f" --set core.{name}={str(value).lower()}" for name, value in side.settings.items())
     core = " --core stock" if side.core == "stock" else ""
     args = " ".join((*case.args, *side.args))
@@ -42,7 +42,7 @@ def command(case: Case, side: CaseSide) -> str:
 
 
 def order(case: Case) -> Iterator[tuple[int, CaseSide]]:
-    """Sides in turn, every second time backwards: a machine that slows down slows all of them."""
+    """Sides in turn, in reverse order every second time, so that a slowing machine affects all alike."""
     for repeat in range(case.repeats):
         for side in case.sides if repeat % 2 == 0 else case.sides[::-1]:
             yield repeat, side
@@ -57,7 +57,7 @@ def run_case(
     folder: Path,
     on_start: Callable[[Case, CaseSide, int], Callable[[Event], None]],
 ) -> list[CaseRun]:
-    """Every run of a case: those of the journal where the same command made them, the others now."""
+    """All runs of a case: taken from the journal if the same command made them, else made now."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = {
         (row["key"], row["repeat"]): row for row in read_rows(folder / JOURNAL, ("key", "repeat", "path"))
@@ -73,7 +73,7 @@ def run_case(
 
 
 def run_turns(case: Case, folder: Path, on_turn: Callable[[int], None]) -> dict[str, list[dict[str, Any]]]:
-    """What the sides measured in turns, by side: kept where the same commands measured it, else now."""
+    """The figures of every turn, by side: kept from an earlier call with the same commands, else measured."""
     folder.mkdir(parents=True, exist_ok=True)
     same = "".join(key(case, side) for side in case.sides) + str(case.turns)
     path = folder / f"turns-{sha256(same.encode()).hexdigest()[:12]}.json"

@@ -57,10 +57,13 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
         return self.pause_ns < 0 or self.cpu_ns < 0
 
     def pack(self) -> Fields:
+        # fmt: off
         return (
-            *(COLLECTION, self.generation, 0, self.start_ns, self.pause_ns, self.cpu_ns, self.collected),
-            *(self.uncollectable, self.thread, self.young, self.line, 0, 0, 0, 0, 0, 0),
+            COLLECTION, self.generation, 0,
+            self.start_ns, self.pause_ns, self.cpu_ns, self.collected, self.uncollectable,
+            self.thread, self.young, self.line, 0, 0, 0, 0, 0, 0,
         )
+        # fmt: on
 
     @classmethod
     def unpack(cls, fields: Fields) -> Collection:
@@ -102,15 +105,17 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
     def pack(self) -> Fields:
         prefill_context = min(self.prefill_context_tokens, _MOST_PREFILL_CONTEXT)
+        # fmt: off
         return (
-            *(STEP, int(self.queued), self.requests, self.start_ns, self.step_ns, self.schedule_ns),
-            *(self.execute_ns, self.update_ns, self.cpu_ns),
+            STEP, self.queued, self.requests,
+            self.start_ns, self.step_ns, self.schedule_ns, self.execute_ns, self.update_ns, self.cpu_ns,
             self.scheduled_tokens | self.prefill_tokens << 32,
             self.running | self.waiting << 32,
             self.free_blocks | prefill_context << 32,
-            *(self.context_tokens, self.schedule_objects, self.execute_objects, self.update_objects),
-            self.other_objects,
+            self.context_tokens,
+            self.schedule_objects, self.execute_objects, self.update_objects, self.other_objects,
         )
+        # fmt: on
 
     @classmethod
     def unpack(cls, fields: Fields) -> Step:

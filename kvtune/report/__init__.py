@@ -18,7 +18,6 @@ Imported by: cli.
     names.py      names of processes and causes
     banners.py    what a reader must know before any number
     files.py      writes whole or not at all, and over nothing without --force
-    console_admission.py    requests that overtook others, for a terminal
     templates/    Jinja2, autoescape
     assets/       one style sheet, one script
 

@@ -1,4 +1,4 @@
-"""What a reader must know before any number: a partial run, distorted times, an inactive core."""
+"""Warnings at the top of a page: a partial run, distorted times, an inactive core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Banner:
     css: Literal["bad", "warn", "info"]
     title: str
     text: str
-    lines: tuple[str, ...] = ()  # folded away until asked for
+    lines: tuple[str, ...] = ()  # folded until opened
 
 
 def _sentence(text: str) -> str:
@@ -62,13 +62,13 @@ def banners(run: Run) -> list[Banner]:
 
 
 def contrast_banners(contrast: Contrast) -> list[Banner]:
-    """What a reader of a comparison must know: fields that must not differ and do, runs that are not whole."""
+    """Warnings on a comparison: checked fields that differ, and the banners of each side's runs."""
     fields = dict.fromkeys(miss.field for c in contrast.comparisons for miss in c.mismatches)
     found = []
     if fields:
-        text = f"{', '.join(fields)} differ: a difference in a figure need not come from the settings."
+        text = f"{', '.join(fields)} differ, so a difference in a figure may not come from the settings."
         found.append(Banner("bad", "These runs did not do the same work.", text))
     for side in contrast.sides:
-        told = dict.fromkeys(b for run in side.runs for b in banners(run) if b.title != NOTES)
-        found += [Banner(banner.css, f"{side.name}: {banner.title}", banner.text) for banner in told]
+        own = dict.fromkeys(b for run in side.runs for b in banners(run) if b.title != NOTES)
+        found += [Banner(banner.css, f"{side.name}: {banner.title}", banner.text) for banner in own]
     return found

@@ -1,4 +1,4 @@
-"""What a chart of a page is: a Vega-Lite spec (made with Altair), a text alternative, its numbers as a table.
+"""A page's building blocks: sections, tables and charts (a Vega-Lite spec, a text alternative, its numbers).
 
 Colours are CSS variables (`var(--c1)`), so one drawing serves light, dark and print. Data are columns, shared
 by the charts of a page by name; the page's script turns them into rows before Vega sees them.
@@ -28,7 +28,7 @@ SERIES = (
     "var(--c8)",
 )
 
-# Addresses in Vega's own code that nothing loads: an editor, a schema's name, an issue. A page needs none of them.
+# Addresses in Vega's code (an editor, a schema, an issue). Nothing loads them, and a page must not name any.
 OUTSIDE = ("https://vega.github.io/", "https://github.com/")
 
 Columns = Mapping[str, Any]
@@ -66,13 +66,14 @@ class Chart:
     label: str
     spec: dict[str, Any]
     grid: Grid
+    data: Mapping[str, Columns]  # the columns that the spec names
     note: str = ""
     zoom: float = 0.0  # seconds of the shared time axis; 0: the chart does not zoom
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page, drawn by `templates/<template>`; `data` are its charts' columns by name."""
+    """A part of a page, drawn by `templates/<template>`."""
 
     id: str
     title: str
@@ -80,7 +81,11 @@ class Section:
     template: str
     values: dict[str, Any] = field(default_factory=dict)
     charts: tuple[Chart, ...] = ()
-    data: dict[str, Columns] = field(default_factory=dict)
+
+    @property
+    def data(self) -> dict[str, Columns]:
+        """The columns of all its charts, by name."""
+        return {name: columns for chart in self.charts for name, columns in chart.data.items()}
 
 
 def grid(heads: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> Grid:
@@ -98,8 +103,10 @@ def _cell(value: Any) -> Cell:
 
 
 def extremes(value: NDArray[Any], buckets: int) -> NDArray[Any]:
-    """Row numbers to draw: all of them, or the smallest and the largest value of each of `buckets` runs of
-    neighbours. Nothing that sticks out is lost; what lies between is."""
+    """Row numbers to draw: all, or the smallest and the largest value of each of `buckets` runs of neighbours.
+
+    Peaks are kept; values between them are dropped.
+    """
     rows = len(value)
     if rows <= 2 * buckets:
         return np.arange(rows)
@@ -131,7 +138,7 @@ def _plain(value: Any) -> Any:
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand inside a <script> element whatever strings it holds."""
+    """JSON that is safe inside a <script> element, whatever strings it holds."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -140,7 +147,7 @@ def script_json(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def vega_bundle() -> str:
-    """Vega, Vega-Lite and vega-embed as one script, without their links to the outside."""
+    """Vega, Vega-Lite and vega-embed as one script, without their links to other sites."""
     import vl_convert
 
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
@@ -155,3 +162,36 @@ def spec_of(chart: Any) -> dict[str, Any]:
     spec.pop("$schema", None)
     spec.pop("config", None)
     return spec
+
+
+def forest(
+    name: str,
+    rows: int,
+    subject: tuple[str, str, int],
+    change: tuple[str, str],
+    colors: Mapping[str, str],
+    tooltip: Sequence[tuple[str, str | None]],
+    *,
+    row_height: int = 26,
+    dot: int = 70,
+) -> dict[str, Any]:
+    """Changes as dots, their intervals (columns `low` and `high`) as bars, coloured by the column `verdict`.
+
+    `subject`: column, title and label width of the vertical axis; `change`: column and title of the horizontal one.
+    """
+    import altair as alt
+
+    column, title, width = subject
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    base = alt.Chart(alt.NamedData(name=name), height=row_height * rows + 10).encode(
+        y=alt.Y(f"{column}:N", sort=None, axis=alt.Axis(title=title, labelLimit=width, titlePadding=8)),
+        color=alt.Color("verdict:N", title=None, scale=scale),
+        tooltip=[
+            alt.Tooltip(f"{shown}:N", title=head) if head else alt.Tooltip(f"{shown}:N")
+            for shown, head in tooltip
+        ],
+    )
+    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(x=alt.X("low:Q", title=change[1]), x2="high:Q")
+    points = base.mark_point(filled=True, size=dot, opacity=1).encode(x=f"{change[0]}:Q")
+    zero = alt.Chart(alt.InlineData(values=[{"x": 0}])).mark_rule(color="var(--ink)", strokeDash=[3, 3])
+    return spec_of(zero.encode(x="x:Q") + bars + points)

@@ -1,7 +1,7 @@
-"""Several runs beside a first one: what a comparison's page, text and JSON are drawn from. Pure.
+"""Several runs compared with a first one: the data of a comparison's page, text and JSON. Pure.
 
-Runs with equal settings are repetitions of one side when every side has at least two (A B A B): then a run is one
-observation, and the intervals know the machine's drift. Otherwise each run is a side of its own.
+Runs with equal settings are repetitions of one side when every side has at least two (A B A B). A run is then one
+observation, so the intervals include the machine's drift. Otherwise each run is a side of its own.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class RunGroup:
 
     @property
     def run(self) -> Run:
-        """The first of them: they are equal in everything but what was measured."""
+        """The first run: all runs of a side have the same settings."""
         return self.runs[0]
 
     def values(self, observe: Any) -> Values:
-        """What `observe` (a function of a run) finds in all runs of this side, one after another."""
+        """The values of `observe` (a function of a run) over all runs of this side, concatenated."""
         return np.concatenate([np.asarray(observe(run), dtype=np.float64) for run in self.runs])
 
 
@@ -57,7 +57,7 @@ class Contrast:
 
 
 def contrast(runs: Sequence[Run], names: Sequence[str]) -> Contrast:
-    """`names` are what the person called the runs (file names); short ones are made of what differs."""
+    """`names` are the runs' file names; sides get shorter names from what differs, where that is possible."""
     groups = _groups(runs, names)
     firsts = [own[0][1] for own in groups]
     differing = _differing(firsts)
@@ -102,9 +102,9 @@ FOLLOWS_FROM_CORE = ("scheduler", "pool", "tiers")
 
 def _differing(runs: Sequence[Run]) -> Facts:
     """What may differ between compared runs, and does: the core and its settings, the engine's, the machine."""
-    told = [_may_differ(run) for run in runs]
-    names = list(dict.fromkeys(name for facts in told for name in facts))
-    rows = [(name, tuple(facts.get(name, "–") for facts in told)) for name in names]
+    per_run = [_may_differ(run) for run in runs]
+    names = list(dict.fromkeys(name for facts in per_run for name in facts))
+    rows = [(name, tuple(facts.get(name, "–") for facts in per_run)) for name in names]
     return tuple(row for row in rows if len(set(row[1])) > 1)
 
 
@@ -127,7 +127,7 @@ def _may_differ(run: Run) -> dict[str, str]:
 
 
 def _short(names: Sequence[str], differing: Facts) -> list[str]:
-    """The core's name where that tells the sides apart, else the names given, else those numbered."""
+    """The core's name if it differs on every side, else the names given, else those numbered."""
     cores = dict(differing).get("core")
     if cores is not None and len(set(cores)) == len(names):
         return list(cores)

@@ -1,4 +1,4 @@
-"""Writing what people asked for: whole or not at all, and never over something without being told."""
+"""Writes an output file: completely or not at all, and over an existing file only with `force`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvtune.files import explained, replacing
 
 
 def write_new(text: str, path: Path, *, force: bool = False) -> Path:
-    """Write `text` to `path`: a new file, or with `force` any. Folders on the way are made."""
+    """Write `text` to `path`, a new file unless `force`. Missing folders are made."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder", "give a file name with -o FILE")
     if path.exists() and not force:

@@ -1,4 +1,4 @@
-"""Names and units of the figures that runs are compared by (paths into the `--json` object), for people."""
+"""Titles and units of the figures that runs are compared by; a figure is a path into the `--json` object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLES = {
 
 
 def measure_title(path: str) -> str:
-    """A figure's name in words; the path itself where we have none."""
+    """A figure's title; the path itself where it has none."""
     if path in TITLES:
         return TITLES[path]
     head, *rest = path.split(".")
@@ -52,7 +52,7 @@ def measure_text(path: str, value: float | None, *, signed: bool = False) -> str
 
 
 def change_text(figure: Figure) -> str:
-    """The difference relative to the first run, or absolute where there is nothing to relate it to."""
+    """The difference relative to the first run, or absolute where that is zero or a share."""
     if figure.relative is None or figure.path in SHARES:
         return measure_text(figure.path, figure.difference, signed=True)
     return f"{100 * figure.relative:+.1f} %"
@@ -69,9 +69,9 @@ def interval_text(figure: Figure) -> str:
 
 
 def reasons(figures: Iterable[Figure]) -> list[str]:
-    """Why figures have no interval: one line a reason, with the figures it holds for."""
-    told: dict[str, list[str]] = {}
+    """Why figures have no interval: one line per reason, with its figures."""
+    titles_of: dict[str, list[str]] = {}
     for figure in figures:
         if figure.why:
-            told.setdefault(figure.why, []).append(measure_title(figure.path))
-    return [f"No interval for {', '.join(titles)}: {why}." for why, titles in told.items()]
+            titles_of.setdefault(figure.why, []).append(measure_title(figure.path))
+    return [f"No interval for {', '.join(titles)}: {why}." for why, titles in titles_of.items()]

@@ -1,4 +1,4 @@
-"""Names that people read for what a run calls by key: its processes, the causes of misses."""
+"""Titles for keys of a run file: its processes and the causes of misses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAUSES = {
     "not_retained": "seen, but no window or state was kept",
     "evicted": "kept, then evicted",
     "lagging_group": "cache groups held different parts",
-    "skipped_lookup": "the cache was not asked",
+    "skipped_lookup": "no cache lookup",
     "unclassified": "cause unknown",
 }
 
@@ -33,19 +33,19 @@ def process_title(key: str) -> str:
 
 
 def process_name(run: Run, index: int) -> str:
-    """The title of the process that a table calls by its number."""
+    """The title of a process, by its number in a table."""
     keys = process_keys(run)
     return process_title(keys[index]) if 0 <= index < len(keys) else f"process {index}"
 
 
 def command_text(run: Run) -> str:
-    """The command line to type again: the program by its name, not by where one machine has it."""
+    """The command line to repeat the run: the program by its name, without the folder it was installed in."""
     words = run.header.command
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
 
 
 def source_line(file: str, line: int) -> str:
-    """A file from its package on: where one machine has installed it says nothing."""
+    """A file's path from its package on, without the folder it was installed in."""
     if not file:
         return "–"
     for root in ("/site-packages/", "/dist-packages/", "/lib/python3"):
@@ -60,7 +60,7 @@ def source_line(file: str, line: int) -> str:
 
 
 def when(started_at: str) -> str:
-    """`21 November 2026, 10:53 UTC`; what is no time stays as it is."""
+    """`21 November 2026, 10:53 UTC`; text that is not a time is returned unchanged."""
     try:
         moment = datetime.fromisoformat(started_at).astimezone(UTC)
     except ValueError:

@@ -3,6 +3,7 @@
 In: a model, a workload, vLLM's flags. Out: trials (journalled), a verdict, a recipe.
 docs/tuning.md describes it for people.
 Imported by: cli.
+The data of a study (`Bench`, `Trial`, `StudyResult`, ..) is in `analysis/study.py`, which `report` draws from.
 
     trials/bench.py, space/     --> settings --> trials/simulated.py (sim/simulators.py): two at once
                                        |
@@ -16,11 +17,11 @@ Imported by: cli.
     tune.py        stock on the engine (fits the step cost), search, finalists on the engine, recipe or "no winner"
     search.py      the search in simulation
     confirm.py     finalists and stock on the engine, interleaved, until a difference is shown or time is up
-    guard.py       `--guard W`: other loads that the settings must not spoil
+    guard.py       `--guard W`: other workloads that the settings must not hurt
     objective.py   the figure trials are judged by
     effects.py     what each knob did
     storage.py     Optuna's study, in memory or in a database shared by several machines
-    study.py       a journal read at any moment of its life: what the page and `--json` say
+    study.py       a journal, read at any moment of its life, as the `StudyView` that its page draws
     space/         what may be searched: knobs, groups, legal values, grids
     trials/        one setting tried once, and the journal
     recipes/       a confirmed winner as a recipe; its evidence again; its files for plain vLLM

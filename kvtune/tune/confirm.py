@@ -1,7 +1,7 @@
-"""Stage two of tuning: stock and the finalists on the real engine, in turn, until a difference is shown or time is up.
+"""Stage two of tuning: stock and the finalists on the real engine, until a difference is shown or time is up.
 
-Rounds are interleaved (stock, A, B, stock, A, B, ..), stock runs once more at the end: the machine's drift is
-in the intervals, and is told.
+Rounds are interleaved (stock, A, B, stock, A, B, ..), so that the intervals include the machine's drift. Stock runs
+once more at the end; how far it drifted is reported.
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.comparison.repeats import compare_repeats
+from kvtune.analysis.study import Bench, Role, Settings, Trial
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.tune.objective import Objective
-from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.trial import Bench, Role, Trial
 from kvtune.workload.types import Workload
 
 FEWEST_ROUNDS = 2
-DRIFT_PATH = "ttft_ms.mean"
 
 
 @dataclass(slots=True)
@@ -53,7 +50,7 @@ class Confirmed:
 
 
 class Bout:
-    """The engine runs of one study, taken from the journal where they are there already."""
+    """Makes the engine runs of one study, or takes them from the journal if they were made before."""
 
     def __init__(
         self,
@@ -62,14 +59,13 @@ class Bout:
         journal: StudyJournal,
         output: Path,
         say: Callable[[Trial], None],
-        on_event: Callable[[Any], None],
     ) -> None:
         self._bench, self._workload, self._journal, self._output = bench, workload, journal, output
-        self._say, self._on_event = say, on_event
+        self._say = say
         self._kept = [t for t in journal.trials if t.on == "engine" and t.state == "complete"]
 
     def run(self, side: Contender) -> Run | None:
-        """One more run of a side; None where the engine failed (the side is then out)."""
+        """One more run of a side; None if the engine failed, which drops the side."""
         kept = self._from_journal(side)
         if kept is not None:
             return kept
@@ -82,7 +78,6 @@ class Bout:
             stock=side.role == "baseline" or self._bench.core == "stock",
             role=side.role,
             output=self._output,
-            on_event=self._on_event,
         )
         self._journal.add(trial)
         self._say(trial)
@@ -117,7 +112,7 @@ def confirm(
     budget_s: float,
     until_shown: bool = True,
 ) -> Confirmed:
-    """At least two rounds, at most `rounds`; no new round begins after `budget_s`."""
+    """Run at least two rounds and at most `rounds`; no new round begins after `budget_s`."""
     begun = time.monotonic()
     done = 0
     while done < rounds:
@@ -129,7 +124,9 @@ def confirm(
             if not side.failed and len(side.runs) <= done:
                 bout.run(side)
         if baseline.failed:
-            raise KvtuneError(f"stock vLLM failed: {baseline.failed}", "repair what stock needs first")
+            raise KvtuneError(
+                f"stock vLLM failed: {baseline.failed}", "make the model run with plain vLLM first"
+            )
         done += 1
     bout.run(baseline)
     return judge(baseline, finalists, by)
@@ -142,16 +139,16 @@ def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) ->
     if not alive:
         why = "no finalist ran on the engine" + (f": {finalists[0].failed}" if finalists else "")
         return Confirmed(baseline, tuple(finalists), None, None, (), drift, why)
-    told = [(side, compare_repeats(baseline.runs, side.runs).figures) for side in alive]
-    told.sort(key=lambda row: (_wins(row[1], by), by.better * _mean(row[0], by)), reverse=True)
-    leader, figures = told[0]
+    ranked = [(side, compare_repeats(baseline.runs, side.runs).figures) for side in alive]
+    ranked.sort(key=lambda row: (_wins(row[1], by), by.better * _mean(row[0], by)), reverse=True)
+    leader, figures = ranked[0]
     name = ",".join(by.names)
     verdicts = {f.path: f for f in figures}
-    own = [verdicts[o.path] for o in by.all if o.path in verdicts]
-    better = [f for f in own if f.verdict == "better"]
+    judged = [verdicts[o.path] for o in by.all if o.path in verdicts]
+    better = [f for f in judged if f.verdict == "better"]
     timed = {o.path for o in by.all if o.timed}
     winner: Contender | None = None
-    if any(f.verdict == "worse" for f in own):
+    if any(f.verdict == "worse" for f in judged):
         why = f"the best finalist was worse than stock in {name}"
     elif not better:
         why = f"no difference in {name} was shown between stock and the best finalist"
@@ -176,7 +173,7 @@ def _wins(figures: Sequence[Figure], by: Objective) -> int:
 
 
 def _shown(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> bool:
-    """Whether some finalist is shown to be better, or all to be worse: more rounds would change nothing."""
+    """Whether more rounds would change nothing: some finalist is shown to be better, or all to be worse."""
     alive = [side for side in finalists if side.runs and not side.failed]
     wins = [_wins(compare_repeats(baseline.runs, side.runs).figures, by) for side in alive]
     return not wins or max(wins) != 0

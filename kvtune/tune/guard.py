@@ -1,7 +1,7 @@
-"""What is tuned for one load must not spoil others: candidates are replayed on guard workloads, beside stock.
+"""Guards: settings tuned for one workload must not hurt others. Candidates are replayed on them, beside stock.
 
-In the simulator, on the bench's model, flags and pool. A candidate holds where it hits at most MARGIN of the prompt
-tokens fewer than stock. Cheap (seconds a replay), so not journalled: a study that goes on replays its guards again.
+Runs in the simulator with the bench's model, flags and pool. A candidate holds if its hit rate is at most MARGIN below
+stock's. A replay takes seconds, so it is not journalled: a resumed study replays its guards.
 """
 
 from __future__ import annotations
@@ -10,44 +10,43 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.errors import UsageError
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.objective import OBJECTIVES
-from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.simulated import Answer, SimPool
-from kvtune.tune.trials.trial import Bench, Trial
 from kvtune.workload.spec import build
 
 MARGIN = 0.01
 TRIED = 16
-"""Candidates at most, the best first."""
+"""Most candidates that are replayed, the best first."""
 
 
 def candidates(ranked: Sequence[Trial], simulated: Sequence[Trial]) -> list[Trial]:
-    """The best ones, and the core's defaults: they are what is left where everything tuned spoils something."""
+    """The best trials, and the core's defaults as a fallback if every tuned setting hurts a guard."""
     chosen = list(ranked[:TRIED])
     defaults = [t for t in simulated if t.role == "trial" and not t.settings and t.state == "complete"]
     return chosen + [t for t in defaults if t not in chosen]
 
 
 def check(bench: Bench, guards: Sequence[str]) -> None:
-    """Refuse a guard that stock cannot run, before anything long begins."""
+    """UsageError for a guard that stock cannot run. Cheap, so call it before the search."""
     for spec in guards:
         _ran(spec, hit_rates(bench, spec, [], NOMINAL)[0])
 
 
 def holding(
-    bench: Bench, guards: Sequence[str], asked: Sequence[Trial], cost: StepCost, say: Callable[[str], None]
+    bench: Bench, guards: Sequence[str], trials: Sequence[Trial], cost: StepCost, say: Callable[[str], None]
 ) -> list[Trial]:
-    """Those of `asked` that hold on every guard, in the same order."""
-    alive = list(asked)
+    """The trials that hold on every guard, in the same order."""
+    alive = list(trials)
     for spec in guards:
         if not alive:
             break
-        first, *found = hit_rates(bench, spec, [t.settings for t in alive], cost)
+        first, *rates = hit_rates(bench, spec, [t.settings for t in alive], cost)
         stock = _ran(spec, first)
         held = [
-            t for t, rate in zip(alive, found, strict=True) if rate is not None and rate >= stock - MARGIN
+            t for t, rate in zip(alive, rates, strict=True) if rate is not None and rate >= stock - MARGIN
         ]
         say(
             f"guard {spec}: {len(held)} of {len(alive)} hit no more than a point below stock's {100 * stock:.1f} %"
@@ -59,23 +58,24 @@ def holding(
 def hit_rates(bench: Bench, spec: str, settings: Sequence[Settings], cost: StepCost) -> list[float | None]:
     """Stock's hit rate on a workload, then that of each of the settings; None where it cannot run."""
     work = build(spec, seed=bench.seed)
-    asked: list[tuple[Settings, bool]] = [({}, True), *((s, False) for s in settings)]
+    replays: list[tuple[Settings, bool]] = [({}, True), *((s, False) for s in settings)]
     answers: dict[int, Answer] = {}
     with SimPool(structs.replace(bench, spec=work.spec, workload_hash=work.hash), cost) as pool:
-        for number, (own, stock) in enumerate(asked):
-            pool.submit(number, own, stock=stock)
-        for _ in asked:
+        for number, (each, stock) in enumerate(replays):
+            pool.submit(number, each, stock=stock)
+        for _ in replays:
             number, answer = pool.next_done()
             answers[number] = answer
     return [
         None if answers[n].failed else OBJECTIVES["hit-rate"].of(answers[n].summary)
-        for n in range(len(asked))
+        for n in range(len(replays))
     ]
 
 
 def _ran(spec: str, rate: float | None) -> float:
     if rate is None:
         raise UsageError(
-            f"stock cannot run the guard {spec} with this pool", "give one that fits it, or leave it out"
+            f"stock cannot run the guard {spec} with this pool",
+            "give a smaller workload or a larger pool, or leave the guard out",
         )
     return rate

@@ -1,6 +1,6 @@
-"""What a setting is judged by: a figure of a run's summary, and whether more or less of it is better. Pure.
+"""Objectives: a figure of a run's summary, and whether more or less of it is better. Pure.
 
-Several may be named (`ttft,throughput`): the first leads, and none of the others may be lost.
+Several may be named (`ttft,throughput`): the first ranks settings, and none of the others may get worse.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtune.analysis.comparison.compare import value_at
+from kvtune.analysis.study import Trial
 from kvtune.errors import UsageError
-from kvtune.tune.trials.trial import Trial
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
     """`better` is 1 where more is better, -1 where less is. `timed` figures mean little without an engine.
 
-    `beside`: what else is asked for at the same time.
+    `beside`: the other objectives, which must not get worse.
     """
 
     name: str
@@ -59,13 +59,13 @@ OBJECTIVES = {
 
 
 def objective(text: str, *, slo: Mapping[str, float] | None = None) -> Objective:
-    """One name, or several with commas. `slo` is given where a study begins: without limits there is no goodput."""
+    """One name, or several separated by commas. With `slo` given but empty, goodput is refused."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in OBJECTIVES:
             raise UsageError(
-                f"--objective {name or text} is not known",
-                f"--objective takes {', '.join(OBJECTIVES)}, or several with commas between",
+                f"there is no objective {name or text!r}",
+                f"--objective takes {', '.join(OBJECTIVES)}, or several separated by commas",
             )
     if "goodput" in names and slo is not None and not slo:
         raise UsageError("goodput needs limits", "add --slo, e.g. --slo ttft=500,tpot=50")
@@ -74,7 +74,7 @@ def objective(text: str, *, slo: Mapping[str, float] | None = None) -> Objective
 
 
 def axes(by: Objective) -> tuple[Objective, ...]:
-    """What a front is over: the objectives where several were asked for, else what is usually traded.
+    """The objectives of the Pareto front: those asked for if several, else first-token time, throughput and hit rate.
 
     Pages draw the first two.
     """
@@ -82,7 +82,7 @@ def axes(by: Objective) -> tuple[Objective, ...]:
 
 
 def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
-    """The complete trial with the best figure; of equal ones (hits, then first-token time) the first."""
+    """The complete trial with the best figure; ties go to the shorter first-token time, then to the first trial."""
     ttft = OBJECTIVES["ttft"]
     scored = [
         (score, ttft.score(t.summary) or float("-inf"), -t.number, t)
@@ -93,11 +93,8 @@ def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
 
 
 def front(trials: Sequence[Trial], by: Sequence[Objective]) -> list[Trial]:
-    """The complete trials that no other one beats in one figure without losing in another (Pareto), in order.
-
-    Of trials with the same figures the first one stands for all.
-    """
-    told = [
+    """The Pareto front of the complete trials, in order. Of trials with equal figures only the first is in it."""
+    scored = [
         (t, tuple(scores))
         for t in trials
         if t.state == "complete" and None not in (scores := [o.score(t.summary) for o in by])
@@ -107,7 +104,7 @@ def front(trials: Sequence[Trial], by: Sequence[Objective]) -> list[Trial]:
         return any(
             all((a or 0.0) >= (b or 0.0) for a, b in zip(theirs, mine, strict=True))
             and (theirs != mine or other.number < number)
-            for other, theirs in told
+            for other, theirs in scored
         )
 
-    return [t for t, scores in told if not beaten(t.number, scores)]
+    return [t for t, scores in scored if not beaten(t.number, scores)]

@@ -1,25 +1,26 @@
-"""Stage one of tuning: Optuna asks for settings, the simulator answers. Seeded: the same seed gives the same trials.
+"""Stage one of tuning: Optuna proposes settings, the simulator scores them. The same seed gives the same trials.
 
-Asked two at a time and told in order, whichever replay ends first. What the journal holds is told again instead of
-simulated again, so a resumed study goes on as the whole one would have.
+Settings are proposed two at a time and their scores are reported in that order, whichever replay ends first. Trials in
+the journal are reported again instead of simulated again, so a resumed study continues as if never interrupted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from msgspec import structs
 
+from kvtune.analysis.study import Bench, Trial
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
 from kvtune.tune.space.knobs import GROUPS, LAYOUT, candidates
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.storage import OptunaStudy
-from kvtune.tune.sweep import Wanted, sim_trial
+from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
-from kvtune.tune.trials.trial import Bench, Trial
 
 AT_ONCE = 2
 
@@ -27,9 +28,10 @@ AT_ONCE = 2
 def tuned_space(
     facts: ModelFacts, engine_args_given: Mapping[str, str | None], *, admission: bool = False
 ) -> Space:
-    """What `kvtune tune` searches for this model; flags that the person gave after `--` stay as given.
+    """What `kvtune tune` searches for this model, without the settings that are fixed by flags after `--`.
 
-    `admission`: also who of the waiting goes first. Who is overtaken pays for it, so nobody gets it unasked.
+    `admission`: also the order in which waiting requests are admitted. It delays the requests that are overtaken, so it
+    is searched only on request.
     """
     names = ["block_size"]
     if facts.window:
@@ -59,30 +61,36 @@ def tuned_space(
     return {name: values for name, values in space.items() if len(values) > 1}
 
 
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """`storage`: the URL of a database in which several workers share the study; `join`: this one did not begin it."""
+
+    trials: int = 40
+    seed: int = 0
+    storage: str = ""
+    join: bool = False
+
+
 def search(
     bench: Bench,
     space: Space,
     by: Objective,
     journal: StudyJournal,
-    *,
-    trials: int,
-    seed: int,
+    settings: SearchSettings,
     cost: StepCost,
     say: Callable[[Trial], None],
-    storage: str = "",
-    join: bool = False,
 ) -> list[Trial]:
     """The simulated trials of a study, different settings only, baseline included."""
-    study = OptunaStudy(bench, by, seed, storage=storage, join=join)
-    cost = study.share_cost(cost, mine=not join)
-    known = {t.key: t for t in (*study.told(), *journal.trials) if t.on == "sim"}
+    study = OptunaStudy(bench, by, settings.seed, storage=settings.storage, join=settings.join)
+    cost = study.share_cost(cost, mine=not settings.join)
+    known = {t.key: t for t in (*study.trials(), *journal.trials) if t.on == "sim"}
     number = 1 + max((t.number for t in journal.trials), default=-1)
     with SimPool(bench, cost) as pool:
 
-        def batch(asked: list[Wanted]) -> list[Trial]:
+        def batch(planned: list[PlannedTrial]) -> list[Trial]:
             nonlocal number
-            running: dict[int, Wanted] = {}
-            for w in asked:
+            running: dict[int, PlannedTrial] = {}
+            for w in planned:
                 key = w.key("sim", bench)
                 if key in known or any(r.key("sim", bench) == key for r in running.values()):
                     continue
@@ -95,26 +103,26 @@ def search(
                 journal.add(trial)
                 say(trial)
                 known[trial.key] = trial
-            return [known[w.key("sim", bench)] for w in asked]
+            return [known[w.key("sim", bench)] for w in planned]
 
-        batch([Wanted({}, "baseline", stock=True), Wanted({})])
-        while (done := study.finished()) < trials:
-            asked = [study.ask(space) for _ in range(min(AT_ONCE, trials - done))]
-            made = batch([Wanted(settings) for _, settings in asked])
-            for (handle, _), trial in zip(asked, made, strict=True):
+        batch([PlannedTrial({}, "baseline", stock=True), PlannedTrial({})])
+        while (done := study.finished()) < settings.trials:
+            proposed = [study.ask(space) for _ in range(min(AT_ONCE, settings.trials - done))]
+            made = batch([PlannedTrial(settings) for _, settings in proposed])
+            for (handle, _), trial in zip(proposed, made, strict=True):
                 study.tell(handle, _scores(by, trial), trial)
-    found = {t.key: t for t in journal.trials if t.on == "sim"}
-    for other in study.told():  # what other machines simulated belongs to this study's record and page, too
-        if other.key not in found:
-            found[other.key] = structs.replace(other, number=number)
-            journal.add(found[other.key])
+    simulated = {t.key: t for t in journal.trials if t.on == "sim"}
+    for other in study.trials():  # other machines' trials belong to this study's journal and page, too
+        if other.key not in simulated:
+            simulated[other.key] = structs.replace(other, number=number)
+            journal.add(simulated[other.key])
             number += 1
-    return list(found.values())
+    return list(simulated.values())
 
 
 def _scores(by: Objective, trial: Trial) -> list[float] | None:
-    """One score an objective, larger is better; None for a trial that failed."""
+    """One score per objective, larger is better; None for a trial that failed."""
     if trial.state != "complete":
         return None
-    found = [score for o in by.all if (score := o.score(trial.summary)) is not None]
-    return found if len(found) == len(by.all) else None
+    scores = [score for o in by.all if (score := o.score(trial.summary)) is not None]
+    return scores if len(scores) == len(by.all) else None

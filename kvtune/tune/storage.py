@@ -1,7 +1,7 @@
-"""Optuna's study of one tuning: in memory, or in a database where several machines work on it.
+"""Optuna's study of one tuning: in memory, or in a database that several machines share.
 
-A trial carries its whole record (`TRIAL`) in the database, so that any worker goes on from what others found. What
-the storage does wrong comes out as a KvtuneError without the URL's password.
+A trial's whole record (`TRIAL`) is in the database, so that every worker has the others' results. Errors of the storage
+become KvtuneErrors without the URL's password.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from typing import Any
 
 import msgspec
 
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
-from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, Trial
 
 STARTUP = 12  # random trials before the sampler models anything
 TRIAL = "trial"
 
 
 class OptunaStudy:
-    """Asks for settings and is told what they reached. Alone with one seed, it asks for the same settings again."""
+    """Proposes settings and is given their scores. In memory, the same seed proposes the same settings."""
 
     def __init__(
         self, bench: Bench, by: Objective, seed: int, *, storage: str = "", join: bool = False
@@ -42,13 +41,13 @@ class OptunaStudy:
         name = f"kvtune-{bench.workload_hash[:16]}-{'+'.join(by.names)}"
         self._study = self._kept(lambda: self._stored(name, storage, join, by))
         self._check(name, bench)
-        # Whoever goes on with a study must not draw again what was drawn when it began, nor what another draws.
+        # A resumed study must not propose its first settings again, nor a joining worker those of another.
         begun = len(self._kept(lambda: self._study.get_trials(deepcopy=False)))
-        own = os.getpid() * 7919 + time.time_ns() if join else 0
-        self._study.sampler = _sampler((seed + begun + own) % 2**32)
+        offset = os.getpid() * 7919 + time.time_ns() if join else 0
+        self._study.sampler = _sampler((seed + begun + offset) % 2**32)
 
     def finished(self) -> int:
-        """Trials that ended, whoever made them."""
+        """Number of trials of all workers that ended."""
         from optuna.trial import TrialState
 
         states = (TrialState.COMPLETE, TrialState.FAIL)
@@ -57,15 +56,15 @@ class OptunaStudy:
     def ask(self, space: Space) -> tuple[Any, Settings]:
         def ask() -> tuple[Any, Settings]:
             handle = self._study.ask()
-            # Positions, not values: a categorical of Optuna's must not mix None, booleans and numbers.
+            # Positions, not values: Optuna's categoricals must not mix strings, booleans and numbers.
             at = {name: handle.suggest_categorical(name, list(range(len(v)))) for name, v in space.items()}
             return handle, settings_of({name: values[at[name]] for name, values in space.items()})
 
-        found: tuple[Any, Settings] = self._kept(ask)
-        return found
+        proposal: tuple[Any, Settings] = self._kept(ask)
+        return proposal
 
     def tell(self, handle: Any, scores: list[float] | None, trial: Trial) -> None:
-        """One score an objective; None: the trial failed."""
+        """Report one score per objective; None for a trial that failed."""
         from optuna.trial import TrialState
 
         def tell() -> None:
@@ -77,13 +76,13 @@ class OptunaStudy:
 
         self._kept(tell)
 
-    def told(self) -> list[Trial]:
-        """What every worker simulated."""
+    def trials(self) -> list[Trial]:
+        """The trials that all workers simulated."""
         kept = self._kept(lambda: self._study.get_trials(deepcopy=False))
         return [msgspec.json.decode(t.user_attrs[TRIAL], type=Trial) for t in kept if TRIAL in t.user_attrs]
 
     def share_cost(self, cost: StepCost, *, mine: bool) -> StepCost:
-        """One step cost for all workers: predicted times are compared. The worker that began it knows the engine."""
+        """One step cost for all workers, so that predicted times compare; `mine`: this worker sets it."""
         known = self._kept(lambda: self._study.user_attrs.get("cost"))
         if known is not None and not mine:
             return msgspec.json.decode(known, type=StepCost)
@@ -102,7 +101,7 @@ class OptunaStudy:
             return optuna.load_study(study_name=name, storage=kept)
         except KeyError as error:
             raise UsageError(
-                f"no study {name} at {self._shown}", "start it without --join, with the same workload"
+                f"no study {name} at {self._shown}", "begin it without --join, with the same workload"
             ) from error
 
     def _check(self, name: str, bench: Bench) -> None:
@@ -113,13 +112,13 @@ class OptunaStudy:
             "flags": bench.engine_args,
             **({"slo": bench.slo} if bench.slo else {}),
         }
-        told = self._kept(lambda: self._study.user_attrs.get("bench"))
-        if told is None:
+        stored = self._kept(lambda: self._study.user_attrs.get("bench"))
+        if stored is None:
             self._kept(lambda: self._study.set_user_attr("bench", json.dumps(identity, sort_keys=True)))
-        elif json.loads(told) != identity:
+        elif json.loads(stored) != identity:
             raise UsageError(
-                f"the study {name} at {self._shown} belongs to another bench: {told}",
-                "give the same MODEL and flags, or another storage",
+                f"the study {name} at {self._shown} belongs to another bench: {stored}",
+                "give the same MODEL and flags, or another --study URL",
             )
 
     def _kept(self, do: Callable[[], Any]) -> Any:
@@ -140,7 +139,7 @@ class OptunaStudy:
             first = (str(cause).strip().splitlines() or ["no message"])[0]
             raise KvtuneError(
                 f"the storage {self._shown} does not answer: {first[:200]}",
-                "each trial that ended is kept there: give the same command when the storage is back",
+                "finished trials are kept there: run the same command when the storage is back",
             ) from error
 
 
@@ -155,13 +154,14 @@ def _sampler(seed: int) -> Any:
 
 
 def _with_driver(url: str) -> str:
-    """SQLAlchemy's own choice for PostgreSQL is a driver that we do not bring."""
+    """Name psycopg: SQLAlchemy's default driver for PostgreSQL is one that kvtune does not install."""
     return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
 
 
 def _options(url: str) -> dict[str, Any]:
-    """A new connection for each use, a few milliseconds against seconds a trial: none goes stale, none stays open.
-    Text comes as text from a database of any encoding.
+    """A new connection for each use: milliseconds against seconds per trial, and none goes stale or stays open.
+
+    `client_encoding`: text is decoded whatever the database's encoding is.
     """
     from sqlalchemy.pool import NullPool
 

@@ -1,7 +1,4 @@
-"""A study file read again, and told as plain data: trials, verdict, effects, the front, finalists, recipe.
-
-In: a journal (of `sweep` or `tune`) at any moment of its life. Out: what the page and `--json` say. Writes nothing.
-"""
+"""Reads a study's journal again, at any moment of its life, and computes what its page shows. Writes nothing."""
 
 from __future__ import annotations
 
@@ -9,31 +6,57 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec import structs
 
+from kvtune.analysis.study import Bench, EngineRuns, Finalist, Kind, Place, StudyView, Trial, Verdict
 from kvtune.engine.flags import without_overridden
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.tune.confirm import Contender, judge
 from kvtune.tune.effects import effects
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
+from kvtune.tune.trials.flags import flags_of
 from kvtune.tune.trials.journal import FORMAT, Head
-from kvtune.tune.trials.trial import Bench, Place, Trial, flags_of
 
 START = b'{"kvtune_journal"'
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    kind: str
+    """A journal's content."""
+
+    kind: Kind
     bench: Bench
     trials: tuple[Trial, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Confirmation:
+    """What the engine runs of a search showed. `drift`: of stock's first-token time, from its first run to its last."""
+
+    winner: bool = False
+    why: str = ""
+    drift: float | None = None
+
+
+class _Numbered(msgspec.Struct, frozen=True):
+    number: int
+
+
+class SavedResult(msgspec.Struct, frozen=True):
+    """What a page needs of the result file that a study's command left beside the journal."""
+
+    trials: tuple[_Numbered, ...]
+    objective: str = ""
+    finalists: tuple[Finalist, ...] = ()
+    verdict: Verdict = Verdict()
+    recipe: str | None = None
+
+
 def is_study(path: Path) -> bool:
-    """By its first bytes."""
+    """Whether a file is a study's journal, by its first bytes."""
     try:
         with path.open("rb") as file:
             return file.read(len(START)) == START
@@ -42,12 +65,14 @@ def is_study(path: Path) -> bool:
 
 
 def read_study(path: Path) -> Study:
-    """Without the lock: a study may be looked at while it runs. A torn last line is not there yet."""
+    """Read without the lock: a study may be looked at while it runs. An incomplete last line is ignored."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
         head = msgspec.json.decode(lines[0], type=Head) if lines else None
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{path} is not a readable study: {error}", "name the .jsonl of a sweep") from error
+        raise UsageError(
+            f"{path} is not a readable study: {error}", "give the .jsonl file of a sweep or a tune"
+        ) from error
     if head is None or head.kvtune_journal != FORMAT:
         raise UsageError(f"{path} is a study of another format", f"this kvtune reads format {FORMAT}")
     trials = []
@@ -56,70 +81,77 @@ def read_study(path: Path) -> Study:
             trials.append(msgspec.json.decode(line, type=Trial))
         except msgspec.DecodeError as error:
             raise UsageError(
-                f"{path}, line {number}: not a trial: {error}", "remove the line, and report again"
+                f"{path}, line {number}: not a trial: {error}", "remove the line and run the command again"
             ) from error
     return Study(head.kind, head.bench, tuple(trials))
 
 
-def saved_result(journal: Path, study: Study) -> dict[str, Any] | None:
-    """What the study's own command came to, with the intervals it computed; None where trials came later."""
+def saved_result(journal: Path, study: Study) -> SavedResult | None:
+    """The result that the study's own command computed; None where there is none, or trials were added since."""
     try:
-        found = msgspec.json.decode(journal.with_suffix(RESULT).read_bytes())
-        known = {t["number"] for t in found["trials"]}
-    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        saved = msgspec.json.decode(journal.with_suffix(RESULT).read_bytes(), type=SavedResult)
+    except (OSError, msgspec.DecodeError):
         return None
-    return found if known == {t.number for t in study.trials} else None
+    return saved if {t.number for t in saved.trials} == {t.number for t in study.trials} else None
 
 
-def recipe_of(journal: Path, saved: dict[str, Any] | None) -> Path | None:
-    """The recipe that the study wrote: where it was written, or else beside the journal."""
-    written = str((saved or {}).get("recipe") or "")
+def recipe_of(journal: Path, saved: SavedResult | None) -> Path | None:
+    """The recipe that the study wrote: at the path in its result, or else beside the journal."""
+    written = saved.recipe if saved is not None and saved.recipe else ""
     places = (Path(written), journal.with_name(Path(written).name)) if written else ()
     return next((p for p in (*places, journal.with_suffix(".toml")) if p.is_file()), None)
 
 
-def told(
-    study: Study, by: Objective, recipe: Path | None = None, saved: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """What the study came to. `recipe` is the file that it wrote, where there is one; `saved` its stored result."""
-    found = result(study.trials, by)
-    drawn_on = _widest(study.trials)
-    own = [t for t in study.trials if t.role == "trial" and t.on == drawn_on]
-    if saved is not None and saved.get("objective") != by.name:
+def view(
+    study: Study, by: Objective, recipe: Path | None = None, saved: SavedResult | None = None
+) -> StudyView:
+    """The study as its page shows it. `recipe`: the file that the study wrote; `saved`: its stored result."""
+    outcome = result(study.trials, by)
+    drawn_on = _busiest(study.trials)
+    drawn = [t for t in study.trials if t.role == "trial" and t.on == drawn_on]
+    if saved is not None and saved.objective != by.name:
         saved = None
-    sides, verdict = _finalists(study.trials, by, saved)
+    rows, confirmation = _engine_runs(study.trials, by, saved)
     text = ""
     if recipe is not None:
         try:
             text = recipe.read_text(encoding="utf-8")
         except OSError:
             recipe = None
-    return {
-        **found,
-        "kind": study.kind,
-        "drawn_on": drawn_on,
-        "bench": msgspec.to_builtins(study.bench),
-        "verdict": {**found["verdict"], **(verdict if study.kind == "tune" else {})},
-        "best_flags": without_overridden(flags_of(study.bench, (found["best"] or {}).get("settings", {}))),
-        "effects": [[e.knob, [list(mean) for mean in e.means]] for e in effects(own, by)],
-        "front": [t.number for t in front(own, axes(by))],
-        "axes": [o.name for o in axes(by)],
-        "finalists": sides,
-        "recipe": str(recipe) if recipe else None,
-        "recipe_text": text,
-    }
+    if study.kind != "tune":
+        confirmation = None
+    if confirmation is not None:
+        shown = confirmation.winner
+        outcome = structs.replace(
+            outcome, verdict=structs.replace(outcome.verdict, winner=shown, confirmed=shown)
+        )
+    return StudyView(
+        bench=study.bench,
+        result=structs.replace(outcome, kind=study.kind, recipe=str(recipe) if recipe else None),
+        drawn_on=drawn_on,
+        best_flags=tuple(
+            without_overridden(flags_of(study.bench, outcome.best.settings if outcome.best else {}))
+        ),
+        effects=tuple(effects(drawn, by)),
+        front=tuple(t.number for t in front(drawn, axes(by))),
+        axes=tuple(o.name for o in axes(by)),
+        engine_runs=rows,
+        why=confirmation.why if confirmation else "",
+        drift_ttft=confirmation.drift if confirmation else None,
+        recipe_text=text,
+    )
 
 
-def _widest(trials: Sequence[Trial]) -> Place:
-    """Where most trials were completed: a search simulates many and runs few, and drawings need many."""
+def _busiest(trials: Sequence[Trial]) -> Place:
+    """Where most trials were completed: a search simulates many and runs few, and charts need many."""
     places = [t.on for t in trials if t.role == "trial" and t.state == "complete"]
     return "engine" if 2 * places.count("engine") > len(places) else "sim"
 
 
-def _finalists(
-    trials: Sequence[Trial], by: Objective, saved: dict[str, Any] | None
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Every setting that ran on the engine more than once, against stock there; and the verdict over them."""
+def _engine_runs(
+    trials: Sequence[Trial], by: Objective, saved: SavedResult | None
+) -> tuple[tuple[EngineRuns, ...], _Confirmation | None]:
+    """Stock and every setting that ran on the engine more than once, and what their runs show."""
     stock = Contender({}, "baseline")
     sides: dict[str, Contender] = {}
     for t in trials:
@@ -127,37 +159,34 @@ def _finalists(
             continue
         side = stock if t.role == "baseline" else sides.setdefault(t.key, Contender(t.settings, "trial"))
         side.trials.append(t)
-    several = [side for side in sides.values() if len(side.trials) > 1]
-    if not several or not stock.trials:
-        return [], {}
+    repeated = [side for side in sides.values() if len(side.trials) > 1]
+    if not repeated or not stock.trials:
+        return (), None
     _read_runs(stock)
     rows = [_row(stock, stock, by)]
-    for side in several:
+    for side in repeated:
         _read_runs(side)
         rows.append(_row(side, stock, by))
-    if not all(side.runs for side in (stock, *several)):
-        if saved is not None and saved.get("finalists"):
-            return _as_saved(rows, several, saved, by)
-        why = "run files of the finalists are gone, so no interval can be given again"
-        return rows, {"confirmed": False, "winner": False, "why": why}
-    found = judge(stock, several, by)
-    shown = found.winner is not None
-    return rows, {"confirmed": shown, "winner": shown, "why": found.why, "drift_ttft": found.drift}
+    if all(side.runs for side in (stock, *repeated)):
+        judged = judge(stock, repeated, by)
+        return tuple(rows), _Confirmation(judged.winner is not None, judged.why, judged.drift)
+    if saved is not None and saved.finalists:
+        drift = saved.verdict.drift_ttft
+        filled = _with_saved_figures(rows, saved, by)
+        return tuple(filled), _Confirmation(saved.verdict.winner, drift=drift or None)
+    why = "run files of the finalists are gone, so no interval can be given again"
+    return tuple(rows), _Confirmation(why=why)
 
 
-def _as_saved(
-    rows: list[dict[str, Any]], several: Sequence[Contender], saved: dict[str, Any], by: Objective
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The intervals that were computed while the run files were there."""
-    by_settings = {json.dumps(f["settings"], sort_keys=True): f["figures"] for f in saved["finalists"]}
-    for row, side in zip(rows[1:], several, strict=True):
-        figures = by_settings.get(json.dumps(side.settings, sort_keys=True), ())
-        figure = next((f for f in figures if f["path"] == by.path), None)
-        if figure is not None:
-            row.update({name: figure[name] for name in FIGURE_FIELDS})
-    verdict = saved["verdict"]
-    shown = bool(verdict["winner"])
-    return rows, {"confirmed": shown, "winner": shown, "why": "", "drift_ttft": verdict.get("drift_ttft")}
+def _with_saved_figures(rows: Sequence[EngineRuns], saved: SavedResult, by: Objective) -> list[EngineRuns]:
+    """The rows with the intervals that were computed while the run files were there."""
+    figures_of = {json.dumps(f.settings, sort_keys=True): f.figures for f in saved.finalists}
+    filled = [rows[0]]
+    for row in rows[1:]:
+        figures = figures_of.get(json.dumps(row.settings, sort_keys=True), ())
+        figure = next((f for f in figures if f.path == by.path), None)
+        filled.append(row if figure is None else structs.replace(row, figure=figure, why=figure.why))
+    return filled
 
 
 def _read_runs(side: Contender) -> None:
@@ -167,26 +196,21 @@ def _read_runs(side: Contender) -> None:
         try:
             side.runs.append(read_run(Path(trial.run_file)))
         except KvtuneError:
-            continue  # its run file is gone: the trial's own figures are still told
+            continue  # its run file is gone: the trial's own figures are still shown
 
 
-def _row(side: Contender, stock: Contender, by: Objective) -> dict[str, Any]:
+def _row(side: Contender, stock: Contender, by: Objective) -> EngineRuns:
     from kvtune.analysis.comparison.repeats import compare_repeats
 
-    values = [value for t in side.trials if (value := by.of(t.summary)) is not None]
-    row = {
-        "settings": side.settings,
-        "core": side.trials[0].core,
-        "values": values,
-        "mean": sum(values) / len(values) if values else None,
-    }
+    row = EngineRuns(
+        settings=side.settings,
+        core=side.trials[0].core,
+        values=tuple(value for t in side.trials if (value := by.of(t.summary)) is not None),
+    )
     if side is stock:
-        return {**row, "why": "the baseline"}
+        return structs.replace(row, why="the baseline")
     if not side.runs or not stock.runs:
-        return {**row, "why": "its run files are gone"}
+        return structs.replace(row, why="its run files are gone")
     figures = compare_repeats(stock.runs, side.runs).figures
     figure = next((f for f in figures if f.path == by.path), None)
-    return row if figure is None else {**row, **{n: getattr(figure, n) for n in FIGURE_FIELDS}}
-
-
-FIGURE_FIELDS = ("difference", "relative", "low", "high", "verdict", "why")
+    return row if figure is None else structs.replace(row, figure=figure, why=figure.why)

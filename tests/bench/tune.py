@@ -33,8 +33,8 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, core_part, flags_of
+from kvtune.analysis.study import Bench, Settings
+from kvtune.tune.trials.flags import core_part, flags_of
 from kvtune.workload.spec import build
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.analysis.study import Bench
 from kvtune.cli.app import run
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.trial import Bench
 
 pytestmark = pytest.mark.vllm  # the installed vLLM's version is checked first
 
@@ -17,14 +17,14 @@ CASES = [
     (["sweep", "tiny-gemma3", "--set", "policy=best"], "tiered"),
     (["sweep", "tiny-gemma3", "--set", "block_size=40"], "multiples of 32"),
     (["sweep", "tiny-gemma3", "--gc"], "--on engine"),
-    (["sweep", "tiny-gemma3", "--on", "moon"], "--on takes"),
+    (["sweep", "tiny-gemma3", "--on", "moon"], "--on must be"),
     (["sweep", "tiny-gemma3", "--objective", "joy"], "hit-rate"),
     (["sweep", "tiny-gemma3", "-w", "rounds:colour=1"], "colour"),
     (["sweep", "no/such/model/at/all"], "no model folder"),
     (["sweep", "tiny-gemma3", "--trace", "none.jsonl"], "none.jsonl"),
     (["tune", "tiny-gemma3", "--join"], "--study URL"),
-    (["tune", "tiny-gemma3", "--join", "--study", "sqlite:///x", "--guard", "chat"], "whoever began"),
-    (["tune", "tiny-gemma3", "--on", "engine"], "--on takes"),
+    (["tune", "tiny-gemma3", "--join", "--study", "sqlite:///x", "--guard", "chat"], "the worker that began"),
+    (["tune", "tiny-gemma3", "--on", "engine"], "--on must be"),
     (["tune", "tiny-gemma3", "-w", "zipf", "--trace", "x"], "exclude"),
     (["recipe", "verify", "nowhere"], "no recipe nowhere"),
     (["recipe", "show", "nowhere"], "recipe list"),

@@ -100,7 +100,7 @@ def test_runs_of_the_journal_are_not_made_again(tmp_path: Path, monkeypatch: pyt
 def test_claims_are_chosen_by_name() -> None:
     assert chosen("") == NAMES
     assert [case.name for case in cases_of(chosen("pinning"), CPU)] == ["many prefixes", "half the prefixes"]
-    with pytest.raises(UsageError, match="speed is no claim"):
+    with pytest.raises(UsageError, match="there is no claim speed"):
         chosen("pinning,speed")
 
 

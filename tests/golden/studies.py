@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from kvtune.analysis.study import Bench, StudyView, Trial
 from kvtune.tune.objective import Objective, objective
-from kvtune.tune.study import Study, told
+from kvtune.tune.study import Study, view
 from kvtune.tune.trials.journal import FORMAT, Head
-from kvtune.tune.trials.trial import Bench, Trial
 
 HIT_RATE = objective("hit-rate")
 
@@ -105,5 +105,5 @@ def journal(study: Study) -> bytes:
     return b"".join(msgspec.json.encode(line) + b"\n" for line in (head, *study.trials))
 
 
-def found(study: Study, by: Objective = HIT_RATE) -> dict[str, Any]:
-    return told(study, by)
+def viewed(study: Study, by: Objective = HIT_RATE) -> StudyView:
+    return view(study, by)

@@ -9,7 +9,7 @@ from typing import Any
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.contrast import contrast
 from kvtune.report.pages.run import compare_page, run_page
-from kvtune.report.pages.study import sweep_page
+from kvtune.report.pages.study import study_page
 from kvtune.run.file import read_run
 from kvtune.run.types import CoreInfo
 from tests.golden import studies
@@ -28,9 +28,9 @@ MAKERS: dict[str, Callable[[], str]] = {
     "empty": lambda: run_page(RunAnalysis(empty_run())),
     "hostile": lambda: run_page(RunAnalysis(run_of("hostile"))),
     "compare": lambda: _compared(),
-    "sweep": lambda: sweep_page(studies.found(studies.grid_study())),
-    "tune": lambda: sweep_page(studies.found(studies.tuned_study())),
-    "thousand": lambda: sweep_page(studies.found(studies.thousand())),
+    "sweep": lambda: study_page(studies.viewed(studies.grid_study())),
+    "tune": lambda: study_page(studies.viewed(studies.tuned_study())),
+    "thousand": lambda: study_page(studies.viewed(studies.thousand())),
     "ablation": lambda: run_page(RunAnalysis(run_of("ablation"))),
     "real": lambda: run_page(RunAnalysis(read_run(FOLDER / "schema1-real.kvrun"))),
 }

@@ -1,4 +1,4 @@
-"""`kvtune report`, `compare` and `export` as a person or a CI job calls them."""
+"""`kvtune report`, `compare` and `export` on the command line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_two_runs_become_a_comparison(folder: Path, tmp_path: Path) -> None:
     assert "kvtune against stock" in page.read_text()
 
 
-def test_a_page_is_not_overwritten_unless_told(
+def test_a_page_is_not_overwritten_without_force(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.html"
@@ -97,7 +97,7 @@ def test_compare_prints_markdown(folder: Path, capsys: pytest.CaptureFixture[str
     assert any(line.startswith("| prefix cache hit rate |") and line.endswith("| better |") for line in lines)
 
 
-def test_incomparable_runs_are_refused_by_field_unless_told(
+def test_incomparable_runs_are_refused_by_field_without_anyway(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [str(folder / "stock.kvrun"), str(folder / "other.kvrun")]

@@ -229,7 +229,7 @@ def test_csv_names_the_processes(rounds: Run, tmp_path: Path) -> None:
         assert {row["process_name"] for row in csv.DictReader(lines)} == {"front end", "EngineCore"}
 
 
-def test_csv_overwrites_nothing_unless_told(rounds: Run, tmp_path: Path) -> None:
+def test_csv_overwrites_nothing_without_force(rounds: Run, tmp_path: Path) -> None:
     folder = tmp_path / "csv"
     write_csv(rounds, folder)
     with pytest.raises(UsageError, match="not empty"):

@@ -17,7 +17,7 @@ from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
 from kvtune.errors import UsageError
 from kvtune.report.contrast import contrast
-from kvtune.report.pages.frame import write_page
+from kvtune.report.files import write_new
 from kvtune.report.pages.run import compare_page, run_page
 from kvtune.run.extras import read_extras
 from kvtune.run.types import CoreInfo, Run, empty_table
@@ -234,8 +234,8 @@ def test_an_ablation_says_which_switches_are_worth_something() -> None:
     from tests.golden.synthetic import ablated_run
 
     html = run_page(RunAnalysis(ablated_run()))
-    assert "Worse when turned over: freeze off (collections, pauses)." in html
-    assert "Better when turned over: thresholds on (collections, pauses)." in html
+    assert "Worse when toggled: freeze off (collections, pauses)." in html
+    assert "Better when toggled: thresholds on (collections, pauses)." in html
     assert "No difference shown: rows. Too few runs to tell: steady." in html
     assert "A run failed. steady: EngineCore died" in html
     assert "14 of 15 runs were made: the budget of 20 min is used up." in html
@@ -351,21 +351,21 @@ def test_a_comparison_of_runs_without_anything_is_a_page() -> None:
     assert "This run failed." in html
 
 
-def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
     page = tmp_path / "deep" / "page.html"
-    write_page("one", page)
+    write_new("one", page)
     with pytest.raises(UsageError, match="exists") as refused:
-        write_page("two", page)
+        write_new("two", page)
     assert "--force" in refused.value.hint
     assert page.read_text() == "one"
-    write_page("two", page, force=True)
+    write_new("two", page, force=True)
     assert page.read_text() == "two"
     assert list(page.parent.iterdir()) == [page], "no half file is left"
 
 
 def test_a_page_goes_not_onto_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a folder"):
-        write_page("one", tmp_path, force=True)
+        write_new("one", tmp_path, force=True)
 
 
 def test_times_that_are_missing_do_not_break_the_json(rounds: Run) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvtune.analysis.study import StudyView, Trial
 from kvtune.cli.app import run
-from kvtune.report.pages.study import sweep_page, sweep_sections
+from kvtune.report.pages.study import study_page, study_sections
 from kvtune.tune.objective import axes, front, objective
-from kvtune.tune.study import is_study, read_study, saved_result, told
+from kvtune.tune.study import is_study, read_study, saved_result, view
 from kvtune.tune.sweep import keep_result
-from kvtune.tune.trials.trial import Trial
 from tests.golden import studies
 from tests.golden.make import FOLDER
 from tests.golden.synthetic import HOSTILE
@@ -22,12 +22,16 @@ from tests.report.drawn import words
 GOLDEN = sorted(FOLDER.glob("study*.jsonl"))
 
 
-def sections(found: dict[str, Any]) -> dict[str, Any]:
-    return {s.id: s for s in sweep_sections(found)}
+def sections(study: StudyView) -> dict[str, Any]:
+    return {s.id: s for s in study_sections(study)}
+
+
+def with_result(study: StudyView, **changes: Any) -> StudyView:
+    return msgspec.structs.replace(study, result=msgspec.structs.replace(study.result, **changes))
 
 
 def test_a_heat_map_for_each_block_size() -> None:
-    made = sections(studies.found(studies.grid_study()))
+    made = sections(studies.viewed(studies.grid_study()))
     maps = made["maps"].charts
     assert [c.title for c in maps] == ["block_size 32", "block_size 64"]
     assert len(made["maps"].data[maps[0].id]["figure"]) == 8, "one trial failed"
@@ -37,8 +41,8 @@ def test_a_heat_map_for_each_block_size() -> None:
     assert made["effects"].charts[0].title == "pin_window"
 
 
-def test_a_winner_in_simulation_is_told_as_one_and_sent_to_the_engine() -> None:
-    html = sweep_page(studies.found(studies.grid_study()))
+def test_a_winner_in_simulation_is_named_and_the_command_confirms_it_on_the_engine() -> None:
+    html = study_page(studies.viewed(studies.grid_study()))
     assert "Simulated." in html
     assert "a hit rate of 41.76 %, against 33 % with stock vLLM, in simulation." in html
     assert "kvtune tune tiny-gemma3" in words(html)
@@ -46,43 +50,43 @@ def test_a_winner_in_simulation_is_told_as_one_and_sent_to_the_engine() -> None:
 
 
 def test_values_with_which_nothing_hits_are_noticed() -> None:
-    found = studies.found(studies.grid_study())
-    assert "Noticed" not in sweep_page(found)
-    html = sweep_page({**found, "notes": ["nothing hit with pin_window=4096: look"]})
+    found = studies.viewed(studies.grid_study())
+    assert "Noticed" not in study_page(found)
+    html = study_page(with_result(found, notes=("nothing hit with pin_window=4096: look",)))
     assert "Noticed" in html and "Nothing hit with pin_window=4096: look." in html
 
 
 def test_no_winner_says_so() -> None:
-    html = sweep_page(studies.found(studies.grid_study(stock=0.9)))
+    html = study_page(studies.viewed(studies.grid_study(stock=0.9)))
     assert "No winner" in html
     assert "Nothing tried here was shown to be better than stock vLLM" in html
 
 
 def test_failed_trials_stand_in_the_table_with_their_reason_as_text() -> None:
-    html = sweep_page(studies.found(studies.grid_study(why=HOSTILE)))
+    html = study_page(studies.viewed(studies.grid_study(why=HOSTILE)))
     assert "<img src=x" not in html
     assert "&lt;img src=x" in html
     assert "1 trial failed." in html
 
 
 def test_every_trial_failed() -> None:
-    html = sweep_page(studies.found(studies.grid_study(fails=range(1, 100))))
+    html = study_page(studies.viewed(studies.grid_study(fails=range(1, 100))))
     assert "Every trial failed." in html
     assert "kvtune doctor tiny-gemma3" in words(html)
 
 
 def test_a_study_without_a_trial_has_a_page() -> None:
-    html = sweep_page(told(studies.Study("sweep", studies.bench(), ()), studies.HIT_RATE))
+    html = study_page(view(studies.Study("sweep", studies.bench(), ()), studies.HIT_RATE))
     assert "No trial was completed" in html
 
 
 def test_finalists_on_the_engine_without_their_run_files_keep_their_figures() -> None:
-    found = studies.found(studies.tuned_study())
-    assert [row["core"] for row in found["finalists"]] == ["stock", "kvtune"]
-    assert [len(row["values"]) for row in found["finalists"]] == [3, 3]
-    assert found["finalists"][1]["mean"] == pytest.approx(0.61)
-    assert [row["why"] for row in found["finalists"]] == ["the baseline", "its run files are gone"]
-    html = sweep_page(found)
+    found = studies.viewed(studies.tuned_study())
+    assert [row.core for row in found.engine_runs] == ["stock", "kvtune"]
+    assert [len(row.values) for row in found.engine_runs] == [3, 3]
+    assert found.engine_runs[1].mean == pytest.approx(0.61)
+    assert [row.why for row in found.engine_runs] == ["the baseline", "its run files are gone"]
+    html = study_page(found)
     assert "Finalists on the engine" in html
     assert "No winner" in html, "nothing is called a winner without its intervals"
 
@@ -95,19 +99,20 @@ def test_intervals_outlive_the_run_files_in_the_saved_result(tmp_path: Path) -> 
     best = study.trials[-1].settings
     figure = {"path": by.path, "a": 0.33, "b": 0.61, "difference": 0.28, "relative": 0.85}
     figure |= {"low": 0.25, "high": 0.31, "verdict": "better", "why": ""}
-    told_then = {
+    stored = {
         "objective": by.name,
         "trials": [{"number": t.number} for t in study.trials],
         "finalists": [{"settings": best, "figures": [figure]}],
         "verdict": {"winner": True, "drift_ttft": 0.01},
     }
     assert saved_result(path, study) is None
-    keep_result(told_then, path)
-    found = told(study, by, saved=saved_result(path, study))
-    assert found["verdict"]["winner"] and found["finalists"][1]["low"] == 0.25
-    html = sweep_page(found)
+    keep_result(stored, path)
+    found = view(study, by, saved=saved_result(path, study))
+    figure_again = found.engine_runs[1].figure
+    assert found.result.verdict.winner and figure_again is not None and figure_again.low == 0.25
+    html = study_page(found)
     assert "+25 to +31" in html and "No winner" not in html
-    assert not told(study, objective("ttft"), saved=saved_result(path, study))["verdict"]["winner"]
+    assert not view(study, objective("ttft"), saved=saved_result(path, study)).result.verdict.winner
     more = studies.Study(
         study.kind,
         study.bench,
@@ -121,10 +126,12 @@ def test_markup_anywhere_in_a_study_stays_text() -> None:
     settings = {"policy": HOSTILE, "pin_window": 1024, "block_size": 32}
     trials = tuple(msgspec.structs.replace(t, settings=settings, why=HOSTILE) for t in study.trials)
     bench = studies.bench(model=HOSTILE, spec=HOSTILE, engine_args=[HOSTILE], vllm=HOSTILE)
-    found = told(studies.Study("tune", bench, trials), studies.HIT_RATE)
-    html = sweep_page({**found, "recipe": f"{HOSTILE}.toml", "recipe_text": HOSTILE})
+    found = view(studies.Study("tune", bench, trials), studies.HIT_RATE)
+    html = study_page(
+        msgspec.structs.replace(with_result(found, recipe=f"{HOSTILE}.toml"), recipe_text=HOSTILE)
+    )
     assert "<img src=x" not in html
-    assert html.count("<script") == sweep_page(studies.found(study)).count("<script")
+    assert html.count("<script") == study_page(studies.viewed(study)).count("<script")
 
 
 def test_the_front_holds_what_nothing_beats() -> None:
@@ -143,21 +150,21 @@ def test_the_front_holds_what_nothing_beats() -> None:
 
 def test_the_best_setting_keeps_the_pools_size_in_tokens() -> None:
     study = studies.grid_study(blocks=(64,), fails=())
-    found = studies.found(study)
-    assert "--num-gpu-blocks-override 1500" in " ".join(found["best_flags"])
-    assert "--num-gpu-blocks-override 1500" in words(sweep_page(found))
+    found = studies.viewed(study)
+    assert "--num-gpu-blocks-override 1500" in " ".join(found.best_flags)
+    assert "--num-gpu-blocks-override 1500" in words(study_page(found))
 
 
 def test_a_thousand_trials_stay_below_three_megabytes() -> None:
     study = studies.thousand()
     assert len(study.trials) == 1001
-    html = sweep_page(studies.found(study))
+    html = study_page(studies.viewed(study))
     assert len(html.encode()) < 3_000_000
     assert "Of 5 block sizes" not in html
 
 
 def test_another_objective_judges_the_same_study() -> None:
-    html = sweep_page(told(studies.grid_study(), objective("ttft")))
+    html = study_page(view(studies.grid_study(), objective("ttft")))
     assert "first token (ms)" in html
 
 
@@ -179,14 +186,14 @@ def test_report_draws_every_golden_study(
 
 def test_a_real_sweep_of_the_simulator_is_drawn_whole() -> None:
     """48 settings of tiny-gemma3 on a pool of 3000 blocks, as `kvtune sweep` left them."""
-    found = told(read_study(FOLDER / "study1-real.jsonl"), studies.HIT_RATE)
-    made = {s.id: s for s in sweep_sections(found)}
+    found = view(read_study(FOLDER / "study1-real.jsonl"), studies.HIT_RATE)
+    made = {s.id: s for s in study_sections(found)}
     assert made["outcome"].title == "Ahead in simulation"
     assert [c.title for c in made["maps"].charts] == ["block_size 32", "block_size 64"]
     assert [len(made["maps"].data[c.id]["figure"]) for c in made["maps"].charts] == [12, 12]
     assert {c.title for c in made["effects"].charts} == {"pin_window", "min_drop", "block_size", "policy"}
     assert len(made["trials"].values["table"].rows) == 49, "and stock"
-    assert found["best"]["settings"]["policy"] == "tiered"
+    assert found.result.best is not None and found.result.best.settings["policy"] == "tiered"
 
 
 def test_there_is_a_golden_study() -> None:

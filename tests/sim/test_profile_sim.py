@@ -129,14 +129,14 @@ def test_traces_with_long_gaps_and_repeated_lines_replay(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--on", "gpu"], "--on gpu"),
-        (["--on", "sim", "--mode", "quick"], "--mode quick"),
-        (["--mode", "jump"], "does not replay"),
-        (["--like", str(GALLERY / "rounds-stock.kvrun")], "does not replay"),
+        (["--on", "gpu"], "--on must be engine or sim, not 'gpu'"),
+        (["--on", "sim", "--mode", "quick"], "--mode must be"),
+        (["--mode", "jump"], "are for simulations"),
+        (["--like", str(GALLERY / "rounds-stock.kvrun")], "are for simulations"),
         (["--on", "sim", "--like", "/no/such.kvrun"], "/no/such.kvrun"),
         (["--on", "sim", "--like", str(GOLDEN / "schema1-bare.kvrun")], "no KV specs"),
-        (["--on", "sim", "--stacks"], "--on sim has no host"),
-        (["--on", "sim", "--repeat", "2"], "--on sim has no host"),
+        (["--on", "sim", "--stacks"], "need the real engine"),
+        (["--on", "sim", "--repeat", "2"], "need the real engine"),
     ],
 )
 def test_bad_input_is_two_lines(

@@ -1,4 +1,4 @@
-"""Who wins on the engine: intervals over whole runs, drift, and no winner as a result."""
+"""The verdict on the engine: intervals over whole runs, drift, and no winner as a result."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from kvtune.analysis.study import Trial
 from kvtune.tune import confirm as module
 from kvtune.tune.confirm import Contender, judge
 from kvtune.tune.objective import OBJECTIVES, objective
-from kvtune.tune.trials.trial import Trial
 
 
 def side(role: Any, ttft: Sequence[float], hits: float) -> Contender:
@@ -93,7 +93,7 @@ def test_a_finalist_that_loses_nothing_leads_one_that_gains_more_and_loses() -> 
     assert found.winner is fair
 
 
-def test_failed_finalists_are_told() -> None:
+def test_failed_finalists_are_reported() -> None:
     broken = Contender({}, "trial", failed="out of memory")
     found = judge(side("baseline", [10, 10], 0.3), [broken], OBJECTIVES["hit-rate"])
     assert found.winner is None

@@ -1,4 +1,4 @@
-"""Guards: a setting that is best for one load is no finalist where it spoils another."""
+"""Guards: a setting that is best for one workload is no finalist if it hurts another."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from typing import Any, Self
 
 import pytest
 
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.cli.app import run as cli
 from kvtune.errors import UsageError
 from kvtune.sim.cost import NOMINAL
 from kvtune.tune import guard
-from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.simulated import Answer
-from kvtune.tune.trials.trial import Bench, Trial
 
 BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="h", vllm="0.32.0")
 CHAT, ZIPF = "chat:sessions=2", "zipf:requests=4"
@@ -73,15 +72,16 @@ def test_only_what_holds_on_every_guard_is_left_in_its_order() -> None:
     assert kept(CHAT, ZIPF) == kept(ZIPF, CHAT) == [3, 1]
 
 
-def test_where_none_holds_no_more_is_replayed() -> None:
+def test_no_guard_is_replayed_once_no_candidate_holds() -> None:
     assert kept(CHAT, ZIPF, of=TUNED[:1]) == []
 
 
-def test_what_cannot_run_on_a_guard_does_not_hold() -> None:
+def test_a_setting_that_cannot_run_on_a_guard_does_not_hold() -> None:
     assert kept(CHAT, of=[trial(9, slack=32), DEFAULTS]) == [1]
 
 
 def test_a_guard_that_stock_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard.check(BENCH, (ZIPF, CHAT))  # stock runs both
     monkeypatch.setitem(RATES, "chat", {})
     with pytest.raises(UsageError, match="stock cannot run the guard chat"):
         guard.check(BENCH, (ZIPF, CHAT))
@@ -89,11 +89,7 @@ def test_a_guard_that_stock_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatc
         kept(CHAT)
 
 
-def test_guards_that_stock_runs_pass_the_check() -> None:
-    guard.check(BENCH, (ZIPF, CHAT))
-
-
-def test_the_cores_defaults_are_always_asked() -> None:
+def test_the_cores_defaults_are_always_candidates() -> None:
     baseline = Trial(number=0, settings={}, on="sim", role="baseline", core="stock")
     assert guard.candidates(TUNED, [baseline, DEFAULTS, *TUNED]) == [*TUNED, DEFAULTS]
     assert guard.candidates([DEFAULTS], [DEFAULTS]) == [DEFAULTS]

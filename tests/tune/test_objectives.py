@@ -10,13 +10,13 @@ import pytest
 
 from kvtune.analysis.latency import e2e_ms, ttft_ms
 from kvtune.analysis.run import RunAnalysis
+from kvtune.analysis.study import Bench, Trial
 from kvtune.analysis.summary import summary
 from kvtune.errors import UsageError
 from kvtune.run.slo import read_slo, with_slo
 from kvtune.tune.objective import axes, front, objective
 from kvtune.tune.recipes.make import bench_of, finalists, simulated_recipe
 from kvtune.tune.trials import bench as benches
-from kvtune.tune.trials.trial import Bench, Trial
 from tests.golden import synthetic
 
 SLO = {"ttft": 500.0, "tpot": 50.0}
@@ -73,7 +73,7 @@ def test_goodput_without_limits_is_refused_where_a_study_begins() -> None:
 
 @pytest.mark.parametrize("text", ["", "speed", "ttft,", "ttft,speed"])
 def test_unknown_objectives_are_named(text: str) -> None:
-    with pytest.raises(UsageError, match="is not known"):
+    with pytest.raises(UsageError, match="there is no objective"):
         objective(text)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec import structs
 
+from kvtune.analysis.study import Trial
 from kvtune.errors import KvtuneError
 from kvtune.tune.objective import OBJECTIVES, front
 from kvtune.tune.sweep import keep_result, result
-from kvtune.tune.trials.trial import Trial
-from kvtune.tune.tune import Tuned, plain
+from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.tune import simulated_result
+from tests.golden import studies
 
 FIELDS = {
     "schema",
@@ -49,42 +52,49 @@ def test_a_failed_trial_is_on_no_front() -> None:
     assert front([failed], BOTH) == []
 
 
-def test_sweep_and_tune_have_the_same_fields() -> None:
-    swept = result([trial(0, 0.5, 10)], OBJECTIVES["hit-rate"])
-    tuned = plain(
-        Tuned(
-            (trial(0, 0.5, 10),),
-            None,
-            None,
-            {"on": "sim", "objective": "hit-rate", "objectives": ["hit-rate"]},
-            None,
-        )
-    )
-    assert set(swept) == set(tuned) == FIELDS
-    assert swept["pareto"] == tuned["pareto"] == [0]
+def test_sweep_and_tune_have_the_same_fields(tmp_path: Path) -> None:
+    by = OBJECTIVES["hit-rate"]
+    swept = result([trial(0, 0.5, 10)], by)
+    assert set(swept.to_json()) == FIELDS
+    with StudyJournal(tmp_path / "a.jsonl", "tune", studies.bench()) as journal:
+        journal.add(trial(0, 0.5, 10))
+        tuned = simulated_result(journal, by, None, None, "no winner: nothing beat stock in simulation")
+    assert set(tuned.to_json()) == FIELDS
+    assert swept.pareto == tuned.pareto == (0,)
 
 
-def test_values_with_which_nothing_hits_are_told() -> None:
-    """A column of zeros wants its reason; where everything is zero the column is not what makes it."""
+def test_a_verdict_keeps_its_fields_in_json() -> None:
+    """A sweep's verdict has the figures of one run each; a search's has what the engine's runs showed."""
+    swept = result([trial(0, 0.5, 10)], OBJECTIVES["hit-rate"]).verdict
+    assert set(msgspec.to_builtins(swept)) == {
+        *("winner", "confirmed", "objective", "on", "best", "baseline", "text"),
+    }
+    assert set(msgspec.to_builtins(result([], OBJECTIVES["hit-rate"]).verdict)) == {
+        *("winner", "confirmed", "objective", "on", "text"),
+    }
+
+
+def test_values_with_which_nothing_hits_are_noted() -> None:
+    """A column of zeros is remarked on, unless every trial has zero."""
     trials = [trial(0, 0.5, 10), trial(1, 0.0, 10), trial(2, 0.0, 12), trial(3, 0.2, 9)]
-    (note,) = result(trials, OBJECTIVES["ttft"])["notes"]
+    (note,) = result(trials, OBJECTIVES["ttft"]).notes
     assert note.startswith("nothing hit with slack=1, 2: ") and "kvtune explain" in note
-    (note,) = result(trials[1:3], OBJECTIVES["ttft"])["notes"]
+    (note,) = result(trials[1:3], OBJECTIVES["ttft"]).notes
     assert note.startswith("nothing hit with any") and "kvtune bounds" in note
-    assert result([trials[0], trials[3]], OBJECTIVES["ttft"])["notes"] == []
+    assert result([trials[0], trials[3]], OBJECTIVES["ttft"]).notes == ()
 
 
 def test_a_value_that_was_tried_once_is_not_blamed() -> None:
-    """In a search its trial differs in all else, too."""
+    """In a search its trial differs in other knobs, too."""
 
     def tried(number: int, slack: int, pin: int, hits: float) -> Trial:
         own = trial(number, hits, 10)
         return structs.replace(own, settings={"slack": slack, "pin_window": pin})
 
     trials = [tried(0, 0, 0, 0.5), tried(1, 64, 8, 0.0), tried(2, 0, 1, 0.4), tried(3, 0, 2, 0.4)]
-    assert result(trials, OBJECTIVES["ttft"])["notes"] == []
+    assert result(trials, OBJECTIVES["ttft"]).notes == ()
     trials += [tried(4, 64, 4, 0.0), tried(5, 64, 5, 0.0)]
-    (note,) = result(trials, OBJECTIVES["ttft"])["notes"]
+    (note,) = result(trials, OBJECTIVES["ttft"]).notes
     assert note.startswith("nothing hit with slack=64: ")
 
 

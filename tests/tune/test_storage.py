@@ -10,16 +10,15 @@ from typing import Any, ClassVar, Self
 import msgspec
 import pytest
 
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.cost import NOMINAL
 from kvtune.tune import search as module
 from kvtune.tune.objective import OBJECTIVES, axes, front, objective
-from kvtune.tune.search import search
+from kvtune.tune.search import SearchSettings, search
 from kvtune.tune.space.grid import shown
-from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import Answer
-from kvtune.tune.trials.trial import Bench, Trial
 from tests.tune.postgres import Cluster
 
 SPACE = {"slack": tuple(range(40)), "windows": tuple(range(20))}
@@ -69,8 +68,8 @@ def bench(name: str) -> Bench:
 
 def worker(own: Bench, path: Path, url: str, *, trials: int = 20, join: bool = False) -> list[Trial]:
     with StudyJournal(path, "tune", own) as journal:
-        limits = {"trials": trials, "seed": 3, "cost": NOMINAL, "say": lambda t: None}
-        return search(own, SPACE, BY, journal, **limits, storage=url, join=join)
+        settings = SearchSettings(trials=trials, seed=3, storage=url, join=join)
+        return search(own, SPACE, BY, journal, settings, NOMINAL, lambda t: None)
 
 
 def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
@@ -88,12 +87,12 @@ def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
     for name, told in zip("bc", both, strict=True):
         with StudyJournal(tmp_path / f"{name}.jsonl", "tune", own) as journal:
             assert {t.key for t in journal.trials} == {t.key for t in told}, (
-                "the page shows what others found, too"
+                "the page shows the others' trials, too"
             )
             assert len({t.number for t in journal.trials}) == len(journal.trials)
-    for told in both:  # what each knows at its end: its own and the other's
-        assert len({(t.role, shown(t.settings)) for t in told}) == len(told)
-        assert len(told) >= 25
+    for trials in both:  # at its end each worker has its own trials and the other's
+        assert len({(t.role, shown(t.settings)) for t in trials}) == len(trials)
+        assert len(trials) >= 25
 
 
 def test_a_joiner_needs_a_study(cluster: Cluster, tmp_path: Path) -> None:
@@ -163,9 +162,9 @@ def test_two_objectives_are_searched_at_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(module, "SimPool", Trading)
     own, by = bench("two"), objective("hit-rate,ttft")
     with StudyJournal(tmp_path / "a.jsonl", "tune", own) as journal:
-        found = search(own, SPACE, by, journal, trials=30, seed=1, cost=NOMINAL, say=lambda t: None)
+        found = search(own, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
     ahead = front([t for t in found if t.role == "trial"], axes(by))
     assert len(ahead) > 2, "hits are bought with waiting: several settings are worth having"
     with StudyJournal(tmp_path / "b.jsonl", "tune", own) as journal:
-        again = search(own, SPACE, by, journal, trials=30, seed=1, cost=NOMINAL, say=lambda t: None)
+        again = search(own, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
     assert [t.settings for t in again] == [t.settings for t in found]

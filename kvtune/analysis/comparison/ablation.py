@@ -70,12 +70,12 @@ class Ablation:
 
 def figures(run: Run) -> dict[str, float | None]:
     """One number for each of FIGURES; None where the run did not record it."""
-    found = collectors(run).values()
+    by_process = collectors(run).values()
     host = host_cost(run)
     slopes = [m.slope_bytes_s for m in memory(run).values() if m.slope_bytes_s is not None]
     return {
-        "collections": float(sum(sum(c.collections) for c in found)),
-        "pause_ms": sum(c.pause_total_ms for c in found),
+        "collections": float(sum(sum(c.collections) for c in by_process)),
+        "pause_ms": sum(c.pause_total_ms for c in by_process),
         "step_ms": host.step_ms.mean,
         "host_us_per_request_step": host.per_request_step_us,
         "rss_growth_bytes_s": float(sum(slopes)) if slopes else None,

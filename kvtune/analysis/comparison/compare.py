@@ -66,11 +66,11 @@ class Comparison:
 def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
     """Checked fields that differ. The core and the engine's settings are not checked: runs are made to compare them."""
     pairs = zip(_checked(a).items(), _checked(b).values(), strict=True)
-    found = [Mismatch(field, left, right) for (field, left), right in pairs if left != right]
+    differing = [Mismatch(field, left, right) for (field, left), right in pairs if left != right]
     states = _states(a), _states(b)
     if all(states) and states[0].split()[0] != states[1].split()[0]:
-        found.append(Mismatch("recurrent states", *states))
-    return tuple(found)
+        differing.append(Mismatch("recurrent states", *states))
+    return tuple(differing)
 
 
 def compare(a: Run, b: Run, *, seed: int = 0) -> Comparison:
@@ -80,9 +80,9 @@ def compare(a: Run, b: Run, *, seed: int = 0) -> Comparison:
     return Comparison(mismatches(a, b), tuple(f for f in figures if f.a is not None or f.b is not None))
 
 
-def value_at(found: Mapping[str, Any], path: str) -> float | None:
+def value_at(fields: Mapping[str, Any], path: str) -> float | None:
     """The number at a dotted path (`rounds.1.hit_tokens`); None where it is not a number. KeyError: no such field."""
-    value: Any = found
+    value: Any = fields
     for name in path.split("."):
         if isinstance(value, list) and name.isdigit() and int(name) < len(value):
             value = value[int(name)]
@@ -189,7 +189,7 @@ def _bootstrap(a: Columns, b: Columns, statistic: Statistic, paired: bool, seed:
         first = statistic(*(column[left] for column in a), axis=axis)
         return statistic(*(column[right] for column in b), axis=axis) - first
 
-    found = bootstrap(
+    interval = bootstrap(
         (rows_a,) if paired else (rows_a, rows_b),
         of_pairs if paired else of_both,
         n_resamples=RESAMPLES,
@@ -199,4 +199,4 @@ def _bootstrap(a: Columns, b: Columns, statistic: Statistic, paired: bool, seed:
         method="percentile",
         random_state=np.random.default_rng(seed),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)

@@ -98,11 +98,11 @@ def _check(condition: Condition, a: Mapping[str, Any], b: Mapping[str, Any]) -> 
     return f"{condition.text}: {before:.6g} -> {after:.6g} is {change:+.4g}{unit}"
 
 
-def _value(condition: Condition, found: Mapping[str, Any], which: str) -> float:
+def _value(condition: Condition, fields: Mapping[str, Any], which: str) -> float:
     try:
-        value = value_at(found, condition.path)
+        value = value_at(fields, condition.path)
     except KeyError:
-        paths = sorted(_paths(found))
+        paths = sorted(_paths(fields))
         near = difflib.get_close_matches(condition.path, paths, n=3) or paths[:5]
         raise UsageError(
             f"--fail-on: runs have no field {condition.path!r}",
@@ -116,16 +116,16 @@ def _value(condition: Condition, found: Mapping[str, Any], which: str) -> float:
     return value
 
 
-def _paths(found: Any, before: str = "") -> Iterator[str]:
+def _paths(value: Any, before: str = "") -> Iterator[str]:
     """All paths that lead to a number."""
     pairs: Iterator[tuple[Any, Any]] | Any
-    if isinstance(found, Mapping):
-        pairs = found.items()
-    elif isinstance(found, list):
-        pairs = enumerate(found)
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, list):
+        pairs = enumerate(value)
     else:
-        if isinstance(found, (int, float)):
+        if isinstance(value, (int, float)):
             yield before
         return
-    for name, value in pairs:
-        yield from _paths(value, f"{before}.{name}" if before else str(name))
+    for name, inner in pairs:
+        yield from _paths(inner, f"{before}.{name}" if before else str(name))

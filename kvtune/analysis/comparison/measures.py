@@ -38,8 +38,8 @@ class Measure:
 
 
 def _mean(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.mean(values, axis=axis)
-    return found
+    mean: NDArray[np.float64] = np.mean(values, axis=axis)
+    return mean
 
 
 def _p50(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
@@ -51,8 +51,8 @@ def _p99(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
 
 
 def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.sum(part, axis=axis) / np.sum(whole, axis=axis)
-    return found
+    ratio: NDArray[np.float64] = np.sum(part, axis=axis) / np.sum(whole, axis=axis)
+    return ratio
 
 
 def _hits(run: Run) -> Columns:

@@ -31,10 +31,10 @@ FEWEST = 2
 
 def compare_repeats(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
     """As `compare`, with several runs a side. All runs are checked against the first of `a`."""
-    found: dict[str, Mismatch] = {}
+    differing: dict[str, Mismatch] = {}
     for run in (*a[1:], *b):
         for mismatch in mismatches(a[0], run):
-            found.setdefault(mismatch.field, mismatch)
+            differing.setdefault(mismatch.field, mismatch)
     left, right = ([summary(RunAnalysis(run)) for run in side] for side in (a, b))
     why = next((text for run in (*a, *b) if (text := distorted(run))), "")
     figures = []
@@ -43,7 +43,7 @@ def compare_repeats(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
         two = [value for s in right if (value := value_at(s, m.path)) is not None]
         if one or two:
             figures.append(_figure(m, one, two, why if m.timed else ""))
-    return Comparison(tuple(found.values()), tuple(figures))
+    return Comparison(tuple(differing.values()), tuple(figures))
 
 
 def _figure(m: Measure, a: list[float], b: list[float], why: str) -> Figure:

@@ -28,7 +28,7 @@ PHASES = {
     "measuring": "measuring",
     "finishing": "stopping engine",
     "replaying": "replaying",
-    "culprits": "second pass: who makes the objects",
+    "culprits": "second pass: where objects are made",
     "over": "stopping engine",
     "analysing": "analysing",
 }
@@ -36,7 +36,7 @@ PLAIN_EVERY_S = 10.0
 
 
 class ProgressView:
-    """Feed it the host's events. `quiet` shows nothing (tests, scripts that want silence)."""
+    """Call it with the host's events. `quiet` shows nothing."""
 
     def __init__(self, total: int, label: str, *, quiet: bool = False) -> None:
         self._total = total
@@ -93,7 +93,7 @@ class ProgressView:
             self._bar.update(self._task, description=text)
 
     def replayed(self, report: Report) -> None:
-        """How far a simulated run is."""
+        """Show how far a simulated run is."""
         if self._quiet or not report.finished:
             return
         left_s = report.elapsed_s * (report.requests / report.finished - 1)

@@ -1,4 +1,4 @@
-"""Prints what `kvtune profile` found: the contract's JSON on stdout, or a summary and the path of the page."""
+"""Prints the result of `kvtune profile`: JSON on stdout, or a summary and the path of the page."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kvtune.workload.types import Workload
 
 
 def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool) -> None:
-    """Write each run's page; print the run (of several: the one of median throughput, with all in `repeats`)."""
+    """Write each run's page and print the run; of several, the one of median throughput, with all in `repeats`."""
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
-    from kvtune.report.pages.frame import write_page
+    from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page
 
     found: list[tuple[float, dict[str, Any], Profiled, Path]] = []
     for result in done:
         analysis = RunAnalysis(result.run, workload)
         facts = summary(analysis)
-        page = write_page(run_page(analysis), result.path.with_suffix(".html"))
+        page = write_new(run_page(analysis), result.path.with_suffix(".html"))
         facts["run_file"], facts["page"] = str(result.path), str(page)
         found.append((float(facts["throughput_tok_s"] or 0.0), facts, result, page))
     _, facts, result, page = sorted(found, key=lambda f: f[0])[(len(found) - 1) // 2]

@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from kvtune.analysis.study import StudyResult, Trial
+from kvtune.errors import EXIT_INTERRUPTED
 from kvtune.tune.objective import OBJECTIVES, Objective
 from kvtune.tune.space.grid import shown
-from kvtune.tune.trials.trial import Trial
+from kvtune.tune.trials.journal import StudyJournal
 
 LIVE_ROWS = 12
 RESULT_ROWS = 40
@@ -49,8 +51,8 @@ class TrialsView:
             self.note()
         else:
             name = f"{trial.role} " if trial.role == "baseline" else ""
-            told = trial.why if trial.state == "failed" else _figures(trial)
-            line = f"{len(self._trials)}/{self._total} {trial.on} {name}{shown(trial.settings)}: {told}"
+            outcome = trial.why if trial.state == "failed" else _figures(trial)
+            line = f"{len(self._trials)}/{self._total} {trial.on} {name}{shown(trial.settings)}: {outcome}"
             print(line, file=sys.stderr, flush=True)
 
     def phase(self, text: str) -> None:
@@ -61,7 +63,7 @@ class TrialsView:
             print(text, file=sys.stderr, flush=True)
 
     def note(self, text: str = "") -> None:
-        """Redraw, with a word about what goes on."""
+        """Redraw the table; `text` stands in its title."""
         if not self._console.is_terminal:
             return
         title = f"{len(self._trials)}/{self._total} trials {text}".rstrip()
@@ -72,20 +74,20 @@ class TrialsView:
 def table(trials: Sequence[Trial], title: str = "") -> Table:
     """One row a trial; knobs that any of them sets are columns."""
     knobs = list(dict.fromkeys(name for t in trials for name in t.settings))
-    found = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    made = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for head in ("trial", "on", *knobs):
-        found.add_column(head, overflow="fold")
+        made.add_column(head, overflow="fold")
     for head in ("hit rate", "ttft", "tok/s"):
-        found.add_column(head, justify="right", no_wrap=True)
-    found.add_column("state", overflow="fold")
+        made.add_column(head, justify="right", no_wrap=True)
+    made.add_column("state", overflow="fold")
     for t in trials:
         name = "stock" if t.core == "stock" else str(t.number)
-        own = [_text(t.settings.get(k)) for k in knobs]
-        found.add_row(name, t.on, *own, *_cells(t), t.why if t.state != "complete" else "complete")
-    return found
+        values = [_text(t.settings.get(k)) for k in knobs]
+        made.add_row(name, t.on, *values, *_cells(t), t.why if t.state != "complete" else "complete")
+    return made
 
 
-def print_results(found: dict[str, Any], trials: Sequence[Trial], by: Objective) -> None:
+def print_results(result: StudyResult, trials: Sequence[Trial], by: Objective) -> None:
     """The results table, best first, and the verdict."""
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -95,19 +97,43 @@ def print_results(found: dict[str, Any], trials: Sequence[Trial], by: Objective)
     console.print(table(order[:RESULT_ROWS]))
     if len(order) > RESULT_ROWS:
         console.print(f"{len(order) - RESULT_ROWS} more trials: --json lists all")
-    console.print(found["verdict"]["text"])
-    for note in found["notes"]:
+    console.print(result.verdict.text)
+    for note in result.notes:
         console.print(note, markup=False)
 
 
-def write_study_page(journal: Path, by: Objective, recipe: Path | None = None) -> Path:
-    """The study's page beside its journal; an earlier page of the same journal is replaced."""
-    from kvtune.report.pages.frame import write_page
-    from kvtune.report.pages.study import sweep_page
-    from kvtune.tune.study import read_study, told
+def finish(
+    result: StudyResult, trials: Sequence[Trial], journal: Path, by: Objective, *, as_json: bool
+) -> None:
+    """Write the study's page and result file beside its journal, and print the result."""
+    from kvtune.cli.options import print_json
+    from kvtune.tune.sweep import keep_result
 
-    html = sweep_page(told(read_study(journal), by, recipe))
-    return write_page(html, journal.with_suffix(".html"), force=True)
+    page = _write_page(journal, by, Path(result.recipe) if result.recipe else None)
+    found = {**result.to_json(), "study": str(journal), "page": str(page)}
+    keep_result(found, journal)
+    if as_json:
+        print_json(found)
+    else:
+        print_results(result, trials, by)
+        print(f"journal   {journal}\npage      {page}")
+
+
+def interrupted(journal: StudyJournal) -> int:
+    """Say how to go on after Ctrl-C; the exit code."""
+    print(f"kvtune: interrupted after {len(journal.trials)} trials", file=sys.stderr)
+    print(f"  next: the same command with --study {journal.path} goes on", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+def _write_page(journal: Path, by: Objective, recipe: Path | None) -> Path:
+    """The study's page beside its journal; an earlier page of the same journal is replaced."""
+    from kvtune.report.files import write_new
+    from kvtune.report.pages.study import study_page
+    from kvtune.tune.study import read_study, view
+
+    html = study_page(view(read_study(journal), by, recipe))
+    return write_new(html, journal.with_suffix(".html"), force=True)
 
 
 def _cells(t: Trial) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""The table of `--ablate` for a terminal: each switch turned over, what that changes, and whether it is shown."""
+"""The table of `--ablate` for a terminal: what toggling each switch changes, and whether that is more than chance."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TITLES = {
 SCALES = {"rss_growth_bytes_s": 1024.0}
 
 
-def print_ablation(found: Ablation, file: IO[str] | None = None) -> None:
-    """One row a variant; each cell the change, its 95 % interval, and what that shows."""
+def print_ablation(ablation: Ablation, file: IO[str] | None = None) -> None:
+    """One row per variant; each cell holds the change, its 95 % interval and the verdict."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -26,39 +26,39 @@ def print_ablation(found: Ablation, file: IO[str] | None = None) -> None:
     if not console.is_terminal:
         console = Console(file=file, highlight=False, width=190)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("turned over")
+    table.add_column("toggled")
     table.add_column("runs", justify="right")
     for figure in FIGURES:
         table.add_column(TITLES[figure], justify="right")
-    table.add_row("baseline", str(len(found.baseline.runs)), *_means(found.baseline))
-    for side in found.turned:
+    table.add_row("baseline", str(len(ablation.baseline.runs)), *_means(ablation.baseline))
+    for side in ablation.turned:
         cells = (Text(_cell(worth)) for worth in side.worths)
         table.add_row(Text(f"{side.name} {side.turned}"), str(len(side.runs)), *cells)
     console.print(table)
     console.print(
-        "A cell is the change against the baseline and its 95 % interval over whole runs, interleaved; of all "
-        "figures less is better; = means no difference shown."
+        "Each cell is the change against the baseline and its 95 % interval over whole, interleaved runs. "
+        "Less is better in every column; = means no difference shown."
     )
-    if found.why:
-        console.print(Text(f"{found.done} of {found.planned} runs: {found.why}."))
-    for side in (found.baseline, *found.turned):
+    if ablation.why:
+        console.print(Text(f"{ablation.done} of {ablation.planned} runs: {ablation.why}."))
+    for side in (ablation.baseline, *ablation.turned):
         for why in side.failed:
             console.print(Text(f"failed  {side.name}: {why}"))
 
 
-def plain(found: Ablation) -> dict[str, Any]:
+def plain(ablation: Ablation) -> dict[str, Any]:
     """For `--json`."""
     from dataclasses import asdict
 
-    return asdict(found)
+    return asdict(ablation)
 
 
 def _means(side: AblationSide) -> list[str]:
-    found = []
+    means = []
     for figure in FIGURES:
-        told = [value for run in side.runs if (value := run[figure]) is not None]
-        found.append(_number(sum(told) / len(told) if told else None, figure))
-    return found
+        values = [value for run in side.runs if (value := run[figure]) is not None]
+        means.append(_number(sum(values) / len(values) if values else None, figure))
+    return means
 
 
 def _cell(worth: Worth) -> str:

@@ -1,4 +1,4 @@
-"""The collector's details for a terminal: steps with and without, culprits, stacks. Reads the `--json` object."""
+"""Garbage collection in detail for a terminal: steps with and without collections, culprits, stacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FUNCTIONS_SHOWN = 8
 
 
 def collector_details(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
-    """Tables below the collector's own; those with nothing to say are left out."""
+    """The tables below the collector's, without empty ones. `s` is the `--json` object."""
     found = [_steps(s, table), *_culprits(s, table), *_growth(s, table), *_stacks(s, table)]
     return [part for part in found if part is not None]
 
@@ -28,9 +28,9 @@ def _steps(s: Mapping[str, Any], table: MakeTable) -> Any:
             rows.append((title, count(spread["count"]), *(ms(spread[at]) for at in ("p50", "p99", "max"))))
     where = joined.get("collections") or {}
     if rows and where:
-        told = f"{count(where['in_steps'])} in {count(where['steps'])} steps"
+        counts = f"{count(where['in_steps'])} in {count(where['steps'])} steps"
         rows.append(
-            ("EngineCore's collections", told, f"{count(where['between_steps'])} between steps", "", "")
+            ("EngineCore's collections", counts, f"{count(where['between_steps'])} between steps", "", "")
         )
     gaps = joined.get("itl_outliers") or {}
     if rows and gaps.get("outliers"):
@@ -89,5 +89,5 @@ def _stacks(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
 
 
 def _where(row: Mapping[str, Any]) -> str:
-    """The last two parts of the path are enough to know it by; the run file has all of it."""
+    """File and line, shortened to the last two parts of the path."""
     return f"{'/'.join(str(row['file']).split('/')[-2:])}:{row['line']}" if row.get("file") else "–"

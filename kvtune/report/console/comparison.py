@@ -17,15 +17,15 @@ SCHEMA = 1
 PIPE_WIDTH = 140  # columns where there is no terminal
 
 
-def print_comparison(found: Contrast) -> None:
+def print_comparison(contrast: Contrast) -> None:
     """Print one table for each run after the first."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    first = found.sides[0].name
-    for side, comparison in zip(found.sides[1:], found.comparisons, strict=True):
+    first = contrast.sides[0].name
+    for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True):
         console.print(Text(f"{side.name} against {first}: {sentence(comparison)}", style="bold"))
         for miss in comparison.mismatches:
             console.print(Text(f"! {miss.field} differs: {miss.a} and {miss.b}", style="yellow"))
@@ -42,11 +42,11 @@ def print_comparison(found: Contrast) -> None:
 ALIGN: tuple[Any, ...] = ("left", "right", "right", "right", "left", "left")
 
 
-def markdown(found: Contrast) -> str:
+def markdown(contrast: Contrast) -> str:
     """Markdown tables, for a pull request's comment. Strings from runs are escaped."""
     lines = []
-    first = found.sides[0].name
-    for side, comparison in zip(found.sides[1:], found.comparisons, strict=True):
+    first = contrast.sides[0].name
+    for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True):
         lines += [f"**{_md(side.name)}** against **{_md(first)}**: {_md(sentence(comparison))}.", ""]
         lines += [
             f"> {_md(miss.field)} differs: {_md(miss.a)} and {_md(miss.b)}" for miss in comparison.mismatches
@@ -59,19 +59,19 @@ def markdown(found: Contrast) -> str:
     return "\n".join(lines)
 
 
-def plain(found: Contrast, workload: Workload | None, failed: Sequence[str]) -> dict[str, Any]:
+def plain(contrast: Contrast, workload: Workload | None, failed: Sequence[str]) -> dict[str, Any]:
     """The `--json` object: summaries of all runs, the comparisons with the first, the conditions that hold."""
     return {
         "schema": SCHEMA,
-        "comparable": found.comparable,
+        "comparable": contrast.comparable,
         "runs": [
             {"name": side.name, **summary(RunAnalysis(run, workload))}
-            for side in found.sides
+            for side in contrast.sides
             for run in side.runs
         ],
         "comparisons": [
             {"name": side.name, **comparison.plain()}
-            for side, comparison in zip(found.sides[1:], found.comparisons, strict=True)
+            for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True)
         ],
         "failed": list(failed),
     }

@@ -1,4 +1,4 @@
-"""What `kvtune evidence` found, on a terminal: a table a claim."""
+"""The result of `kvtune evidence` on a terminal: one table per claim."""
 
 from __future__ import annotations
 

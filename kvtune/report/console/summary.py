@@ -10,8 +10,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from kvtune.report.console.admission import admission_view
 from kvtune.report.console.collector import collector_details
-from kvtune.report.console_admission import admission_view
 from kvtune.report.names import cause_title, process_title
 from kvtune.units import count, ms, percent, size
 
@@ -161,7 +161,7 @@ def _gc(s: Summary) -> Any:
                 "–" if own.get("frozen") is None else count(own["frozen"]),
             )
         )
-    return _table(("collector", "gen 0/1/2", "pauses", "on a CPU", "longest", "of step time", "frozen"), rows)
+    return _table(("collector", "gen 0/1/2", "pauses", "CPU time", "longest", "of step time", "frozen"), rows)
 
 
 PHASES = {"execute": "waiting for the model", "other": "rest of the step"}

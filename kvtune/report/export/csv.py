@@ -1,4 +1,4 @@
-"""A run as CSV: a folder with one file a table, columns as in the run file, and the header as JSON."""
+"""A run as CSV: a folder with one file per table, columns as in the run file, and the header as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from kvtune.run.types import TABLES, Run
 def write_csv(run: Run, folder: Path, *, force: bool = False) -> list[Path]:
     """Write every recorded table to `folder`. Missing times are empty; `process` is named beside it."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; CSV needs a folder, one file a table", "give a folder with -o")
+        raise UsageError(
+            f"{folder} is a file; CSV needs a folder, one file per table", "give a folder with -o"
+        )
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UsageError(f"{folder} is not empty", "give another folder with -o, or --force to write into it")
     written = [folder / "header.json"]

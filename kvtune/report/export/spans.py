@@ -1,4 +1,4 @@
-"""A run as nested spans of time per process: what the trace exports share."""
+"""A run as nested spans of time per process, which both trace exports use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run in speedscope's file format: an evented profile a process, steps > phases > collections."""
+"""A run in speedscope's file format: one evented profile per process, steps > phases > collections."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def speedscope(run: Run) -> dict[str, Any]:
 
 
 def _nested(spans: list[TimeSpan], frames: dict[str, int]) -> list[dict[str, Any]]:
-    """Open and close events in order of time, nested: a span ends with the one around it at the latest."""
+    """Open and close events in order of time, nested: no span outlasts the one around it."""
     events: list[dict[str, Any]] = []
     open_spans: list[tuple[int, float]] = []
 

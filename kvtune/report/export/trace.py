@@ -14,7 +14,7 @@ from kvtune.report.names import process_name
 from kvtune.run.types import Run
 
 STEPS, COLLECTIONS = 1, 2
-UNKNOWN_PID = 1_000_000  # plus the process's number: rows of a process that the run does not name
+UNKNOWN_PID = 1_000_000  # plus the process's number, for rows of a process that is not in the header
 Event = dict[str, Any]
 
 
@@ -87,7 +87,7 @@ def _step_counters(run: Run) -> list[Event]:
 
 
 def _pool_counters(run: Run) -> list[Event]:
-    """Totals since the start: a counter holds its value until the next, so steps without news need no event."""
+    """Totals since the start; a counter keeps its value until its next event, so unchanged steps need none."""
     pool = run.table("pool")
     totals: dict[int, dict[str, float]] = {}
     events: list[Event] = []
@@ -114,7 +114,7 @@ def _memory_counters(run: Run) -> list[Event]:
 
 
 def _requests(run: Run) -> list[Event]:
-    """One async span a request; a request that never ended has no end, as in the run."""
+    """One async span per request; a request that never ended has no end event."""
     requests = run.table("requests")
     pid = next((p.pid for p in run.header.processes if p.role == "front_end"), UNKNOWN_PID)
     events: list[Event] = []

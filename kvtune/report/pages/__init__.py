@@ -1,8 +1,8 @@
 """The pages: which sections stand on them, and the frame around them.
 
-frame.py          render, write_page: one HTML file, its security policy, escaping
+frame.py          render: one HTML file, its security policy, escaping
 run.py            run_page, compare_page
-study.py          a sweep's or a search's page, from plain data that `tune.study` reads out of its journal
+study.py          a sweep's or a search's page, from the `StudyView` that `tune.study` makes of its journal
 study_charts.py   the charts of a study's page
 evidence.py       the page of `kvtune evidence`
 """

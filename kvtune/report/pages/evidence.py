@@ -1,6 +1,6 @@
-"""The page of `kvtune evidence`: each published claim, what was asked, what was seen here, and how to see it again.
+"""The page of `kvtune evidence`: each published claim, its figures on this machine, and the commands to repeat them.
 
-In: the object that `kvtune evidence` writes as JSON (plain data). Drawn by the frame of every other page.
+Drawn from the object that `kvtune evidence` writes as JSON.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ HEADS = ("figure", "work", "ratio", "95 % interval", "published", "runs", "verdi
 TONE = {"holds": "better", "does not hold here": "worse"}
 
 
-def evidence_page(found: Mapping[str, Any]) -> str:
+def evidence_page(evidence: Mapping[str, Any]) -> str:
     """One self-contained HTML file."""
     from kvtune.report.pages.frame import render
 
-    machine = found["machine"]
+    machine = evidence["machine"]
     return render(
         title="Evidence · kvtune",
         eyebrow="kvtune evidence",
@@ -27,10 +27,10 @@ def evidence_page(found: Mapping[str, Any]) -> str:
         subtitle=(
             f"vLLM {machine['vllm']}, {machine['cpu']} ({machine['cores']} cores), "
             f"{machine['device'] or 'no engine run'}, Python {machine['python']}, "
-            f"kvtune {machine['kvtune']}, {found['made_at']}"
+            f"kvtune {machine['kvtune']}, {evidence['made_at']}"
         ),
-        sections=[*(_claim(claim) for claim in found["claims"]), _how(found)],
-        banners=[Banner("info", "Scaled.", found["scale"]), Banner("info", "GPU.", found["gpu"])],
+        sections=[*(_claim(claim) for claim in evidence["claims"]), _how(evidence)],
+        banners=[Banner("info", "Scaled.", evidence["scale"]), Banner("info", "GPU.", evidence["gpu"])],
     )
 
 
@@ -62,13 +62,13 @@ def _claim(claim: Mapping[str, Any]) -> Section:
     )
 
 
-def _how(found: Mapping[str, Any]) -> Section:
+def _how(evidence: Mapping[str, Any]) -> Section:
     lines = (
-        "Every ratio is of runs made side by side in one call, sides in turn and every second time backwards.",
-        "Intervals: Welch's, 95 %, logarithms of whole runs (block pool alone: of repeats in one process).",
+        "Every ratio compares runs of one call; the sides take turns, in reverse order every second time.",
+        "Intervals are Welch's at 95 %, on logarithms of whole runs (block pool alone: of repeats in one process).",
         "holds: the interval is on the claim's side of 1 and at least half of what was published is reached; "
         "smaller here: less than half of it; no difference shown: the interval contains 1.",
-        f"{found['runs']} engine runs, {found['wall_s'] / 60:.0f} minutes in the last call. "
-        f"All of it again: {found['command']}",
+        f"{evidence['runs']} engine runs, {evidence['wall_s'] / 60:.0f} minutes in the last call. "
+        f"To repeat all of it: {evidence['command']}",
     )
     return Section("how", "How it was measured", "", "figures.html", {"tables": [], "why": list(lines)})

@@ -15,14 +15,8 @@ from typing import Any
 from kvtune import __version__
 from kvtune.report.banners import Banner
 from kvtune.report.charts import Section, script_json, vega_bundle
-from kvtune.report.files import write_new
 
 HERE = Path(__file__).parents[1]
-
-
-def write_page(html: str, path: Path, *, force: bool = False) -> Path:
-    """Write a page to `path`: a new file, or with `force` any."""
-    return write_new(html, path, force=force)
 
 
 def render(

@@ -24,17 +24,17 @@ def run_page(analysis: RunAnalysis) -> str:
     )
 
 
-def compare_page(found: Contrast) -> str:
+def compare_page(contrast: Contrast) -> str:
     """The page of two or more runs, the others against the first."""
-    first = found.sides[0].run.header
-    names = " against ".join((", ".join(side.name for side in found.sides[1:]), found.sides[0].name))
+    first = contrast.sides[0].run.header
+    names = " against ".join((", ".join(side.name for side in contrast.sides[1:]), contrast.sides[0].name))
     return render(
         title=f"{names} · {first.model} · kvtune",
         eyebrow="kvtune comparison",
         heading=names,
         subtitle=f"{first.model}, {first.workload.spec}",
-        sections=comparison.sections(found),
-        banners=contrast_banners(found),
+        sections=comparison.sections(contrast),
+        banners=contrast_banners(contrast),
     )
 
 

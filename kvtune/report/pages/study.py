@@ -1,26 +1,23 @@
-"""The page of a sweep or a search: what came out and what to do, finalists, recipe, drawings, every trial in a table.
-
-In: a study as plain data (`kvtune.tune.study.told`), never the tuner itself. Drawn by the frame of every other page.
-"""
+"""The page of a study: what came out and what to do, finalists, recipe, charts, every trial in a table."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
 
+from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial
+from kvtune.recipe import Scalar
 from kvtune.report.banners import Banner
 from kvtune.report.charts import Cell, Section, grid
 from kvtune.report.pages.study_charts import (
-    FIGURES,
-    Trial,
+    OBJECTIVES,
     effects_section,
     figure_of,
     front_section,
     maps_section,
+    phrase,
     quantity,
-    said,
     settings_text,
     shown,
     text_of,
@@ -29,256 +26,251 @@ from kvtune.report.sections.verdict import Tile
 from kvtune.units import count
 
 
-def sweep_page(found: Mapping[str, Any]) -> str:
+def study_page(study: StudyView) -> str:
     """One self-contained HTML file."""
     from kvtune.report.pages.frame import render
 
-    bench = found["bench"]
+    bench = study.bench
     return render(
-        title=f"{bench['model']} · {found['kind']} · kvtune",
-        eyebrow=f"kvtune {found['kind']}",
-        heading=bench["model"],
+        title=f"{bench.model} · {study.result.kind} · kvtune",
+        eyebrow=f"kvtune {study.result.kind}",
+        heading=bench.model,
         subtitle=", ".join(
-            part
-            for part in (bench["spec"], f"vLLM {bench['vllm']}" if bench["vllm"] else "", _args(bench))
-            if part
+            part for part in (bench.spec, f"vLLM {bench.vllm}" if bench.vllm else "", _args(bench)) if part
         ),
-        sections=sweep_sections(found),
-        banners=_banners(found),
+        sections=study_sections(study),
+        banners=_banners(study),
     )
 
 
-def sweep_sections(found: Mapping[str, Any]) -> list[Section]:
-    by, place = str(found["objective"]), found["drawn_on"]
+def study_sections(study: StudyView) -> list[Section]:
+    by, place = study.result.objective, study.drawn_on
     done = [
         t
-        for t in found["trials"]
-        if t["state"] == "complete" and t["on"] == place and figure_of(t, by) is not None
+        for t in study.result.trials
+        if t.state == "complete" and t.on == place and figure_of(t, by) is not None
     ]
-    knobs = [name for name, _ in found["effects"]]
+    knobs = [effect.knob for effect in study.effects]
     sections = [
-        _outcome(found, by),
-        _finalists(found, by),
-        _use(found),
+        _outcome(study, by),
+        _finalists(study, by),
+        _use(study),
         maps_section(done, knobs, by),
-        effects_section(found["effects"], by, found["kind"]),
-        front_section(done, found["front"], found["axes"]),
-        _table(found, by),
+        effects_section(study.effects, by, study.result.kind),
+        front_section(done, study.front, study.axes),
+        _table(study, by),
     ]
     return [s for s in sections if s is not None]
 
 
-def _banners(found: Mapping[str, Any]) -> list[Banner]:
-    places = {t["on"] for t in found["trials"]}
-    told = []
+def _banners(study: StudyView) -> list[Banner]:
+    places = {t.on for t in study.result.trials}
+    banners = []
     if places == {"sim"}:
-        told.append(
-            Banner("info", "Simulated.", "No engine ran: hits are the engine's own, times are predicted.")
-        )
+        banners.append(Banner("info", "Simulated.", "No engine ran: hits are exact, times are predictions."))
     elif "sim" in places:
-        told.append(Banner("info", "Partly simulated.", "Trials marked sim ran no engine: times predicted."))
-    failed = sum(t["state"] == "failed" for t in found["trials"])
-    if failed and failed == len(found["trials"]):
-        told.append(Banner("bad", "Every trial failed.", "The table of trials says why."))
+        banners.append(
+            Banner(
+                "info",
+                "Partly simulated.",
+                "Trials marked sim ran without an engine: their times are predictions.",
+            )
+        )
+    failed = sum(t.state == "failed" for t in study.result.trials)
+    if failed and failed == len(study.result.trials):
+        banners.append(Banner("bad", "Every trial failed.", "The table of trials says why."))
     elif failed:
-        told.append(
+        banners.append(
             Banner(
                 "warn",
                 f"{count(failed)} trial{'s' if failed > 1 else ''} failed.",
                 "The table of trials says why.",
             )
         )
-    return told
+    return banners
 
 
-def _outcome(found: Mapping[str, Any], by: str) -> Section:
-    best, stock, verdict = found["best"], found["baseline"], found["verdict"]
+def _outcome(study: StudyView, by: str) -> Section:
+    best, stock, verdict = study.result.best, study.result.baseline, study.result.verdict
     figures = []
-    title = FIGURES[by][1].partition(" (")[0]
+    title = OBJECTIVES[by].noun
     if best is not None:
         figures.append(Tile(f"Best {title}", quantity(best, by), settings_text(best)))
-    if stock is not None and stock is not best:
+    if stock is not None:
         figures.append(Tile(f"Baseline {title}", quantity(stock, by), settings_text(stock)))
-    states = [t["state"] for t in found["trials"]]
+    states = [t.state for t in study.result.trials]
     rest = len(states) - states.count("complete")
     figures.append(Tile("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else ""))
-    ahead = "Ahead in simulation" if verdict["on"] == "sim" else "A winner"
-    heading = ahead if verdict["winner"] else "No winner"
-    result, advice, command = _words(found, by)
+    ahead = "Ahead in simulation" if verdict.on == "sim" else "A winner"
+    heading = ahead if verdict.winner else "No winner"
+    result, advice, command = _words(study, by)
     values = {
         "lines": (
             ("What came out", result),
             ("What to do", advice),
-            *(("Noticed", f"{note[:1].upper()}{note[1:]}.") for note in found["notes"]),
+            *(("Noticed", f"{_capitalized(note)}.") for note in study.result.notes),
         ),
         "command": command,
         "figures": figures,
-        "winner": bool(verdict["winner"]),
+        "winner": verdict.winner,
     }
     return Section("outcome", heading, "", "sweep.html", values)
 
 
-def _words(found: Mapping[str, Any], by: str) -> tuple[str, str, str]:
-    """What came out, what to do, and the command for it."""
-    best, stock, verdict, bench = found["best"], found["baseline"], found["verdict"], found["bench"]
+def _words(study: StudyView, by: str) -> tuple[str, str, str]:
+    """The result, the advice, and the command that follows it."""
+    best, stock, verdict, bench = study.result.best, study.result.baseline, study.result.verdict, study.bench
     if best is None:
         return (
-            "No trial was completed, so nothing can be said about these settings.",
-            "Look at the reason in the table of trials, and see what this model's settings come to.",
-            _command("doctor", bench["model"], *_dashed(bench)),
+            "No trial was completed, so these settings cannot be judged.",
+            "The table of trials has the reasons; check this model's settings with the command below.",
+            _command("doctor", bench.model, *_dashed(bench)),
         )
-    simulated = verdict["on"] == "sim"
+    simulated = verdict.on == "sim"
     where = "in simulation" if simulated else "on the engine"
     if stock is None or figure_of(stock, by) is None:
-        result = f"The best of these settings ({settings_text(best)}) reached {said(best, by)}."
+        result = f"The best of these settings ({settings_text(best)}) reached {phrase(best, by)}."
         result += " There is no baseline to compare it with."
-    elif verdict["winner"]:
-        result = f"{settings_text(best)}: {said(best, by)}, against {quantity(stock, by)} with stock vLLM, {where}."
+    elif verdict.winner:
+        result = f"{settings_text(best)}: {phrase(best, by)}, against {quantity(stock, by)} with stock vLLM, {where}."
     else:
         result = (
-            f"Nothing tried here was shown to be better than stock vLLM: {said(best, by)} at best, "
+            f"Nothing tried here was shown to be better than stock vLLM: {phrase(best, by)} at best, "
             f"{quantity(stock, by)} with stock, {where}."
         )
-    if verdict.get("why"):
-        result += f" {str(verdict['why'])[:1].upper()}{str(verdict['why'])[1:]}."
-    if found["recipe"]:
-        return result, "Serve the model with the recipe below.", _serve(found)
-    if not verdict["winner"]:
-        advice = "Keep stock's settings for this load, or search over all knobs before giving up."
+    if study.why:
+        result += f" {_capitalized(study.why)}."
+    if study.result.recipe:
+        return result, "Serve the model with the recipe below.", _serve(bench.model, study.result.recipe)
+    if not verdict.winner:
+        advice = "Keep stock's settings for this workload, or search over all knobs first."
         return result, advice, _tune(bench, by)
     if simulated:
-        advice = "Prove it on the real engine: this searches, repeats stock and the best in turn, and writes a recipe."
+        advice = "Confirm it on the real engine: this repeats stock and the best settings in turn, and writes a recipe."
         return result, advice, _tune(bench, by)
-    if not verdict["confirmed"]:
+    if not verdict.confirmed:
         advice = "Repeat it: each setting ran once, so the difference may be chance."
         return result, advice, _tune(bench, by)
-    return result, "Run the load with the best settings and look at its page.", _profile(found)
+    return result, "Run the workload with the best settings and look at the page.", _profile(study, best)
 
 
-def _finalists(found: Mapping[str, Any], by: str) -> Section | None:
-    if not found["finalists"]:
+def _finalists(study: StudyView, by: str) -> Section | None:
+    if not study.engine_runs:
         return None
-    _, title, scale = FIGURES[by]
-    rows = []
-    for side in found["finalists"]:
-        mean, low, high, relative = (side.get(name) for name in ("mean", "low", "high", "relative"))
-        values = [scale * value for value in side["values"]]
-        between = (
-            f"{scale * low:+,.4g} to {scale * high:+,.4g}" if low is not None and high is not None else "–"
-        )
-        word = str(side.get("verdict", "")) if between != "–" else str(side.get("why", ""))
-        rows.append(
-            (
-                settings_text(side),
-                Cell(str(len(values)), len(values)),
-                Cell(f"{scale * mean:,.4g}", scale * mean) if mean is not None else "–",
-                Cell(f"{min(values):,.4g} to {max(values):,.4g}", min(values)) if values else "–",
-                Cell(between, scale * low) if low is not None else between,
-                Cell(f"{100 * relative:+.1f} %", relative) if relative is not None else "–",
-                Cell(word, css=word if word in ("better", "worse") else "quiet"),
-            )
-        )
-    heads = ("setting", "runs", f"mean {title}", "from to", "against stock, 95 %", "relative", "verdict")
-    drift = found["verdict"].get("drift_ttft")
+    rows = [_engine_row(runs, OBJECTIVES[by].scale) for runs in study.engine_runs]
+    heads = (
+        *("setting", "runs", f"mean {OBJECTIVES[by].title}", "range"),
+        *("against stock, 95 %", "relative", "verdict"),
+    )
     why = [
-        "Whole runs on the real engine, in turn: stock, each finalist, and again; stock once more at the end."
+        "Whole runs on the real engine, interleaved: stock, each finalist, and again; stock once more at the end."
     ]
-    if drift is not None:
-        why.append(
-            f"Stock's first-token time drifted by {100 * drift:+.1f} % from its first run to its last."
-        )
-    values_of = {"tables": [grid(heads, rows, "Finalists on the engine")], "why": why}
-    return Section("finalists", "Finalists", "", "figures.html", values_of)
+    if study.drift_ttft is not None:
+        drift = f"{100 * study.drift_ttft:+.1f} %"
+        why.append(f"Stock's first-token time drifted by {drift} from its first run to its last.")
+    values = {"tables": [grid(heads, rows, "Finalists on the engine")], "why": why}
+    return Section("finalists", "Finalists", "", "figures.html", values)
 
 
-def _use(found: Mapping[str, Any]) -> Section | None:
+def _engine_row(runs: EngineRuns, scale: float) -> tuple[Cell | str, ...]:
+    values, mean, figure = [scale * value for value in runs.values], runs.mean, runs.figure
+    relative = figure.relative if figure is not None else None
+    interval: Cell | str = "–"
+    word = runs.why
+    if figure is not None and figure.low is not None and figure.high is not None:
+        low, high = scale * figure.low, scale * figure.high
+        interval, word = Cell(f"{low:+,.4g} to {high:+,.4g}", low), figure.verdict
+    return (
+        settings_text(runs),
+        Cell(str(len(values)), len(values)),
+        Cell(f"{scale * mean:,.4g}", scale * mean) if mean is not None else "–",
+        Cell(f"{min(values):,.4g} to {max(values):,.4g}", min(values)) if values else "–",
+        interval,
+        Cell(f"{100 * relative:+.1f} %", relative) if relative is not None else "–",
+        Cell(word, css=word if word in ("better", "worse") else "quiet"),
+    )
+
+
+def _use(study: StudyView) -> Section | None:
     """The recipe and how to use it; without one, how to run the best setting."""
-    if found["best"] is None:
+    best, recipe = study.result.best, study.result.recipe
+    if best is None:
         return None
-    if not found["recipe"]:
-        commands = [("Run the best setting of these and look at its page", _profile(found))]
-        lead = "No recipe was written: `kvtune tune` writes one when a gain was shown on the engine."
+    if not recipe:
+        commands = [("Run the best setting of these and look at its page", _profile(study, best))]
+        lead = "No recipe was written: `kvtune tune` writes one once a gain is confirmed on the engine."
         values = {"text": "", "commands": commands}
         return Section("recipe", "How to use it", lead, "recipe.html", values)
-    name, model = PurePath(found["recipe"]).name, found["bench"]["model"]
+    name, model = PurePath(recipe).name, study.bench.model
     commands = [
-        ("Serve with it", _serve(found)),
-        ("Run its evidence again: does it hold here?", _command("recipe", "verify", name)),
+        ("Serve with it", _serve(model, name)),
+        ("Check it on this machine: run its evidence again", _command("recipe", "verify", name)),
         ("For plain vLLM: a configuration and its environment", _command("recipe", "export", name, "-o", "served")),
         ("and then", f"source served/env.sh && vllm serve {shlex.quote(model)} --config served/config.yaml"),
     ]  # fmt: skip
-    lead = f"{name}, written by this study. It holds settings and their evidence, nothing that is executed."
+    lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     return Section(
-        "recipe", "The recipe", lead, "recipe.html", {"text": found["recipe_text"], "commands": commands}
+        "recipe", "The recipe", lead, "recipe.html", {"text": study.recipe_text, "commands": commands}
     )
 
 
-def _table(found: Mapping[str, Any], by: str) -> Section:
-    trials: list[Trial] = list(found["trials"])
-    if found["baseline"] is not None and all(t["number"] != found["baseline"]["number"] for t in trials):
-        trials.insert(0, found["baseline"])
-    knobs = list(dict.fromkeys(name for t in trials for name in t["settings"]))
-    best = found["best"]["number"] if found["best"] is not None else None
-    told = [
-        name for name in FIGURES if name != "goodput" or any(figure_of(t, name) is not None for t in trials)
-    ]
-    rows = [_trial_row(t, told, knobs, "best" if t["number"] == best else "") for t in trials]
-    heads = ("trial", "on", *(FIGURES[name][1] for name in told), *knobs, "state")
-    example = next(
-        (
-            f"{knob}={cell.text}"
-            for row in rows
-            for knob, cell in zip(knobs, row[2 + len(told) :], strict=False)
-            if cell.text
-        ),
-        "",
-    )
-    lead = (
-        "All of them, as they ran. Times of simulated trials are predictions." if trials else "None was made."
-    )
-    return Section(
-        "trials",
-        "Trials",
-        lead,
-        "trials.html",
-        {"table": grid(heads, rows, "All trials"), "example": example or "complete"},
-    )
+def _table(study: StudyView, by: str) -> Section:
+    found = study.result
+    trials = list(found.trials)
+    if found.baseline is not None and all(t.number != found.baseline.number for t in trials):
+        trials.insert(0, found.baseline)
+    knobs = list(dict.fromkeys(name for t in trials for name in t.settings))
+    best = found.best.number if found.best is not None else None
+    names = [n for n in OBJECTIVES if n != "goodput" or any(figure_of(t, n) is not None for t in trials)]
+    rows = [_trial_row(t, names, knobs, t.number == best) for t in trials]
+    heads = ("trial", "on", *(OBJECTIVES[name].title for name in names), *knobs, "state")
+    given = ((knob, t.settings[knob]) for t in trials for knob in knobs if knob in t.settings)
+    example = next((f"{knob}={shown(value)}" for knob, value in given), "complete")
+    lead = "All trials, in the order they ran. Times of simulated trials are predictions."
+    values = {"table": grid(heads, rows, "All trials"), "example": example}
+    return Section("trials", "Trials", lead if trials else "There are none.", "trials.html", values)
 
 
-def _trial_row(t: Trial, told: Sequence[str], knobs: Sequence[str], css: str) -> tuple[Cell, ...]:
-    name = "stock" if t["role"] == "baseline" else f"{t['number']} (best)" if css else str(t["number"])
-    own = []
-    for knob in knobs:
-        value = t["settings"].get(knob)
-        number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-        own.append(Cell("" if value is None else shown(value), number))
-    complete = t["state"] != "failed"
-    figures = [Cell(text_of(t, by), figure_of(t, by)) if complete else Cell("–") for by in told]
-    return Cell(name, float(t["number"]), css), Cell(t["on"]), *figures, *own, Cell(t["why"] or t["state"])
+def _trial_row(t: Trial, names: Sequence[str], knobs: Sequence[str], best: bool) -> tuple[Cell, ...]:
+    name = "stock" if t.role == "baseline" else f"{t.number} (best)" if best else str(t.number)
+    failed = t.state == "failed"
+    figures = [Cell("–") if failed else Cell(text_of(t, by), figure_of(t, by)) for by in names]
+    settings = [_setting(t.settings.get(knob)) for knob in knobs]
+    number = Cell(name, float(t.number), "best" if best else "")
+    return number, Cell(t.on), *figures, *settings, Cell(t.why or t.state)
 
 
-def _args(bench: Mapping[str, Any]) -> str:
-    return shlex.join(bench["engine_args"])
+def _setting(value: Scalar | None) -> Cell:
+    number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return Cell("" if value is None else shown(value), number)
 
 
-def _dashed(bench: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("--", *bench["engine_args"]) if bench["engine_args"] else ()
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
-def _tune(bench: Mapping[str, Any], by: str) -> str:
-    return _command("tune", bench["model"], "-w", bench["spec"], "--objective", by, *_dashed(bench))
+def _args(bench: Bench) -> str:
+    return shlex.join(bench.engine_args)
 
 
-def _serve(found: Mapping[str, Any]) -> str:
-    return _command("serve", found["bench"]["model"], "--recipe", PurePath(found["recipe"]).name)
+def _dashed(bench: Bench) -> tuple[str, ...]:
+    return ("--", *bench.engine_args) if bench.engine_args else ()
 
 
-def _profile(found: Mapping[str, Any]) -> str:
+def _tune(bench: Bench, by: str) -> str:
+    return _command("tune", bench.model, "-w", bench.spec, "--objective", by, *_dashed(bench))
+
+
+def _serve(model: str, recipe: str) -> str:
+    return _command("serve", model, "--recipe", PurePath(recipe).name)
+
+
+def _profile(study: StudyView, best: Trial) -> str:
     from kvtune.core.settings import KNOBS
 
-    bench, best, args = found["bench"], found["best"], found["best_flags"]
-    core = {**bench["core_settings"], **{n: v for n, v in best["settings"].items() if n in KNOBS}}
-    words = ["profile", bench["model"], "-w", bench["spec"], "--core", str(best["core"])]
+    bench, args = study.bench, study.best_flags
+    core = {**bench.core_settings, **{n: v for n, v in best.settings.items() if n in KNOBS}}
+    words = ["profile", bench.model, "-w", bench.spec, "--core", best.core]
     for name, value in core.items():
         words += ["--set", f"core.{name}={shown(value)}"]
     return _command(*words, *(("--", *args) if args else ()))

@@ -1,38 +1,58 @@
-"""The drawings of a sweep's page: two knobs together, what each knob did, the front of latency and throughput.
+"""The charts of a study's page: two knobs together, what each knob did, the front of latency and throughput.
 
-In: trials as the study tells them (plain data). A page's colours are CSS variables, which cannot be interpolated:
-the maps shade one colour by its opacity, and write the figure into the cell.
+A page's colours are CSS variables, which cannot be interpolated: the maps shade one colour by its opacity, and write
+the figure into the cell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from kvtune.report.charts import Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.analysis.comparison.compare import value_at
+from kvtune.analysis.study import Effect, EngineRuns, Trial
+from kvtune.report.charts import Cell, Chart, Section, columns, grid, spec_of
 
-FIGURES = {
-    "hit-rate": (("prefix_cache", "hit_rate"), "hit rate (%)", 100.0),
-    "ttft": (("ttft_ms", "mean"), "first token (ms)", 1.0),
-    "throughput": (("throughput_tok_s",), "output tokens/s", 1.0),
-    "goodput": (("goodput", "requests_s"), "requests/s within the limits", 1.0),
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """How an objective of a study is shown. `scale` turns the stored figure into the shown one."""
+
+    path: str
+    title: str
+    unit: str
+    scale: float = 1.0
+    before: str = ""
+    """Words before the figure within a sentence."""
+
+    @property
+    def noun(self) -> str:
+        """The title without its unit."""
+        return self.title.partition(" (")[0]
+
+
+OBJECTIVES = {
+    "hit-rate": Objective("prefix_cache.hit_rate", "hit rate (%)", "%", 100.0, "a hit rate of "),
+    "ttft": Objective("ttft_ms.mean", "first token (ms)", "ms", before="the first token after "),
+    "throughput": Objective("throughput_tok_s", "output tokens/s", "tokens/s"),
+    "goodput": Objective(
+        "goodput.requests_s", "requests/s within the limits", "requests/s within the limits"
+    ),
 }
-UNITS = {"hit-rate": "%", "ttft": "ms", "throughput": "tokens/s", "goodput": "requests/s within the limits"}
 LESS_IS_BETTER = ("ttft",)
 PAIR = ("pin_window", "min_drop")
 MOST_PANELS = 6
 SHADES = (0.05, 0.55)  # text on the darkest cell stays readable, in both themes
 
-Trial = Mapping[str, Any]
-
 
 def figure_of(trial: Trial, by: str) -> float | None:
-    """The figure as shown: in percent where it is a share."""
-    value: Any = trial
-    for name in FIGURES[by][0]:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return FIGURES[by][2] * float(value) if known else None
+    """The figure as shown: in percent where it is a share. None where the trial has none."""
+    try:
+        value = value_at(trial.summary, OBJECTIVES[by].path)
+    except KeyError:
+        return None
+    return None if value is None else OBJECTIVES[by].scale * value
 
 
 def text_of(trial: Trial, by: str) -> str:
@@ -40,15 +60,14 @@ def text_of(trial: Trial, by: str) -> str:
     return "–" if figure is None else f"{figure:,.4g}"
 
 
-def said(trial: Trial, by: str) -> str:
-    """The figure within a sentence."""
-    before = {"hit-rate": "a hit rate of ", "ttft": "the first token after "}.get(by, "")
-    return before + quantity(trial, by)
-
-
 def quantity(trial: Trial, by: str) -> str:
     """The figure with its unit."""
-    return f"{text_of(trial, by)} {UNITS[by]}"
+    return f"{text_of(trial, by)} {OBJECTIVES[by].unit}"
+
+
+def phrase(trial: Trial, by: str) -> str:
+    """The figure within a sentence."""
+    return OBJECTIVES[by].before + quantity(trial, by)
 
 
 def shown(value: Any) -> str:
@@ -57,26 +76,23 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def settings_text(trial: Trial) -> str:
-    core = "stock vLLM" if trial["core"] == "stock" else "kvtune core"
-    own = ", ".join(f"{name} {shown(value)}" for name, value in trial["settings"].items())
-    return f"{core}, {own}" if own else f"{core}, defaults"
+def settings_text(trial: Trial | EngineRuns) -> str:
+    core = "stock vLLM" if trial.core == "stock" else "kvtune core"
+    return f"{core}, {', '.join(f'{n} {shown(v)}' for n, v in trial.settings.items()) or 'defaults'}"
 
 
-def effects_section(
-    effects: Sequence[tuple[str, Sequence[Sequence[Any]]]], by: str, kind: str = "sweep"
-) -> Section | None:
+def effects_section(effects: Sequence[Effect], by: str, kind: str = "sweep") -> Section | None:
     import altair as alt
 
     if not effects:
         return None
-    _, title, scale = FIGURES[by]
-    charts, data = [], {}
-    highest = max(scale * mean for _, means in effects for _, mean, _ in means)
-    for number, (knob, found) in enumerate(effects):
-        name = f"effect-{number}"
-        means = sorted(found, key=lambda row: _order(row[0]))
-        data[name] = columns(value=[shown(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
+    title, scale = OBJECTIVES[by].title, OBJECTIVES[by].scale
+    charts = []
+    highest = max(scale * each.mean for effect in effects for each in effect.means)
+    for number, effect in enumerate(effects):
+        name, knob = f"effect-{number}", effect.knob
+        means = sorted(effect.means, key=lambda each: _order(each.value))
+        data = columns(value=[shown(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
         top = alt.Scale(domain=[0, highest * 1.05 or 1])  # one axis for all: their sizes can be compared
         drawing = alt.Chart(alt.NamedData(name=name), height=150).mark_bar(color="var(--c1)").encode(
             x=alt.X("value:N", sort=None, axis=alt.Axis(title=knob, labelAngle=0)),
@@ -89,11 +105,11 @@ def effects_section(
         rows = [(shown(v), Cell(f"{scale * m:,.4g}", scale * m), Cell(str(n), n)) for v, m, n in means]
         table = grid((knob, f"mean {title}", "trials"), rows, f"Marginal effect of {knob}")
         label = f"Mean {title}: " + ", ".join(f"{scale * m:,.4g} at {shown(v)}" for v, m, _ in means) + "."
-        charts.append(Chart(name, knob, label, spec_of(drawing), table))
+        charts.append(Chart(name, knob, label, spec_of(drawing), table, {name: data}))
     lead = "The mean over all trials at each value of a knob, the others averaged over; the largest effect first."
     if kind == "tune":
-        lead += " A search looks where it is good, not evenly: small differences here mean little."
-    return Section("effects", "What each knob did", lead, "pair.html", charts=tuple(charts), data=data)
+        lead += " A search tries good values more often, so small differences here mean little."
+    return Section("effects", "What each knob did", lead, "pair.html", charts=tuple(charts))
 
 
 def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Section | None:
@@ -103,22 +119,19 @@ def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Sect
         return None
     panels: dict[Any, list[Trial]] = {}
     for trial in trials:
-        if all(name in trial["settings"] for name in pair):
-            panels.setdefault(trial["settings"].get("block_size"), []).append(trial)
+        if all(name in trial.settings for name in pair):
+            panels.setdefault(trial.settings.get("block_size"), []).append(trial)
     if not panels:
         return None
-    figures = [figure for own in panels.values() for t in own if (figure := figure_of(t, by)) is not None]
+    figures = [figure for panel in panels.values() for t in panel if (figure := figure_of(t, by)) is not None]
     ends = (min(figures), max(figures))
     charts: list[Chart] = []
-    data: dict[str, Columns] = {}
     for block in sorted(panels, key=_order)[:MOST_PANELS]:
-        chart, drawn = _map(f"map-{len(charts)}", panels[block], pair, block, by, ends)
-        charts.append(chart)
-        data[chart.id] = drawn
+        charts.append(_map(f"map-{len(charts)}", panels[block], pair, block, by, ends))
     lead = "The best trial in each cell: other knobs are at whatever value was best there. The best cell has a frame."
     if len(panels) > MOST_PANELS:
         lead += f" Of {len(panels)} block sizes {MOST_PANELS} are drawn; the table of trials holds all."
-    return Section("maps", "Two knobs together", lead, "pair.html", charts=tuple(charts), data=data)
+    return Section("maps", "Two knobs together", lead, "pair.html", charts=tuple(charts))
 
 
 def _map(
@@ -128,14 +141,14 @@ def _map(
     block: Any,
     by: str,
     ends: tuple[float, float],
-) -> tuple[Chart, Columns]:
+) -> Chart:
     import altair as alt
 
-    title = FIGURES[by][1]
-    pick = min if by == "ttft" else max
+    title = OBJECTIVES[by].title
+    pick = min if by in LESS_IS_BETTER else max
     cells: dict[tuple[Any, Any], float] = {}
     for trial in trials:
-        at = (trial["settings"][pair[0]], trial["settings"][pair[1]])
+        at = (trial.settings[pair[0]], trial.settings[pair[1]])
         figure = figure_of(trial, by) or 0.0
         cells[at] = pick(cells.get(at, figure), figure)
     order = sorted(cells, key=lambda at: (_order(at[0]), _order(at[1])))
@@ -153,13 +166,13 @@ def _map(
         x=alt.X("x:N", sort=None, axis=alt.Axis(title=pair[0], labelAngle=0)),
         y=alt.Y("y:N", sort=rows_of_y, title=pair[1]),
     )
-    told = [
+    tooltip = [
         alt.Tooltip("x:N", title=pair[0]),
         alt.Tooltip("y:N", title=pair[1]),
         alt.Tooltip("figure:Q", title=title, format=",.4~g"),
     ]
     shade = base.mark_rect(color="var(--c1)").encode(
-        opacity=alt.Opacity("figure:Q", scale=shades, legend=None), tooltip=told
+        opacity=alt.Opacity("figure:Q", scale=shades, legend=None), tooltip=tooltip
     )
     frame = base.transform_filter("datum.best").mark_rect(
         fill=None, filled=False, stroke="var(--ink)", strokeWidth=2
@@ -172,7 +185,7 @@ def _map(
         f"{pair[1]} {shown(best[1])}; from {min(cells.values()):,.4g} to {max(cells.values()):,.4g}."
     )
     table = grid((*pair, title), rows, f"{heading}: {title}")
-    return Chart(name, heading, label, spec_of(alt.layer(shade, frame, figures)), table), drawn
+    return Chart(name, heading, label, spec_of(alt.layer(shade, frame, figures)), table, {name: drawn})
 
 
 def front_section(
@@ -186,12 +199,12 @@ def front_section(
     if len(known) < 2:
         return None
     ahead = set(front)
-    state = ["on the front" if t["number"] in ahead else "beaten" for t in known]
+    state = ["on the front" if t.number in ahead else "beaten" for t in known]
     data = columns(
         across=[figure_of(t, across) for t in known],
         up=[figure_of(t, up) for t in known],
         state=state,
-        trial=[t["number"] for t in known],
+        trial=[t.number for t in known],
         settings=[settings_text(t) for t in known],
     )
     states = ["on the front", "beaten"]
@@ -207,42 +220,43 @@ def front_section(
         tooltip=[
             alt.Tooltip("trial:Q"),
             alt.Tooltip("settings:N"),
-            alt.Tooltip("across:Q", title=FIGURES[across][1], format=",.4~g"),
-            alt.Tooltip("up:Q", title=FIGURES[up][1], format=",.4~g"),
+            alt.Tooltip("across:Q", title=OBJECTIVES[across].title, format=",.4~g"),
+            alt.Tooltip("up:Q", title=OBJECTIVES[up].title, format=",.4~g"),
         ],
     )
-    best = sorted((t for t in known if t["number"] in ahead), key=lambda t: figure_of(t, across) or 0.0)
+    best = sorted((t for t in known if t.number in ahead), key=lambda t: figure_of(t, across) or 0.0)
     rows = [
         (
-            Cell(str(t["number"]), t["number"]),
+            Cell(str(t.number), t.number),
             settings_text(t),
             *(Cell(text_of(t, name), figure_of(t, name)) for name in axes),
         )
         for t in best
     ]
-    heads = ("trial", "settings", *(FIGURES[name][1] for name in axes))
+    heads = ("trial", "settings", *(OBJECTIVES[name].title for name in axes))
     if len(best) == 1:
-        label = f"Trial {best[0]['number']} is the best in all of them: there is nothing to trade."
+        label = f"Trial {best[0].number} is the best in all of them, so there is nothing to trade."
     else:
-        rest = "every other one is beaten in one figure and better in none"
+        rest = "every other trial is worse in one figure and better in none"
         label = f"{len(best)} of {len(known)} trials are on the front; {rest}."
-    names = [FIGURES[name][1].partition(" (")[0] for name in axes]
+    names = [OBJECTIVES[name].noun for name in axes]
     chart = Chart(
         "front",
         f"{names[0].capitalize()} against {names[1]}",
         label,
         spec_of(points),
         grid(heads, rows, "Trials on the front"),
+        {"front": data},
     )
     lead = (
         f"{', '.join(names[:-1]).capitalize()} and {names[-1]}: a trial on the front cannot be improved in one of them "
         "without losing in another (Pareto front)."
     )
-    return Section("front", "What can be traded", lead, "charts.html", charts=(chart,), data={"front": data})
+    return Section("front", "What can be traded", lead, "charts.html", charts=(chart,))
 
 
 def _axis(name: str) -> str:
-    return f"{FIGURES[name][1]}, {'less' if name in LESS_IS_BETTER else 'more'} is better"
+    return f"{OBJECTIVES[name].title}, {'less' if name in LESS_IS_BETTER else 'more'} is better"
 
 
 def _order(value: Any) -> tuple[int, float, str]:

@@ -1,4 +1,4 @@
-"""What `--ablate` showed: each switch of the core turned over, what changed, and which changes are more than chance."""
+"""The results of `--ablate`: what toggling each switch changed, and which changes are more than chance."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth, stored
 from kvtune.core.settings import KNOBS
-from kvtune.report.charts import Cell, Chart, Columns, Grid, Section, columns, grid, spec_of
+from kvtune.report.charts import Cell, Chart, Grid, Section, columns, forest, grid
 from kvtune.run.types import Run
 from kvtune.units import ms, size
 
@@ -25,69 +25,68 @@ COLORS = {
 
 
 def section(run: Run) -> Section | None:
-    found = stored(run)
-    if found is None or not found.turned:
+    ablation = stored(run)
+    if ablation is None or not ablation.turned:
         return None
-    drawn = [made for number, name in enumerate(FIGURES) if (made := _forest(found, number, name))]
-    failed = [f"{side.name}: {why}" for side in (found.baseline, *found.turned) for why in side.failed]
+    drawn = [made for number, name in enumerate(FIGURES) if (made := _forest(ablation, number, name))]
+    failed = [f"{side.name}: {why}" for side in (ablation.baseline, *ablation.turned) for why in side.failed]
     notes = [
-        "A cell is the change against the baseline; better and worse are said where its 95 % interval over whole, "
-        "interleaved runs leaves out zero, = where it does not. Less is better in every column."
+        "Each cell is the change against the baseline. Better and worse mean that its 95 % interval over whole, "
+        "interleaved runs excludes zero, = that it includes zero. Less is better in every column."
     ]
-    if found.why:
-        notes.append(f"{found.done} of {found.planned} runs were made: {found.why}.")
+    if ablation.why:
+        notes.append(f"{ablation.done} of {ablation.planned} runs were made: {ablation.why}.")
     return Section(
         id="ablation",
         title="What each switch is worth",
-        lead=_lead(found),
+        lead=_lead(ablation),
         template="ablation.html",
         values={
-            "table": _table(found),
-            "about": [_about(s) for s in found.turned],
+            "table": _table(ablation),
+            "about": [_about(s) for s in ablation.turned],
             "notes": notes + [f"A run failed. {line}" for line in failed],
         },
-        charts=tuple(chart for chart, _ in drawn),
-        data={chart.id: data for chart, data in drawn},
+        charts=tuple(drawn),
     )
 
 
-def _lead(found: Ablation) -> str:
-    told = []
-    for verdict, word in (("worse", "Worse when turned over"), ("better", "Better when turned over")):
+def _lead(ablation: Ablation) -> str:
+    sentences = []
+    for verdict, word in (("worse", "Worse when toggled"), ("better", "Better when toggled")):
         changes = [
             f"{_name(side)} ({', '.join(names)})"
-            for side in found.turned
+            for side in ablation.turned
             if (names := [TITLES[w.figure] for w in side.worths if w.verdict == verdict])
         ]
         if changes:
-            told.append(f"{word}: {'; '.join(changes)}.")
-    few = [s for s in found.turned if all(w.verdict == "too few runs" for w in s.worths)]
+            sentences.append(f"{word}: {'; '.join(changes)}.")
+    few = [s for s in ablation.turned if all(w.verdict == "too few runs" for w in s.worths)]
     quiet = [
         side
-        for side in found.turned
+        for side in ablation.turned
         if side not in few and all(w.verdict not in ("worse", "better") for w in side.worths)
     ]
     for sides, words in ((quiet, "No difference shown"), (few, "Too few runs to tell")):
         if sides:
-            told.append(f"{words}: {', '.join(side.name for side in sides)}.")
-    return " ".join(told)
+            sentences.append(f"{words}: {', '.join(side.name for side in sides)}.")
+    return " ".join(sentences)
 
 
 def _name(side: AblationSide) -> str:
     return f"{side.name} {side.turned}"
 
 
-def _table(found: Ablation) -> Grid:
-    runs = len(found.baseline.runs)
+def _table(ablation: Ablation) -> Grid:
+    runs = len(ablation.baseline.runs)
     rows: list[tuple[Any, ...]] = [
-        ("baseline", Cell(str(runs), runs), *map(_baseline, found.turned[0].worths)),
+        ("baseline", Cell(str(runs), runs), *map(_baseline, ablation.turned[0].worths)),
     ]
     rows += [
         (_name(side), Cell(str(len(side.runs)), len(side.runs)), *map(_cell, side.worths))
-        for side in found.turned
+        for side in ablation.turned
     ]
-    heads = ("turned over", "runs", *(TITLES[name] for name in FIGURES))
-    return grid(heads, rows, "Each switch turned over, against the baseline")
+    heads = ("toggled", "runs", *(TITLES[name] for name in FIGURES))
+    return grid(heads, rows, "Each switch toggled, against the baseline")
 
 
 def _baseline(worth: Worth) -> Cell:
@@ -124,34 +123,22 @@ def _text(value: float | None, figure: str, sign: bool = False) -> str:
     return f"{plus}{ms(value / 1000 if figure == 'host_us_per_request_step' else value)}"
 
 
-def _forest(found: Ablation, number: int, figure: str) -> tuple[Chart, Columns] | None:
-    import altair as alt
-
-    sides = [(side, side.worths[number]) for side in found.turned]
+def _forest(ablation: Ablation, number: int, figure: str) -> Chart | None:
+    sides = [(side, side.worths[number]) for side in ablation.turned]
     shown = [(s, w, b) for s, w in sides if w.low is not None and w.high is not None and (b := w.baseline)]
     shown = [row for row in shown if row[2] > 0]
     if not shown:
         return None
     name, title = f"ablation-{number}", TITLES[figure]
-    base = alt.Chart(alt.NamedData(name=name), height=24 * len(shown) + 10).encode(
-        y=alt.Y("turned:N", sort=None, axis=alt.Axis(title="turned over", labelLimit=150, titlePadding=8)),
-        color=alt.Color(
-            "verdict:N", title=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
-        ),
-        tooltip=[
-            alt.Tooltip("turned:N", title="turned over"),
-            alt.Tooltip("text:N", title=title),
-            alt.Tooltip("verdict:N"),
-        ],
-    )
-    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(
-        x=alt.X("low:Q", title="change against the baseline (%)"), x2="high:Q"
-    )
-    points = base.mark_point(filled=True, size=60, opacity=1).encode(x="change:Q")
-    zero = (
-        alt.Chart(alt.InlineData(values=[{"x": 0}]))
-        .mark_rule(color="var(--ink)", strokeDash=[3, 3])
-        .encode(x="x:Q")
+    spec = forest(
+        name,
+        len(shown),
+        ("turned", "toggled", 150),
+        ("change", "change against the baseline (%)"),
+        COLORS,
+        (("turned", "toggled"), ("text", title), ("verdict", None)),
+        row_height=24,
+        dot=60,
     )
     data = columns(
         turned=[_name(side) for side, _, _ in shown],
@@ -164,5 +151,5 @@ def _forest(found: Ablation, number: int, figure: str) -> tuple[Chart, Columns] 
     most = max(shown, key=lambda row: abs(row[1].difference or 0.0))
     label = f"Largest change: {_name(most[0])}, {_whole(most[1])}; {most[1].verdict}."
     rows = [(_name(side), Cell(_whole(w), w.difference), w.verdict) for side, w, _ in shown]
-    table = grid(("turned over", title, "verdict"), rows, f"Change of {title}")
-    return Chart(name, f"{title[:1].upper()}{title[1:]}", label, spec_of(zero + bars + points), table), data
+    table = grid(("toggled", title, "verdict"), rows, f"Change of {title}")
+    return Chart(name, f"{title[:1].upper()}{title[1:]}", label, spec, table, {name: data})

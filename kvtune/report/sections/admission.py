@@ -1,4 +1,4 @@
-"""Admission by cached prefix: who went ahead of whom. Drawn only where it was asked for."""
+"""Admission by cached prefix: how many requests were overtaken. Drawn only for runs that have it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import Section
-from kvtune.report.console_admission import admission_rows
+from kvtune.report.console.admission import admission_rows
 
 
 def section(analysis: RunAnalysis) -> Section | None:

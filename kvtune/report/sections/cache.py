@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import WINNABLE, winnable
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.report.names import cause_title
 from kvtune.report.sections.ladder import ladder
 from kvtune.units import count, ms, percent
@@ -24,15 +24,15 @@ COLORS = {
 }
 MEANINGS = {
     HIT: "read from the cache, not computed",
-    "cold": "no cache can help: nobody computed it before",
-    "partial_block": "lies beyond the last full block that the cache knew",
-    "last_token": "the last token of a prompt is computed to get the next one; a hit ends before its block",
-    "not_cached": "was computed before; an infinite cache would have had it. This is what settings can win",
-    "evicted": "a larger pool or a better eviction order would have had it",
-    "not_retained": "sliding windows and states are kept at some places only; retention and kvtune's core decide which",
+    "cold": "not computed before, so no cache could have it",
+    "partial_block": "beyond the last full block that is in the cache",
+    "last_token": "a prompt's last token is always computed, to get the next one; a hit ends before its block",
+    "not_cached": "computed before, so an infinite cache would have it; settings can win this",
+    "evicted": "a larger pool or a better eviction order would have kept it",
+    "not_retained": "windows and states are kept at some positions only; retention and kvtune's core decide which",
     "lagging_group": "every group of layers held something, but not up to the same token",
-    "skipped_lookup": "the request or the engine went without prefix caching",
-    UNCLASSIFIED: "the workload was not at hand to tell the causes apart",
+    "skipped_lookup": "prefix caching was off for the request or the engine",
+    UNCLASSIFIED: "the workload was not available, so causes cannot be told apart",
 }
 
 
@@ -51,8 +51,7 @@ def section(analysis: RunAnalysis) -> Section | None:
         title="Prefix cache",
         lead=_lead(cache),
         template="charts.html",
-        charts=tuple(chart for chart, _ in drawn),
-        data={chart.id: data for chart, data in drawn},
+        charts=tuple(drawn),
     )
 
 
@@ -61,11 +60,11 @@ def _lead(cache: PrefixCache) -> str:
     lead = f"{hit} ({percent(cache.hit_tokens, cache.query_tokens)})."
     if UNCLASSIFIED not in cache.misses:
         most = cache.hit_tokens + winnable(cache)
-        lead += f" A cache that never forgets would have had {percent(most, cache.query_tokens)}."
+        lead += f" An infinite cache would have had {percent(most, cache.query_tokens)}."
     return lead
 
 
-def _causes(cache: PrefixCache) -> tuple[Chart, Columns]:
+def _causes(cache: PrefixCache) -> Chart:
     import altair as alt
 
     parts = {HIT: cache.hit_tokens, **dict(sorted(cache.misses.items(), key=lambda item: _order(item[0])))}
@@ -109,7 +108,7 @@ def _causes(cache: PrefixCache) -> tuple[Chart, Columns]:
     if largest is not None:
         label += f" The largest part of the misses: {titles[largest]}, {percent(parts[largest], cache.query_tokens)}."
     table = grid(("where", "prompt tokens", "share", "meaning"), rows, "Prompt tokens by where they went")
-    return Chart("causes", "Where the prompt tokens went", label, spec_of(drawing), table), data
+    return Chart("causes", "Where the prompt tokens went", label, spec_of(drawing), table, {"causes": data})
 
 
 def _order(cause: str) -> int:
@@ -117,7 +116,7 @@ def _order(cause: str) -> int:
     return known.index(cause) if cause in known else len(WINNABLE)
 
 
-def _rounds(found: list[Round]) -> tuple[Chart, Columns]:
+def _rounds(found: list[Round]) -> Chart:
     import altair as alt
 
     names = [f"round {r.round + 1}" for r in found]
@@ -161,4 +160,4 @@ def _rounds(found: list[Round]) -> tuple[Chart, Columns]:
     label = "Hit rate by round: " + ", ".join(percent(r.hit_tokens, r.query_tokens) for r in found[:8])
     label += ", …" if len(found) > 8 else "."
     table = grid(("round", "prompt tokens", "hits", "hit rate", "mean first token"), rows, "Hits by round")
-    return Chart("rounds", "Hits in each round", label, spec_of(bars), table), data
+    return Chart("rounds", "Hits in each round", label, spec_of(bars), table, {"rounds": data})

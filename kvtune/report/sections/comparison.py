@@ -10,7 +10,7 @@ from kvtune.analysis.cache import rounds
 from kvtune.analysis.comparison.compare import Comparison
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, forest, grid, spec_of
 from kvtune.report.contrast import Contrast, RunGroup, sentence
 from kvtune.report.measures import SHARES, change_text, interval_text, measure_text, measure_title, reasons
 from kvtune.report.names import command_text, when
@@ -21,44 +21,47 @@ COLORS = {"better": "var(--good)", "worse": "var(--bad)", "no difference shown":
 CSS = {"better": "better", "worse": "worse", "no difference shown": "quiet"}
 
 
-def sections(found: Contrast) -> list[Section]:
-    made = [_outcome(found), _figures(found), _distributions(found), _rounds(found), _differences(found)]
+def sections(contrast: Contrast) -> list[Section]:
+    made = [
+        _outcome(contrast),
+        _figures(contrast),
+        _distributions(contrast),
+        _rounds(contrast),
+        _differences(contrast),
+    ]
     return [section for section in made if section is not None]
 
 
-def _outcome(found: Contrast) -> Section:
-    first = found.sides[0].name
+def _outcome(contrast: Contrast) -> Section:
+    first = contrast.sides[0].name
     lines = [
         (side.name, f"Against {first}: {sentence(comparison)}.")
-        for side, comparison in zip(found.sides[1:], found.comparisons, strict=True)
+        for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True)
     ]
-    note = "Better and worse are said only where the 95 % interval of the difference leaves out zero. "
-    if found.repeated:
-        numbers = ", ".join(f"{len(side.runs)} of {side.name}" for side in found.sides)
-        note += (
-            f"The intervals come from repeated runs ({numbers}), so they know how far this machine drifts."
-        )
+    note = "Better and worse mean that the 95 % interval of the difference excludes zero. "
+    if contrast.repeated:
+        numbers = ", ".join(f"{len(side.runs)} of {side.name}" for side in contrast.sides)
+        note += f"The intervals come from repeated runs ({numbers}), so they include this machine's drift."
     else:
         note += (
-            "The intervals know the spread within these runs; a machine that was slower for one whole run looks like "
-            "a difference. Repeated runs (A B A B) tell the two apart."
+            "The intervals cover the spread within these runs only: a machine that was slower during one whole run "
+            "looks like a difference. Repeated runs (A B A B) separate the two."
         )
     return Section("outcome", "What differs", "", "outcome.html", {"lines": lines, "note": note})
 
 
-def _figures(found: Contrast) -> Section:
-    charts, data, tables = [], {}, []
-    first = found.sides[0].name
+def _figures(contrast: Contrast) -> Section:
+    charts, tables = [], []
+    first = contrast.sides[0].name
     for number, (side, comparison) in enumerate(
-        zip(found.sides[1:], found.comparisons, strict=True), start=1
+        zip(contrast.sides[1:], contrast.comparisons, strict=True), start=1
     ):
         table = _table(first, side.name, comparison)
         drawn = _forest(f"figures-{number}", first, side.name, comparison, table)
         tables.append(table)
         if drawn is not None:
-            charts.append(drawn[0])
-            data[drawn[0].id] = drawn[1]
-    why = dict.fromkeys(line for comparison in found.comparisons for line in reasons(comparison.figures))
+            charts.append(drawn)
+    why = dict.fromkeys(line for comparison in contrast.comparisons for line in reasons(comparison.figures))
     return Section(
         id="figures",
         title="Figures",
@@ -66,7 +69,6 @@ def _figures(found: Contrast) -> Section:
         template="figures.html",
         values={"tables": tables, "why": list(why)},
         charts=tuple(charts),
-        data=data,
     )
 
 
@@ -86,34 +88,18 @@ def _table(first: str, other: str, comparison: Comparison) -> Any:
     return grid(heads, rows, f"{other} against {first}")
 
 
-def _forest(
-    name: str, first: str, other: str, comparison: Comparison, table: Any
-) -> tuple[Chart, Columns] | None:
-    import altair as alt
-
+def _forest(name: str, first: str, other: str, comparison: Comparison, table: Any) -> Chart | None:
     shown = [f for f in comparison.figures if f.a and f.low is not None and f.high is not None]
     shown = [f for f in shown if f.path not in SHARES]
     if not shown:
         return None
-    base = alt.Chart(alt.NamedData(name=name), height=26 * len(shown) + 10).encode(
-        y=alt.Y("figure:N", sort=None, axis=alt.Axis(title="figure", labelLimit=190, titlePadding=8)),
-        color=alt.Color(
-            "verdict:N", title=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
-        ),
-        tooltip=[
-            alt.Tooltip("figure:N"),
-            alt.Tooltip("text:N", title="difference"),
-            alt.Tooltip("interval:N", title="95 % interval"),
-            alt.Tooltip("verdict:N"),
-        ],
-    )
-    title = f"difference of {other} from {first} (%)"
-    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(x=alt.X("low:Q", title=title), x2="high:Q")
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(x="difference:Q")
-    zero = (
-        alt.Chart(alt.InlineData(values=[{"x": 0}]))
-        .mark_rule(color="var(--ink)", strokeDash=[3, 3])
-        .encode(x="x:Q")
+    spec = forest(
+        name,
+        len(shown),
+        ("figure", "figure", 190),
+        ("difference", f"difference of {other} from {first} (%)"),
+        COLORS,
+        (("figure", None), ("text", "difference"), ("interval", "95 % interval"), ("verdict", None)),
     )
     data = columns(
         figure=[measure_title(f.path) for f in shown],
@@ -125,15 +111,17 @@ def _forest(
         interval=[interval_text(f) for f in shown],
     )
     label = f"Dots are differences, bars their 95 % intervals. {other} is {sentence(comparison)}."
-    return Chart(name, f"{other} against {first}", label, spec_of(zero + bars + points), table), data
+    return Chart(name, f"{other} against {first}", label, spec, table, {name: data})
 
 
-def _distributions(found: Contrast) -> Section | None:
+def _distributions(contrast: Contrast) -> Section | None:
     drawn = [
         _quantiles(
-            "ttft", "Time to first token", "requests", [(s.name, s.values(ttft_ms)) for s in found.sides]
+            "ttft", "Time to first token", "requests", [(s.name, s.values(ttft_ms)) for s in contrast.sides]
         ),
-        _quantiles("itl", "Time between tokens", "gaps", [(s.name, s.values(itl_ms)) for s in found.sides]),
+        _quantiles(
+            "itl", "Time between tokens", "gaps", [(s.name, s.values(itl_ms)) for s in contrast.sides]
+        ),
     ]
     made = [d for d in drawn if d is not None]
     if not made:
@@ -141,16 +129,13 @@ def _distributions(found: Contrast) -> Section | None:
     return Section(
         id="latency",
         title="Latency",
-        lead="The further left and the steeper a line, the better: it shows which share was at most that slow.",
+        lead="Each line shows the share of requests or gaps that took at most that long; further left is better.",
         template="pair.html",
-        charts=tuple(chart for chart, _ in made),
-        data={chart.id: data for chart, data in made},
+        charts=tuple(made),
     )
 
 
-def _quantiles(
-    name: str, title: str, noun: str, runs: list[tuple[str, Values]]
-) -> tuple[Chart, Columns] | None:
+def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]]) -> Chart | None:
     import altair as alt
 
     finite = [(label, values[np.isfinite(values)]) for label, values in runs]
@@ -177,7 +162,7 @@ def _quantiles(
             strokeDash=alt.StrokeDash("run:N", legend=None),
             tooltip=[
                 alt.Tooltip("run:N"),
-                alt.Tooltip("share:Q", title="at most this slow (%)", format=".1f"),
+                alt.Tooltip("share:Q", title="share that took at most this (%)", format=".1f"),
                 alt.Tooltip("ms:Q", title="milliseconds", format=",.4~g"),
             ],
         )
@@ -191,28 +176,28 @@ def _quantiles(
         for mark in marks
     ]
     table = grid(("share", *(label for label, _ in finite)), rows, title)
-    return Chart(name, title, label, spec_of(drawing), table), data
+    return Chart(name, title, label, spec_of(drawing), table, {name: data})
 
 
-def _rounds(found: Contrast) -> Section | None:
+def _rounds(contrast: Contrast) -> Section | None:
     import altair as alt
 
-    told = [(side.name, rounds(side.run)) for side in found.sides]
-    if not any(own for _, own in told):
+    sides = [(side.name, rounds(side.run)) for side in contrast.sides]
+    if not any(own for _, own in sides):
         return None
     data = columns(
-        run=[name for name, own in told for _ in own],
-        round=[f"round {r.round + 1}" for _, own in told for r in own],
-        rate=[100 * r.hit_tokens / max(r.query_tokens, 1) for _, own in told for r in own],
+        run=[name for name, own in sides for _ in own],
+        round=[f"round {r.round + 1}" for _, own in sides for r in own],
+        rate=[100 * r.hit_tokens / max(r.query_tokens, 1) for _, own in sides for r in own],
     )
     drawing = (
         alt.Chart(alt.NamedData(name="rounds"), height=190)
         .mark_bar()
         .encode(
             x=alt.X("round:N", sort=None, axis=alt.Axis(title="round", labelAngle=0)),
-            xOffset=alt.XOffset("run:N", sort=[name for name, _ in told]),
+            xOffset=alt.XOffset("run:N", sort=[name for name, _ in sides]),
             y=alt.Y("rate:Q", title="hit rate (%)", scale=alt.Scale(domain=[0, 100])),
-            color=_run_colors([name for name, _ in told]),
+            color=_run_colors([name for name, _ in sides]),
             tooltip=[
                 alt.Tooltip("run:N"),
                 alt.Tooltip("round:N"),
@@ -220,8 +205,8 @@ def _rounds(found: Contrast) -> Section | None:
             ],
         )
     )
-    numbers = sorted({r.round for _, own in told for r in own})
-    by_round = [{r.round: r for r in own} for _, own in told]
+    numbers = sorted({r.round for _, own in sides for r in own})
+    by_round = [{r.round: r for r in own} for _, own in sides]
     rows = [
         (
             Cell(f"round {n + 1}", n),
@@ -239,11 +224,12 @@ def _rounds(found: Contrast) -> Section | None:
     ]
     totals = ", ".join(
         f"{name} {percent(sum(r.hit_tokens for r in own), sum(r.query_tokens for r in own))}"
-        for name, own in told
+        for name, own in sides
     )
-    table = grid(("round", *(name for name, _ in told)), rows, "Hit rate by round")
-    chart = Chart("rounds", "Hit rate in each round", f"Over all rounds: {totals}.", spec_of(drawing), table)
-    return Section("cache", "Prefix cache", "", "charts.html", charts=(chart,), data={"rounds": data})
+    table = grid(("round", *(name for name, _ in sides)), rows, "Hit rate by round")
+    label = f"Over all rounds: {totals}."
+    chart = Chart("rounds", "Hit rate in each round", label, spec_of(drawing), table, {"rounds": data})
+    return Section("cache", "Prefix cache", "", "charts.html", charts=(chart,))
 
 
 def _run_colors(names: list[str]) -> Any:
@@ -254,28 +240,28 @@ def _run_colors(names: list[str]) -> Any:
     )
 
 
-def _differences(found: Contrast) -> Section:
-    heads = ("field", *(side.name for side in found.sides))
+def _differences(contrast: Contrast) -> Section:
+    heads = ("field", *(side.name for side in contrast.sides))
     checked: dict[str, list[str]] = {}
-    for number, comparison in enumerate(found.comparisons, start=1):
+    for number, comparison in enumerate(contrast.comparisons, start=1):
         for miss in comparison.mismatches:
-            checked.setdefault(miss.field, [miss.a] * len(found.sides))[number] = miss.b
+            checked.setdefault(miss.field, [miss.a] * len(contrast.sides))[number] = miss.b
     wrong = [
         (field, *(Cell(v, css="differs" if v != row[0] else "") for v in row))
         for field, row in checked.items()
     ]
-    rows = [(name, *values) for name, values in found.differing]
+    rows = [(name, *values) for name, values in contrast.differing]
     return Section(
         id="differences",
         title="Settings that differ",
-        lead="Everything that was checked and recorded is equal, but for these."
+        lead="Everything else that was checked and recorded is equal."
         if rows or wrong
         else "Nothing that was recorded differs: these are repetitions of one run.",
         template="differences.html",
         values={
             "wrong": grid(heads, wrong, "Checked fields that differ") if wrong else None,
             "rows": grid(heads, rows, "Recorded settings that differ") if rows else None,
-            "commands": [(s.name, command_text(s.run), _started(s)) for s in found.sides],
+            "commands": [(s.name, command_text(s.run), _started(s)) for s in contrast.sides],
         },
     )
 

@@ -1,4 +1,4 @@
-"""Which objects cause collections: by type and line, per process; and the lines in which collections began."""
+"""The objects that cause collections, by process, type and line; and the lines in which collections began."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def section(analysis: RunAnalysis) -> Section | None:
         for key, own in analysis.culprits.items()
     ]
     grids += [
-        _grid(f"{process_title(key)}: what it held more of at the end", rows)
+        _grid(f"{process_title(key)}: what it held more of at the end than at the start", rows)
         for key, rows in analysis.grown.items()
     ]
     begun = [
@@ -34,9 +34,9 @@ def section(analysis: RunAnalysis) -> Section | None:
     ]
     if not grids and not begun:
         return None
-    lead = "The collector runs when enough young objects have survived: these are they, and where they were made."
+    lead = "The collector runs when enough young objects have survived. These are the objects and where they were made."
     if not grids:
-        lead = "The lines in which collections began. `--probe sites` tells which objects caused them."
+        lead = "The lines in which collections began. `--probe sites` shows which objects caused them."
     return Section(
         "culprits", "What causes collections", lead, "culprits.html", values={"grids": grids, "begun": begun}
     )

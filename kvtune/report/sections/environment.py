@@ -1,4 +1,4 @@
-"""What is needed to repeat the run: command, versions, machine, engine settings; and the tail of its log."""
+"""How to repeat the run: command, versions, machine, engine settings; and the end of its log."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _collector(gc: dict[str, Any]) -> str:
 
 
 def _groups(groups: list[dict[str, Any]]) -> Grid | None:
-    """Groups that are alike are one row."""
+    """The KV cache groups; equal ones share a row."""
     alike = Counter(
         (
             _kind(str(group.get("kind", "?"))),

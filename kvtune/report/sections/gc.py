@@ -1,4 +1,4 @@
-"""The garbage collector: per process and generation, its pauses against EngineCore's steps, culprits by type."""
+"""The garbage collector: collections and pauses by process and generation, against EngineCore's steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from kvtune.analysis.processes import process_keys
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import GENERATION_COLORS, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import GENERATION_COLORS, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.report.names import process_title
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
@@ -17,7 +17,7 @@ HEADS = (
     "gen 1",
     "gen 2",
     "pauses",
-    "of them on a CPU",
+    "pauses, CPU time",
     "longest",
     "p99",
     "of step time",
@@ -52,8 +52,7 @@ def section(analysis: RunAnalysis) -> Section | None:
         lead=_lead(analysis),
         template="gc.html",
         values={"table": grid(HEADS, rows, "Collections and pauses by process"), "facts": _facts(analysis)},
-        charts=(drawn[0],) if drawn else (),
-        data={drawn[0].id: drawn[1]} if drawn else {},
+        charts=(drawn,) if drawn else (),
     )
 
 
@@ -63,12 +62,12 @@ def _lead(analysis: RunAnalysis) -> str:
         return "A pause stops its process; only EngineCore's hold up a step."
     return (
         f"A pause stops its process. {count(steps.paused)} of {count(steps.steps)} steps had a collection in "
-        f"EngineCore: {ms(steps.pause_ms_mean)} each in the mean, {percent(steps.share)} of the time of those steps."
+        f"EngineCore: {ms(steps.pause_ms_mean)} each on average, {percent(steps.share)} of the time of those steps."
     )
 
 
 def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
-    """What collections explain of slow tokens, what was no collection at all, and how heaps stand."""
+    """How many slow tokens collections explain, and each process's heap; pauses in which the thread had no CPU."""
     gaps, facts = analysis.collections_in_steps.gaps, []
     if gaps.outliers and gaps.threshold_ms is not None:
         facts.append(
@@ -86,16 +85,16 @@ def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
             parts.append(f"{own.survivors_per_step:,.3g} survivors of young collections per step")
         if own.preempted:
             parts.append(
-                f"{count(own.preempted)} of the pauses ({ms(own.preempted_ms)}) the machine's, not the collector's: "
-                "the thread had no CPU"
+                f"{count(own.preempted)} of the pauses ({ms(own.preempted_ms)}) were the machine's, "
+                "not the collector's: the thread had no CPU"
             )
         if parts:
             facts.append((process_title(key), "; ".join(parts)))
     return facts
 
 
-def _pauses(run: Run) -> tuple[Chart, Columns] | None:
-    """Pause time by process and generation: what a plot of the table's totals cannot hide."""
+def _pauses(run: Run) -> Chart | None:
+    """Pause time by process and generation."""
     import altair as alt
 
     gc = run.table("gc")
@@ -136,5 +135,6 @@ def _pauses(run: Run) -> tuple[Chart, Columns] | None:
     table = grid(
         ("process", "generation", "collections", "pauses"), rows, "Pause time by process and generation"
     )
-    chart = Chart("pauses", "Pause time by process and generation", label, spec_of(drawing), table)
-    return chart, columns(process=names, generation=generations, ms=totals, n=numbers)
+    data = columns(process=names, generation=generations, ms=totals, n=numbers)
+    title = "Pause time by process and generation"
+    return Chart("pauses", title, label, spec_of(drawing), table, {"pauses": data})

@@ -1,9 +1,9 @@
-"""Host cost: what of EngineCore's steps is the model, and what is Python around it."""
+"""Host cost: how EngineCore's step time divides into the model and the Python around it."""
 
 from __future__ import annotations
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.units import count, ms, percent
 
 
@@ -17,7 +17,7 @@ def section(analysis: RunAnalysis) -> Section | None:
         ("update", time.update_s, "take sampled tokens, finish requests, free blocks"),
         ("other", time.other_s, "the rest of the step: queues, copying, sending"),
     )
-    chart, data = _parts(parts, time.total_s, time.steps)
+    chart = _parts(parts, time.total_s, time.steps)
     facts = [("steps", count(time.steps))]
     if time.busy_share is not None:
         facts.append(("EngineCore was in steps", f"{percent(time.busy_share, digits=0)} of the wall time"))
@@ -35,11 +35,10 @@ def section(analysis: RunAnalysis) -> Section | None:
         template="host.html",
         values={"facts": facts},
         charts=(chart,),
-        data={chart.id: data},
     )
 
 
-def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int) -> tuple[Chart, Columns]:
+def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int) -> Chart:
     import altair as alt
 
     names = [name for name, _, _ in parts]
@@ -70,4 +69,6 @@ def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int
         ", ".join(f"{name} {percent(seconds, total_s)}" for name, seconds, _ in parts) + " of the step time."
     )
     table = grid(("part", "per step", "share", "what it does"), rows, "The parts of a mean step")
-    return Chart("step-parts", "The parts of a mean step", label, spec_of(drawing), table), data
+    return Chart(
+        "step-parts", "The parts of a mean step", label, spec_of(drawing), table, {"step-parts": data}
+    )

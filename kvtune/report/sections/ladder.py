@@ -1,4 +1,4 @@
-"""The ladder of hit rates for a run's load and pool: infinite cache, optimum, best known policy, LRU, achieved."""
+"""The ladder of hit rates for a run's workload and pool: infinite cache, optimum, best known policy, LRU, achieved."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.bounds.ladder import Bounds, bounds
 from kvtune.errors import KvtuneError
 from kvtune.layout.config import shape_of
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, columns, grid, spec_of
 from kvtune.run.types import Run
 from kvtune.units import count, percent
 from kvtune.workload.types import Workload
 
-LARGEST = 20_000  # requests: beyond, the bounds take longer than a page should
+LARGEST = 20_000  # most requests for which bounds are computed: with more, a page would take too long
 
 
-def ladder(analysis: RunAnalysis) -> tuple[Chart, Columns] | None:
-    """None where the whole load was not served, or where bounds cannot be told for it."""
+def ladder(analysis: RunAnalysis) -> Chart | None:
+    """None where the run is not complete, or where its workload has no bounds."""
     import altair as alt
 
-    cache, told = analysis.prefix_cache, _bounds(analysis.run, analysis.workload)
-    if told is None or cache.hit_rate is None or not told.infinite:
-        return None  # no bounds, or nothing that any cache could hit
-    rung = told.curve[0]
+    cache, limits = analysis.prefix_cache, _bounds(analysis.run, analysis.workload)
+    if limits is None or cache.hit_rate is None or not limits.infinite:
+        return None  # no bounds, or no token that any cache could hit
+    rung = limits.curve[0]
     pool = f"{count(rung.pool_tokens)} tokens"
     rungs = (
-        ("infinite cache", told.infinite, "forgets nothing"),
+        ("infinite cache", limits.infinite, "forgets nothing"),
         ("offline optimum", rung.optimum, f"knows the future, in a pool of {pool}"),
         ("best known policy", rung.best_known, f"two classes and a ghost list, in a pool of {pool}"),
         ("LRU", rung.lru, f"the plain policy, in a pool of {pool}"),
@@ -48,10 +48,12 @@ def ladder(analysis: RunAnalysis) -> tuple[Chart, Columns] | None:
     )
     data = columns(rung=names, rate=[100 * rate for _, rate, _ in rungs], what=[what for _, _, what in rungs])
     rows = [(name, Cell(percent(rate), rate), what) for name, rate, what in rungs]
-    label = f"This run: {percent(cache.hit_rate)}; a cache that never forgets: {percent(told.infinite)}."
-    note = f"Bounds: {'; '.join(filter(None, (*told.notes, told.relaxation)))}."
-    table = grid(("cache", "hit rate", "what it is"), rows, "Hit rates that this load allows")
-    return Chart("ladder", "How far from what is possible", label, spec_of(drawing), table, note), data
+    label = f"This run: {percent(cache.hit_rate)}; an infinite cache: {percent(limits.infinite)}."
+    note = f"Bounds: {'; '.join(filter(None, (*limits.notes, limits.relaxation)))}."
+    table = grid(("cache", "hit rate", "what it is"), rows, "Hit rates that this workload allows")
+    return Chart(
+        "ladder", "How far from what is possible", label, spec_of(drawing), table, {"ladder": data}, note
+    )
 
 
 def _bounds(run: Run, workload: Workload | None) -> Bounds | None:

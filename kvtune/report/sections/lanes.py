@@ -19,7 +19,7 @@ BUCKETS = 500
 BINS = 120
 FINE_BINS = 240
 WORDS = ("kind", "generation", "process", "what", "state", "tier")  # columns that hold words, not numbers
-AXIS_EXTENT = 74  # page.js counts on it: every lane's left edge stands at the same place
+AXIS_EXTENT = 74  # page.js relies on it: all lanes have the same left edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _collections(run: Run, end_s: float) -> Lane | None:
     )
     generations = tuple(f"generation {g}" for g in sorted(set(gc["generation"].tolist())))
     colors = tuple(GENERATION_COLORS[min(int(g[-1]), 2)] for g in generations)
-    # Circles of harmless runs stay small: the largest size stands for 10 ms at least.
+    # The largest circle means at least 10 ms, so that runs with short pauses have small circles.
     largest_ms = max(10.0, float(gc["pause_us"].max()) / 1000)
     drawing = _lane("gc", "Collections (area = pause)", 26 * len(set(names)) + 14).mark_circle(
         opacity=0.75, clip=True

@@ -8,11 +8,11 @@ import numpy as np
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Spread, Values
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.units import count, ms
 
 BINS = 40
-WIDE = 30.0  # largest over smallest: above it a logarithmic axis shows more
+WIDE = 30.0  # largest over smallest value; above it the axis is logarithmic
 
 
 def section(analysis: RunAnalysis) -> Section | None:
@@ -30,7 +30,7 @@ def section(analysis: RunAnalysis) -> Section | None:
         _histogram("ttft", "Time to first token", "requests", per_request.ttft_ms, times.ttft_ms),
         _histogram("itl", "Time between tokens of a request", "gaps", per_request.gap_ms, times.itl_ms),
     ]
-    found = [made for made in drawn if made is not None]
+    charts = [made for made in drawn if made is not None]
     return Section(
         id="latency",
         title="Latency",
@@ -38,13 +38,12 @@ def section(analysis: RunAnalysis) -> Section | None:
         "First-token and whole-request times count from sending.",
         template="latency.html",
         values={"table": grid(("latency", "mean", "median", "p99", "longest", "of"), rows)},
-        charts=tuple(chart for chart, _ in found),
-        data={chart.id: data for chart, data in found},
+        charts=tuple(charts),
     )
 
 
 def _mark(name: str, at_ms: float, y: int, left: bool) -> Any:
-    """A named line across the histogram; each name at a height of its own, so that near ones can be read."""
+    """A named line across the histogram; names are at different heights, so that close ones stay readable."""
     import altair as alt
 
     base = alt.Chart(alt.InlineData(values=[{"x": at_ms, "name": name}])).encode(x="x:Q")
@@ -65,9 +64,7 @@ def _row(name: str, spread: Spread) -> list[Any]:
     ]
 
 
-def _histogram(
-    name: str, title: str, noun: str, values: Values, spread: Spread
-) -> tuple[Chart, Columns] | None:
+def _histogram(name: str, title: str, noun: str, values: Values, spread: Spread) -> Chart | None:
     import altair as alt
 
     finite = values[np.isfinite(values)]
@@ -96,7 +93,7 @@ def _histogram(
             ],
         )
     )
-    near = edges[BINS // 5]  # left of it a name has no room on its left
+    near = edges[BINS // 5]  # further left, a name would not fit on the left of its line
     rules = [
         _mark(name, at, y, at < near) for name, at, y in (("median", spread.p50, 6), ("p99", spread.p99, 20))
     ]
@@ -107,5 +104,6 @@ def _histogram(
         f"{count(len(finite))} {noun} from {ms(low)} to {ms(high)}; half of them below {ms(spread.p50)}, "
         f"99 of 100 below {ms(spread.p99)}."
     )
-    chart = Chart(name, title, label, spec_of(alt.layer(bars, *rules)), grid(("time", noun), rows, title))
-    return chart, columns(**{"from": edges[:-1], "to": edges[1:], "n": heights})
+    data = columns(**{"from": edges[:-1], "to": edges[1:], "n": heights})
+    table = grid(("time", noun), rows, title)
+    return Chart(name, title, label, spec_of(alt.layer(bars, *rules)), table, {name: data})

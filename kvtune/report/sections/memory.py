@@ -1,4 +1,4 @@
-"""Memory of each process: peak, last value, and whether it still grows. The course over time is in the timeline."""
+"""Memory of each process: peak, last value, and whether it still grows. The timeline shows it over time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def section(analysis: RunAnalysis) -> Section | None:
         "process",
         "peak RSS",
         "RSS at the end",
-        "its own alone (USS)",
+        "unshared (USS)",
         "slope of the second half",
         "95 % interval",
         "verdict",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtune.report.charts import SERIES, Cell, Chart, Columns, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.report.names import process_title, source_line
 from kvtune.run.extras import FlameBox, StackFunction
 from kvtune.run.types import Run
@@ -15,7 +15,6 @@ def section(run: Run) -> Section | None:
     if not sampled:
         return None
     charts: list[Chart] = []
-    data: dict[str, Columns] = {}
     notes: list[str] = []
     loops = all(samples.threads == "loop" for samples in sampled.values())
     for role, samples in sampled.items():
@@ -23,27 +22,22 @@ def section(run: Run) -> Section | None:
         if not samples.top:
             notes.append(f"{title}: {samples.failed or 'no samples'}.")
             continue
-        chart, rows = _functions(len(charts), title, samples.top, samples.rate_hz)
-        charts.append(chart)
-        data[chart.id] = rows
+        charts.append(_functions(len(charts), title, samples.top, samples.rate_hz))
         if samples.flame:
-            chart, rows = _flame(len(charts), title, samples.flame)
-            charts.append(chart)
-            data[chart.id] = rows
+            charts.append(_flame(len(charts), title, samples.flame))
         notes.append(f"All stacks of {title} in full: open {samples.file} in speedscope.app.")
     return Section(
         id="stacks",
         title="Stacks",
-        lead="Functions by self time, in percent of all samples; waiting counts as time, too."
-        + (" Only the threads that run the engine's loops: the others wait." if loops else ""),
+        lead="Functions by self time, in percent of all samples, samples of waiting included."
+        + (" Only the threads that run the engine's loops; the others wait." if loops else ""),
         template="stacks.html",
         values={"notes": notes},
         charts=tuple(charts),
-        data=data,
     )
 
 
-def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int) -> tuple[Chart, Columns]:
+def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int) -> Chart:
     import altair as alt
 
     name = f"stacks-{number}"
@@ -72,17 +66,17 @@ def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int) 
     label = (
         f"{len(shown)} functions with most self time, sampled {rate_hz} times a second. First: {names[0]}."
     )
-    chart = Chart(
+    return Chart(
         name,
         f"{title}: where the time was spent",
         label,
         spec_of(drawing + labels),
         grid(("rank", "function", "where", "share of samples"), rows, title),
+        {name: columns(rank=range(1, len(shown) + 1), function=names, where=where, share=shares)},
     )
-    return chart, columns(rank=range(1, len(shown) + 1), function=names, where=where, share=shares)
 
 
-def _flame(number: int, title: str, boxes: list[FlameBox]) -> tuple[Chart, Columns]:
+def _flame(number: int, title: str, boxes: list[FlameBox]) -> Chart:
     """An icicle: callers above, what they called below, width by samples."""
     import altair as alt
 
@@ -140,11 +134,11 @@ def _flame(number: int, title: str, boxes: list[FlameBox]) -> tuple[Chart, Colum
     ]
     inner = [i for i in range(len(boxes)) if depth[i] == deepest - 1]
     label = f"{len(boxes)} boxes in {deepest} levels, callers above what they call. Deepest: {function[inner[0]]}."
-    chart = Chart(
+    return Chart(
         name,
         f"{title}: flame graph",
         label,
         spec_of(alt.layer(box, text)),
         grid(("depth", "function", "where", "share of samples"), rows, f"{title}, by depth"),
+        {name: data},
     )
-    return chart, data

@@ -37,16 +37,16 @@ def section(run: Run) -> Section | None:
             stacked.add_params(alt.param(name="from_s", value=0), alt.param(name="to_s", value=end_s))
         ),
         grid=_table(run, end_s),
+        data={lane.name: lane.data for lane in lanes},
         note=" ".join(dict.fromkeys([*(lane.note for lane in lanes if lane.note), *_quiet_pool(run)])),
         zoom=end_s,
     )
     return Section(
         id="timeline",
         title="Timeline",
-        lead="All processes share one clock: what stands above each other happened at the same time.",
+        lead="All processes share one clock: lanes line up in time.",
         template="charts.html",
         charts=(chart,),
-        data={lane.name: lane.data for lane in lanes},
     )
 
 
@@ -60,16 +60,16 @@ def _end(run: Run) -> float:
 
 
 def _quiet_pool(run: Run) -> list[str]:
-    """Why there is no lane of evictions."""
+    """A note why the lane of evictions is missing; empty if it is drawn."""
     if not len(run.table("steps")["t_s"]) or run.table("pool")["evicted"].any():
         return []
     if "pool" in run.tables:
-        return ["No KV block was evicted: all that was cached stayed."]
+        return ["No KV block was evicted: everything cached stayed in the pool."]
     return ["Evictions were not recorded in this run."]
 
 
 def _table(run: Run, end_s: float) -> Any:
-    """The run in equal spans of time, for those who read numbers."""
+    """The run in equal spans of time, as numbers."""
     edges = np.linspace(0, end_s, SPANS + 1)
     steps, gc, requests, pool = (run.table(name) for name in ("steps", "gc", "requests", "pool"))
     moved = "pool" in run.tables
@@ -101,7 +101,7 @@ def _table(run: Run, end_s: float) -> Any:
         "collections",
         "pauses",
         "prompt tokens sent",
-        "of them hits",
+        "hits among them",
         "blocks evicted",
         "demoted",
     )

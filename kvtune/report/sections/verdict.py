@@ -1,4 +1,4 @@
-"""The first thing read: three sentences and a command, then the run's main figures as tiles."""
+"""The first section: three sentences with a command, then the run's main figures as tiles."""
 
 from __future__ import annotations
 

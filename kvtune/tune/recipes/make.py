@@ -1,4 +1,4 @@
-"""From a confirmed winner to a recipe with its evidence, and from a recipe back to the work that checks it. Pure."""
+"""Makes a recipe with its evidence from a confirmed winner, and the bench to verify it from a recipe. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
 from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
 from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
-from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, Trial, core_part, engine_part
+from kvtune.tune.trials.flags import core_part, engine_part
 
 NOT_FOR_RECIPES = (
     "num_gpu_blocks_override",
@@ -22,26 +22,26 @@ NOT_FOR_RECIPES = (
     "max_model_len",
     "gpu_memory_utilization",
 )
-"""Sizes of one machine: part of the evidence, not of what a recipe sets elsewhere."""
+"""Sizes that suit one machine: kept as evidence, not set by the recipe."""
 
 
-def recipe_of(bench: Bench, by: Objective, found: Confirmed, side: Contender, simulated: int) -> Recipe:
+def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender, simulated: int) -> Recipe:
     """The recipe of a side that ran on the engine."""
     summary = side.trials[-1].summary
     evidence = {
         **_evidence(bench, by),
         "simulated_trials": simulated,
         "runs": _runs(side),
-        "baseline_runs": _runs(found.baseline),
-        "figures": {f.path.replace(".", "_"): _figure(f) for f in found.figures if f.path in SHOWN},
+        "baseline_runs": _runs(confirmed.baseline),
+        "figures": {f.path.replace(".", "_"): _figure(f) for f in confirmed.figures if f.path in SHOWN},
     }
-    if found.drift is not None:
-        evidence["drift_ttft"] = found.drift
-    return _recipe(bench, side.settings, summary, "confirmed", evidence, found.why)
+    if confirmed.drift is not None:
+        evidence["drift_ttft"] = confirmed.drift
+    return _recipe(bench, side.settings, summary, "confirmed", evidence, confirmed.why)
 
 
 def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, simulated: int) -> Recipe:
-    """A recipe that no engine has confirmed, marked so."""
+    """A recipe with status `simulated`: no engine has confirmed it."""
     evidence = {
         **_evidence(bench, by),
         "simulated_trials": simulated,
@@ -109,7 +109,7 @@ def _runs(side: Contender) -> list[str]:
 
 
 def _figure(figure: Any) -> dict[str, Any]:
-    told = {
+    fields = {
         "baseline": figure.a,
         "recipe": figure.b,
         "difference": figure.difference,
@@ -118,11 +118,11 @@ def _figure(figure: Any) -> dict[str, Any]:
         "high": figure.high,
         "verdict": figure.verdict,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
-    """The bench that the evidence was gathered on, and the recipe's settings. UsageError: no evidence to re-run."""
+    """The bench of the recipe's evidence, and the recipe's settings. UsageError if the evidence is incomplete."""
     e = recipe.evidence
     try:
         bench = Bench(
@@ -139,13 +139,13 @@ def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{where}: [evidence] lacks {error}",
-            "a recipe that kvtune tuned can be verified; write one with `tune`",
+            "only a recipe that `kvtune tune` wrote can be verified",
         ) from error
     return bench, {**recipe.engine, **recipe.core}
 
 
 def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
-    """The best simulated settings that differ in what they reach; of equals the one nearest to the defaults."""
+    """The best simulated settings with different figures; of equal ones the one nearest to the defaults."""
     from kvtune.core.settings import KNOBS
     from kvtune.tune.objective import OBJECTIVES, front
 
@@ -156,20 +156,20 @@ def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
             1 for name, value in t.settings.items() if name not in KNOBS or KNOBS[name].default != value
         )
 
-    own = [
+    ranked = [
         t for t in trials if t.role == "trial" and t.state == "complete" and by.score(t.summary) is not None
     ]
-    own.sort(
+    ranked.sort(
         key=lambda t: (-(by.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), changed(t), t.number)
     )
     if by.beside:
-        # Of several objectives: who is best in each one first, then the rest of the front.
-        ahead = front(own, by.all)
+        # With several objectives: the best in each one first, then the rest of the front.
+        ahead = front(ranked, by.all)
         leaders = [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in by.all] if ahead else []
-        own = [*leaders, *ahead]
+        ranked = [*leaders, *ahead]
     chosen: list[Trial] = []
     reached: set[tuple[float | None, ...]] = set()
-    for t in own:
+    for t in ranked:
         figures = tuple(o.of(t.summary) for o in (*by.all, ttft))
         if figures not in reached and len(chosen) < most:
             reached.add(figures)

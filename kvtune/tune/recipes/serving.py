@@ -1,4 +1,4 @@
-"""From MODEL and recipe to the command and environment that become `vllm serve`. Checks first, starts nothing."""
+"""The command and environment of `vllm serve` for a model and a recipe. Checks them; starts nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvtune.tune.recipes.verify import refuse_foreign
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """`command` is to be exec'ed with `environment`."""
+    """The caller execs `command` with `environment`."""
 
     command: list[str]
     environment: dict[str, str]
@@ -43,8 +43,8 @@ def serving(
     recipe = load(recipe_path) if recipe_path is not None else None
     if recipe is not None:
         refuse_foreign(recipe, str(recipe_path), anyway, model=model)
-    own = [*_recipe_flags(recipe, flags), *flags]
-    resolved = resolve(model, dummy=dummy, engine_args=own)
+    given = [*_recipe_flags(recipe, flags), *flags]
+    resolved = resolve(model, dummy=dummy, engine_args=given)
     arguments = list(resolved.args)
     at = arguments.index("--model")
     path = arguments[at + 1]
@@ -74,12 +74,12 @@ def _recipe_flags(recipe: Recipe | None, given: Sequence[str]) -> list[str]:
 
 
 def _new_file(path: Path) -> Path:
-    """The trace's file, made now: a folder that cannot be written is found out before the engine starts."""
+    """Create the trace file now, so that an unwritable folder is reported before the engine starts."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError as error:
-        raise UsageError(f"--record {path} exists", "give a new file: a trace is one recording") from error
+        raise UsageError(f"--record {path} exists", "give a new file: recordings are not appended") from error
     except OSError as error:
         raise UsageError(
             f"--record {path} cannot be written: {error.strerror or error}", "choose another place"

@@ -1,4 +1,4 @@
-"""The recipes at hand, shipped and in reports/: finding, listing, and turning one into files for plain vLLM."""
+"""Finds and lists recipes (shipped, in ./recipes and ./reports) and exports one as files for plain vLLM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def folders() -> list[Path]:
 
 
 def recipes() -> Iterator[tuple[Path, Recipe | None, str]]:
-    """Each recipe file at hand, with the recipe or why it cannot be used."""
+    """Each recipe file, with the recipe or the reason why it cannot be used."""
     for folder in folders():
         for path in sorted(folder.glob("*.toml")):
             try:
@@ -32,7 +32,7 @@ def recipes() -> Iterator[tuple[Path, Recipe | None, str]]:
 
 
 def load(path: Path) -> Recipe:
-    """The recipe, its core settings checked too."""
+    """Read a recipe and check its core settings."""
     from kvtune.core.settings import parse
 
     found = read_recipe(path)
@@ -88,7 +88,7 @@ def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
 
 
 def _model(name: str) -> dict[str, Scalar]:
-    """How vLLM's own command is told the model: a built-in tiny one is a folder of ours and the flags it needs."""
+    """The model in vLLM's configuration file; a built-in tiny one is a folder of ours with the flags it needs."""
     if name not in NAMES:
         return {} if builtin(name) else {"model": name}
     needed = {n.replace("-", "_"): value or True for n, value in engine_defaults(name).items()}

@@ -1,4 +1,4 @@
-"""Whether a recipe's evidence holds on this machine: its workload again, stock against the recipe, on the engine.
+"""Checks whether a recipe's evidence holds here: its workload again, stock against the recipe, on the engine.
 
 A recipe marked simulated is verified in simulation, and stays simulated.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.engine.flags import flag_value
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
@@ -20,21 +21,19 @@ from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import bench_of
 from kvtune.tune.space.model import installed_device, installed_state_dtype
-from kvtune.tune.space.values import Settings
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import SimPool
-from kvtune.tune.trials.trial import Bench, Trial
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 
 
 def expired(recipe: Recipe) -> list[str]:
-    """Versions that are not those of the evidence: what was found then need not hold now."""
+    """Versions that differ from those of the evidence, so that it may not hold any more."""
     return differences(recipe, vllm=check_engine(), kvtune=__version__)
 
 
 def other_states(recipe: Recipe) -> list[str]:
-    """Where this machine's vLLM keeps recurrent states in another type: other blocks, so other hits. Not refused."""
+    """A different type of recurrent states on this machine: blocks and hits differ, but the recipe is not refused."""
     about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
     if about.device and about.device != installed_device():
         return []
@@ -51,29 +50,29 @@ def refuse_foreign(recipe: Recipe, where: str, anyway: bool, *, model: str = "")
     """UsageError where a recipe was made by other versions, for another model or for another device."""
     if anyway:
         return
-    if told := expired(recipe):
+    if versions := expired(recipe):
         raise UsageError(
-            f"{where} has expired, it was made with {', '.join(told)}",
-            "tune again, or add --anyway to use it so",
+            f"{where} has expired, it was made with {', '.join(versions)}",
+            "tune again, or add --anyway to use it nevertheless",
         )
     about, here = recipe.recipe, installed_device()
     if model and about.model != model:
         raise UsageError(
             f"{where} is for the model {about.model}, not {model}",
-            "tune this model, or add --anyway to use it so",
+            "tune this model, or add --anyway to use it nevertheless",
         )
     if about.device and here != about.device:
         raise UsageError(
             f"{where} is for the device {about.device}, this vLLM runs on {here}",
-            "tune on this device, or add --anyway to use it so",
+            "tune on this device, or add --anyway to use it nevertheless",
         )
 
 
 def state_of(recipe: Recipe) -> dict[str, str]:
-    """For a list: what it is for, and whether it is confirmed, simulated or expired."""
+    """Model, device and state (confirmed, simulated, expired, ..) for `kvtune recipe list`."""
     about = recipe.recipe
-    told = expired(recipe)
-    state = f"expired: {', '.join(told)}" if told else about.status
+    versions = expired(recipe)
+    state = f"expired: {', '.join(versions)}" if versions else about.status
     if other := other_states(recipe):
         state += f", made with {other[0]}"
     if about.device and about.device != (here := installed_device()):
@@ -101,12 +100,12 @@ def verify(
             "restore its trace file, or tune again",
         )
     if recipe.recipe.status == "simulated":
-        found = _in_simulation(bench, settings, by)
+        outcome = _in_simulation(bench, settings, by)
     else:
-        found = _on_engine(bench, settings, by, workload, rounds, output, say)
+        outcome = _on_engine(bench, settings, by, workload, rounds, output, say)
     other = other_states(recipe)
-    told = f"; it was made with {other[0]}: blocks and hits differ from its evidence" if other else ""
-    return {**found, "text": found["text"] + told, "differences": other}
+    remark = f"; it was made with {other[0]}: blocks and hits differ from its evidence" if other else ""
+    return {**outcome, "text": outcome["text"] + remark, "differences": other}
 
 
 def _on_engine(
@@ -123,18 +122,18 @@ def _on_engine(
         tempfile.TemporaryDirectory(prefix="verify-", dir=output) as folder,
         StudyJournal(Path(folder) / "verify.jsonl", "verify", bench) as journal,
     ):
-        bout = Bout(bench, workload, journal, Path(folder), say, lambda event: None)
+        bout = Bout(bench, workload, journal, Path(folder), say)
         sides = [Contender(settings, "trial")]
-        found = confirm(bout, Contender({}, "baseline"), sides, by, rounds=rounds, budget_s=float("inf"))
-    if found.leader is None:
-        raise KvtuneError(f"the recipe's engine failed: {found.why}", "see `kvtune doctor`, or tune again")
-    holds = found.winner is not None
+        outcome = confirm(bout, Contender({}, "baseline"), sides, by, rounds=rounds, budget_s=float("inf"))
+    if outcome.leader is None:
+        raise KvtuneError(f"the recipe's engine failed: {outcome.why}", "see `kvtune doctor`, or tune again")
+    holds = outcome.winner is not None
     return {
         "holds": holds,
         "on": "engine",
-        "text": f"{'holds' if holds else 'does not hold'}: {found.why}",
-        "figures": [asdict(f) for f in found.figures],
-        "drift_ttft": found.drift,
+        "text": f"{'holds' if holds else 'does not hold'}: {outcome.why}",
+        "figures": [asdict(f) for f in outcome.figures],
+        "drift_ttft": outcome.drift,
     }
 
 

@@ -3,5 +3,4 @@
 model.py    what a model and this machine decide: block sizes, layouts, windows
 knobs.py    knobs of the core and of vLLM, groups (the flags of `kvtune sweep`), values worth a trial, legal values
 grid.py     which settings a sweep tries: a grid, or seeded samples of it
-values.py   types: a value, and settings that go together (`Bundle`)
 """

@@ -1,4 +1,4 @@
-"""Which settings a sweep tries: the named knobs with their values, as a grid or as seeded samples of it. Pure."""
+"""The settings that a sweep tries: the grid of the named knobs' values, or a seeded sample of it. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
+from kvtune.analysis.study import Settings
 from kvtune.errors import UsageError
+from kvtune.recipe import Scalar
 from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, candidates, canonical, read_value
-from kvtune.tune.space.model import ModelFacts
-from kvtune.tune.space.values import Bundle, Settings, Value
+from kvtune.tune.space.model import Bundle, ModelFacts
 
-Space = dict[str, tuple[Value | Bundle, ...]]
+Space = dict[str, tuple[Scalar | Bundle, ...]]
 """Knob -> its values, in the order in which they were named."""
 
 MOST = 5_000
-"""Trials of one grid: beyond it a sample says more per hour."""
+"""Most trials of a grid; a larger one must be sampled."""
 
 
 def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelFacts) -> Space:
@@ -31,7 +32,7 @@ def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelF
         if not equals or not values.strip():
             shown = ", ".join(map(str, candidates(name, facts)))
             raise UsageError(
-                f"--set {text} names no value", f"write --set {name}=V1,V2,..; worth a trial: {shown}"
+                f"--set {text} has no values", f"write --set {name}=V1,V2,..; worth a trial: {shown}"
             )
         if name in named:
             raise UsageError(f"--set {name} is given twice", "name all its values at once: KNOB=V1,V2,..")
@@ -46,23 +47,23 @@ def build_space(groups: Sequence[str], assignments: Sequence[str], facts: ModelF
 OF_A_LAYOUT = ("block_size", "packed", "states_per_block")
 
 
-def settings_of(chosen: Mapping[str, Value | Bundle]) -> Settings:
-    """A point of the space as a trial's settings: what a layout stands for, without what means nothing there."""
-    found: Settings = {}
+def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
+    """A point of the space as settings: a layout is expanded, and knobs without effect are dropped."""
+    settings: Settings = {}
     for name, value in chosen.items():
         if isinstance(value, tuple):
-            found |= dict(value)
+            settings |= dict(value)
         else:
-            found[name] = value
-    if found.get("packed") is False:
-        found.pop("states_per_block", None)
-    if found.get("admission") == "fcfs":
-        found.pop("admission_age_s", None)
-    return found
+            settings[name] = value
+    if settings.get("packed") is False:
+        settings.pop("states_per_block", None)
+    if settings.get("admission") == "fcfs":
+        settings.pop("admission_age_s", None)
+    return settings
 
 
 def engine_only(space: Space) -> None:
-    """UsageError where a knob is named that only an engine can try."""
+    """UsageError if the space has a knob that only an engine can try."""
     for name in space:
         if name in ENGINE_ONLY:
             raise UsageError(
@@ -97,23 +98,25 @@ def choose(space: Space, trials: int, seed: int) -> list[Settings]:
     import random
 
     numbers = random.Random(seed).sample(range(total), trials)
-    return list({shown(found): found for found in (_at(space, number) for number in numbers)}.values())
+    return list(
+        {shown(settings): settings for settings in (_at(space, number) for number in numbers)}.values()
+    )
 
 
 def _at(space: Space, number: int) -> Settings:
-    found: dict[str, Value | Bundle] = {}
+    settings: dict[str, Scalar | Bundle] = {}
     for name, values in reversed(space.items()):
         number, i = divmod(number, len(values))
-        found[name] = values[i]
-    return settings_of({name: found[name] for name in space})
+        settings[name] = values[i]
+    return settings_of({name: settings[name] for name in space})
 
 
-def shown(settings: Mapping[str, Value]) -> str:
+def shown(settings: Mapping[str, Scalar]) -> str:
     """`pin_window=0 slack=512`, or `defaults`."""
     return " ".join(f"{name}={_text(value)}" for name, value in settings.items()) or "defaults"
 
 
-def _text(value: Value) -> str:
+def _text(value: Scalar) -> str:
     return (
         str(value).lower()
         if isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""What may be searched over: knobs of the core, settings of vLLM that caching depends on, and their legal values.
+"""What can be searched: knobs of the core, settings of vLLM that caching depends on, and their legal values.
 
 `GROUPS` are the flags of `kvtune sweep` (--pin, --block-size, ..), `admission` is one of `kvtune tune`.
 Imports no vLLM.
@@ -11,8 +11,8 @@ from typing import Any
 
 from kvtune.core.settings import KNOBS, LISTED
 from kvtune.errors import UsageError
-from kvtune.tune.space.model import ModelFacts
-from kvtune.tune.space.values import Bundle, Value
+from kvtune.recipe import Scalar
+from kvtune.tune.space.model import Bundle, ModelFacts
 
 ALIASES = {
     "retention": "prefix_cache_retention_interval",
@@ -21,16 +21,16 @@ ALIASES = {
 }
 
 ENGINE_KNOBS = {
-    "block_size": "tokens of a block",
+    "block_size": "tokens per block",
     "prefix_match_unit": "tokens in which hits are counted: a divisor of the block",
-    "prefix_cache_retention_interval": "every how many tokens windows and states are kept; none: all",
-    "max_num_batched_tokens": "tokens of a step: the chunk that prompts are cut into",
+    "prefix_cache_retention_interval": "tokens between the windows and states that are kept; none: keep all",
+    "max_num_batched_tokens": "most tokens in a step; longer prompts are cut into chunks of it",
     "max_num_seqs": "requests in a step",
     "enable_prefix_caching": "whether prompts are looked up and kept",
 }
 
 LAYOUT = "layout"
-"""Of a model with states: how its blocks are made, stock's layout at a size, or packed. Several settings at once."""
+"""The knob of a model with recurrent states whose values are block layouts: stock's at some size, or packed."""
 
 GROUPS = {
     "pin": ("pin_window", "slack", "policy"),
@@ -44,15 +44,15 @@ GROUPS = {
 
 
 ENGINE_ONLY = ("freeze", "gc_threshold0", "gc_threshold1", "gc_threshold2", "collect_at_wait")
-"""The collector's: a simulation decides the same with any of them, and its times know nothing of them."""
+"""Knobs of the garbage collector, which change neither the decisions nor the times of a simulation."""
 
 
-def candidates(name: str, facts: ModelFacts) -> tuple[Value | Bundle, ...]:
+def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
     """The values of a knob that are worth a trial for this model."""
     if name == LAYOUT:
         return facts.layouts
     window = facts.window or 512
-    chosen: dict[str, tuple[Value, ...]] = {
+    chosen: dict[str, tuple[Scalar, ...]] = {
         "pin_window": (0, 2 * window, 4 * window) if facts.window else (0,),
         "slack": (0, 128, 512, 2048) if facts.window else (0,),
         "policy": ("density", "tiered", "lru") if facts.window else ("density", "two_class", "lru"),
@@ -64,7 +64,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Value | Bundle, ...]:
         "admission_age_s": (60.0, 300.0),
         "gc_threshold0": (0, 20_000, 100_000),
         "block_size": facts.blocks,
-        # With states, what every layout's block is a multiple of: the alignment, and no interval but all and none.
+        # With states: only units that divide every layout's block (the alignment), and only all or none retained.
         "prefix_match_unit": ("none", facts.alignment)
         if facts.state_layers
         else tuple(facts.alignment << i for i in range(3)),
@@ -85,7 +85,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Value | Bundle, ...]:
 
 
 def canonical(text: str) -> str:
-    """The knob's name: `core.` and dashes are accepted, short names too. UsageError names the known ones."""
+    """The knob's name; `core.`, dashes and short names are accepted. UsageError lists the knobs."""
     name = text.strip().removeprefix("core.").removeprefix("engine.").replace("-", "_")
     name = ALIASES.get(name, name)
     if name in KNOBS or name in ENGINE_KNOBS:
@@ -96,7 +96,7 @@ def canonical(text: str) -> str:
     raise UsageError(f"--set {text}: there is no knob {name!r}", f"{mean}knobs: {', '.join(known)}")
 
 
-def read_value(name: str, text: Any, facts: ModelFacts) -> Value:
+def read_value(name: str, text: Any, facts: ModelFacts) -> Scalar:
     """The value as the knob's type; UsageError says which values are legal for this model."""
     if name in KNOBS:
         value = KNOBS[name].read(text)
@@ -117,12 +117,12 @@ def read_value(name: str, text: Any, facts: ModelFacts) -> Value:
     return number
 
 
-def _states_worth_a_trial(facts: ModelFacts) -> tuple[Value, ...]:
+def _states_worth_a_trial(facts: ModelFacts) -> tuple[Scalar, ...]:
     named = [value for layout in facts.layouts for name, value in layout if name == "states_per_block"]
     return tuple(named) or (1,)
 
 
-def _refuse_packing(name: str, value: Value, facts: ModelFacts) -> None:
+def _refuse_packing(name: str, value: Scalar, facts: ModelFacts) -> None:
     if name == "packed" and value and facts.packing_refusal:
         raise UsageError(f"packed=true is not legal: {facts.packing_refusal}", "leave packed out")
     if name == "states_per_block" and 0 < facts.state_layers < int(value):
@@ -136,8 +136,8 @@ def _legal(name: str, facts: ModelFacts) -> tuple[int, int, str]:
     """The least legal value, what legal values are multiples of, and both in words."""
     a = facts.alignment
     if name == "block_size":
-        own = f"; worth a trial here: {', '.join(map(str, facts.blocks))}"
-        return a, a, f"multiples of {a} tokens (this machine's attention kernels){own}"
+        sizes = f"; worth a trial here: {', '.join(map(str, facts.blocks))}"
+        return a, a, f"multiples of {a} tokens (this machine's attention kernels){sizes}"
     if name == "prefix_match_unit":
         return 1, 1, f"none, or a divisor of the block size ({facts.block_tokens} tokens), e.g. {a}"
     if name == "prefix_cache_retention_interval":

@@ -1,4 +1,4 @@
-"""What a model and this machine's engine decide about settings: block sizes, layouts, windows. Imports no vLLM."""
+"""What depends on the model and the installed engine: legal block sizes, layouts, windows. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any
 
 from kvtune.errors import KvtuneError
 from kvtune.layout.plan import Backend, ModelShape
+from kvtune.recipe import Scalar
 from kvtune.run.cpu import avx512_bf16
-from kvtune.tune.space.values import Bundle
+
+Bundle = tuple[tuple[str, Scalar], ...]
+"""Settings that are set together: one value of a searched knob that stands for several (a layout of blocks)."""
 
 STOCK_LAYOUTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model and this machine's engine decide about legal values. `window` 0: no sliding windows."""
+    """Properties of a model on the installed engine that decide which values are legal. `window` 0: no windows."""
 
     window: int = 0
     state_layers: int = 0
@@ -32,14 +35,14 @@ class ModelFacts:
 
 def model_facts(
     model: str,
-    asked_block: int | None,
+    block_size: int | None,
     longest: int,
     *,
     core: str = "kvtune",
     caching_off: bool = False,
     state_dtype: str = "auto",
 ) -> ModelFacts:
-    """From the model's config.json where it is at hand; `longest` is the workload's longest request in tokens.
+    """Read from the model's config.json if it is local; `longest` is the workload's longest request in tokens.
 
     `state_dtype`: --mamba-ssm-cache-dtype.
     """
@@ -48,15 +51,15 @@ def model_facts(
     backend = installed_backend()
     config = _config(model)
     if config is None:
-        default = asked_block or backend.default
+        default = block_size or backend.default
         sizes = tuple(backend.alignment << i for i in range(4))
         return ModelFacts(alignment=backend.alignment, block_tokens=default, blocks=sizes)
     try:
         shape = _shape(config, model, backend, state_dtype)
-        block = plan_per_layer(shape, backend, asked_block).block_tokens
+        block = plan_per_layer(shape, backend, block_size).block_tokens
         sizes = tuple(sweep_candidates(shape, backend, max(longest, 2 * block), limit=4))
-    except KvtuneError:  # an architecture that the planner does not know: vLLM judges each trial
-        return ModelFacts(alignment=backend.alignment, block_tokens=asked_block or backend.default)
+    except KvtuneError:  # the planner does not know the architecture: vLLM accepts or refuses each trial
+        return ModelFacts(alignment=backend.alignment, block_tokens=block_size or backend.default)
     layouts = _layouts(shape, backend, sizes, longest, caching_off) if core == "kvtune" else ()
     return ModelFacts(
         shape.window,
@@ -83,7 +86,7 @@ def _layouts(
     if not plans:
         return ()
     caching: Bundle = (("enable_prefix_caching", True),) if caching_off else ()
-    # On the CPU a Mamba-2 model crashes in stock when it caches; packed blocks bring the way around it with them.
+    # On the CPU, stock crashes on a Mamba-2 model with prefix caching; packed blocks avoid that by themselves.
     whole: Bundle = (
         (("whole_states", True),)
         if backend.name == "cpu" and any(s.name == "ssm" for s in shape.states)
@@ -91,13 +94,13 @@ def _layouts(
     )
     # The smallest one, and others that the longest request could hit.
     stock = [size for size in sizes if size == sizes[0] or size < longest][:STOCK_LAYOUTS]
-    found: list[Bundle] = [(("block_size", size), *whole, *caching) for size in stock]
+    layouts: list[Bundle] = [(("block_size", size), *whole, *caching) for size in stock]
     last = 0
     for states, plan in plans.items():
         if plan.block_tokens >= 2 * last:
-            found.append((("packed", True), ("states_per_block", states), *caching))
+            layouts.append((("packed", True), ("states_per_block", states), *caching))
             last = plan.block_tokens
-    return tuple(found)
+    return tuple(layouts)
 
 
 def installed_backend() -> Backend:
@@ -108,7 +111,7 @@ def installed_backend() -> Backend:
 
 
 def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: str | None = None) -> str:
-    """In what type the installed vLLM keeps recurrent states here; empty for a model without, or not at hand.
+    """The type in which the installed vLLM keeps recurrent states here; empty for a model without, or not local.
 
     `dtype`, `state_dtype`: --dtype and --mamba-ssm-cache-dtype where they are given.
     """
@@ -170,7 +173,7 @@ def _config(model: str) -> dict[str, Any] | None:
 
     path = (builtin(model) or Path(model).expanduser()) / "config.json"
     try:
-        found = json.loads(path.read_text())
+        config = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return config if isinstance(config, dict) else None

@@ -2,8 +2,8 @@
 
 A pool given in blocks keeps its size in tokens when a trial changes the block size.
 
-    bench.py       model, workload and flags -> `Bench`, what all trials of a study share; checked first
-    trial.py       `Bench`, `Trial`; settings -> vLLM's flags
+    bench.py       model, workload and flags -> `Bench`, checked before anything starts
+    flags.py       settings -> vLLM's flags and the core's settings
     simulated.py   trials in the simulator
     engine.py      a trial on the real engine
     journal.py     JSON lines under a lock; a torn last line is cut off, so a study continues after any crash

@@ -1,4 +1,4 @@
-"""From what a person names (model, workload, flags) to the bench of a study, checked before anything is started."""
+"""Makes the bench of a study from model, workload and flags, and checks them before anything starts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.resolve import check_engine, resolve
 from kvtune.errors import UsageError
 from kvtune.tune.space.model import ModelFacts, model_facts
-from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench
 from kvtune.workload.spec import DEFAULT_SPEC, build
 from kvtune.workload.types import Workload
 
@@ -33,12 +32,12 @@ def set_up(
     version = check_engine()
     resolve(model, dummy=True, engine_args=engine_args)
     workload = build(spec or DEFAULT_SPEC, seed=seed)
-    asked = flag_value(engine_args, "block-size")
-    if asked is not None and not asked.isdigit():
-        raise UsageError(f"--block-size {asked} is not a number of tokens", "give a whole number")
+    block_size = flag_value(engine_args, "block-size")
+    if block_size is not None and not block_size.isdigit():
+        raise UsageError(f"--block-size {block_size} is not a number of tokens", "give a whole number")
     facts = model_facts(
         model,
-        int(asked) if asked else None,
+        int(block_size) if block_size else None,
         workload.longest,
         core=core,
         caching_off="no-enable-prefix-caching" in engine_defaults(model)
@@ -62,18 +61,18 @@ def set_up(
 
 
 def workload_spec(workload: str, trace: Path | None) -> str:
-    """-w or --trace, not both."""
+    """The spec of -w or of --trace; UsageError for both."""
     if trace is None:
         return workload
     if workload:
-        raise UsageError("-w and --trace exclude each other", "give one of them")
+        raise UsageError("-w and --trace exclude each other", "give only one of them")
     if not trace.is_file():
         raise UsageError(f"no trace file {trace}", "`kvtune serve --record FILE` records one")
     return f"trace:path={trace},sort=1"  # a recording is in the order in which requests finished
 
 
 def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:
-    """--study FILE, or a new name under the output folder."""
+    """--study FILE, or a new file in the output folder."""
     if study:
         return Path(study)
     model = re.sub(r"[^\w.-]+", "-", Path(bench.model).name or bench.model).strip("-")[:40]
@@ -82,12 +81,12 @@ def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:
         path = output / f"{model}_{name}_{kind}{'' if n == 1 else f'-{n}'}.jsonl"
         if not path.exists():
             return path
-    raise UsageError(f"{output} is full of studies", "name one with --study FILE")
+    raise UsageError(f"{output} has no free name for a study", "name one with --study FILE")
 
 
 def stored_study_path(url: str, output: Path, bench: Bench) -> Path:
-    """The journal that this machine keeps of a study in a database: the same for the same command, so that a second
-    call goes on with the engine runs of the first.
+    """This machine's journal of a study in a database. The same command has the same journal, so that it resumes with
+    the engine runs that were made before.
     """
     names = [f"{name}={getattr(bench, name)!r}" for name in Bench.__struct_fields__]
     mark = sha256("|".join([url, *names]).encode()).hexdigest()[:8]

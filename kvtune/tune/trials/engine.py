@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from kvtune.engine.messages import Event
+from kvtune.analysis.study import Bench, Role, Settings, Trial
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.run.types import Run
-from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, Role, Trial, core_part, flags_of, refused
+from kvtune.tune.trials.flags import core_part, flags_of, packing_failure
 from kvtune.workload.types import Workload
 
 
@@ -24,9 +22,8 @@ def engine_trial(
     stock: bool,
     role: Role,
     output: Path,
-    on_event: Callable[[Event], None] = lambda event: None,
 ) -> tuple[Trial, Run | None]:
-    """The trial (failed with its cause where the engine failed) and its run. KeyboardInterrupt when it was stopped."""
+    """The trial and its run. If the engine failed, the trial has the cause; KeyboardInterrupt if it was stopped."""
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
 
@@ -45,7 +42,7 @@ def engine_trial(
     )
     failed, run, path = "", None, ""
     try:
-        done = profile(job, on_event)
+        done = profile(job, lambda event: None)
         run, path = done.run, str(done.path)
         if done.error is not None:
             if done.error.exit_code == EXIT_INTERRUPTED:
@@ -55,10 +52,10 @@ def engine_trial(
         if error.exit_code == EXIT_INTERRUPTED:
             raise KeyboardInterrupt from error
         if error.exit_code == EXIT_USAGE and role == "baseline":
-            raise  # nothing that could follow would run
+            raise  # no other trial would run either
         failed = f"{error.message} ({error.hint})" if error.hint else error.message
-    told = summary(RunAnalysis(run, workload)) if run is not None else {}
-    failed = failed or refused(told)
+    figures = summary(RunAnalysis(run, workload)) if run is not None else {}
+    failed = failed or packing_failure(figures)
     trial = Trial(
         number=number,
         settings=settings,
@@ -70,6 +67,6 @@ def engine_trial(
         elapsed_s=time.monotonic() - started,
         run_file=path,
         seed=workload.seed,
-        summary=told,
+        summary=figures,
     )
     return trial, run

@@ -1,6 +1,6 @@
-"""The journal of a study: JSON lines, a header, then each trial as it ended. A crash loses the running trial only.
+"""The journal of a study: JSON lines, a header, then each trial as it ends. A crash loses only the running trial.
 
-One process writes a journal at a time (a lock that dies with it). A torn last line is cut off on opening.
+A lock that ends with its process keeps other writers out. An incomplete last line is cut off on opening.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import IO, Self
 
 import msgspec
 
+from kvtune.analysis.study import Bench, Kind, Trial
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.tune.trials.trial import Bench, Trial
 
 FORMAT = 1
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     kvtune_journal: int
-    kind: str
+    kind: Kind
     bench: Bench
 
 
 class StudyJournal:
-    """Open with `with`. `trials` are those that ended before."""
+    """Open with `with`. `trials` starts with those of earlier calls."""
 
-    def __init__(self, path: Path, kind: str, bench: Bench) -> None:
+    def __init__(self, path: Path, kind: Kind, bench: Bench) -> None:
         self.path = path
         self.trials: list[Trial] = []
         self._head = Head(kvtune_journal=FORMAT, kind=kind, bench=bench)
@@ -65,7 +65,7 @@ class StudyJournal:
             self._file.close()
 
     def add(self, trial: Trial) -> None:
-        """Write a trial that ended; it is on the disk when this returns."""
+        """Append a finished trial; it is on disk when this returns."""
         self._write(msgspec.json.encode(trial))
         self.trials.append(trial)
 
@@ -78,7 +78,7 @@ class StudyJournal:
         except OSError as error:
             raise KvtuneError(
                 f"the journal {self.path} cannot be written: {error.strerror or error}",
-                f"free space and go on with --study {self.path}: {len(self.trials)} trials are kept",
+                f"free space and resume with --study {self.path}: {len(self.trials)} trials are kept",
             ) from error
 
     def _load(self) -> None:
@@ -99,7 +99,7 @@ class StudyJournal:
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
                 raise UsageError(
                     f"{self.path}, line {number}: not a trial: {error}",
-                    "remove the line: its trial runs again",
+                    "remove the line; its trial will run again",
                 ) from error
 
     def _check(self, line: bytes) -> None:
@@ -109,16 +109,16 @@ class StudyJournal:
             raise UsageError(
                 f"{self.path} is not a journal of kvtune: {error}", "name another file with --study FILE"
             ) from error
-        mine, theirs = self._head.bench, head.bench
+        given, journalled = self._head.bench, head.bench
         if head.kvtune_journal != FORMAT or head.kind != self._head.kind:
             raise UsageError(
                 f"{self.path} is a journal of `kvtune {head.kind}`, format {head.kvtune_journal}",
                 "name another file with --study FILE",
             )
         for field in Bench.__struct_fields__:
-            if getattr(mine, field) != getattr(theirs, field):
+            if getattr(given, field) != getattr(journalled, field):
                 raise UsageError(
-                    f"{self.path} belongs to another study: {field} was {getattr(theirs, field)!r}, "
-                    f"now it is {getattr(mine, field)!r}",
-                    "give the same command line, or another journal with --study FILE",
+                    f"{self.path} belongs to another study: {field} was {getattr(journalled, field)!r}, "
+                    f"now it is {getattr(given, field)!r}",
+                    "run the same command line, or name another journal with --study FILE",
                 )

@@ -8,17 +8,17 @@ from typing import Any, Self
 
 import msgspec
 
+from kvtune.analysis.study import Bench, Settings
 from kvtune.errors import KvtuneError
 from kvtune.run.slo import with_slo
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
-from kvtune.tune.space.values import Settings
-from kvtune.tune.trials.trial import Bench, core_part, flags_of
+from kvtune.tune.trials.flags import core_part, flags_of
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial came to: `summary` is the run's `--json` object, empty where `failed` says why there is none."""
+    """A simulated trial's result: the run's `--json` object, or why it `failed`."""
 
     summary: dict[str, Any] = {}
     elapsed_s: float = 0.0
@@ -27,7 +27,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimPool:
-    """Start with `with`. Two replays run side by side; the core of a trial is stock or the bench's."""
+    """Open with `with`. Replays two trials at a time; a trial's core is stock or the bench's."""
 
     def __init__(self, bench: Bench, cost: StepCost = NOMINAL) -> None:
         from kvtune.workload.spec import build
@@ -49,7 +49,7 @@ class SimPool:
 
     @property
     def running(self) -> int:
-        """How many trials were submitted and have not ended."""
+        """Number of trials submitted and not ended."""
         return len(self._begun)
 
     @property
@@ -58,7 +58,7 @@ class SimPool:
         return self.running < self._simulators.parallel
 
     def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
-        """Hand trial `number` over; it begins as soon as there is room."""
+        """Queue trial `number`; it begins as soon as a simulator is free."""
         bench = self.bench
         core = "stock" if stock else bench.core
         sim = SimSettings(
@@ -73,7 +73,7 @@ class SimPool:
         self._simulators.submit(number, self._workload, sim)
 
     def next_done(self) -> tuple[int, Answer]:
-        """The next trial that ended; one that failed says why."""
+        """Wait for the next trial that ends."""
         from kvtune.analysis.run import RunAnalysis
         from kvtune.analysis.summary import summary
 

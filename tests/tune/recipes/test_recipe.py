@@ -31,7 +31,7 @@ from kvtune.tune.recipes.make import bench_of
 from kvtune.tune.recipes.serving import serving
 from kvtune.tune.recipes.shelf import export, find, load
 from kvtune.tune.recipes.verify import other_states, refuse_foreign, state_of
-from kvtune.tune.trials.trial import flags_of
+from kvtune.tune.trials.flags import flags_of
 from kvtune.workload.spec import build
 
 ABOUT = About(model="tiny-gemma3", device="cpu", vllm="0.32.0", kvtune="0.1.0", status="confirmed")

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.analysis.study import Bench
 from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
 from kvtune.tune.search import tuned_space
 from kvtune.tune.space.grid import build_space, choose, grid, shown, size
 from kvtune.tune.space.knobs import GROUPS, canonical, read_value
 from kvtune.tune.space.model import ModelFacts, model_facts
-from kvtune.tune.trials.trial import Bench, core_part, engine_part, flags_of, refused
+from kvtune.tune.trials.flags import core_part, engine_part, flags_of, packing_failure
 
 FACTS = ModelFacts(window=512, alignment=32, block_tokens=128, blocks=(32, 64, 128))
 
@@ -175,12 +176,12 @@ def test_a_pool_in_blocks_keeps_its_bytes_when_it_is_packed() -> None:
 
 def test_a_run_whose_blocks_could_not_be_packed_is_no_trial_of_them() -> None:
     parts = {"core": {"parts": {"packed": False}}, "notes": ["x", "packed: a KV connector moves pages"]}
-    assert refused(parts) == "packed: a KV connector moves pages"
-    assert "no states" in refused({"core": {"parts": {"packed": False}}})
-    assert refused({"core": {"parts": {"packed": True}}}) == refused({}) == ""
+    assert packing_failure(parts) == "packed: a KV connector moves pages"
+    assert "no states" in packing_failure({"core": {"parts": {"packed": False}}})
+    assert packing_failure({"core": {"parts": {"packed": True}}}) == packing_failure({}) == ""
 
 
-def test_who_goes_first_is_tried_only_where_asked() -> None:
+def test_admission_is_searched_only_on_request() -> None:
     for facts in (FACTS, ModelFacts(), ModelFacts(state_layers=2, layouts=())):
         assert not {"admission", "admission_age_s"} & set(tuned_space(facts, {}))
         asked = tuned_space(facts, {}, admission=True)

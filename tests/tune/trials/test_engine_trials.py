@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.study import Bench, Trial
 from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError, UsageError
 from kvtune.run.file import read_run
@@ -16,7 +17,6 @@ from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.trials import engine as module
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.trial import Bench, Trial
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "schema1-real.kvrun"
 RUN = read_run(GOLDEN)
@@ -50,7 +50,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
 
 
 def sweep(path: Path, values: list[int], seen: list[Trial]) -> list[Trial]:
-    asked = sweeps.wanted(BENCH, [{"slack": value} for value in values])
+    asked = sweeps.planned_trials(BENCH, [{"slack": value} for value in values])
     with StudyJournal(path, "sweep", BENCH) as journal:
         sweeps.run_engine(BENCH, WORK, asked, journal, path.parent, seen.append)
         return list(journal.trials)
@@ -72,9 +72,9 @@ def test_a_trial_that_fails_is_kept_with_its_cause_and_the_sweep_goes_on(
     ]
     assert found[2].why == "EngineCore died: out of memory"
     assert found[3].why == "vLLM does not take it (take another)"
-    told = sweeps.result(found, BY)
-    assert [t["state"] for t in told["trials"]] == ["complete", "failed", "failed", "complete"]
-    assert told["best"]["number"] in (1, 4)
+    outcome = sweeps.result(found, BY)
+    assert [t.state for t in outcome.trials] == ["complete", "failed", "failed", "complete"]
+    assert outcome.best is not None and outcome.best.number in (1, 4)
     again: list[Trial] = []
     assert [t.why for t in sweep(path, [1, 2, 3, 4], again)] == [t.why for t in found]
     assert again == [], "the same command makes nothing again"
@@ -112,7 +112,7 @@ def test_every_trial_failed_is_a_failure(engines: Engines, tmp_path: Path) -> No
 def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Path) -> None:
     engines.fails[1] = KvtuneError("EngineCore died", "", EXIT_FAILED)
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
-        bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None, lambda e: None)
+        bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None)
         sides = [Contender({"slack": 1}, "trial"), Contender({"slack": 2}, "trial")]
         found = confirm(bout, Contender({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
         assert found.leader is sides[1] and found.winner is None, "the same run on both sides is no gain"
@@ -122,7 +122,7 @@ def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Pat
     assert states.count(("baseline", "complete")) == 3, "stock once more at the end"
     engines.jobs.clear()
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
-        bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None, lambda e: None)
+        bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None)
         sides = [Contender({"slack": 2}, "trial")]
         confirm(bout, Contender({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
     assert engines.jobs == [], "a study that is resumed takes the runs that it has"

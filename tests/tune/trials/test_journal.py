@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtune.analysis.study import Bench, Trial
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.tune.trials.journal import StudyJournal
-from kvtune.tune.trials.trial import Bench, Trial
 
 BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="abc", vllm="0.32.0")
 

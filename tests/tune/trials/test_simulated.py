@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.analysis.study import Bench
 from kvtune.tune.trials.simulated import SimPool
-from kvtune.tune.trials.trial import Bench
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 

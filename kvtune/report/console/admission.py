@@ -1,4 +1,4 @@
-"""Who overtook whom, for a terminal: the `admission` part of a run's `--json` object."""
+"""Requests that overtook others, for a terminal: the `admission` part of a run's `--json` object."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def admission_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def admission_view(summary: Mapping[str, Any], table: Callable[..., Any]) -> Any:
-    """A table for rich; None where it was not asked for."""
+    """A table for rich; None for a run without it."""
     found = summary.get("admission")
     return table(("admission", "by cached prefix"), admission_rows(found)) if found else None

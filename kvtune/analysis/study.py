@@ -1,0 +1,185 @@
+"""A study of settings as data: what a sweep or a search tried, and what came of it.
+
+`kvtune.tune` makes these, `kvtune.report` and the command line draw them. Plain data; no I/O.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from kvtune.analysis.comparison.compare import Figure
+from kvtune.recipe import Scalar
+
+SCHEMA = 1
+Settings = dict[str, Scalar]
+Place = Literal["sim", "engine"]
+Role = Literal["trial", "baseline"]
+CoreName = Literal["kvtune", "stock"]
+Kind = Literal["sweep", "tune", "verify"]
+
+
+class Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """What all trials of a study share. `core_settings` are fixed; `engine_args` are vLLM's own flags.
+
+    block_tokens: the block size that `--num-gpu-blocks-override` in `engine_args` counts in.
+    """
+
+    model: str
+    spec: str
+    seed: int
+    workload_hash: str
+    core: CoreName = "kvtune"
+    core_settings: Settings = {}
+    engine_args: list[str] = []
+    block_tokens: int = 0
+    dummy: bool = False
+    vllm: str = ""
+    slo: dict[str, float] = {}
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting, run once. `core` is stock for the baseline; `summary` is the run's `--json` object, or empty."""
+
+    number: int
+    settings: Settings
+    on: Place
+    core: CoreName = "kvtune"
+    role: Role = "trial"
+    state: Literal["complete", "partial", "failed"] = "complete"
+    why: str = ""
+    elapsed_s: float = 0.0
+    run_file: str = ""
+    seed: int = 0
+    summary: dict[str, Any] = {}
+
+    @property
+    def key(self) -> str:
+        """Trials with equal keys are the same work."""
+        return json.dumps([self.on, self.core, self.role, self.settings], sort_keys=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """The run's fields and the trial's own in one flat object."""
+        fields = msgspec.to_builtins(self)
+        fields.pop("summary")
+        return {**self.summary, **fields}
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether something beat stock. A sweep leaves out the fields of the engine's confirmation, and tune `best`."""
+
+    winner: bool = False
+    confirmed: bool = False
+    objective: str = ""
+    objectives: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    on: Place = "sim"
+    best: float | msgspec.UnsetType | None = msgspec.UNSET
+    baseline: float | msgspec.UnsetType = msgspec.UNSET
+    text: str = ""
+    drift_ttft: float | msgspec.UnsetType | None = msgspec.UNSET
+    engine_runs: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    figures: tuple[Figure, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Finalist(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting that was run on the engine beside stock. `figures` compare all its runs with all of stock's."""
+
+    settings: Settings
+    winner: bool = False
+    failed: str = ""
+    trials: tuple[int, ...] = ()
+    run_files: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
+
+
+class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `sweep` and `tune` print with `--json` and keep beside the journal. `pareto` are numbers of trials."""
+
+    kind: Kind
+    objective: str
+    objectives: tuple[str, ...]
+    trials: tuple[Trial, ...]
+    best: Trial | None
+    baseline: Trial | None
+    finalists: tuple[Finalist, ...] = ()
+    pareto: tuple[int, ...] = ()
+    verdict: Verdict
+    recipe: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "objective": self.objective,
+            "objectives": self.objectives,
+            "trials": [trial.to_json() for trial in self.trials],
+            "best": self.best.to_json() if self.best else None,
+            "baseline": self.baseline.to_json() if self.baseline else None,
+            "finalists": self.finalists,
+            "pareto": self.pareto,
+            "verdict": self.verdict,
+            "recipe": self.recipe,
+            "notes": self.notes,
+        }
+
+
+class ValueMean(NamedTuple):
+    """The mean figure of all trials at one value of a knob."""
+
+    value: Scalar
+    mean: float
+    trials: int
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """What one knob did: its values in the order in which they were first tried."""
+
+    knob: str
+    means: tuple[ValueMean, ...]
+
+    @property
+    def spread(self) -> float:
+        figures = [each.mean for each in self.means]
+        return max(figures) - min(figures) if figures else 0.0
+
+
+class EngineRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a page's table of finalists: the objective in each engine run of a setting, and its `figure`.
+
+    `figure` compares these runs with stock's; without one, `why` gives the reason.
+    """
+
+    settings: Settings
+    core: CoreName
+    values: tuple[float, ...]
+    figure: Figure | None = None
+    why: str = ""
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.values) / len(self.values) if self.values else None
+
+
+class StudyView(msgspec.Struct, frozen=True, kw_only=True):
+    """A study as its page shows it: the result, and what is computed from the journal for tables and charts."""
+
+    bench: Bench
+    result: StudyResult
+    drawn_on: Place
+    """Where most trials were completed: charts show those."""
+    best_flags: tuple[str, ...] = ()
+    """vLLM's flags of the best trial."""
+    effects: tuple[Effect, ...] = ()
+    front: tuple[int, ...] = ()
+    """Numbers of the trials on the Pareto front over `axes`."""
+    axes: tuple[str, ...] = ()
+    engine_runs: tuple[EngineRuns, ...] = ()
+    """Stock first, then each setting that was run on the engine more than once."""
+    why: str = ""
+    """Why the verdict over `engine_runs` is what it is."""
+    drift_ttft: float | None = None
+    """Relative change of stock's first-token time from its first engine run to its last."""
+    recipe_text: str = ""

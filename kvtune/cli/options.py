@@ -1,0 +1,82 @@
+"""Options that several commands share, each declared once, and the checks of their values. Imports typer only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from kvtune.errors import UsageError
+
+Choice = TypeVar("Choice", bound=str)
+REPORTS = Path("reports")
+"""Where commands write unless -o names another folder."""
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="What `vllm serve` takes, or a built-in tiny model: "
+        "tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next, tiny-granite."
+    ),
+]
+RunFile = Annotated[Path, typer.Argument(help="A run file (.kvrun), of the engine or of the simulator.")]
+Workload = Annotated[
+    str,
+    typer.Option(
+        "-w",
+        "--workload",
+        help="NAME or NAME:KEY=VALUE,..; names: decode, prefill, rounds, zipf, chat, mix, trace.",
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option("--trace", help="A trace file (Mooncake JSONL, BurstGPT or Azure CSV), instead of -w."),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the workload, and of everything drawn at random.")]
+Core = Annotated[str, typer.Option("--core", help="KV core: kvtune or stock.")]
+Recipe = Annotated[
+    str,
+    typer.Option("--recipe", help="A recipe file, or a name that `kvtune recipe list` shows."),
+]
+Anyway = Annotated[
+    bool,
+    typer.Option("--anyway", help="Go ahead although model, workload, versions or device differ."),
+]
+Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights on the model's real config.")]
+Slo = Annotated[
+    str,
+    typer.Option("--slo", help="Latency limits in ms that define goodput: ttft=500,tpot=50,e2e=8000."),
+]
+Objective = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        help="hit-rate, ttft, throughput or goodput; several separated by commas, the first leads.",
+    ),
+]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", help="Folder for run files, journals and pages; made if missing.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+
+
+def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:
+    """The choice that `value` names; UsageError where it names none."""
+    named = next((known for known in choices if known == value), None)
+    if named is None:
+        *most, last = choices
+        raise UsageError(
+            f"{option} must be {', '.join(most)} or {last}, not '{value}'",
+            f"for instance {option} {choices[0]}",
+        )
+    return named
+
+
+def print_json(value: Any) -> None:
+    """One line on stdout."""
+    import msgspec
+
+    print(msgspec.json.encode(value).decode())

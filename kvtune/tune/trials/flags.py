@@ -1,0 +1,63 @@
+"""Splits a trial's settings into vLLM's flags and the core's settings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvtune.analysis.study import Bench, Settings
+from kvtune.engine.flags import flag_value
+from kvtune.recipe import Scalar, engine_flags
+from kvtune.tune.space.model import packed_pool
+
+
+def core_part(settings: Mapping[str, Scalar]) -> Settings:
+    """The settings that are knobs of the core."""
+    from kvtune.core.settings import KNOBS
+
+    return {name: value for name, value in settings.items() if name in KNOBS}
+
+
+def packing_failure(summary: Mapping[str, Any]) -> str:
+    """Why the engine could not pack blocks although the settings require it; empty if it did or need not."""
+    core = summary.get("core", {})
+    if core.get("parts", {}).get("packed") is not False:
+        return ""
+    notes = [str(note) for note in summary.get("notes", [])]
+    return next(
+        (n for n in notes if n.startswith("packed: ")), "packed: the model has no states beside attention"
+    )
+
+
+def engine_part(settings: Mapping[str, Scalar]) -> Settings:
+    """The settings that are vLLM's own flags, by their names with underscores."""
+    from kvtune.core.settings import KNOBS
+
+    return {name: value for name, value in settings.items() if name not in KNOBS}
+
+
+def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
+    """vLLM's flags of a trial: the bench's, then the trial's, which win.
+
+    A pool given in blocks keeps its size in tokens if the block size changes, and in bytes if blocks are packed.
+    """
+    flags = list(bench.engine_args)
+    changed = engine_part(settings)
+    block = changed.get("block_size")
+    given = flag_value(flags, "num-gpu-blocks-override")
+    if (
+        block is not None
+        and given is not None
+        and bench.block_tokens
+        and "num_gpu_blocks_override" not in changed
+    ):
+        changed["num_gpu_blocks_override"] = max(2, int(given) * bench.block_tokens // int(block))
+    if settings.get("packed") and given is not None and "num_gpu_blocks_override" not in changed:
+        changed["num_gpu_blocks_override"] = packed_pool(
+            bench.model,
+            int(given),
+            bench.block_tokens,
+            int(settings.get("states_per_block", 1)),
+            state_dtype=flag_value(flags, "mamba-ssm-cache-dtype") or "auto",
+        )
+    return [*flags, *engine_flags(changed)]

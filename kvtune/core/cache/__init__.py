@@ -12,7 +12,7 @@ the tier of a grade and the order of eviction.
     audit.py     the pool's invariants: KVTUNE_AUDIT=1 counts violations, KVTUNE_AUDIT=raise stops the engine
     legacy.py    what vLLM did before it took these ideas over, to measure what they are worth
 
-The tiers of policy `tiered` (`density.py` describes those of the default):
+The tiers of policy `tiered` (`core/policies/density.py` describes its own):
 
     a block is                                              and is given out
     in use (ref_cnt > 0)             no queue, tier 0

@@ -23,7 +23,7 @@ def bounds(
     pools: Annotated[
         str,
         typer.Option(
-            help="Pool sizes in blocks: 25k,100k,..  Default: what holds everything, and its halves."
+            help="Pool sizes in blocks: 25k,100k,..  Default: the size that holds everything, halved repeatedly."
         ),
     ] = "",
     block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per block.")] = 16,

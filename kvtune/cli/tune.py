@@ -18,8 +18,12 @@ def tune(
     trace: options.Trace = None,
     objective: options.Objective = "hit-rate",
     trials: Annotated[int, typer.Option(min=1, help="Simulated trials.")] = 40,
-    finalists: Annotated[int, typer.Option(min=1, help="Best settings to confirm on the engine.")] = 2,
-    rounds: Annotated[int, typer.Option(min=2, help="Most engine runs of stock and of each finalist.")] = 4,
+    finalists: Annotated[
+        int, typer.Option(min=1, help="How many of the best settings to confirm on the engine.")
+    ] = 2,
+    rounds: Annotated[
+        int, typer.Option(min=2, help="Engine runs of stock and of each finalist, at most.")
+    ] = 4,
     budget: Annotated[
         float, typer.Option(help="Seconds after which no new round of engine runs begins.")
     ] = 600.0,

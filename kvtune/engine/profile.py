@@ -178,8 +178,8 @@ def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
         **job.environment,
     }
-    if job.core_settings:
-        variables["KVTUNE_SET"] = msgspec.json.encode(job.core_settings).decode()
+    # Also where it is empty: what a shell happens to have set is not what the run file says.
+    variables |= {"KVTUNE_SET": msgspec.json.encode(job.core_settings).decode(), "KVTUNE_RECIPE": ""}
     if offline:
         variables["HF_HUB_OFFLINE"] = "1"
     return variables

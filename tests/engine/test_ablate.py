@@ -247,8 +247,8 @@ def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
     job = job_in(tmp_path)
     assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=False) == 130
     out, err = capsys.readouterr()
-    assert "2 variants x 2 = 4 engine runs" in err and "the time is known after the first" in err
-    assert "3 of 4 runs: interrupted" in out and "goes on" in err
+    assert "2 variants x 2 = 4 engine runs" in err and "the total time is known after the first" in err
+    assert "3 of 4 runs: interrupted" in out and "to resume" in err
     with_engine(monkeypatch, 0)
     assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=True) == 0
     out, err = capsys.readouterr()

@@ -82,7 +82,7 @@ def test_the_name_is_a_model_once_it_is_prepared(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"), [(["gemma9"], "not a model"), (["-o", "FULL"], "holds something else")]
+    ("arguments", "says"), [(["gemma9"], "not a model"), (["-o", "FULL"], "holds other files")]
 )
 def test_what_prepare_refuses(
     arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.core.settings import from_environment
 from kvtune.engine import profile as profile_module
 from kvtune.engine.models import NAMES
 from kvtune.engine.profile import ProfileJob, check_output, reserve, run_name
@@ -184,3 +185,12 @@ def test_the_next_run_removes_the_work_folder_of_a_killed_run_and_keeps_a_runnin
     assert alive.is_dir() and third.is_dir()
     for lock in (held, another):
         os.close(lock)
+
+
+def test_a_run_is_what_its_file_says_whatever_the_shell_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTUNE_SET", '{"slack": 128}')
+    monkeypatch.setenv("KVTUNE_RECIPE", "recipes/tiny-gemma3-cpu.toml")
+    job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"))
+    seen = {**os.environ, **profile_module._environment(job, offline=True)}
+    found = from_environment(seen)
+    assert found is not None and found.changed() == {}

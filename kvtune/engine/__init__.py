@@ -28,4 +28,5 @@ a session of its own), which is vLLM's front end. If a process dies, the measure
     weights.py       `--load-format kvtune-seeded`: random weights under which answers depend on the whole prompt
     gemma.py         Gemma-3 270M from the package index (`kvtune prepare`)
     serve.py         `vllm serve` as `kvtune serve` starts it
+    sockets.py       Where vLLM's processes make their sockets: a Unix socket's path holds 107 characters
 """

@@ -252,7 +252,7 @@ def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
     with_engine(monkeypatch, 0)
     assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=True) == 0
     out, err = capsys.readouterr()
-    assert "3 of them made before" in err
+    assert "3 of them done before" in err
     told = json.loads(out)
     run = read_run(Path(told["run_file"]))
     found = stored(run)

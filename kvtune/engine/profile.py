@@ -21,7 +21,7 @@ from kvtune.engine.messages import Event, HostPlan
 from kvtune.engine.record import record
 from kvtune.engine.resolve import check_engine, installed_engine, resolve
 from kvtune.engine.shared_memory import check_shared_memory
-from kvtune.engine.sockets import socket_variables
+from kvtune.engine.sockets import socket_folder
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.scratch import hold, sweep
@@ -75,13 +75,14 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
     )
     folder, path, lock = reserve(job)
     try:
-        outcome = launch(
-            plan,
-            folder,
-            _environment(job, resolved.offline),
-            _until_measured(on_event, stacks),
-            (lambda pid: stacks.start(pid, folder)) if stacks is not None else (lambda pid: None),
-        )
+        with socket_folder() as sockets:
+            outcome = launch(
+                plan,
+                folder,
+                sockets | _environment(job, resolved.offline),
+                _until_measured(on_event, stacks),
+                (lambda pid: stacks.start(pid, folder)) if stacks is not None else (lambda pid: None),
+            )
         if stacks is not None:
             stacks.stop()
         if not outcome.start_ns and outcome.error is not None:
@@ -177,7 +178,6 @@ def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # As in `vllm serve`. AsyncLLM's default on a GPU is fork: workers would collect a copy of the parent's heap.
         "VLLM_WORKER_MULTIPROC_METHOD": os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
-        **socket_variables(),
         **job.environment,
     }
     # Also where it is empty: what a shell happens to have set is not what the run file says.

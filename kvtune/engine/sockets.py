@@ -1,23 +1,43 @@
-"""A folder for vLLM's sockets: a Unix socket's path holds 107 characters, and a temp folder's may be longer."""
+"""A folder for one engine's sockets. vLLM makes them in the temp folder and leaves them there; these go with the run.
+
+A Unix socket's path holds 107 characters: where the temp folder's path is too long, a shorter folder takes its place.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from kvtune.errors import KvtuneError
+from kvtune.run.scratch import PREFIX, scratch
+
 VARIABLE = "VLLM_RPC_BASE_PATH"
+KIND = "ipc"
 LONGEST = 107 - len("/00000000-0000-0000-0000-000000000000")
 """Characters of a folder in which a socket with one of vLLM's names still fits."""
 
+LONGEST_PARENT = LONGEST - len(f"/{PREFIX}{KIND}-12345678")
 SHORT = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 
 
-def socket_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Another folder for vLLM's sockets where the temp folder's path is too long; nothing where it fits, or was set."""
-    if environ.get(VARIABLE) or len(os.fsencode(tempfile.gettempdir())) <= LONGEST:
-        return {}
-    usable = (folder for folder in SHORT if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK))
-    folder = next(usable, None)
-    return {VARIABLE: str(folder)} if folder is not None else {}
+def sockets_in(folder: Path) -> dict[str, str]:
+    """The variable that puts an engine's sockets into `folder`; empty where its path is too long."""
+    return {VARIABLE: str(folder)} if len(os.fsencode(folder)) <= LONGEST else {}
+
+
+@contextmanager
+def socket_folder(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, str]]:
+    """The variable that names the folder; empty where a person set it, or where no folder can be made."""
+    with ExitStack() as stack:
+        found: dict[str, str] = {}
+        for parent in (Path(tempfile.gettempdir()), *SHORT) if not environ.get(VARIABLE) else ():
+            if len(os.fsencode(parent)) <= LONGEST_PARENT and os.access(parent, os.W_OK | os.X_OK):
+                try:
+                    found = {VARIABLE: str(stack.enter_context(scratch(KIND, parent)))}
+                except KvtuneError:  # a full disk: the next one
+                    continue
+                break
+        yield found

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvtune.engine.faults import cause
+from kvtune.engine.sockets import sockets_in
 from kvtune.errors import KvtuneError
 from kvtune.evidence.reading import Question
 from kvtune.run.scratch import scratch
@@ -65,7 +66,7 @@ def answers(
         environment.pop(name, None)
     with scratch("answers") as work:
         # KVTUNE_RUN_DIR makes vLLM's processes end with the one that started them, even if it was killed.
-        environment |= {"KVTUNE_RUN_DIR": str(work), "KVTUNE_PROBE": "off"}
+        environment |= {"KVTUNE_RUN_DIR": str(work), "KVTUNE_PROBE": "off", **sockets_in(work)}
         (work / "plan.json").write_bytes(msgspec.json.encode(plan))
         out, log = work / "answers.json", work / "log"
         command = [sys.executable, "-m", "kvtune.evidence.answers", str(work / "plan.json"), str(out)]

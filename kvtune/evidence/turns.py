@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from kvtune.engine.faults import cause
+from kvtune.engine.sockets import sockets_in
 from kvtune.errors import KvtuneError
 from kvtune.evidence.claims import Case, CaseSide
 from kvtune.evidence.turn_engine import TurnPlan
@@ -60,6 +61,7 @@ class _Engine:
         environment |= {
             # KVTUNE_RUN_DIR makes vLLM's processes end with the one that started them, even if it was killed.
             "KVTUNE_RUN_DIR": str(folder),
+            **sockets_in(folder),
             "KVTUNE_PROBE": "off",
             "KVTUNE_CORE": self._side.core,
             "KVTUNE_STRICT": "1",

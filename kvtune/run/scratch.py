@@ -25,11 +25,12 @@ UNLOCKED_S = 60.0
 
 
 @contextlib.contextmanager
-def scratch(kind: str) -> Iterator[Path]:
-    """A new folder in the temp folder; removed at the end, or by a later sweep if the process is killed."""
+def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
+    """A new folder in the temp folder or `parent`; removed at the end, or by a later sweep if the process is killed."""
+    parent = parent or Path(tempfile.gettempdir())
     try:
-        sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
-        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
+        sweep(parent, f"{PREFIX}*")
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-", dir=parent))
         lock = hold(folder)
     except OSError as error:
         raise KvtuneError(

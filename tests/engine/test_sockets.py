@@ -1,4 +1,4 @@
-"""A temp folder whose path is too long for a Unix socket is no place for vLLM's sockets; a short one stays as it is."""
+"""vLLM's sockets live in a folder of the run's own, which is short enough for them and gone afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from kvtune.engine import sockets
-from kvtune.engine.sockets import LONGEST, VARIABLE, socket_variables
+from kvtune.engine.sockets import LONGEST, LONGEST_PARENT, VARIABLE, socket_folder
 
 
 def folder_of(parent: Path, length: int) -> Path:
@@ -21,27 +21,33 @@ def folder_of(parent: Path, length: int) -> Path:
     return folder
 
 
-def test_the_longest_folder_that_is_left_alone_takes_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="s") as parent:
-        for length, fits in ((LONGEST, True), (LONGEST + 1, False)):
-            folder = folder_of(Path(parent), length)
-            monkeypatch.setattr(tempfile, "tempdir", str(folder))
-            assert (socket_variables({}) == {}) is fits
-            with socket.socket(socket.AF_UNIX) as made:
-                path = str(folder / str(uuid4()))
-                if fits:
-                    made.bind(path)
-                else:
-                    with pytest.raises(OSError, match="too long"):
-                        made.bind(path)
-
-
-def test_a_long_one_is_replaced_by_a_short_one_that_can_be_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("length", [LONGEST_PARENT, LONGEST_PARENT + 1, LONGEST + 1])
+def test_a_socket_fits_whatever_the_length_of_the_temp_folder(
+    length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="s") as parent:
+        temp, short = folder_of(Path(parent), length), Path(parent)
+        monkeypatch.setattr(tempfile, "tempdir", str(temp))
+        monkeypatch.setattr(sockets, "SHORT", (short / "missing", short))
+        with socket_folder({}) as variables:
+            folder = Path(variables[VARIABLE])
+            assert folder.parent == (temp if length == LONGEST_PARENT else short)
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(str(folder / str(uuid4())))
+        assert not folder.exists()
+
+
+def test_a_longer_path_would_not_have_fitted() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="s") as parent:
+        path = folder_of(Path(parent), LONGEST + 1) / str(uuid4())
+        with socket.socket(socket.AF_UNIX) as made, pytest.raises(OSError, match="too long"):
+            made.bind(str(path))
+
+
+def test_what_a_person_chose_stays_and_no_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket_folder({VARIABLE: "/chosen"}) as variables:
+        assert variables == {}
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * LONGEST)
-    monkeypatch.setattr(sockets, "SHORT", (tmp_path / "missing", tmp_path))
-    assert socket_variables({}) == {VARIABLE: str(tmp_path)}
-    assert socket_variables({VARIABLE: "/chosen"}) == {}
     monkeypatch.setattr(sockets, "SHORT", ())
-    assert socket_variables({}) == {}
+    with socket_folder({}) as variables:
+        assert variables == {}

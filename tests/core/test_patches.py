@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
-import warnings
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvtune.core.patches import PATCHES, Patch, Patches
+from kvtune.core.patches import Patch, Patches
 
 DOCS = Path(__file__).parents[2] / "docs" / "patches.md"
 
@@ -95,40 +98,48 @@ def test_undoing_a_part_that_has_no_patches_is_nothing(patches: Patches) -> None
     assert patches.installed() == ()
 
 
+INSTALL_ALL = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from kvtune.core import cpu_flags, plugin
+from kvtune.core.cache import audit
+from kvtune.core.patches import PATCHES
+from kvtune.core.settings import parse
+from kvtune.core.tokens import runners
+from kvtune.probe import plugin as probe
+from kvtune.probe import recorder
+switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
+cpu_flags.install()
+plugin.install(parse({**dict.fromkeys(switches, True), "admission": "longest_prefix"}))
+runners._install_gpu_outputs()
+probe._wrap_engine()
+recorder._watch_scheduler(sys.argv[1], "")
+installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]
+for part in (recorder.PART, probe.PART):
+    PATCHES.undo(part)
+for module in (audit, *map(plugin._part, reversed(plugin.PARTS)), cpu_flags):
+    module.uninstall()
+print("installed", json.dumps({"installed": installed, "left": len(PATCHES.installed())}))
+"""
+"""Everything that kvtune can replace, installed and taken back: in a process of its own, where no other test did."""
+
+
 @pytest.mark.vllm
-def test_the_table_in_the_docs_is_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_in_the_docs_is_what_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
-    warnings.simplefilter("ignore")  # vLLM's imports warn
-
-    from kvtune.core import cpu_flags, plugin
-    from kvtune.core.cache import audit
-    from kvtune.core.settings import parse
-    from kvtune.core.tokens import runners
-    from kvtune.probe import plugin as probe
-    from kvtune.probe import recorder
-
-    monkeypatch.setenv("KVTUNE_AVX512_BF16", "1")
-    monkeypatch.setenv("KVTUNE_AUDIT", "1")
-    forced = cpu_flags.installed()  # by the whole test run's variable
-    cpu_flags.uninstall()
-    before = PATCHES.installed()
-    assert before == (), "another test left patches behind"
-    switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
-    try:
-        cpu_flags.install()
-        plugin.install(parse({**dict.fromkeys(switches, True), "admission": "longest_prefix"}))
-        runners._install_gpu_outputs()
-        probe._wrap_engine()
-        recorder._watch_scheduler(str(tmp_path / "trace"), "")
-        installed = PATCHES.installed()
-    finally:
-        for part in (recorder.PART, probe.PART):
-            PATCHES.undo(part)
-        for module in (audit, *map(plugin._part, reversed(plugin.PARTS)), cpu_flags):
-            module.uninstall()
-    assert PATCHES.installed() == ()
-    if forced:
-        cpu_flags.install()
+    done = subprocess.run(
+        [sys.executable, "-c", INSTALL_ALL, str(tmp_path / "trace")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KVTUNE_AVX512_BF16": "1", "KVTUNE_AUDIT": "1"},
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("installed "))
+    found = json.loads(line.removeprefix("installed "))
+    installed = [Patch(*row) for row in found["installed"]]
+    assert found["left"] == 0 and installed
     listed = [
         Patch(*row) for row in re.findall(r"^\| `(vllm\.[^`]+)` \| `([^`]+)` \|", DOCS.read_text(), re.M)
     ]

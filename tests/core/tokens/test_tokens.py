@@ -147,7 +147,10 @@ class Output:
 def test_v2_rows(shape: int, values: list[int], counts: list[int], passes: bool) -> None:
     kind = type("Wrapped", (Output,), {"get_output": Output.get_output})
     runners._prepared(kind, runners.single_v2)
-    rows = kind(shape, values, counts).get_output()
+    try:
+        rows = kind(shape, values, counts).get_output()
+    finally:
+        runners.uninstall()
     assert (type(rows) is PassingRows) == passes
     assert rows == Output(shape, values, counts).get_output()
 

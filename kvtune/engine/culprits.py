@@ -88,6 +88,7 @@ def _ledger(
         with contextlib.suppress(msgspec.ValidationError):
             heap = msgspec.convert(status.get("heap", {}), HeapSize)
         lines = status.get("triggers", [])
+        last = max((number for number in triggers if number < len(lines)), default=-1)
         ledger[str(ring.process)] = CollectorCounts(
             collections=collections,
             young=young,
@@ -98,5 +99,6 @@ def _ledger(
                 for n, times in triggers.most_common(TRIGGERS)
                 if 0 <= n < len(lines)
             ],
+            lines=[f"{file}:{line}" for file, line in lines[: last + 1]],
         )
     return ledger, steps

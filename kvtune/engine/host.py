@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from kvtune.engine.driver import Driver, RequestLog
-from kvtune.engine.messages import COUNTS_FILE, PLAN_FILE, REQUESTS_FILE, Event, HostPlan
+from kvtune.engine.messages import COUNTS_FILE, PLAN_FILE, RECEIPTS_FILE, REQUESTS_FILE, Event, HostPlan
 from kvtune.engine.vllm_counts import VllmCounts
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.probe.lifetime import die_with_parent
@@ -210,6 +210,7 @@ async def _watch(driver: Driver, counts: VllmCounts, folder: Path, reporter: Rep
 
 def _progress(driver: Driver, counts: VllmCounts, folder: Path, reporter: Reporter) -> None:
     counts.write(folder / COUNTS_FILE)
+    counts.write_receipts(folder / RECEIPTS_FILE)
     reporter.send(
         Event(
             kind="progress",

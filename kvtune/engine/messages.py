@@ -10,6 +10,8 @@ PLAN_FILE = "plan.json"
 LOG_FILE = "engine.log"
 REQUESTS_FILE = "requests.bin"
 COUNTS_FILE = "vllm-counts.json"
+RECEIPTS_FILE = "receipts.bin"
+"""When the front end took each step's tokens from EngineCore: monotonic ns as packed int64."""
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):

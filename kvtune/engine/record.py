@@ -21,7 +21,7 @@ from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
 from kvtune.engine.launch import HostOutcome
-from kvtune.engine.messages import COUNTS_FILE, LOG_FILE, REQUESTS_FILE, HostPlan
+from kvtune.engine.messages import COUNTS_FILE, LOG_FILE, RECEIPTS_FILE, REQUESTS_FILE, HostPlan
 from kvtune.engine.rings import read_rings, ring_tables, table
 from kvtune.probe.process import Sample
 from kvtune.probe.status import read_statuses
@@ -68,6 +68,7 @@ def record(
     tables: dict[str, Table] = {"steps": rings.steps, "gc": rings.gc, "pool": rings.pool}
     tables["requests"], tables["tokens"] = _request_tables(folder, workload, counts, outcome)
     tables["memory"] = _memory_table(samples, index, outcome)
+    tables["receipts"] = _receipts_table(folder, outcome)
     engine_core = next((s for s in statuses if s["role"] == "engine_core"), {})
     worker_cores = [s["core"] for s in statuses if s["role"] == "worker" and s.get("core")]
     counters = dict(counts.get("counters", {}))
@@ -259,11 +260,28 @@ def _request_tables(
 def _memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:
     zero, end = outcome.start_ns, outcome.end_ns
     rows = [
-        (index[s.pid], (s.at_ns - zero) / 1e9, s.rss_bytes, s.uss_bytes, s.cpu_s, s.threads)
+        (
+            index[s.pid],
+            (s.at_ns - zero) / 1e9,
+            s.rss_bytes,
+            s.uss_bytes,
+            s.cpu_s,
+            s.threads,
+            s.wait_s,
+            s.stopped,
+        )
         for s in samples
         if s.pid in index and zero and zero <= s.at_ns <= end
     ]
     return table("memory", rows)
+
+
+def _receipts_table(folder: Path, outcome: HostOutcome) -> Table:
+    path = folder / RECEIPTS_FILE
+    raw = path.read_bytes() if path.exists() else b""
+    at_ns = np.frombuffer(raw[: len(raw) // 8 * 8], "i8")
+    measured = (at_ns >= outcome.start_ns) & (at_ns <= outcome.end_ns)
+    return {"t_s": (at_ns[measured] - outcome.start_ns) / 1e9}
 
 
 def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:

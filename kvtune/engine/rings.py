@@ -94,11 +94,13 @@ def _step_row(step: Step) -> Row:
         *(step.free_blocks, step.context_tokens),
         *(step.schedule_objects, step.execute_objects, step.update_objects, step.other_objects),
         step.prefill_context_tokens,
+        step.preempted,
     )
 
 
 def _collection_row(one: Collection) -> Row:
-    return (one.generation, one.pause_ns / 1e3, one.cpu_ns / 1e3, one.collected, one.uncollectable)
+    times = (one.pause_ns / 1e3, one.cpu_ns / 1e3)
+    return (one.generation, *times, one.collected, one.uncollectable, one.line + 1)
 
 
 def _pool_rows(change: PoolChange) -> list[Row]:

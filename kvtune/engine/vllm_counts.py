@@ -1,16 +1,21 @@
-"""A vLLM stat logger that sums vLLM's own counters, to compare with ours. Runs in the front end."""
+"""A vLLM stat logger that sums vLLM's own counters, to compare with ours, and keeps when it was called. Front end."""
 
 from __future__ import annotations
 
 import json
+from array import array
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 from kvtune.files import replacing
 
 
 class VllmCounts:
-    """Sums of vLLM's scheduler and request statistics since `reset`."""
+    """Sums of vLLM's scheduler and request statistics since `reset`.
+
+    `receipts`: when the front end had taken a step's tokens from EngineCore, monotonic ns; those not written yet.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -32,6 +37,7 @@ class VllmCounts:
             0,
         )
         self.preemptions: dict[str, int] = {}
+        self.receipts = array("q")
 
     def record(self, scheduler: Any, iteration: Any) -> None:
         c = self.counters
@@ -46,7 +52,8 @@ class VllmCounts:
                 "preempted_hits",
             ):
                 c[name] += getattr(stats, name)
-        if iteration is not None:
+        if iteration is not None:  # a message without tokens has none
+            self.receipts.append(monotonic_ns())
             c["generation_tokens"] += iteration.num_generation_tokens
             for request in iteration.finished_requests:
                 c["finished"] += 1
@@ -58,6 +65,12 @@ class VllmCounts:
     def write(self, path: Path) -> None:
         with replacing(path) as part:
             part.write_text(json.dumps({"counters": self.counters, "preemptions": self.preemptions}))
+
+    def write_receipts(self, path: Path) -> None:
+        """Append those since the last call: a crash loses no others."""
+        with path.open("ab") as file:
+            file.write(self.receipts.tobytes())
+        self.receipts = array("q")
 
     def factory(self) -> Any:
         """A logger class for vLLM's StatLoggerManager; the loggers of all engines add to these counts."""

@@ -1,4 +1,4 @@
-"""Samples memory, CPU time and threads of an engine's processes with psutil. Runs in a thread of the CLI's process.
+"""Samples memory, CPU time, threads and waits for a CPU of an engine's processes. A thread of the CLI's process.
 
 USS (memory of this process alone) reads every page table entry, so only every tenth sample has it.
 """
@@ -6,6 +6,7 @@ USS (memory of this process alone) reads every page table entry, so only every t
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import threading
@@ -30,6 +31,45 @@ class Sample:
     uss_bytes: int  # 0: not measured in this sample
     cpu_s: float
     threads: int
+    wait_s: float = math.nan
+    """Time so far in which threads were ready to run and had no CPU (`RunQueueWait`); NaN where it is not known."""
+    stopped: bool = False
+
+
+class RunQueueWait:
+    """How long a process waits for a CPU, from /proc: in each interval, the wait of the thread that waited longest.
+
+    Not the sum over threads: two that wait side by side hold the process up once.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = f"/proc/{pid}/task"
+        self._threads: dict[str, int] = {}
+        self._total_ns = 0
+
+    def read_s(self) -> float:
+        """Seconds since the first call; NaN where the kernel does not count it. OSError when the process is gone."""
+        now: dict[str, int] = {}
+        for thread in os.scandir(self._tasks):
+            with contextlib.suppress(OSError, IndexError, ValueError):  # the thread ended, or no schedstats
+                now[thread.name] = _waited_ns(f"{thread.path}/schedstat")
+        if not now:
+            return math.nan
+        if self._threads:
+            self._total_ns += max(
+                0, *(waited - self._threads.get(thread, 0) for thread, waited in now.items())
+            )
+        self._threads = now
+        return self._total_ns / 1e9
+
+
+def _waited_ns(path: str) -> int:
+    """Second number of a thread's schedstat. Every thread at every sample: so no Path, no buffered file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(os.read(descriptor, 64).split()[1])
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(slots=True)
@@ -41,6 +81,7 @@ class ProcessSampler:
     samples: list[Sample] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     shared_memory: set[int] = field(default_factory=set)  # inodes
+    _waits: dict[int, RunQueueWait] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -68,11 +109,13 @@ class ProcessSampler:
                     self._sample(process, tick)
                 except (psutil.Error, OSError):
                     del known[pid]
+                    self._waits.pop(pid, None)
             tick += 1
 
     def _sample(self, process: psutil.Process, tick: int) -> None:
         with process.oneshot():
-            if process.status() == psutil.STATUS_ZOMBIE:
+            state = process.status()
+            if state == psutil.STATUS_ZOMBIE:
                 raise psutil.NoSuchProcess(process.pid)
             memory, times, threads = process.memory_info(), process.cpu_times(), process.num_threads()
         uss = 0
@@ -81,8 +124,19 @@ class ProcessSampler:
             with contextlib.suppress(psutil.Error, OSError):
                 uss = process.memory_full_info().uss
             self.shared_memory.update(shared_memory_of(process.pid))
+        wait_s = self._waits.setdefault(process.pid, RunQueueWait(process.pid)).read_s()
+        cpu_s = times.user + times.system
         self.samples.append(
-            Sample(process.pid, monotonic_ns(), memory.rss, uss, times.user + times.system, threads)
+            Sample(
+                process.pid,
+                monotonic_ns(),
+                memory.rss,
+                uss,
+                cpu_s,
+                threads,
+                wait_s,
+                state == psutil.STATUS_STOPPED,
+            )
         )
 
 

@@ -28,6 +28,7 @@ MOST_TIERS = 6
 
 _LOW = (1 << 32) - 1
 _MOST_PREFILL_CONTEXT = (1 << 31) - 1
+_MOST_PREEMPTED = (1 << 15) - 1
 
 
 class Record(Protocol):
@@ -98,6 +99,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     execute_objects: int
     update_objects: int
     other_objects: int
+    preempted: int = 0
+    """Running requests that `schedule` threw out, to compute them again later."""
 
     @property
     def clock_went_back(self) -> bool:
@@ -107,7 +110,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
         prefill_context = min(self.prefill_context_tokens, _MOST_PREFILL_CONTEXT)
         # fmt: off
         return (
-            STEP, self.queued, self.requests,
+            STEP, self.queued | min(self.preempted, _MOST_PREEMPTED) << 1, self.requests,
             self.start_ns, self.step_ns, self.schedule_ns, self.execute_ns, self.update_ns, self.cpu_ns,
             self.scheduled_tokens | self.prefill_tokens << 32,
             self.running | self.waiting << 32,
@@ -121,7 +124,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     def unpack(cls, fields: Fields) -> Step:
         tokens, requests, free = fields[9:12]
         return cls(
-            queued=bool(fields[1]),
+            queued=bool(fields[1] & 1),
+            preempted=fields[1] >> 1,
             requests=fields[2],
             start_ns=fields[3],
             step_ns=fields[4],

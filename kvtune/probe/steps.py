@@ -168,6 +168,7 @@ class StepProbe:
                 execute_objects=execute_made,
                 update_objects=update_made,
                 other_objects=made - schedule_made - execute_made - update_made,
+                preempted=len(output.preempted_req_ids or ()),
             )
         )
         if self.pool is not None and (change := self.pool.news()) is not None:

@@ -61,6 +61,7 @@ TABLES: dict[str, dict[str, str]] = {
         "update_objects": "i4",
         "other_objects": "i4",
         "prefill_context_tokens": "i8",  # of context_tokens, those that prefilling requests attend to
+        "preempted": "i4",  # running requests that this step threw out. 0 in older files
     },
     # One row a step and tier in which cached KV blocks were evicted or demoted to a lower tier.
     # `tier` indexes Header.engine.settings["tiers"]; `t_s` is the step's start. No table: not recorded.
@@ -81,6 +82,7 @@ TABLES: dict[str, dict[str, str]] = {
         "cpu_us": "f8",
         "collected": "i4",
         "uncollectable": "i4",
+        "line": "i4",  # which of extra.ledger[process].lines set it off, counted from 1; 0: not known
     },
     # One row a psutil sample of a process. uss_bytes is 0 where it was not sampled.
     "memory": {
@@ -90,7 +92,13 @@ TABLES: dict[str, dict[str, str]] = {
         "uss_bytes": "i8",
         "cpu_s": "f8",
         "threads": "i4",
+        # Time so far in which the process's threads were ready to run and had no CPU (in each interval, of the thread
+        # that waited longest). NaN where the machine does not say.
+        "wait_s": "f8",
+        "stopped": "i1",  # 1: a signal had stopped the process
     },
+    # One row each time the front end took the tokens of a step from EngineCore. No table: not recorded.
+    "receipts": {"t_s": "f8"},
 }
 
 

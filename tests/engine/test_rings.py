@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtune.engine.culprits import instruments
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.rings import RingTables, read_rings, ring_tables
 from kvtune.probe import gc as gc_module
@@ -32,7 +33,7 @@ def test_steps_and_collections_of_the_measuring_phase(tmp_path: Path) -> None:
     for start in (500, 2000, 4000):
         ring.write(collection(start))
     times = (3000, 9_000, 2_000, 3_000, 1_000, 4_000)
-    ring.write(Step(False, 5, *times, 8, 2, 6, 7, 99, 0, 0, 0, 0, 0, 0))
+    ring.write(Step(False, 5, *times, 8, 2, 6, 7, 99, 0, 0, 0, 0, 0, 0, preempted=3))
     found = tables(tmp_path, {os.getpid(): 4}, outcome(end_ns=3500))
     assert found.gc["t_s"].tolist() == pytest.approx([1e-6]) and found.gc["process"].tolist() == [4]
     assert (found.gc["pause_us"][0], found.gc["cpu_us"][0], found.gc["collected"][0]) == (7.0, 6.0, 3)
@@ -41,7 +42,20 @@ def test_steps_and_collections_of_the_measuring_phase(tmp_path: Path) -> None:
         strict=True,
     )
     assert row == (9.0, 8, 2, 7)
+    assert found.steps["preempted"].tolist() == [3] and found.gc["line"].tolist() == [0]
     assert found.lost == {4: 0} and found.backwards == {}
+
+
+def test_a_collection_names_the_line_that_set_it_off(tmp_path: Path) -> None:
+    """By its number in the process's lines, counted from 1; the lines that measuring never reached are left out."""
+    ring = Ring(tmp_path / "ring-1.bin", 1 << 16)
+    for start, line in ((500, 2), (2000, 1), (2500, -1)):
+        ring.write(Collection(0, start, 7_000, 6_000, 3, 1, 0, 0, line))
+    rings = read_rings(tmp_path, {os.getpid(): 0})
+    status = {"pid": os.getpid(), "triggers": [["/a.py", 1], ["/b.py", 2], ["/c.py", 3]]}
+    ledger = instruments(tmp_path, rings, {os.getpid(): 0}, [status], outcome()).ledger["0"]
+    assert ring_tables(rings, outcome()).gc["line"].tolist() == [2, 0]
+    assert ledger.lines == ["/a.py:1", "/b.py:2"]
 
 
 def test_a_ring_of_a_process_that_is_not_of_this_run_is_left_out(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from kvtune.probe.process import (
     USS_EVERY,
     ProcessSampler,
+    RunQueueWait,
     born,
     kill_tree,
     shared_memory_files,
@@ -115,6 +119,59 @@ def test_a_pid_that_was_given_to_another_process_is_no_longer_sampled(
     wait_for_samples(sampler, tree.pid, 5)
     sampler.stop()
     assert samples_of(sampler, victim) == before > 0
+
+
+def test_a_stopped_process_is_sampled_as_stopped(tree: subprocess.Popen[bytes]) -> None:
+    sampler = ProcessSampler(tree.pid, interval_s=0.02)
+    sampler.start()
+    wait_for_samples(sampler, tree.pid, 2)
+    os.kill(tree.pid, signal.SIGSTOP)
+    wait_for_samples(sampler, tree.pid, 3)
+    os.kill(tree.pid, signal.SIGCONT)
+    wait_for_samples(sampler, tree.pid, 3)
+    sampler.stop()
+    own = [sample.stopped for sample in sampler.samples if sample.pid == tree.pid]
+    assert (own[0], any(own), own[-1]) == (False, True, False)
+    assert not any(sample.stopped for sample in sampler.samples if sample.pid != tree.pid)
+
+
+def test_two_busy_processes_on_one_core_wait_for_it() -> None:
+    """Each has the core half of the time; a process that sleeps waits for none."""
+    busy = [
+        sys.executable,
+        "-c",
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass",
+    ]
+    idle = [sys.executable, "-c", "import time; time.sleep(60)"]
+    processes = [subprocess.Popen(command) for command in (busy, busy, idle)]
+    try:
+        waits = [RunQueueWait(process.pid) for process in processes]
+        before = [wait.read_s() for wait in waits]
+        while waits[0].read_s() < before[0] + 0.05:
+            time.sleep(0.02)
+        assert waits[2].read_s() - before[2] < waits[0].read_s() - before[0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_a_machine_without_schedstat_says_that_waits_are_not_known(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    wait = RunQueueWait(os.getpid())
+    wait._tasks = str(tmp_path)
+    assert math.isnan(wait.read_s())
+
+
+def test_the_wait_of_an_interval_is_that_of_the_thread_that_waited_longest(tmp_path: Path) -> None:
+    wait = RunQueueWait(os.getpid())
+    wait._tasks = str(tmp_path)
+    for first, second in ((5_000, 0), (9_000, 3_000), (9_000, 10_000)):
+        for thread, waited in (("1", first), ("2", second)):
+            (tmp_path / thread).mkdir(exist_ok=True)
+            (tmp_path / thread / "schedstat").write_text(f"1 {waited} 3\n")
+        found = wait.read_s()
+    assert found == pytest.approx(11e-6)  # 4 and then 7 microseconds; not 4 + 3 and then 7
 
 
 def test_mapped_shared_memory_is_found() -> None:

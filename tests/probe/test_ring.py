@@ -34,7 +34,17 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
     st.builds(Digest, WHOLE, WHOLE),
     st.builds(PoolChange, HALF, WHOLE, TIERS, TIERS),
     st.builds(Collection, st.integers(0, 2), *[WHOLE] * 8),
-    st.builds(Step, st.booleans(), HALF, *[WHOLE] * 6, *[HALF] * 5, WHOLE, HALF, *[WHOLE] * 4),
+    st.builds(
+        Step,
+        st.booleans(),
+        HALF,
+        *[WHOLE] * 6,
+        *[HALF] * 5,
+        WHOLE,
+        HALF,
+        *[WHOLE] * 4,
+        st.integers(0, (1 << 15) - 1),
+    ),
 )
 
 

@@ -184,6 +184,7 @@ def test_a_preempted_request_prefills_again(probe: StepProbe, tmp_path: Path) ->
         loop(Engine(scheduler))
     assert probe.failed == ""
     rows = read_ring(tmp_path / "ring").of(Step)
+    assert [row.preempted for row in rows] == [1, 0, 0, 0, 0]
     assert [row.prefill_tokens for row in rows] == [0, 128, 72, 0, 0]
     assert [row.prefill_context_tokens for row in rows[:3]] == [0, 0, 128]
     assert [row.context_tokens for row in rows] == [1200, 1202, 1332, 1406, 1409]

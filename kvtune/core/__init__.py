@@ -11,6 +11,7 @@ Imported by: cli, doctor, engine, evidence, explain, probe, report, sim, tune.
     state.py       what is in force in this process; the probe copies it into the run file
     patches.py     the registry of everything that kvtune replaces in vLLM; docs/patches.md has the table
     vllm_types.py  the parts of vLLM's objects that the core and the probe use, as Protocols
+    vllm_config.py the same for its configuration, KV cache specs and attention backends
     freeze.py      the garbage collector: frozen heaps, thresholds, collections while the engine waits
     cpu_flags.py   another machine's CPU flags for vLLM's decisions (KVTUNE_AVX512_BF16)
     cache/         which blocks are kept: the tiered pool, sliding windows, packed layouts

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from kvtune.core.patches import PATCHES
+from kvtune.core.vllm_config import VllmConfig
 from kvtune.run.cpu import VARIABLE, forced
 
 PART = "cpu_flags"
@@ -26,7 +26,7 @@ def install() -> None:
     from vllm.platforms.cpu import CpuPlatform
 
     def wrap(check: Callable[..., None]) -> Callable[..., None]:
-        def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        def check_and_update_config(cls: type, vllm_config: VllmConfig) -> None:
             answer = forced()
             if answer is None:
                 return check(cls, vllm_config)

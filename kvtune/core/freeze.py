@@ -16,15 +16,20 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from kvtune.core import state
 from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
-from kvtune.core.vllm_types import EngineCore
+from kvtune.core.vllm_types import EngineCore, SchedulerOutput
 
 HEADROOM = 20
 """With collect_at_wait, the factor by which the first threshold is raised for all other collections."""
+
+Instance = TypeVar("Instance")
+
+COLLECTOR = "kvtune_collector"
+"""The attribute of an EngineCore with its WaitCollector, or None; an engine without it was not up yet."""
 
 PART = "freeze"
 _frozen_here = False
@@ -48,11 +53,11 @@ def thaw_heap() -> None:
         _frozen_here = False
 
 
-def after(owner: type, name: str, act: Callable[[Any], None]) -> None:
+def after(owner: type[Instance], name: str, act: Callable[[Instance], None]) -> None:
     """Call `act` with the instance each time the method has returned."""
 
-    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
-        def followed(self: Any, *args: Any, **options: Any) -> Any:
+    def wrap(method: Callable[..., object]) -> Callable[..., object]:
+        def followed(self: Instance, *args: object, **options: object) -> object:
             result = method(self, *args, **options)
             act(self)
             return result
@@ -62,11 +67,11 @@ def after(owner: type, name: str, act: Callable[[Any], None]) -> None:
     PATCHES.wrap(PART, owner, name, wrap)
 
 
-def before(owner: type, name: str, act: Callable[[Any], None]) -> None:
+def before(owner: type[Instance], name: str, act: Callable[[Instance], None]) -> None:
     """Call `act` with the instance each time the method is about to run."""
 
-    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
-        def preceded(self: Any, *args: Any, **options: Any) -> Any:
+    def wrap(method: Callable[..., object]) -> Callable[..., object]:
+        def preceded(self: Instance, *args: object, **options: object) -> object:
             act(self)
             return method(self, *args, **options)
 
@@ -105,7 +110,7 @@ class WaitCollector:
         execute = executor.execute_model
 
         @functools.wraps(execute)
-        def handed_over(scheduler_output: Any, non_block: bool = False) -> Any:
+        def handed_over(scheduler_output: SchedulerOutput, non_block: bool = False) -> object:
             result = execute(scheduler_output, non_block=non_block)
             if non_block:
                 self.collect()
@@ -114,22 +119,23 @@ class WaitCollector:
         executor.execute_model = handed_over
 
 
-def engine_is_up(engine: Any, settings: CoreSettings) -> None:
+def engine_is_up(engine: EngineCore, settings: CoreSettings) -> None:
     """Called when an EngineCore is ready; acts once for each."""
-    if "kvtune_collector" in vars(engine):
+    if COLLECTOR in vars(engine):
         return
     set_thresholds(settings)
-    engine.kvtune_collector = None
-    if settings.collect_at_wait:
-        engine.kvtune_collector = WaitCollector()
-        engine.kvtune_collector.attach(engine)
+    collector = WaitCollector() if settings.collect_at_wait else None
+    setattr(engine, COLLECTOR, collector)
+    if collector is not None:
+        collector.attach(engine)
 
 
-def engine_waits(engine: Any, settings: CoreSettings) -> None:
+def engine_waits(engine: EngineCore, settings: CoreSettings) -> None:
     """Called when EngineCore looks for new requests: it waits for them when it has nothing to do."""
     engine_is_up(engine, settings)
-    if engine.kvtune_collector is not None and not engine.has_work():
-        engine.kvtune_collector.collect()
+    collector: WaitCollector | None = getattr(engine, COLLECTOR)
+    if collector is not None and not engine.has_work():
+        collector.collect()
 
 
 def install(settings: CoreSettings) -> None:

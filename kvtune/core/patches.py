@@ -11,9 +11,14 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TypeVar, cast
 
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+Function = Callable[..., object]
+Owner = type | ModuleType
+"""What defines a symbol: a class or a module."""
+
+F = TypeVar("F", bound=Function)
+Wrap = Callable[[Function], Function]
 """From the function that a symbol has so far to the one that takes its place and calls it."""
 
 
@@ -33,9 +38,9 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Symbol:
-    owner: Any
+    owner: Owner
     name: str
-    stock: Any
+    stock: Function | classmethod[object, ..., object]
     entries: list[_Entry]
 
 
@@ -43,22 +48,24 @@ class Patches:
     """The replacements of this process, in the order they were made."""
 
     def __init__(self) -> None:
-        self._symbols: dict[tuple[Any, str], _Symbol] = {}
+        self._symbols: dict[tuple[Owner, str], _Symbol] = {}
         self._order: list[Patch] = []
 
-    def wrap(self, part: str, owner: Any, name: str, wrap: Wrap) -> None:
+    def wrap(self, part: str, owner: Owner, name: str, wrap: Callable[[F], F]) -> None:
         """`owner.name` becomes `wrap(what it was)`; `owner` is a class or a module that defines it.
 
         Classmethods are unwrapped for `wrap` and wrapped again. The new function names the former one in
         `__wrapped__`, by which the manifest's check recognizes it.
         """
 
-        def wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
-            return functools.wraps(inner)(wrap(inner))
+        put = cast("Wrap", wrap)  # a part knows the type of the symbol that it names
+
+        def wrapped(inner: Function) -> Function:
+            return functools.wraps(inner)(put(inner))
 
         self._add(part, owner, name, wrapped)
 
-    def replace(self, part: str, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    def replace(self, part: str, owner: Owner, name: str, function: Function) -> None:
         """`owner.name` becomes `function`, which does not call what it replaces."""
         self._add(part, owner, name, lambda _: function)
 
@@ -76,20 +83,20 @@ class Patches:
         """In the order they were added: of one symbol's patches the last is the outermost."""
         return tuple(self._order)
 
-    def _add(self, part: str, owner: Any, name: str, wrap: Wrap) -> None:
+    def _add(self, part: str, owner: Owner, name: str, wrap: Wrap) -> None:
         symbol = self._symbols.get((owner, name)) or _Symbol(owner, name, vars(owner)[name], [])
         self._set(symbol, [*symbol.entries, _Entry(part, wrap)])
         self._symbols[owner, name] = symbol
         self._order.append(Patch(_full_name(owner, name), part))
 
     def _set(self, symbol: _Symbol, entries: list[_Entry]) -> None:
-        value = symbol.stock
+        stock = symbol.stock
+        value = stock
         if entries:
-            is_classmethod = isinstance(value, classmethod)
-            function = value.__func__ if is_classmethod else value
+            function = stock.__func__ if isinstance(stock, classmethod) else stock
             for entry in entries:
                 function = entry.wrap(function)
-            value = classmethod(function) if is_classmethod else function
+            value = classmethod(function) if isinstance(stock, classmethod) else function
         setattr(symbol.owner, symbol.name, value)
         symbol.entries = entries
 
@@ -98,7 +105,7 @@ PATCHES = Patches()
 """This process's registry."""
 
 
-def _full_name(owner: Any, name: str) -> str:
+def _full_name(owner: Owner, name: str) -> str:
     if isinstance(owner, ModuleType):
         return f"{owner.__name__}.{name}"
     return f"{owner.__module__}.{owner.__qualname__}.{name}"

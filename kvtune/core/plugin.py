@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from typing import Any
+from types import ModuleType
 
 from kvtune.core import cpu_flags, state
 from kvtune.core.settings import CoreSettings, from_environment
@@ -58,7 +58,7 @@ def install(settings: CoreSettings) -> None:
     compat.check()
     modules = [m for m in map(_part, PARTS) if m is not None]
     state.activate(settings)
-    done: list[Any] = []
+    done: list[ModuleType] = []
     try:
         for module in modules:
             done.append(module)
@@ -73,7 +73,7 @@ def install(settings: CoreSettings) -> None:
     logger.info("kvtune core is active: %s", settings.changed() or "defaults")
 
 
-def _part(name: str) -> Any:
+def _part(name: str) -> ModuleType | None:
     full = f"kvtune.core.{name}"
     try:
         return importlib.import_module(full)

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 from kvtune.errors import UsageError
 
@@ -51,7 +51,7 @@ class Knob:
         whole = "a whole number" if self.kind == "integer" else "a number"
         return f"{whole} from {self.low:.12g} to {self.high:.12g}" + (f" ({self.unit})" if self.unit else "")
 
-    def read(self, value: Any) -> Value:
+    def read(self, value: object) -> Value:
         """The value as this knob's type; UsageError when it is not legal."""
         legal: Value | None = None
         text = value.strip().lower() if isinstance(value, str) else value
@@ -61,7 +61,7 @@ class Knob:
             )
         elif self.kind == "choice":
             legal = text if text in self.choices else None
-        elif not isinstance(text, bool):
+        elif isinstance(text, str | SupportsFloat) and not isinstance(text, bool):
             try:
                 number = float(text)
             except (TypeError, ValueError):
@@ -202,9 +202,9 @@ LISTED: tuple[str, ...] = tuple(name for name in KNOBS if not name.startswith(LE
 """The knobs that help texts and messages list; the others can be set all the same."""
 
 
-def parse(mapping: Mapping[str, Any], base: CoreSettings | None = None) -> CoreSettings:
+def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> CoreSettings:
     """Settings from names and values (text accepted); others are those of `base`, or the defaults."""
-    values: dict[str, Any] = (base or CoreSettings()).to_dict()
+    values: dict[str, Any] = {**(base or CoreSettings()).to_dict()}  # `read` gives each the type of its field
     for name, value in mapping.items():
         key = name.removeprefix("core.")
         if key not in KNOBS:
@@ -237,7 +237,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings |
     return parse(assigned, settings)
 
 
-def _recipe_core(path: Path) -> Mapping[str, Any]:
+def _recipe_core(path: Path) -> Mapping[str, object]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("core", {})
     except OSError as error:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 
-from kvtune.core.settings import CoreSettings
+from kvtune.core.settings import CoreSettings, Value
 
 clock: Callable[[], float] = time.monotonic
 """Seconds. Read as `state.clock()` at each use, so that it can be replaced while an engine lives."""
@@ -27,8 +27,19 @@ _counters: dict[str, int] = {}
 _gauges: list[Callable[[], dict[str, int]]] = []
 
 
-def state() -> dict[str, Any]:
-    """A copy as plain data: `active, why, settings, parts {switch: active}, counters, notes`."""
+class CoreState(TypedDict):
+    """`parts`: whether each switch is in force."""
+
+    active: bool
+    why: str
+    settings: dict[str, Value]
+    parts: dict[str, bool]
+    counters: dict[str, int]
+    notes: list[str]
+
+
+def state() -> CoreState:
+    """A copy as plain data."""
     return {
         "active": _active,
         "why": _why,

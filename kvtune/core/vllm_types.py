@@ -1,16 +1,46 @@
-"""The parts of vLLM's objects that the core and the probe read and change, as Protocols.
+"""The parts of vLLM's objects that the core and the probe read and change, as Protocols; vllm_config.py has more.
 
-Types only: importing this imports nothing of vLLM, and mypy, which does not see vLLM, checks our use of it against
-these. Each is named as vLLM's class, and holds what is used here and no more.
+Types, and how to distinguish objects of which there are several kinds. Importing this imports nothing of vLLM, and
+mypy, which does not see vLLM, checks our use of it against these. Each is named as vLLM's class, and holds what is
+used here and no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
+from typing import Protocol, TypeGuard
+
+from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec, VllmConfig
 
 BlockIds = tuple[list[int], ...]
 """Ids of KV cache blocks, one list per KV cache group."""
+
+
+class SamplingParams(Protocol):
+    eos_token_id: int | None
+    stop_token_ids: Collection[int] | None
+    num_logprobs: int | None
+    prompt_logprobs: int | None
+    repetition_detection: object
+
+
+class PrefillStats(Protocol):
+    num_cached_tokens: int
+    num_local_cached_tokens: int
+
+
+class EventType(Protocol):
+    """EngineCoreEventType, an enumeration."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Event(Protocol):
+    """EngineCoreEvent: when a request was queued, scheduled or preempted."""
+
+    type: EventType
+    timestamp: float
 
 
 class Request(Protocol):
@@ -30,23 +60,23 @@ class Request(Protocol):
     next_decode_eligible_step: int
     is_prefill_chunk: bool
     resumable: bool
-    sampling_params: Any
+    sampling_params: SamplingParams | None
     prompt_token_ids: list[int] | None
     spec_token_ids: list[int]
     stop_reason: int | str | None
-    events: Sequence[Any]
-    prefill_stats: Any  # PrefillStats until the first output takes it
-    structured_output_request: Any
-    mm_features: Any
-    lora_request: Any
-    prompt_embeds: Any
-    trace_headers: Any
-    kv_transfer_params: Any
-    ec_transfer_params: Any
+    events: Sequence[Event]
+    prefill_stats: PrefillStats | None  # until the first output takes it
+    structured_output_request: object
+    mm_features: object
+    lora_request: object
+    prompt_embeds: object
+    trace_headers: object
+    kv_transfer_params: object
+    ec_transfer_params: object
     block_hashes: list[bytes]
     _all_token_ids: MutableSequence[int]
     _output_token_ids: MutableSequence[int]
-    _block_hasher: Callable[..., Any] | None
+    _block_hasher: Callable[..., object] | None
 
     @property
     def num_tokens(self) -> int: ...
@@ -60,7 +90,7 @@ class KVCacheBlock(Protocol):
     block_id: int
     ref_cnt: int
     is_null: bool
-    pool: Any
+    pool: object  # the pool of the simulator that has the block
     block_hash: bytes | None
     _block_hash: bytes | None  # the key under which the pool finds it: with its group
     _block_hash_num_tokens: int | None
@@ -69,40 +99,116 @@ class KVCacheBlock(Protocol):
 
 
 class FreeQueue(Protocol):
-    """FreeKVCacheBlockQueue, or the core's tiers, which also have `names`, `taken` and `demoted`."""
+    """The free blocks of a pool, the next to go first."""
 
-    num_free_blocks: int
-
+    @property
+    def num_free_blocks(self) -> int: ...
     def popleft_n(self, n: int) -> list[KVCacheBlock]: ...
     def get_all_free_blocks(self) -> list[KVCacheBlock]: ...
+
+
+class LinkedQueue(FreeQueue, Protocol):
+    """FreeKVCacheBlockQueue: a linked list between two fakes."""
+
+    fake_free_list_head: KVCacheBlock
+    fake_free_list_tail: KVCacheBlock
+
+
+class TieredQueue(FreeQueue, Protocol):
+    """The core's tiers (cache/pool.py). By number of the queue; queue 0 means none."""
+
+    names: Sequence[str]
+    queues: Sequence[FreeQueue]
+    taken: list[int]
+    demoted: list[int]
+    tier_of: bytearray
+    """By block id, the queue that it is in."""
+
+
+def is_linked(queue: FreeQueue) -> TypeGuard[LinkedQueue]:
+    return hasattr(queue, "fake_free_list_head")
+
+
+def has_tiers(queue: FreeQueue) -> TypeGuard[TieredQueue]:
+    return hasattr(queue, "taken")
+
+
+class BlockMap(Protocol):
+    """BlockHashToBlockMap: from a block hash, with its group, to a block, or to several by id."""
+
+    insert: Callable[[bytes, KVCacheBlock], None]
+    pop: Callable[[bytes, int], KVCacheBlock | None]
+    _cache: dict[bytes, KVCacheBlock | dict[int, KVCacheBlock]]
+
+    def contain(self, key: bytes, block_id: int) -> bool: ...
+    def get_one_block(self, key: bytes) -> KVCacheBlock | None: ...
 
 
 class BlockPool(Protocol):
     num_gpu_blocks: int
     hash_block_size: int
     blocks: list[KVCacheBlock]
-    free_block_queue: Any  # a FreeQueue; the core exchanges it and reads its tiers
-    cached_block_hash_to_block: Any
-    cached_block_hashes_by_block: Mapping[int, Any]
+    free_block_queue: FreeQueue
+
+    @property
+    def cached_block_hash_to_block(self) -> BlockMap: ...
+    @property
+    def cached_block_hashes_by_block(self) -> Mapping[int, Collection[bytes]]: ...
 
     def get_num_free_blocks(self) -> int: ...
 
 
 class GroupManager(Protocol):
-    """SingleTypeKVCacheManager: the blocks of one KV cache group. A window or state group has more attributes."""
+    """SingleTypeKVCacheManager: the blocks of one KV cache group."""
 
     block_size: int
     block_pool: BlockPool
-    kv_cache_spec: Any
+    kv_cache_group_id: int
+    kv_cache_spec: KVCacheSpec
     enable_caching: bool
     req_to_blocks: dict[str, list[KVCacheBlock]]
     num_cached_block: dict[str, int]
+    dcp_world_size: int
+    _record_new_block_ids: bool
+
+
+class WindowManager(GroupManager, Protocol):
+    """SlidingWindowManager."""
+
+    sliding_window: int
+    extra_retained_tokens: int
+
+
+class StateManager(GroupManager, Protocol):
+    """MambaManager: the group of recurrent states."""
+
+    mamba_cache_mode: str
+    num_speculative_blocks: int
+    has_prefill_checkpoint_blocks: bool
+    last_state_block_idx: dict[str, int]
+    _checkpoints: Collection[str]
+    _num_retired_blocks: dict[str, int]
+    _partial_hit_reqs: Collection[str]
+
+
+def has_window(group: GroupManager) -> TypeGuard[WindowManager]:
+    return bool(getattr(group, "sliding_window", 0))
+
+
+def has_states(group: GroupManager) -> TypeGuard[StateManager]:
+    return hasattr(group, "mamba_cache_mode")
 
 
 class Coordinator(Protocol):
-    single_type_managers: Sequence[Any]  # GroupManagers
+    @property
+    def single_type_managers(self) -> Sequence[GroupManager]: ...
+
     eagle_group_ids: Sequence[int]
     num_reprefillable_tokens: int
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[bytes], max_cache_hit_length: int
+    ) -> tuple[object, int]: ...
 
 
 class KVCacheBlocks(Protocol):
@@ -118,11 +224,12 @@ class KVCacheManager(Protocol):
     empty_kv_cache_blocks: KVCacheBlocks
 
     def allocate_slots(
-        self, request: Request, num_new_tokens: int, *args: Any, **options: Any
+        self, request: Request, num_new_tokens: int, *args: object, **options: object
     ) -> KVCacheBlocks | None: ...
+    def prefix_cache_lookup_enabled(self, request: Request) -> bool: ...
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None: ...
     def new_step_starts(self) -> None: ...
-    def take_boundary_state_offloads(self) -> Any: ...
+    def take_boundary_state_offloads(self) -> object: ...
 
 
 class NewRequestData(Protocol):
@@ -133,7 +240,7 @@ class NewRequestData(Protocol):
 class CachedRequests(Protocol):
     """Of a CachedRequestData: requests that the workers know from an earlier step, column by column."""
 
-    new_block_ids: Sequence[Any]  # BlockIds, or None for no new block
+    new_block_ids: Sequence[BlockIds | None]  # None for no new block
     num_computed_tokens: Sequence[int]
 
 
@@ -158,7 +265,7 @@ class SchedulerOutput(ScheduledStep, Protocol):
 
     total_num_scheduled_tokens: int
     scheduled_cached_reqs: CachedRequestData
-    scheduled_spec_decode_tokens: Mapping[str, Any]
+    scheduled_spec_decode_tokens: Mapping[str, Sequence[int]]
     finished_req_ids: set[str]
     preempted_req_ids: set[str] | None
 
@@ -167,30 +274,31 @@ class Scheduler(Protocol):
     """Scheduler or AsyncScheduler. `running` is in the order in which requests are scheduled."""
 
     running: list[Request]
-    waiting: Any  # a RequestQueue: truthy, and with a length
+    waiting: Collection[Request]  # a RequestQueue
+    current_step: int
     requests: dict[str, Request]
     kv_cache_manager: KVCacheManager
-    kv_cache_config: Any
-    vllm_config: Any
-    deferred_frees: Any
+    kv_cache_config: KVCacheConfig
+    vllm_config: VllmConfig
+    deferred_frees: Collection[object]
     schedule: Callable[..., SchedulerOutput]
-    update_from_output: Callable[..., Any]
-    add_request: Callable[[Request], Any]
-    _free_request: Callable[..., Any]
+    update_from_output: Callable[..., object]
+    add_request: Callable[[Request], object]
+    _free_request: Callable[..., object]
+
+
+class Executor(Protocol):
+    execute_model: Callable[..., object]
 
 
 class EngineCore(Protocol):
-    scheduler: Scheduler
-    model_executor: Any
-    batch_queue: Any
-    """None where every step waits for its own output."""
+    @property
+    def scheduler(self) -> Scheduler: ...
+    @property
+    def model_executor(self) -> Executor: ...
+
+    @property
+    def batch_queue(self) -> Collection[object] | None:
+        """None where every step waits for its own output."""
 
     def has_work(self) -> bool: ...
-
-
-class Backend(Protocol):
-    """An attention backend's class."""
-
-    def get_name(self) -> str: ...
-    def supported_kv_cache_layouts(self) -> Iterable[Any] | None: ...
-    def get_supported_kernel_block_sizes(self) -> Iterable[Any]: ...

@@ -244,6 +244,7 @@ def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]
     for index in range(len(requests)):
         request = factory.make(index, 0.0)
         statistics = request.prefill_stats  # filled in at admission, and then removed from the request
+        assert statistics is not None
         engine.scheduler.add_request(request)
         while engine.scheduler.has_requests():
             engine.step_fn()

@@ -9,7 +9,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -17,6 +16,7 @@ from kvtune.engine.launch import HostOutcome
 from kvtune.engine.rings import ProcessRing
 from kvtune.probe.objects.tally import load
 from kvtune.probe.records import Collection, Step
+from kvtune.probe.status import ProcessFacts
 from kvtune.run.extras import CollectorCounts, Extras, HeapSize, ObjectCounts, ObjectSamples, Trigger
 
 TRIGGERS = 10
@@ -26,7 +26,7 @@ def instruments(
     folder: Path,
     rings: Sequence[ProcessRing],
     index: dict[int, int],
-    statuses: list[dict[str, Any]],
+    statuses: list[ProcessFacts],
     outcome: HostOutcome,
 ) -> Extras:
     """`ledger` (each process's young generation and triggers), and `types`, `sites`, `growth` where they ran."""
@@ -41,7 +41,7 @@ def instruments(
     )
 
 
-def _samples(saved: dict[int, dict[str, Any]], index: dict[int, int], steps: int) -> ObjectSamples | None:
+def _samples(saved: dict[int, dict[str, object]], index: dict[int, int], steps: int) -> ObjectSamples | None:
     processes: dict[str, ObjectCounts] = {}
     for pid, facts in saved.items():
         if pid in index and (facts.get("rows") or facts.get("of_steps")):
@@ -50,7 +50,7 @@ def _samples(saved: dict[int, dict[str, Any]], index: dict[int, int], steps: int
     return ObjectSamples(steps=steps, processes=processes) if processes else None
 
 
-def _counts(facts: dict[str, Any], steps: int) -> ObjectCounts:
+def _counts(facts: dict[str, object], steps: int) -> ObjectCounts:
     """EngineCore's rows are those of its sampled steps; the counts at its sampled collections are kept beside them."""
     at_collections = msgspec.convert(facts, ObjectCounts)
     sampled = msgspec.convert(facts.get("of_steps", {}), ObjectCounts)
@@ -67,7 +67,7 @@ def _counts(facts: dict[str, Any], steps: int) -> ObjectCounts:
 
 
 def _ledger(
-    rings: Sequence[ProcessRing], statuses: list[dict[str, Any]], outcome: HostOutcome
+    rings: Sequence[ProcessRing], statuses: list[ProcessFacts], outcome: HostOutcome
 ) -> tuple[dict[str, CollectorCounts], list[int]]:
     """By process index; and the start of every step, in any phase (monotonic ns)."""
     status_of = {s["pid"]: s for s in statuses}
@@ -84,7 +84,7 @@ def _ledger(
                 young += record.young
                 survivors += max(0, record.young - record.collected)
                 triggers[record.line] += 1
-        status, heap = status_of.get(ring.pid, {}), HeapSize()
+        status, heap = status_of.get(ring.pid, ProcessFacts()), HeapSize()
         with contextlib.suppress(msgspec.ValidationError):
             heap = msgspec.convert(status.get("heap", {}), HeapSize)
         lines = status.get("triggers", [])

@@ -10,21 +10,22 @@ import json
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtune import __version__
+from kvtune.core.state import CoreState
 from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import COUNTS_FILE, LOG_FILE, RECEIPTS_FILE, REQUESTS_FILE, HostPlan
 from kvtune.engine.rings import read_rings, ring_tables, table
+from kvtune.engine.vllm_counts import Counts
 from kvtune.probe.process import Sample
-from kvtune.probe.status import read_statuses
+from kvtune.probe.status import CacheFacts, ProcessFacts, read_statuses
 from kvtune.run.machine import this_host
 from kvtune.run.types import (
     CoreInfo,
@@ -43,6 +44,17 @@ DISTORTING = {
     "types": "the census of young objects stops the process at sampled collections",
     "full": "tracemalloc slows every allocation",
 }
+
+
+SETTINGS_OF_CACHE = (
+    "hash_block_size",
+    "hit_alignment_tokens",
+    "retention_interval",
+    "scheduler",
+    "pool",
+    "policy",
+    "tiers",
+)
 
 
 def record(
@@ -69,8 +81,9 @@ def record(
     tables["requests"], tables["tokens"] = _request_tables(folder, workload, counts, outcome)
     tables["memory"] = _memory_table(samples, index, outcome)
     tables["receipts"] = _receipts_table(folder, outcome)
-    engine_core = next((s for s in statuses if s["role"] == "engine_core"), {})
-    worker_cores = [s["core"] for s in statuses if s["role"] == "worker" and s.get("core")]
+    engine_core = next((s for s in statuses if s["role"] == "engine_core"), ProcessFacts())
+    state = engine_core.get("core")
+    worker_states = [s["core"] for s in statuses if s["role"] == "worker" and s.get("core")]
     counters = dict(counts.get("counters", {}))
     header = Header(
         kvtune=__version__,
@@ -89,7 +102,7 @@ def record(
             hash=workload.hash,
             requests=len(workload.requests),
         ),
-        core=_core(core, engine_core.get("core", {}), worker_cores),
+        core=_core(core, state, worker_states),
         engine=_engine(outcome.engine, engine_core.get("cache", {}), engine_args),
         python=platform.python_version(),
         host=this_host(),
@@ -113,7 +126,7 @@ def record(
             for i, n in rings.backwards.items()
         ]
         + _disagreements(tables["requests"], counters)
-        + _core_notes([engine_core.get("core", {}), *worker_cores]),
+        + _core_notes([*([state] if state else []), *worker_states]),
         log_tail=_log_tail(folder),
         extra=msgspec.structs.replace(
             instruments(folder, process_rings, index, statuses, outcome), digests=rings.digests
@@ -123,12 +136,12 @@ def record(
 
 
 def _processes(
-    statuses: list[dict[str, Any]], samples: Sequence[Sample], outcome: HostOutcome
+    statuses: list[ProcessFacts], samples: Sequence[Sample], outcome: HostOutcome
 ) -> list[ProcessInfo]:
     """Processes with a status file first, then others that psutil saw while measuring (helpers, trackers)."""
     names = outcome.sampler.names if outcome.sampler is not None else {}
     reporting = [
-        ProcessInfo(pid=s["pid"], role=s["role"], name=s.get("name", ""), gc=s.get("gc", {}))
+        ProcessInfo(pid=s["pid"], role=s["role"], name=s.get("name", ""), gc={**s.get("gc", {})})
         for s in statuses
     ]
     known = {p.pid for p in reporting}
@@ -150,30 +163,34 @@ def _role(pid: int, root: int, name: str) -> str:
     return "worker" if "Worker" in name else "helper"
 
 
-def _core_notes(states: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(note for state in states for note in state.get("notes", [])))
+def _core_notes(states: Sequence[CoreState]) -> list[str]:
+    return list(dict.fromkeys(note for state in states for note in state["notes"]))
 
 
-def _core(requested: CoreInfo, state: dict[str, Any], workers: Sequence[dict[str, Any]]) -> CoreInfo:
+def _core(requested: CoreInfo, state: CoreState | None, workers: Sequence[CoreState]) -> CoreInfo:
     """EngineCore's report. A part is in force only if it is in all workers that report it (they size blocks)."""
     if requested.name == "stock":
         return requested
+    if not state:
+        return CoreInfo(
+            name=requested.name,
+            settings=requested.settings,
+            why="the engine did not say (probe off, or it died before a step)",
+        )
     return CoreInfo(
         name=requested.name,
-        settings=state.get("settings") or requested.settings,
-        active=bool(state.get("active", False)),
-        why=str(
-            state.get("why", "") if state else "the engine did not say (probe off, or it died before a step)"
-        ),
-        counters={k: int(v) for k, v in state.get("counters", {}).items()},
+        settings=state["settings"] or requested.settings,
+        active=state["active"],
+        why=state["why"],
+        counters=state["counters"],
         parts={
-            name: bool(on) and all(worker.get("parts", {}).get(name, True) for worker in workers)
-            for name, on in state.get("parts", {}).items()
+            name: on and all(worker["parts"].get(name, True) for worker in workers)
+            for name, on in state["parts"].items()
         },
     )
 
 
-def _engine(facts: dict[str, Any], cache: dict[str, Any], args: Sequence[str]) -> EngineInfo:
+def _engine(facts: dict[str, object], cache: CacheFacts, args: Sequence[str]) -> EngineInfo:
     known = {k: v for k, v in facts.items() if k != "model_config"}
     info = msgspec.convert({**known, "args": list(args)}, EngineInfo)
     return msgspec.structs.replace(
@@ -181,35 +198,20 @@ def _engine(facts: dict[str, Any], cache: dict[str, Any], args: Sequence[str]) -
         num_blocks=cache.get("num_blocks", info.num_blocks),
         groups=cache.get("groups", []),
         kv_specs=cache.get("kv_specs", {}),
-        settings={
-            **info.settings,
-            **{
-                k: cache[k]
-                for k in (
-                    "hash_block_size",
-                    "hit_alignment_tokens",
-                    "retention_interval",
-                    "scheduler",
-                    "pool",
-                    "policy",
-                    "tiers",
-                )
-                if k in cache
-            },
-        },
+        settings={**info.settings, **{k: value for k, value in cache.items() if k in SETTINGS_OF_CACHE}},
     )
 
 
-def _counts(path: Path) -> dict[str, Any]:
+def _counts(path: Path) -> Counts:
     try:
-        counts: dict[str, Any] = json.loads(path.read_text())
+        counts: Counts = json.loads(path.read_text())
         return counts
     except (OSError, ValueError):
         return {}
 
 
 def _request_tables(
-    folder: Path, workload: Workload, counts: dict[str, Any], outcome: HostOutcome
+    folder: Path, workload: Workload, counts: Counts, outcome: HostOutcome
 ) -> tuple[Table, Table]:
     served = {s.index: s for s in read_request_log(folder / REQUESTS_FILE)}
     preemptions = counts.get("preemptions", {})
@@ -219,9 +221,9 @@ def _request_tables(
     output = np.zeros(n, "i8")
     sent, first, finished = (np.full(n, np.nan) for _ in range(3))
     finish = [""] * n
-    token_rows: list[NDArray[Any]] = []
-    token_times: list[NDArray[Any]] = []
-    token_counts: list[NDArray[Any]] = []
+    token_rows: list[NDArray[np.int32]] = []
+    token_times: list[NDArray[np.float64]] = []
+    token_counts: list[NDArray[np.int32]] = []
     for i in sorted(served):
         s = served[i]
         hits[i], output[i], finish[i] = s.hit_tokens, s.output_tokens, s.finish

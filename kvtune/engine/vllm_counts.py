@@ -6,9 +6,21 @@ import json
 from array import array
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from kvtune.files import replacing
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.metrics.loggers import StatLoggerBase
+    from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+
+
+class Counts(TypedDict, total=False):
+    """The file that `VllmCounts.write` leaves. `preemptions`: by request."""
+
+    counters: dict[str, float]
+    preemptions: dict[str, int]
 
 
 class VllmCounts:
@@ -39,7 +51,7 @@ class VllmCounts:
         self.preemptions: dict[str, int] = {}
         self.receipts = array("q")
 
-    def record(self, scheduler: Any, iteration: Any) -> None:
+    def record(self, scheduler: SchedulerStats | None, iteration: IterationStats | None) -> None:
         c = self.counters
         if scheduler is not None:
             stats = scheduler.prefix_cache_stats
@@ -72,21 +84,21 @@ class VllmCounts:
             file.write(self.receipts.tobytes())
         self.receipts = array("q")
 
-    def factory(self) -> Any:
+    def factory(self) -> type[StatLoggerBase]:
         """A logger class for vLLM's StatLoggerManager; the loggers of all engines add to these counts."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
         counts = self
 
         class Feed(StatLoggerBase):  # type: ignore[misc]
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
                 pass
 
             def record(
                 self,
-                scheduler_stats: Any,
-                iteration_stats: Any,
-                mm_cache_stats: Any = None,
+                scheduler_stats: SchedulerStats | None,
+                iteration_stats: IterationStats | None,
+                mm_cache_stats: MultiModalCacheStats | None = None,
                 engine_idx: int = 0,
             ) -> None:
                 counts.record(scheduler_stats, iteration_stats)

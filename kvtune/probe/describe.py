@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvtune.core.vllm_types import BlockPool, Scheduler
+from kvtune.probe.kv_specs import capture
+from kvtune.probe.status import CacheFacts
 
 
-def describe_cache(scheduler: Scheduler) -> dict[str, Any]:
+def describe_cache(scheduler: Scheduler) -> CacheFacts:
     """Block counts and KV cache groups of a scheduler, and the specs from which the simulator rebuilds them."""
     config = scheduler.kv_cache_config
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -23,7 +23,7 @@ def describe_cache(scheduler: Scheduler) -> dict[str, Any]:
                 "page_bytes": int(spec.page_size_bytes),
             }
         )
-    facts: dict[str, Any] = {
+    facts: CacheFacts = {
         "num_blocks": int(config.num_blocks),
         "hash_block_size": config.hash_block_size,
         "hit_alignment_tokens": config.cache_hit_alignment_tokens,
@@ -34,10 +34,6 @@ def describe_cache(scheduler: Scheduler) -> dict[str, Any]:
         "policy": _policy(scheduler.kv_cache_manager.block_pool),
         "prefix_caching": bool(scheduler.kv_cache_manager.enable_caching),
     }
-    try:
-        from kvtune.probe.kv_specs import capture
-    except ImportError:
-        return facts
     try:
         facts["kv_specs"] = capture(scheduler.vllm_config, config)
     except Exception as error:

@@ -7,7 +7,8 @@ import sys
 from _thread import get_ident
 from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
-from typing import Any, Protocol
+from types import CodeType, FrameType
+from typing import Protocol
 
 from kvtune.probe.records import Collection
 from kvtune.probe.ring import Ring
@@ -37,7 +38,7 @@ class CollectorProbe:
         # code objects alive, because the id of a freed one is given to another.
         self._numbers: dict[tuple[int, int], int] = {}
         self._lines: dict[tuple[str, int], int] = {}
-        self._codes: list[Any] = []
+        self._codes: list[CodeType] = []
         self.counted = 0
         """Young objects at all collections so far; plus gc.get_count(), the net number of objects ever made."""
         self.failed = ""
@@ -51,11 +52,11 @@ class CollectorProbe:
         if self._call in gc.callbacks:
             gc.callbacks.remove(self._call)
 
-    def triggers(self) -> list[list[Any]]:
+    def triggers(self) -> list[tuple[str, int]]:
         """File and line by number: what `Collection.line` refers to."""
-        return [[file, line] for file, line in list(self._lines)]
+        return list(self._lines)
 
-    def _call(self, phase: str, info: dict[str, Any]) -> None:
+    def _call(self, phase: str, info: dict[str, int]) -> None:
         try:
             thread = get_ident()
             if phase == "start":
@@ -96,7 +97,7 @@ class CollectorProbe:
         number = self._numbers.get(key)
         return self._numbered(frame, key) if number is None else number
 
-    def _numbered(self, frame: Any, key: tuple[int, int]) -> int:
+    def _numbered(self, frame: FrameType, key: tuple[int, int]) -> int:
         """Give an instruction that triggers for the first time the number of its line."""
         if len(self._numbers) >= 4 * TRIGGERS:
             return -1

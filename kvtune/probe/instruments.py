@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
-from kvtune.core.vllm_types import Scheduler
+from kvtune.core import state
+from kvtune.core.vllm_types import EngineCore, Scheduler
 from kvtune.probe.gc import CollectorProbe, collector_kind
 from kvtune.probe.heap import Heap
 from kvtune.probe.phase import CULPRITS, MEASURING, OVER, STARTING, Phase
@@ -40,7 +40,7 @@ class Instruments:
         self.collector: CollectorProbe | None = None
         self.steps: StepProbe | None = None
         self._heap: Heap | None = None
-        self._loop: Callable[[Any], bool] | None = None
+        self._loop: Callable[[EngineCore], bool] | None = None
         self._failed: dict[str, str] = {}
         self._stopped = False
 
@@ -71,7 +71,9 @@ class Instruments:
 
     def report(self) -> None:
         """Write the status file, and keep it current from a thread."""
-        self.status.write(level=self.level, disabled=dict(self._failed))
+        self.status.facts["level"] = self.level
+        self.status.facts["disabled"] = dict(self._failed)
+        self.status.write()
         if self.phase is not None:
             _thread.start_new_thread(self._keep_status, (self.phase,))
 
@@ -97,7 +99,7 @@ class Instruments:
         except Exception as error:
             steps.failed = f"{type(error).__name__}: {error}"
 
-    def run_step(self, step: Callable[[Any], bool], engine: Any) -> bool:
+    def run_step(self, step: Callable[[EngineCore], bool], engine: EngineCore) -> bool:
         """One step of EngineCore's loop, measured."""
         if self._loop is None:
             if self.steps is None:
@@ -194,11 +196,12 @@ class Instruments:
             status.due = False
             if seen < CULPRITS and status.facts["role"] == "engine_core":
                 with contextlib.suppress(RuntimeError):  # counters changed during the copy; retried next time
-                    status.facts["core"] = _core_state()  # of the timed pass alone
-            facts: dict[str, Any] = {"disabled": self.disabled()}
+                    status.facts["core"] = state.state()  # of the timed pass alone
+            status.facts["disabled"] = self.disabled()
             if self.collector is not None and self._heap is not None:
-                facts |= {"triggers": self.collector.triggers(), "heap": dict(self._heap.objects)}
-            status.write(count_frozen=now != seen, **facts)
+                status.facts["triggers"] = self.collector.triggers()
+                status.facts["heap"] = dict(self._heap.objects)
+            status.write(count_frozen=now != seen)
             seen, written = now, monotonic()
 
 
@@ -211,11 +214,3 @@ def _sample_steps(steps: StepProbe, collector: CollectorProbe, phase: Phase) -> 
         sampler = StepSites(phase)
         sites.of_steps = sampler.facts
         steps.sampler = sampler
-
-
-def _core_state() -> dict[str, Any]:
-    try:
-        from kvtune.core.state import state
-    except ImportError:
-        return {}
-    return state()

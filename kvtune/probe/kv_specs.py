@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 from fractions import Fraction
-from typing import Any
+
+from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec, VllmConfig
 
 VERSION = 1
 
@@ -41,14 +42,14 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def capture(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
+def capture(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, object]:
     """What the simulator needs of a running engine. Call it after EngineCore is built."""
-    layers: dict[str, Any] = {}
+    layers: dict[str, KVCacheSpec] = {}
     for group in kv_cache_config.kv_cache_groups:
         inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
         for name in group.layer_names:
             layers[name] = inner[name] if inner is not None else group.kv_cache_spec
-    specs: list[dict[str, Any]] = []  # layers share a few specs: each is written once
+    specs: list[object] = []  # layers share a few specs: each is written once
     spec_of_layer = {}
     for name, spec in layers.items():
         encoded = encode(spec)
@@ -73,7 +74,7 @@ def capture(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
     }
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> object:
     """A spec, or a field of one, as JSON data. Values that JSON does not have become objects with one key `$..`."""
     import torch
 
@@ -92,14 +93,14 @@ def encode(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
         return {"$spec": type(value).__name__, "fields": fields}
-    if type(value).__name__ == "MultipleOf":
+    if type(value).__name__ == "MultipleOf" and hasattr(value, "base"):
         return {"$multiple": int(value.base)}
     raise TypeError(f"a KV spec holds a {type(value).__name__}")
 
 
-def _has(config: Any, section: str, name: str) -> bool:
+def _has(config: VllmConfig, section: str, name: str) -> bool:
     return hasattr(getattr(config, section, None), name)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> bool | int | float | str | None:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

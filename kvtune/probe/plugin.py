@@ -10,9 +10,9 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from kvtune.core.patches import PATCHES
+from kvtune.core.vllm_types import EngineCore
 from kvtune.probe.instruments import Instruments
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import role
@@ -70,15 +70,15 @@ def _wrap_engine() -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
     def wrap_init(init: Callable[..., None]) -> Callable[..., None]:
-        def built(self: Any, *args: Any, **options: Any) -> None:
+        def built(self: Scheduler, *args: object, **options: object) -> None:
             init(self, *args, **options)
             if (instruments := current()) is not None:
                 instruments.watch_scheduler(self)
 
         return built
 
-    def wrap_step(step: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        def stepped(self: Any) -> bool:
+    def wrap_step(step: Callable[[EngineCore], bool]) -> Callable[[EngineCore], bool]:
+        def stepped(self: EngineCore) -> bool:
             instruments = current()
             return bool(step(self)) if instruments is None else instruments.run_step(step, self)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtune.core.vllm_types import BlockPool, FreeQueue, KVCacheBlock
+from kvtune.core.vllm_types import BlockPool, FreeQueue, KVCacheBlock, has_tiers
 from kvtune.probe.records import MOST_TIERS
 
 FIRST_HASHED = 2
@@ -21,7 +21,7 @@ class PoolWatch:
 
     def __init__(self, pool: BlockPool) -> None:
         queue = pool.free_block_queue
-        if hasattr(queue, "taken"):
+        if has_tiers(queue):
             self.tiers: tuple[str, ...] = tuple(queue.names[1:])
             self._evicted, self._demoted = queue.taken, queue.demoted
             self._from = FIRST_HASHED

@@ -17,16 +17,19 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
 from kvtune.core.patches import PATCHES
-from kvtune.core.vllm_types import Request, Scheduler
+from kvtune.core.vllm_types import PrefillStats, Request, Scheduler
 from kvtune.files import replacing
 from kvtune.probe.status import role
 from kvtune.run.scratch import PREFIX, hold, sweep
 from kvtune.workload.recording import Line, PrefixHasher, TraceWriter
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -65,7 +68,7 @@ def _watch_scheduler(record: str, metrics: str) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     def wrap(init: Callable[..., None]) -> Callable[..., None]:
-        def built(self: Any, *args: Any, **options: Any) -> None:
+        def built(self: Scheduler, *args: object, **options: object) -> None:
             init(self, *args, **options)
             try:
                 if metrics:
@@ -107,8 +110,8 @@ class Recorder:
         self._hasher = PrefixHasher()
         self._page = CounterPage(metrics / f"{os.getpid()}{PAGE}") if metrics is not None else None
         self._started = self._written = monotonic()
-        self._open: dict[str, tuple[float, Any]] = {}
-        self._ended: list[tuple[float, Any, Request]] = []
+        self._open: dict[str, tuple[float, PrefillStats]] = {}
+        self._ended: list[tuple[float, PrefillStats, Request]] = []
         self._hashed_tokens = 0
         self._failed = False
         self.totals = {"requests": 0, "prefix_query_tokens": 0, "prefix_hit_tokens": 0}
@@ -118,12 +121,12 @@ class Recorder:
         add, free = scheduler.add_request, scheduler._free_request
 
         @functools.wraps(add)
-        def added(request: Request) -> Any:
+        def added(request: Request) -> object:
             self._guard(self.arrived, request)
             return add(request)
 
         @functools.wraps(free)
-        def freed(request: Request, *args: Any, **options: Any) -> Any:
+        def freed(request: Request, *args: object, **options: object) -> object:
             self._guard(self.ended, request)
             return free(request, *args, **options)
 
@@ -145,6 +148,7 @@ class Recorder:
     def arrived(self, request: Request) -> None:
         """Keep the request's prefill statistics: vLLM fills them in, then takes them off the request."""
         if request.request_id not in self._open:  # else: more of a streamed prompt
+            assert request.prefill_stats is not None
             self._open[request.request_id] = (monotonic(), request.prefill_stats)
 
     def ended(self, request: Request) -> None:
@@ -186,6 +190,14 @@ class Recorder:
         self._page.write({"active": active(), "totals": totals, "core": counters()})
 
 
+class Counters(TypedDict):
+    """`active`: whether the core runs. `totals` are of finished requests, `core` are the core's counters."""
+
+    active: bool
+    totals: dict[str, int]
+    core: dict[str, int]
+
+
 class CounterPage:
     """One EngineCore's counters as JSON in a memory-mapped file: a write is a copy, and outlives the process.
 
@@ -202,7 +214,7 @@ class CounterPage:
                 self._memory = mmap.mmap(file.fileno(), self.BYTES)
         self._sequence = 0
 
-    def write(self, counters: dict[str, Any]) -> None:
+    def write(self, counters: Counters) -> None:
         text = msgspec.json.encode(counters)
         at = self.HEAD.size
         if len(text) > self.BYTES - at:
@@ -213,19 +225,19 @@ class CounterPage:
         self.HEAD.pack_into(self._memory, 0, self._sequence, len(text))
 
     @classmethod
-    def read(cls, path: Path) -> dict[str, Any] | None:
+    def read(cls, path: Path) -> Counters | None:
         """The counters; None when no complete page can be read."""
         for _ in range(READ_ATTEMPTS):
             try:
                 whole = path.read_bytes()
                 sequence, length = cls.HEAD.unpack_from(whole)
-                counters = msgspec.json.decode(whole[cls.HEAD.size : cls.HEAD.size + length])
+                counters = msgspec.json.decode(whole[cls.HEAD.size : cls.HEAD.size + length], type=Counters)
                 with path.open("rb") as file:
                     again, _ = cls.HEAD.unpack(file.read(cls.HEAD.size))
             except (OSError, struct.error, msgspec.DecodeError):
                 continue
             if sequence == again and not sequence % 2:
-                return counters if isinstance(counters, dict) else None
+                return counters
         return None
 
 
@@ -235,7 +247,7 @@ class CounterReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def collect(self) -> Iterable[Any]:
+    def collect(self) -> Iterable[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         paths = sorted(self._folder.glob(f"*{PAGE}"))
@@ -251,7 +263,7 @@ class CounterReader:
         for name, value in _sums(page["core"] for page in pages).items():
             yield CounterMetricFamily(f"kvtune_core_{name}", f"the core's {name.replace('_', ' ')}", value)
 
-    def describe(self) -> Iterable[Any]:
+    def describe(self) -> Iterable[Metric]:
         return ()
 
 

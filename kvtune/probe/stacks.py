@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import psutil
 
@@ -25,6 +25,30 @@ RATE_HZ = 100
 LOOPS = ("run_busy_loop", "worker_busy_loop")
 """The functions in which EngineCore's and a worker's main threads run."""
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+class Frame(TypedDict, total=False):
+    name: str
+    file: str
+    line: int | None
+
+
+class SharedFrames(TypedDict, total=False):
+    frames: list[Frame]
+
+
+class SampledThread(TypedDict, total=False):
+    """Samples are stacks of indices into the frames, outermost first; weights are their shares of the time."""
+
+    samples: list[list[int]]
+    weights: list[float]
+
+
+class SpeedscopeProfile(TypedDict, total=False):
+    """A recording of py-spy, in speedscope's format."""
+
+    shared: SharedFrames
+    profiles: list[SampledThread]
 
 
 def find_py_spy() -> str | None:
@@ -146,7 +170,7 @@ class Stacks:
         return run.with_extra(stacks=stacks)
 
 
-def of_loops(profile: dict[str, Any]) -> dict[str, Any] | None:
+def of_loops(profile: SpeedscopeProfile) -> SpeedscopeProfile | None:
     """The profile with only the threads that run vLLM's busy loops (the others wait); None when there are none."""
     frames = profile.get("shared", {}).get("frames", [])
     loops = {i for i, frame in enumerate(frames) if str(frame.get("name", "")).endswith(LOOPS)}
@@ -154,7 +178,7 @@ def of_loops(profile: dict[str, Any]) -> dict[str, Any] | None:
     return {**profile, "profiles": threads} if threads else None
 
 
-def top_functions(profile: dict[str, Any], count: int = 15) -> list[StackFunction]:
+def top_functions(profile: SpeedscopeProfile, count: int = 15) -> list[StackFunction]:
     """The functions with most self time over all threads: name, file, line, share of all samples."""
     frames = profile.get("shared", {}).get("frames", [])
     self_time: dict[int, float] = {}
@@ -176,7 +200,7 @@ def top_functions(profile: dict[str, Any], count: int = 15) -> list[StackFunctio
     ]
 
 
-def flame(profile: dict[str, Any], most: int = 600, least_share: float = 0.002) -> list[FlameBox]:
+def flame(profile: SpeedscopeProfile, most: int = 600, least_share: float = 0.002) -> list[FlameBox]:
     """Boxes of a flame graph over all threads: (depth, start, share, function, file, line).
 
     Start and share are fractions of all samples. Boxes below `least_share` are left out, and so are the smallest

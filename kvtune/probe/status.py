@@ -13,12 +13,55 @@ import multiprocessing
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from kvtune.core.state import CoreState
 from kvtune.files import replacing
 
 FRONT_END = "KVTUNE_FRONT_END"
 """Variable with the front end's pid, by which its helper processes, also named MainProcess, are told apart from it."""
+
+
+class GcFacts(TypedDict, total=False):
+    """`frozen`: objects, the largest count so far. `collections`: by generation."""
+
+    enabled: bool
+    thresholds: list[int]
+    frozen: int
+    collections: list[int]
+
+
+class CacheFacts(TypedDict, total=False):
+    """EngineCore's KV cache (describe.py); `tiers` are the pool's."""
+
+    num_blocks: int
+    hash_block_size: int | None
+    hit_alignment_tokens: int | None
+    retention_interval: int | None
+    groups: list[dict[str, object]]
+    scheduler: str
+    pool: str
+    policy: str
+    prefix_caching: bool
+    tiers: list[str]
+    kv_specs: dict[str, object]
+    kv_specs_failed: str
+
+
+class ProcessFacts(TypedDict, total=False):
+    """One process's status file. Only EngineCore has `cache`; `core` is there once the engine has stepped."""
+
+    pid: int
+    role: str
+    name: str
+    python: str
+    level: str
+    disabled: dict[str, str]
+    gc: GcFacts
+    cache: CacheFacts
+    core: CoreState
+    triggers: list[tuple[str, int]]
+    heap: dict[str, int]
 
 
 def role() -> str:
@@ -43,20 +86,19 @@ class Status:
         self._folder = folder
         self.due = False
         """Set after adding a fact that should be written at once."""
-        self.facts: dict[str, Any] = {
+        self.facts: ProcessFacts = {
             "pid": os.getpid(),
             "role": role(),
             "name": multiprocessing.current_process().name,
             "python": sys.version.split()[0],
         }
 
-    def write(self, *, count_frozen: bool = True, **facts: Any) -> None:
-        """Add `facts` and replace the file. A failure to write is ignored, so that it does not end the engine.
+    def write(self, *, count_frozen: bool = True) -> None:
+        """Replace the file. A failure to write is ignored, so that it does not end the engine.
 
         `count_frozen` walks all frozen objects: milliseconds in which no other thread runs.
         """
-        self.facts.update(facts)
-        frozen = self.facts.get("gc", {}).get("frozen", 0)
+        frozen = self.facts["gc"]["frozen"] if "gc" in self.facts else 0
         self.facts["gc"] = {
             "enabled": gc.isenabled(),
             "thresholds": list(gc.get_threshold()),
@@ -69,10 +111,10 @@ class Status:
             part.write_text(json.dumps(self.facts))
 
 
-def read_statuses(folder: Path) -> list[dict[str, Any]]:
+def read_statuses(folder: Path) -> list[ProcessFacts]:
     """All processes' facts, in the order front end, EngineCore, workers, then by pid."""
     order = {"front_end": 0, "engine_core": 1, "worker": 2}
-    statuses: list[dict[str, Any]] = []
+    statuses: list[ProcessFacts] = []
     for path in folder.glob("status-*.json"):
         with contextlib.suppress(OSError, ValueError):
             statuses.append(json.loads(path.read_text()))

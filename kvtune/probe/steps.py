@@ -11,7 +11,7 @@ from gc import get_count
 from itertools import compress
 from operator import not_
 from time import monotonic_ns, thread_time_ns
-from typing import Any, Protocol
+from typing import Protocol
 
 from kvtune.core.vllm_types import EngineCore, Scheduler, SchedulerOutput
 from kvtune.probe.digest import digest
@@ -43,7 +43,8 @@ class StepProbe:
         self._scheduler: Scheduler | None = None
         self._schedule = self._update = (0, 0, 0, 0)  # start and end in ns, then objects made so far at both
         self._output: SchedulerOutput | None = None
-        self._steady: tuple[int, Any, Any] = (0, None, None)
+
+        self._steady: tuple[int, str | None, str | None] = (0, None, None)
         self._context = self._prefill_context = 0
         self._preempted: set[str] = set()  # requests that have output and prefill once more
 
@@ -57,7 +58,7 @@ class StepProbe:
         # The class is looked up at each call: the core may change it after this.
         kind, collector = type, self._collector
 
-        def timed_schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
+        def timed_schedule(*args: object, **kwargs: object) -> SchedulerOutput:
             made = collector.counted + get_count()[0]
             start = monotonic_ns()
             output: SchedulerOutput = kind(scheduler).schedule(scheduler, *args, **kwargs)
@@ -68,12 +69,12 @@ class StepProbe:
                 self._ring.write(Digest(start, digest(output)))
             return output
 
-        def timed_update(*args: Any, **kwargs: Any) -> Any:
+        def timed_update(*args: object, **kwargs: object) -> object:
             if self.sampler is not None:
                 self._notify("output_is_in")
             made = collector.counted + get_count()[0]
             start = monotonic_ns()
-            result = kind(scheduler).update_from_output(scheduler, *args, **kwargs)
+            result: object = kind(scheduler).update_from_output(scheduler, *args, **kwargs)
             end = monotonic_ns()
             self._update = (start, end, made, collector.counted + get_count()[0])
             return result

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
+from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
 from kvtune.engine.flags import settings_given
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.settings import COARSE_BLOCK, COARSE_CHUNKS, SimSettings
 from kvtune.sim.vllm_types import EngineCore, EngineScheduler
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
 
 LONGEST_QUOTE = 300
 """Characters of vLLM's own message in an error."""
@@ -67,7 +71,7 @@ def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
         quick_pool.adopt_events(scheduler)
 
 
-def configure(settings: SimSettings) -> tuple[Any, dict[str, Any], list[str]]:
+def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
     """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import check_engine, resolve
@@ -121,17 +125,18 @@ def choose_core(settings: SimSettings) -> None:
         )
 
 
-def _engine_config(arguments: Any) -> Any:
+def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
     """VllmConfig; UsageError when vLLM refuses the model or a flag."""
     try:
-        return arguments.create_engine_config()
+        config: VllmConfig = arguments.create_engine_config()
+        return config
     except (ValueError, NotImplementedError, OSError, KeyError) as error:
         raise UsageError(
             f"vLLM does not accept {arguments.model}: {_line(error)}", "check MODEL and the flags after `--`"
         ) from error
 
 
-def _pool_bytes(config: Any) -> int:
+def _pool_bytes(config: VllmConfig) -> int:
     cache = config.cache_config
     if cache.kv_cache_memory_bytes:
         return int(cache.kv_cache_memory_bytes)
@@ -143,7 +148,7 @@ def _pool_bytes(config: Any) -> int:
     )
 
 
-def _resize(settings: SimSettings, config: Any, specs: dict[str, Any]) -> None:
+def _resize(settings: SimSettings, config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:
     """Apply a block size that was asked for, or coarse mode's. Blocks of models with states are never changed."""
     from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 
@@ -173,7 +178,7 @@ def _resize(settings: SimSettings, config: Any, specs: dict[str, Any]) -> None:
         specs[name] = spec.copy_with_new_block_size(spec.block_size * wanted // now)
 
 
-def _is_vllms(scheduler: Any) -> bool:
+def _is_vllms(scheduler: object) -> bool:
     name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
     return bool(name) and str(name).startswith("vllm.v1.core.sched")
 

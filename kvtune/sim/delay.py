@@ -6,7 +6,6 @@ Medians over a recorded run, so that a pause of the machine between two steps do
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,5 +59,5 @@ def in_flight(requests: Table, since_s: float) -> tuple[float, int]:
     return float(np.maximum(finished - np.maximum(sent, before), 0.0).sum()), pieces
 
 
-def _median_us(seconds: NDArray[Any]) -> float:
+def _median_us(seconds: NDArray[np.float64]) -> float:
     return max(0.0, float(np.median(seconds)) * 1e6) if len(seconds) >= FEWEST else 0.0

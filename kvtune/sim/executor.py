@@ -6,13 +6,13 @@ asynchronous scheduling overlaps steps as it does on a device that runs them one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
+from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.cost import StepCost
 from kvtune.sim.steps import ExecutedStep
@@ -26,7 +26,7 @@ _TOKEN = [0]
 class Machine:
     """What `SimExecutor` needs. A class attribute carries it, because vLLM constructs executors itself."""
 
-    specs: dict[str, Any]
+    specs: Mapping[str, KVCacheSpec]
     layouts: list[str]
     pool_bytes: int
     clock: VirtualClock
@@ -79,7 +79,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
         self.set_aside = NONE_SET_ASIDE
         self._pending: VirtualResult | None = None
 
-    def get_kv_cache_specs(self) -> list[dict[str, Any]]:
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         return [dict(self.machine.specs)]
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
@@ -91,7 +91,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
     def set_kv_cache_layout(self, layout_name: str) -> None:
         pass
 
-    def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
+    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
         pass
 
     def compile_or_warm_up_model(self) -> None:
@@ -105,12 +105,12 @@ class SimExecutor(Executor):  # type: ignore[misc]
 
     def collective_rpc(
         self,
-        method: Any,
+        method: str | Callable[..., object],
         timeout: float | None = None,
-        args: Any = (),
-        kwargs: Any = None,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
         non_block: bool = False,
-    ) -> list[Any]:
+    ) -> list[None]:
         if method == "update_max_model_len":
             return [None]
         raise NotImplementedError(f"a simulated worker has no {method}")

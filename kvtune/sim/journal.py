@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,7 @@ class ReplayJournal:
             self.jumps += 1
             self.jumped_steps += len(ends)
 
-    def add_tokens(self, index: int, ends_s: Any) -> None:
+    def add_tokens(self, index: int, ends_s: Sequence[float]) -> None:
         """A row for each token of one request."""
         self.token_request.extend([index] * len(ends_s))
         self.token_s.extend(ends_s)

@@ -6,14 +6,22 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
 from kvtune.errors import KvtuneError
 from kvtune.probe.kv_specs import VERSION
 
+if TYPE_CHECKING:
+    from vllm.v1 import kv_cache_interface
 
-def restore(captured: dict[str, Any]) -> dict[str, Any]:
+Captured = Mapping[str, Any]
+"""What `capture` wrote, read from a file: any value may be missing or of another type."""
+
+
+def restore(captured: Captured) -> dict[str, KVCacheSpec]:
     """Layer name -> vLLM spec, from what `capture` wrote. KvtuneError when this vLLM has no such spec."""
     if captured.get("version") != VERSION:
         raise KvtuneError(
@@ -21,7 +29,7 @@ def restore(captured: dict[str, Any]) -> dict[str, Any]:
             "record the run again with this kvtune",
         )
     try:
-        specs = [decode(encoded) for encoded in captured["specs"]]
+        specs = [_spec(encoded) for encoded in captured["specs"]]
         return {name: specs[number] for name, number in captured["layers"].items()}
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise KvtuneError(
@@ -30,7 +38,7 @@ def restore(captured: dict[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def apply(captured: dict[str, Any], vllm_config: Any, given: frozenset[str]) -> None:
+def apply(captured: Captured, vllm_config: VllmConfig, given: frozenset[str]) -> None:
     """Set the captured engine's values on a config, except for the fields in `given`, which the user's flags set."""
     for section, fields in captured.get("config", {}).items():
         target = getattr(vllm_config, section, None)
@@ -39,7 +47,7 @@ def apply(captured: dict[str, Any], vllm_config: Any, given: frozenset[str]) -> 
                 setattr(target, name, value)
 
 
-def decode(encoded: Any) -> Any:
+def decode(encoded: object) -> object:
     """The inverse of `encode`. ValueError for a class that is not one of vLLM's spec classes."""
     import torch
 
@@ -60,10 +68,16 @@ def decode(encoded: Any) -> Any:
         return MultipleOf(encoded["$multiple"])
     if "$enum" in encoded:
         return _enum(encoded["$enum"])[encoded["name"]]
-    return _spec_class(encoded["$spec"])(**{name: decode(v) for name, v in encoded["fields"].items()})
+    return _spec(encoded)
 
 
-def _spec_class(name: str) -> Any:
+def _spec(encoded: Captured) -> KVCacheSpec:
+    fields = {name: decode(value) for name, value in encoded["fields"].items()}
+    spec: KVCacheSpec = _spec_class(encoded["$spec"])(**fields)
+    return spec
+
+
+def _spec_class(name: str) -> type[kv_cache_interface.KVCacheSpec]:
     from vllm.v1 import kv_cache_interface
 
     spec_class = getattr(kv_cache_interface, name, None)
@@ -72,7 +86,7 @@ def _spec_class(name: str) -> Any:
     return spec_class
 
 
-def _enum(name: str) -> Any:
+def _enum(name: str) -> type[enum.Enum]:
     from vllm.v1 import kv_cache_interface
 
     enumeration = getattr(kv_cache_interface, name, None)

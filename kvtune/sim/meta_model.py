@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
+from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
 from kvtune.errors import KvtuneError
 
 
-def specs_of_model(vllm_config: Any) -> tuple[dict[str, Any], list[str]]:
+def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], list[str]]:
     """Layer name -> spec, and the names of the KV layouts that the attention backends support, best first.
 
     Also sets `cache_config.block_size` (and the state-space block) as an engine start does on this platform.
@@ -51,7 +52,7 @@ def _one_process_groups() -> None:
     parallel_state.initialize_model_parallel(1, 1)
 
 
-def _world(parallel_state: Any) -> None:
+def _world(parallel_state: ModuleType) -> None:
     """Uses a store in memory: simulators exit without cleaning up, and a file would stay behind."""
     import torch
 

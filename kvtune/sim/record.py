@@ -6,12 +6,12 @@ import platform
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from kvtune import __version__
+from kvtune.core.vllm_config import VllmConfig
 from kvtune.run.extras import Extras, Replay
 from kvtune.run.machine import this_host
 from kvtune.run.types import (
@@ -207,10 +207,10 @@ def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> 
     )
 
 
-def _model_config(vllm_config: Any) -> dict[str, Any]:
+def _model_config(vllm_config: VllmConfig) -> dict[str, object]:
     config = vllm_config.model_config.hf_config
     fields = config.to_dict() if hasattr(config, "to_dict") else {}
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(fields, enc_hook=str))
+    plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(fields, enc_hook=str))
     return plain
 
 

@@ -7,12 +7,18 @@ the length matters: vLLM reads tokens only to hash them. The engine is greedy: e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvtune.sim.vllm_types import EngineRequest
 from kvtune.workload.answers import with_answers
 from kvtune.workload.tokens import hash_arrays
 from kvtune.workload.types import Request
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
 
 
 class Factory:
@@ -22,10 +28,10 @@ class Factory:
         self._requests = requests
         self._block = hash_block_tokens
         self._hashes = hash_arrays(with_answers(requests), hash_block_tokens) if caching else iter(())
-        self._ahead: dict[int, Any] = {}
+        self._ahead: dict[int, NDArray[np.uint64]] = {}
         self._next = 0
         self._caching = caching
-        self._params: dict[int, Any] = {}
+        self._params: dict[int, SamplingParams] = {}
 
     def make(self, index: int, arrival_s: float) -> EngineRequest:
         from vllm.v1.request import Request as VllmRequest
@@ -41,7 +47,7 @@ class Factory:
         )
         return request
 
-    def sampling(self, output_tokens: int) -> Any:
+    def sampling(self, output_tokens: int) -> SamplingParams:
         from vllm.sampling_params import SamplingParams
 
         parameters = self._params.get(output_tokens)

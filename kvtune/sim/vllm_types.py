@@ -6,23 +6,17 @@ declared as callables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from kvtune.core import vllm_types as core
+from kvtune.core.vllm_config import VllmConfig
+from kvtune.sim.clock import VirtualClock
+from kvtune.sim.cost import StepCost
 
 EngineRequest = core.Request
 Block = core.KVCacheBlock
 ScheduledStep = core.ScheduledStep
-
-
-class BlockMap(Protocol):
-    """The pool's map from a block hash (with its group) to a block."""
-
-    insert: Callable[[bytes, Block], None]
-    pop: Callable[[bytes, int], Block | None]
-
-    def get_one_block(self, key: bytes) -> Block | None: ...
 
 
 class LookupPool(Protocol):
@@ -36,8 +30,6 @@ class LookupPool(Protocol):
 
 class Pool(LookupPool, core.BlockPool, Protocol):
     """BlockPool."""
-
-    cached_block_hash_to_block: BlockMap
 
     def get_num_free_blocks(self) -> int: ...
     def get_new_blocks(self, num_blocks: int) -> list[Block]: ...
@@ -65,15 +57,15 @@ class CacheManager(core.KVCacheManager, Protocol):
     watermark_blocks: int
     block_pool: Pool
     coordinator: Coordinator
-    get_computed_blocks: Callable[[EngineRequest], tuple[Any, int, int]]
-    allocate_slots: Callable[..., Any]
+    get_computed_blocks: Callable[[EngineRequest], tuple[core.KVCacheBlocks, int, int]]
+    allocate_slots: Callable[..., core.KVCacheBlocks | None]
     free: Callable[[EngineRequest], None]
     pop_blocks_for_free: Callable[[EngineRequest], list[Block]]
     estimate_cached_tokens: Callable[[EngineRequest], int]
 
     def prefix_cache_lookup_enabled(self, request: EngineRequest) -> bool: ...
     def cache_blocks(self, request: EngineRequest, num_computed_tokens: int) -> None: ...
-    def create_kv_cache_blocks(self, blocks: tuple[list[Block], ...]) -> Any: ...
+    def create_kv_cache_blocks(self, blocks: tuple[list[Block], ...]) -> core.KVCacheBlocks: ...
 
 
 class SchedulerLimits(Protocol):
@@ -87,23 +79,23 @@ class EngineScheduler(core.Scheduler, Protocol):
     """Scheduler, or a subclass. `running` is in the order in which requests are scheduled."""
 
     running: list[EngineRequest]
-    waiting: Any  # RequestQueue: truthy while a request waits
+    waiting: Collection[EngineRequest]  # a RequestQueue
     requests: dict[str, EngineRequest]
     kv_cache_manager: CacheManager
     scheduler_config: SchedulerLimits
-    policy: Any
+    policy: object
     hash_block_size: int
     max_model_len: int
     max_num_scheduled_tokens: int
     max_num_active_reqs: int
     current_step: int
     need_mamba_block_aligned_split: bool
-    kv_holding_waiting: Any
+    kv_holding_waiting: Collection[object]
     finished_req_ids: set[str]
     reset_preempted_req_ids: set[str]
     prev_step_scheduled_req_ids: set[str]
-    make_spec_decoding_stats: Callable[..., Any]
-    _pause_state: Any
+    make_spec_decoding_stats: Callable[..., object]
+    _pause_state: object
     _update_request_with_output: Callable[..., tuple[list[int], bool]]
 
     def add_request(self, request: EngineRequest) -> None: ...
@@ -127,9 +119,9 @@ class RequestOutput(Protocol):
 
     request_id: str
     new_token_ids: list[int]
-    prefill_stats: Any
-    events: Sequence[Any] | None
-    finish_reason: Any
+    prefill_stats: core.PrefillStats | None
+    events: Sequence[core.Event] | None
+    finish_reason: object
 
 
 class RequestOutputs(Protocol):
@@ -142,13 +134,50 @@ Outputs = Mapping[int, RequestOutputs]
 """A step's outputs by client."""
 
 
+class Machine(Protocol):
+    @property
+    def clock(self) -> VirtualClock: ...
+    @property
+    def cost(self) -> StepCost: ...
+
+
+class SetAside(Protocol):
+    """Plain decodes that run in the next step without being in its SchedulerOutput."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def whole_step(self) -> ScheduledStep | None: ...
+
+
+class PendingOutput(Protocol):
+    """A future of a step's output."""
+
+    def result(self, timeout: float | None = None) -> ModelOutput: ...
+
+
+class Executor(core.Executor, Protocol):
+    """SimExecutor, or a real one that lives on virtual time."""
+
+    execute_model: Callable[..., PendingOutput]
+    requests: dict[str, EngineRequest]
+    on_step: Callable[..., None] | None  # takes a steps.ExecutedStep
+    jump_ends_s: Sequence[float] | None
+    set_aside: SetAside
+
+    @property
+    def machine(self) -> Machine: ...
+
+
 class EngineCore(Protocol):
     """vLLM's EngineCore with a SimExecutor."""
 
     scheduler: EngineScheduler  # the core's subclasses have more: fast/steady_path.py
-    model_executor: Any  # SimExecutor, or a real one that lives on virtual time
-    vllm_config: Any
-    batch_queue: Any
+    model_executor: Executor
+    vllm_config: VllmConfig
+    batch_queue: Collection[object] | None
 
     @property
     def step_fn(self) -> Callable[[], tuple[Outputs | None, bool]]: ...

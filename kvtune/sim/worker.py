@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -91,7 +91,7 @@ def answer(job: ReplayJob, workload: Workload, reports: Reports) -> None:
 
     stopping = False
 
-    def stop(*_: Any) -> None:
+    def stop(*_: object) -> None:
         nonlocal stopping
         stopping = True
 

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import pytest
 
+from kvtune.core.state import CoreState
 from kvtune.engine.record import _core, _core_notes
 from kvtune.report.banners import banners
 from kvtune.run.types import CoreInfo
 from tests.golden.synthetic import rounds_run
 
-ASKED = CoreInfo(name="kvtune", settings={"packed": True})
-ENGINE = {
-    "active": True,
-    "settings": {"packed": True},
-    "parts": {"packed": True, "pool": True},
-    "notes": ["a"],
-}
+REQUESTED = CoreInfo(name="kvtune", settings={"packed": True})
+
+
+def state(parts: dict[str, bool], notes: list[str]) -> CoreState:
+    """What `core.state.state()` returns in a process with these parts and notes."""
+    return {
+        "active": True,
+        "why": "",
+        "settings": {"packed": True},
+        "parts": parts,
+        "counters": {},
+        "notes": notes,
+    }
+
+
+ENGINE = state({"packed": True, "pool": True}, ["a"])
 
 
 @pytest.mark.parametrize(("worker", "in_force"), [(True, True), (False, False)])
 def test_blocks_are_packed_if_engine_core_and_workers_report_it(worker: bool, in_force: bool) -> None:
-    found = _core(ASKED, ENGINE, [{"parts": {"packed": True}}, {"parts": {"packed": worker}}])
-    assert found.parts == {"packed": in_force, "pool": True} and found.active
+    core = _core(REQUESTED, ENGINE, [state({"packed": True}, []), state({"packed": worker}, [])])
+    assert core.parts == {"packed": in_force, "pool": True} and core.active
 
 
 def test_a_workers_refusal_is_in_the_notes_and_on_the_page() -> None:
     why = "packed: a KV connector moves pages by stock's layout"
-    assert _core_notes([ENGINE, {"notes": [why, "a"]}, {}]) == ["a", why]
+    assert _core_notes([ENGINE, state({}, [why, "a"]), state({}, [])]) == ["a", why]
     core = CoreInfo(name="kvtune", active=True, parts={"packed": False})
     run = rounds_run(core=core)
     titles = [banner.title for banner in banners(run)]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.probe import recorder as recorder_module
-from kvtune.probe.recorder import PAGE, CounterPage, CounterReader, Recorder
+from kvtune.probe.recorder import PAGE, CounterPage, Counters, CounterReader, Recorder
 from kvtune.workload.recording import BLOCK, Line, PrefixHasher, TraceWriter
 from kvtune.workload.spec import build
 
@@ -176,11 +176,12 @@ def test_counters_are_served(tmp_path: Path) -> None:
 def test_a_page_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / f"1{PAGE}"
     page = CounterPage(path)
-    page.write({"totals": {"requests": 1}})
+    page.write({"active": True, "totals": {"requests": 1}, "core": {}})
     page.HEAD.pack_into(page._memory, 0, 3, 10)
     assert CounterPage.read(path) is None
-    page.write({"totals": {"requests": 2}})
-    assert CounterPage.read(path) == {"totals": {"requests": 2}}
+    second: Counters = {"active": True, "totals": {"requests": 2}, "core": {}}
+    page.write(second)
+    assert CounterPage.read(path) == second
 
 
 @pytest.mark.vllm

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -23,7 +22,7 @@ from kvtune.core.settings import CoreSettings
 logger = logging.getLogger("vllm.kvtune")
 
 
-def why_not(scheduler: Any) -> str:
+def why_not(scheduler: Scheduler) -> str:
     """Why this engine admits requests in stock's order; empty when it need not."""
     if scheduler.policy is not SchedulingPolicy.FCFS:
         return "priority scheduling has an order of its own"
@@ -36,7 +35,7 @@ def why_not(scheduler: Any) -> str:
     return ""
 
 
-def group_of(scheduler: Any) -> int | None:
+def group_of(scheduler: Scheduler) -> int | None:
     """The full-attention group whose blocks are hashed whole; None when there is none."""
     groups = scheduler.kv_cache_manager.coordinator.single_type_managers
     for group in groups:
@@ -45,7 +44,7 @@ def group_of(scheduler: Any) -> int | None:
     return None
 
 
-def adopt(scheduler: Any, settings: CoreSettings) -> None:
+def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
     """Exchange the waiting queue of a scheduler that vLLM has built, or record why not."""
     why = why_not(scheduler)
     state.part("admission", not why, why)
@@ -70,7 +69,7 @@ def install(settings: CoreSettings) -> None:
         return
 
     def wrap(build: Callable[..., None]) -> Callable[..., None]:
-        def built(self: Scheduler, *args: Any, **options: Any) -> None:
+        def built(self: Scheduler, *args: object, **options: object) -> None:
             build(self, *args, **options)
             try:
                 adopt(self, settings)

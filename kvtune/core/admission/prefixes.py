@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import Any
+from collections.abc import Mapping
+
+from kvtune.core.vllm_types import BlockMap, KVCacheBlock, KVCacheManager, Request
 
 LOOKS = 1024
 """Blocks that one call checks at most."""
@@ -30,7 +32,7 @@ class Place:
 
     __slots__ = ("fixed", "gone", "key", "length", "number", "request", "step")
 
-    def __init__(self, request: Any, number: int, step: int, fixed: bool) -> None:
+    def __init__(self, request: Request, number: int, step: int, fixed: bool) -> None:
         self.request = request
         self.number = number  # the number of its arrival
         self.step = step  # the scheduler's step when it arrived
@@ -43,13 +45,14 @@ class Place:
 class Prefixes:
     """Ranks places by cached tokens, then by arrival."""
 
-    def __init__(self, manager: Any, group_id: int, block_tokens: int) -> None:
+    def __init__(self, manager: KVCacheManager, group_id: int, block_tokens: int) -> None:
         self._manager, self._coordinator, self._pool = manager, manager.coordinator, manager.block_pool
         self._group = group_id.to_bytes(4, "big", signed=False)
         self._tokens = block_tokens
         self._several = len(self._coordinator.single_type_managers) > 1
         self._places: dict[int, Place] = {}
-        self._map: Any = None
+        self._map: BlockMap | None = None
+        self._cached: Mapping[bytes, object] = {}  # the map's blocks, by hash
         self._failed: Exception | None = None
         self._forget()
 
@@ -121,13 +124,14 @@ class Prefixes:
     def _listen(self) -> None:
         """Start over with the pool's map of hashes: it is the first one, or a reset has made a new one."""
         self._map = cached = self._pool.cached_block_hash_to_block
+        self._cached = cached._cache
         insert = cached.insert
         for place in self._places.values():
             place.length, place.key = 0, None
         self._forget()
         filed = self._filed
 
-        def insert_and_notify(key: Any, block: Any) -> None:
+        def insert_and_notify(key: bytes, block: KVCacheBlock) -> None:
             insert(key, block)
             if key in filed:
                 try:
@@ -139,7 +143,7 @@ class Prefixes:
 
     def _walk(self) -> None:
         """Count further cached blocks of requests that may have more, as far as LOOKS goes."""
-        cache, group, grown = self._map._cache, self._group, self._grown
+        cache, group, grown = self._cached, self._group, self._grown
         left = LOOKS
         while grown and left > 0:
             place = grown.popleft()
@@ -175,7 +179,7 @@ class Prefixes:
         self._file(place, length)
         return length
 
-    def _limit(self, request: Any) -> int:
+    def _limit(self, request: Request) -> int:
         if not self._manager.prefix_cache_lookup_enabled(request):
             return 0
         return min(len(request.block_hashes), int(request.num_tokens - 1) // self._tokens)
@@ -195,7 +199,7 @@ class Prefixes:
         if at >= self._limit(request):
             return
         key = request.block_hashes[at] + self._group
-        if self._several and key in self._map._cache:
+        if self._several and key in self._cached:
             self._doubtful[place.number] = place
             return
         place.key = key

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
@@ -21,6 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from kvtune.core import state
 from kvtune.core.admission.passes import Passes
 from kvtune.core.admission.prefixes import Place, Prefixes
+from kvtune.core.vllm_types import Scheduler
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -31,7 +31,7 @@ RETURNED = -1
 class LongestPrefixQueue(RequestQueue):  # type: ignore[misc]
     reorders = True
 
-    def __init__(self, scheduler: Any, prefixes: Prefixes, age_s: float) -> None:
+    def __init__(self, scheduler: Scheduler, prefixes: Prefixes, age_s: float) -> None:
         self._scheduler, self._prefixes, self._age_s = scheduler, prefixes, age_s
         self._queue: OrderedDict[str, Place] = OrderedDict()  # in stock's order
         self._arrivals = 0

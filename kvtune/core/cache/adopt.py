@@ -7,12 +7,17 @@ the core was written against (HiSparse's pools, other backends' managers) stays 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from kvtune.core import state
 from kvtune.core.patches import PATCHES
 from kvtune.core.settings import AUTO, CoreSettings
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    from kvtune.core.vllm_types import GroupManager
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -24,7 +29,7 @@ def install(settings: CoreSettings) -> None:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     def wrap(init: Callable[..., None]) -> Callable[..., None]:
-        def built(self: Any, *args: Any, **options: Any) -> None:
+        def built(self: KVCacheManager, *args: object, **options: object) -> None:
             init(self, *args, **options)
             if type(self) is KVCacheManager:
                 try:
@@ -44,7 +49,7 @@ def uninstall() -> None:
     PATCHES.undo(PART)
 
 
-def adopt(manager: Any, settings: CoreSettings) -> None:
+def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     """Exchange the classes of one manager's pool and groups, or record why not."""
     from vllm.v1.core.block_pool import BlockPool
 
@@ -96,7 +101,7 @@ def adopt(manager: Any, settings: CoreSettings) -> None:
     state.gauge(pool.counters)
 
 
-def _missed_windows(settings: CoreSettings, windows: list[Any]) -> str:
+def _missed_windows(settings: CoreSettings, windows: Sequence[GroupManager]) -> str:
     """A note for settings of pinning that do nothing, because the model has no sliding windows."""
     inert = settings.changed().keys() & {"pin_window", "slack", "min_drop", "windows", "output_window"}
     return (

@@ -17,11 +17,10 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from kvtune.core import state
 from kvtune.core.patches import PATCHES
-from kvtune.core.vllm_types import BlockPool, Scheduler
+from kvtune.core.vllm_types import BlockPool, FreeQueue, Scheduler, has_tiers, is_linked
 from kvtune.errors import KvtuneError
 
 PART = "cache.audit"
@@ -33,7 +32,7 @@ def violations(pool: BlockPool) -> list[str]:
     """Violations within a pool, one line each."""
     problems: list[str] = []
     queue = pool.free_block_queue
-    lists = queue.queues[1:] if hasattr(queue, "queues") else [queue]
+    lists = queue.queues[1:] if has_tiers(queue) else [queue]
     seen: Counter[int] = Counter()
     for number, listed in enumerate(lists, start=1):
         ids, broken = _walk(listed, pool.num_gpu_blocks)
@@ -41,7 +40,7 @@ def violations(pool: BlockPool) -> list[str]:
         if len(ids) != listed.num_free_blocks:
             problems.append(f"queue {number} counts {listed.num_free_blocks} blocks and links {len(ids)}")
         seen.update(ids)
-        if lists[0] is not queue:
+        if has_tiers(queue):
             problems += [
                 f"block {i} is in queue {number}, its tier byte says {queue.tier_of[i]}"
                 for i in ids
@@ -101,7 +100,7 @@ def install() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     def wrap(init: Callable[..., None]) -> Callable[..., None]:
-        def built(self: Any, *args: Any, **options: Any) -> None:
+        def built(self: Scheduler, *args: object, **options: object) -> None:
             init(self, *args, **options)
             watch(self)
 
@@ -119,7 +118,7 @@ def uninstall() -> None:
 def watch(scheduler: Scheduler) -> None:
     """Check this scheduler after each of its steps."""
 
-    def audited(*args: Any, **options: Any) -> Any:
+    def audited(*args: object, **options: object) -> object:
         result = type(scheduler).update_from_output(scheduler, *args, **options)
         try:
             problems = check(scheduler)
@@ -145,9 +144,9 @@ def report(violations: list[str]) -> None:
         )
 
 
-def _walk(queue: Any, most: int) -> tuple[list[int], str]:
+def _walk(queue: FreeQueue, most: int) -> tuple[list[int], str]:
     """Block ids from head to tail, and how the links are broken."""
-    if not hasattr(queue, "fake_free_list_head"):
+    if not is_linked(queue):
         return [block.block_id for block in queue.get_all_free_blocks()], ""
     ids: list[int] = []
     previous = queue.fake_free_list_head

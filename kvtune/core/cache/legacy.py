@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -20,6 +19,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from kvtune.core import state
 from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
+from kvtune.core.vllm_types import BlockPool
 
 PART = "cache.legacy"
 
@@ -60,13 +60,13 @@ class LinearQueue:
         return [self._blocks[i] for i in self._ids]
 
 
-def use_linear_queue(pool: Any) -> None:
+def use_linear_queue(pool: BlockPool) -> None:
     """Exchange the free queue of a pool that stock has built."""
     free = pool.free_block_queue.get_all_free_blocks()
     pool.free_block_queue = LinearQueue(pool.blocks, free)
 
 
-def _fresh_blocks(self: Any, blocks: tuple[list[KVCacheBlock], ...]) -> KVCacheBlocks:
+def _fresh_blocks(self: KVCacheManager, blocks: tuple[list[KVCacheBlock], ...]) -> KVCacheBlocks:
     return KVCacheBlocks(blocks)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
 
 from kvtune.core import state
 from kvtune.core.cache.windows import KeepingWindowManager
+from kvtune.core.vllm_types import KVCacheBlock
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -23,9 +23,10 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
         self._keep_output(request)
         super().free(request)
 
-    def pop_blocks_for_free(self, request: Request) -> Any:
+    def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
         self._keep_output(request)
-        return super().pop_blocks_for_free(request)
+        blocks: list[KVCacheBlock] = super().pop_blocks_for_free(request)
+        return blocks
 
     def _keep_output(self, request: Request) -> None:
         try:

@@ -8,15 +8,19 @@ not padded to an attention page. An engine with a feature that was not tried kee
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import ceil, lcm
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvtune.core import state
 from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
+from kvtune.core.vllm_config import Backend, HybridPlatform, KVCacheGroup, KVCacheSpec, Layout, VllmConfig
 from kvtune.errors import KvtuneError
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -24,6 +28,8 @@ PART = "cache.packed"
 
 LAYOUT_OF_SIBLING = {"LBHNC": "BLHNC", "LBNHC": "BLNHC"}
 """The two layouts arrange a page alike, so a kernel that reads strides can read either."""
+
+Groups = list[KVCacheGroup] | None
 
 STRIDED = ("CPU_ATTN",)
 """Backends that list only a layer-outermost layout, but were tested to read its block-outermost sibling correctly."""
@@ -44,7 +50,7 @@ def install(settings: CoreSettings) -> None:
     from vllm.v1.worker import worker_base
 
     def wrap_align(stock_align: Callable[..., None]) -> Callable[..., None]:
-        def align(cls: Any, vllm_config: Any, backend_cls: Any) -> None:
+        def align(cls: HybridPlatform, vllm_config: VllmConfig, backend_cls: type) -> None:
             requested = vllm_config.cache_config.block_size
             stock_align(cls, vllm_config, backend_cls)
             why = refusal(vllm_config, cls._find_non_ssm_backends(vllm_config))
@@ -56,15 +62,17 @@ def install(settings: CoreSettings) -> None:
 
         return align
 
-    def wrap_layouts(stock_layouts: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def layouts(backends: Any) -> Any:
+    def wrap_layouts(
+        stock_layouts: Callable[[Sequence[Backend]], list[Layout]],
+    ) -> Callable[[Sequence[Backend]], list[Layout]]:
+        def layouts(backends: Sequence[Backend]) -> list[Layout]:
             supported = stock_layouts(backends)
             return _block_outermost(supported) if state.state()["parts"].get("packed") else supported
 
         return layouts
 
-    def wrap_groups(stock_groups: Callable[..., Any]) -> Callable[..., Any]:
-        def groups(vllm_config: Any, kv_cache_spec: Any) -> Any:
+    def wrap_groups(stock_groups: Callable[..., Groups]) -> Callable[..., Groups]:
+        def groups(vllm_config: VllmConfig, kv_cache_spec: dict[str, KVCacheSpec]) -> Groups:
             packed = stock_groups(vllm_config, kv_cache_spec)
             if not packed:
                 return packed
@@ -88,7 +96,7 @@ def uninstall() -> None:
     PATCHES.undo(PART)
 
 
-def refusal(vllm_config: Any, backends: Any) -> str:
+def refusal(vllm_config: VllmConfig, backends: Iterable[Backend]) -> str:
     """The feature of this engine that rules small blocks out; empty when none does."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     if vllm_config.model_config.use_mla:
@@ -116,7 +124,9 @@ def refusal(vllm_config: Any, backends: Any) -> str:
     return ""
 
 
-def _shrink(vllm_config: Any, backends: Any, settings: CoreSettings, requested: int) -> str:
+def _shrink(
+    vllm_config: VllmConfig, backends: Sequence[Backend], settings: CoreSettings, requested: int
+) -> str:
     """Set the aggregate block size; returns why not where the kernels do not take it."""
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
@@ -136,12 +146,13 @@ def _shrink(vllm_config: Any, backends: Any, settings: CoreSettings, requested: 
     return ""
 
 
-def block_of(specs: Any, backends: Any, states_per_block: int, wanted: int) -> tuple[int, str]:
+def block_of(
+    specs: Sequence[KVCacheSpec], backends: Sequence[Backend], states_per_block: int, wanted: int
+) -> tuple[int, str]:
     """Tokens of a block whose attention layers together hold `states_per_block` states; or 0 and the reason.
 
     At least `wanted` tokens. vLLM's padding would make one attention page hold one state.
     """
-    from vllm.v1.attention.backend import MultipleOf
     from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec
 
     attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
@@ -154,19 +165,17 @@ def block_of(specs: Any, backends: Any, states_per_block: int, wanted: int) -> t
         return 0, f"core.states_per_block {states_per_block} of a model with {len(states)} state layers"
     token_bytes = sum(spec.page_size_bytes // spec.block_size for spec in attention)
     sizes = [list(backend.get_supported_kernel_block_sizes()) for backend in backends]
-    step = lcm(*(min(s.base if isinstance(s, MultipleOf) else s for s in taken) for taken in sizes if taken))
+    step = lcm(*(min(s if isinstance(s, int) else s.base for s in taken) for taken in sizes if taken))
     block = step * ceil(states_per_block * states[0].page_size_bytes / (step * token_bytes))
     block = max(block, step * ceil(wanted / step))
     for backend, taken in zip(backends, sizes, strict=True):
-        if taken and not any(block % s.base == 0 if isinstance(s, MultipleOf) else s == block for s in taken):
-            legal = ", ".join(
-                f"multiples of {s.base}" if isinstance(s, MultipleOf) else str(s) for s in taken
-            )
+        if taken and not any(s == block if isinstance(s, int) else block % s.base == 0 for s in taken):
+            legal = ", ".join(str(s) if isinstance(s, int) else f"multiples of {s.base}" for s in taken)
             return 0, f"the kernels of {backend.get_name()} take blocks of {legal} tokens, not of {block}"
     return block, ""
 
 
-def _block_outermost(layouts: Any) -> Any:
+def _block_outermost(layouts: Sequence[Layout]) -> list[Layout]:
     """Of these layouts, or of their siblings, those that keep a block's pages side by side."""
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -179,14 +188,14 @@ def _block_outermost(layouts: Any) -> Any:
     return siblings
 
 
-def _plain(group: Any) -> Any:
+def _plain(group: KVCacheGroupSpec) -> KVCacheGroupSpec:
     """The group with its layers' common spec, as stock's groups have it: much of vLLM tests for MambaSpec by type."""
     from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
-    spec = group.kv_cache_spec
+    spec, plain = group.kv_cache_spec, group
     if isinstance(spec, UniformTypeKVCacheSpecs) and len(set(spec.kv_cache_specs.values())) == 1:
-        return replace(group, kv_cache_spec=spec.first_spec)
-    return group
+        plain = replace(group, kv_cache_spec=spec.first_spec)
+    return plain
 
 
 def _install_whole_states() -> None:
@@ -199,5 +208,5 @@ def _install_whole_states() -> None:
         PATCHES.replace(PART, MambaMixer2, "get_kv_cache_spec", MambaBase.get_kv_cache_spec)
 
 
-def _owner(cls: type, name: str) -> Any:
+def _owner(cls: type, name: str) -> type:
     return next(base for base in cls.__mro__ if name in vars(base))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
@@ -215,7 +214,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             self.block_pool.count_as_hit(window)
 
 
-def supports(manager: Any) -> str:
+def supports(manager: SlidingWindowManager) -> str:
     """Why this manager must stay stock's; empty when it can be a KeepingWindowManager."""
     if type(manager) is not SlidingWindowManager:
         return f"{type(manager).__name__} is not a plain sliding-window group"

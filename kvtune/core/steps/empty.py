@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from kvtune.core.vllm_types import KVCacheBlock, KVCacheBlocks, KVCacheManager, Request
+from kvtune.core.vllm_types import (
+    KVCacheBlock,
+    KVCacheBlocks,
+    KVCacheManager,
+    Request,
+    StateManager,
+    has_states,
+    has_window,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager as Base
@@ -52,13 +60,12 @@ def noop_limits(manager: KVCacheManager, request: Request) -> NoopLimits:
         slots = min(slots, len(blocks) * size)
         if group.enable_caching and group.kv_cache_spec.prefix_cacheable:
             cached = min(cached, (group.num_cached_block.get(request_id, 0) + 1) * size)
-        span = getattr(group, "sliding_window", 0)
-        if span:
-            span += group.extra_retained_tokens - 1
+        if has_window(group):
+            span = group.sliding_window + group.extra_retained_tokens - 1
             gone = max(0, processed - span) // size
             dropped = gone == 0 or blocks[min(gone, len(blocks)) - 1].is_null
             window = min(window, (gone + 1) * size + span if dropped else 0)
-        elif getattr(group, "mamba_cache_mode", "") == "align":
+        elif has_states(group) and group.mamba_cache_mode == "align":
             if request_id in group._partial_hit_reqs or request_id in group._checkpoints:
                 slots = 0
             window = min(window, _state_kept_until(group, request_id, blocks))
@@ -68,14 +75,13 @@ def noop_limits(manager: KVCacheManager, request: Request) -> NoopLimits:
     return NoopLimits(slots, cached, window, echo)
 
 
-def _state_kept_until(group: Any, request_id: str, blocks: Sequence[KVCacheBlock]) -> int:
+def _state_kept_until(group: StateManager, request_id: str, blocks: Sequence[KVCacheBlock]) -> int:
     """Processed tokens at which the group frees a state: one of an earlier block, or one that moved to a new block."""
     kept = group._num_retired_blocks.get(request_id, 0)
     last = group.last_state_block_idx.get(request_id)
     if last is not None and last < len(blocks) and not blocks[last].is_null:
         kept = min(kept, last)
-    until: int = (kept + 1) * group.block_size + 1
-    return until
+    return (kept + 1) * group.block_size + 1
 
 
 def why_unsupported(manager: KVCacheManager) -> str:
@@ -93,10 +99,14 @@ def why_unsupported(manager: KVCacheManager) -> str:
             base = base.__base__
         if base not in (FullAttentionManager, SlidingWindowManager, MambaManager):
             return f"{base.__name__} has its own rules"
-        if base is MambaManager and (
-            group.mamba_cache_mode == "all"
-            or group.num_speculative_blocks
-            or group.has_prefill_checkpoint_blocks
+        if (
+            base is MambaManager
+            and has_states(group)
+            and (
+                group.mamba_cache_mode == "all"
+                or group.num_speculative_blocks
+                or group.has_prefill_checkpoint_blocks
+            )
         ):
             return "states are kept inside a chunk, or for every block"
         if group.enable_caching and group.block_size != manager.block_pool.hash_block_size:
@@ -115,9 +125,12 @@ class NoopSlots(Base):  # type: ignore[misc]
     """By request id; computed when first needed, dropped when the request is freed or allocates."""
     empty_kv_cache_blocks: KVCacheBlocks
 
-    def allocate_slots(self, request: Request, num_new_tokens: int, *args: Any, **options: Any) -> Any:
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, *args: object, **options: object
+    ) -> KVCacheBlocks | None:
         if num_new_tokens != 1 or args or options != ONE_DECODE:
-            return super().allocate_slots(request, num_new_tokens, *args, **options)
+            blocks: KVCacheBlocks | None = super().allocate_slots(request, num_new_tokens, *args, **options)
+            return blocks
         limits = self.limits_of(request)
         computed = request.num_computed_tokens
         if (
@@ -151,21 +164,22 @@ class NoopSlots(Base):  # type: ignore[misc]
         self.noop_limits.pop(request.request_id, None)
         super().free(request)
 
-    def pop_blocks_for_free(self, request: Request) -> Any:
+    def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
         self.noop_limits.pop(request.request_id, None)
-        return super().pop_blocks_for_free(request)
+        blocks: list[KVCacheBlock] = super().pop_blocks_for_free(request)
+        return blocks
 
 
 ONE_DECODE = {"num_lookahead_tokens": 0}
 
 
 @cache
-def with_noop_slots(manager_class: type[Any]) -> type[Any]:
+def with_noop_slots(manager_class: type[Base]) -> type[NoopSlots]:
     """The subclass of a KVCacheManager class that has NoopSlots in front."""
     return type(f"NoopLimits{manager_class.__name__}", (NoopSlots, manager_class), {"__module__": __name__})
 
 
-def adopt(manager: Any) -> None:
+def adopt(manager: Base) -> None:
     """Give a KVCacheManager, stock or the core's, a class with NoopSlots in front."""
     manager.noop_limits = {}
     manager.__class__ = with_noop_slots(type(manager))  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
@@ -32,7 +31,7 @@ class SteadyDecode(SteadyUpdate):
         self.steady_off = why_not
         self.steady_steps = 0
         self.steady_runs_ahead = isinstance(self, AsyncScheduler)
-        manager: Any = self.kv_cache_manager
+        manager = self.kv_cache_manager
         self._groups = manager.coordinator.single_type_managers
         self.steady_limits: Callable[[Request], empty.NoopLimits] = getattr(
             manager, "limits_of", None

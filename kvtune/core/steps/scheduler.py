@@ -7,7 +7,6 @@ core's state says so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,7 +20,7 @@ from kvtune.core.steps.schedule import SteadyDecode
 PART = "steps.scheduler"
 
 
-def why_never_steady(scheduler: Any) -> str:
+def why_never_steady(scheduler: Scheduler) -> str:
     """The feature of this engine that rules the path out; empty when none does."""
     config = scheduler.vllm_config
     reasons = {
@@ -84,7 +83,7 @@ def install(settings: CoreSettings) -> None:
         return
 
     def wrap(init: Callable[..., None]) -> Callable[..., None]:
-        def built(self: Scheduler, *args: Any, **options: Any) -> None:
+        def built(self: Scheduler, *args: object, **options: object) -> None:
             init(self, *args, **options)
             adopt(self, settings)
 

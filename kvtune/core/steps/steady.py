@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,7 +222,7 @@ def gather(
     return Cohort(running, due, Rows(running.copy(), eos, stop_at, phase), ahead, hash_size)
 
 
-def _hash_phase(hasher: Any, tokens: int, hash_size: int) -> int:
+def _hash_phase(hasher: Callable[..., object] | None, tokens: int, hash_size: int) -> int:
     if hasher is None:
         return NO_HASHER
     # Another hasher than vLLM's is called after every token, as stock does, unless it names its block size.
@@ -233,10 +232,10 @@ def _hash_phase(hasher: Any, tokens: int, hash_size: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def _hashes_blocks_of(hasher: Any, hash_size: int) -> bool:
+def _hashes_blocks_of(hasher: Callable[..., object], hash_size: int) -> bool:
     if getattr(hasher, "__qualname__", "") != VLLM_HASHER:
         return False
-    closure = dict(zip(hasher.__code__.co_freevars, hasher.__closure__, strict=True))
+    closure = dict(zip(hasher.__code__.co_freevars, hasher.__closure__ or (), strict=True))
     return "hash_block_size" in closure and closure["hash_block_size"].cell_contents == hash_size
 
 
@@ -244,9 +243,9 @@ def _stop_table(requests: list[Request]) -> NDArray[np.bool_] | None:
     """Whether any request stops at a token, by token id; the last entry stands for all larger ids."""
     stops: set[int] = set()
     for request in requests:
-        listed = request.sampling_params.stop_token_ids
-        if listed:
-            stops.update(listed)
+        sampling = request.sampling_params
+        if sampling is not None and sampling.stop_token_ids:
+            stops.update(sampling.stop_token_ids)
     if not stops:
         return None
     table = np.zeros(max(stops) + 2, dtype=np.bool_)

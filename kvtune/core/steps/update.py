@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable, MutableSequence
 from itertools import compress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,7 +146,8 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
 
     def _append(self, cohort: Cohort, rows: Rows, sampled: list[int], others: list[int]) -> None:
         """Append each row's token, except for `others`: rows that stock updates, and finished ones."""
-        columns: Any = zip(rows.requests, rows.outputs, rows.all_tokens, sampled, strict=True)
+        columns: Iterable[tuple[Request, MutableSequence[int], MutableSequence[int], int]]
+        columns = zip(rows.requests, rows.outputs, rows.all_tokens, sampled, strict=True)
         keep = [True] * len(rows)
         if others:
             for i in others:
@@ -205,13 +206,13 @@ def _output_of(
 
 def _merge(rows: Rows, sampled: list[int], special: list[int], dead: list[int], by_stock: Outputs) -> Outputs:
     """Outputs of all rows in scheduling order, as stock makes them; `by_stock` has those of the special rows."""
-    outputs: list[Any] = list(map(EngineCoreOutput, rows.ids, out_rows(sampled)))
+    outputs: list[EngineCoreOutput | None] = list(map(EngineCoreOutput, rows.ids, out_rows(sampled)))
     special_outputs = {output.request_id: output for one in by_stock.values() for output in one.outputs}
     for i in special:
         outputs[i] = special_outputs.pop(rows.ids[i], None)
     for i in dead:
         outputs[i] = None
-    by_client: dict[int, list[Any]] = {}
+    by_client: dict[int, list[EngineCoreOutput]] = {}
     if rows.clients is None:
         gaps = special or dead
         by_client[rows.client] = [output for output in outputs if output is not None] if gaps else outputs

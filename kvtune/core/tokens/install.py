@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvtune.core import state
 from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.core.tokens import outputs, runners
-from kvtune.core.tokens.rows import pack, unpack
+from kvtune.core.tokens.rows import Packed, pack, unpack
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCoreProc
+    from vllm.v1.outputs import ModelRunnerOutput
 
 PART = "tokens.install"
 
+Fields = dict[str, object]
+"""A ModelRunnerOutput's attributes, without `sampled_token_ids` where these are packed."""
 
-def _reduce_output(output: Any) -> tuple[Any, ...]:
+
+def _reduce_output(
+    output: ModelRunnerOutput,
+) -> tuple[Callable[..., ModelRunnerOutput], tuple[Fields, Packed | None]]:
     fields = dict(output.__dict__)
     packed = pack(fields["sampled_token_ids"])
     if packed is not None:
@@ -23,7 +32,7 @@ def _reduce_output(output: Any) -> tuple[Any, ...]:
     return restore_output, (fields, packed)
 
 
-def restore_output(fields: dict[str, Any], packed: tuple[bytes, bytes | None] | None) -> Any:
+def restore_output(fields: Fields, packed: Packed | None) -> ModelRunnerOutput:
     """Rebuild a ModelRunnerOutput in EngineCore, from what the worker pickled."""
     from vllm.v1.outputs import ModelRunnerOutput
 
@@ -44,11 +53,11 @@ def install(settings: CoreSettings) -> None:
 
     copyreg.pickle(ModelRunnerOutput, _reduce_output)
 
-    def wrap(loop: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def looped(self: Any) -> Any:
+    def wrap(loop: Callable[..., None]) -> Callable[..., None]:
+        def looped(self: EngineCoreProc) -> None:
             # Plugins are loaded inside EngineCoreProc's constructor: its loop is the first that can be wrapped.
             outputs.outputs_are_encoded = True
-            return loop(self)
+            loop(self)
 
         return looped
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import overload
 
 import msgspec
 
@@ -19,7 +19,11 @@ class OneToken(msgspec.Struct, array_like=True, gc=False, eq=False):
     def __len__(self) -> int:
         return 1
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
         return [self.token][index]
 
     def __iter__(self) -> Iterator[int]:
@@ -39,7 +43,7 @@ outputs_are_encoded = False
 """Whether this process sends its outputs to another one (set when an EngineCoreProc's loop begins)."""
 
 
-def out_rows(sampled: list[int]) -> Iterator[Any]:
+def out_rows(sampled: list[int]) -> Iterator[OneToken | list[int]]:
     """A row for each token, for EngineCoreOutput.new_token_ids."""
     if outputs_are_encoded:
         return map(OneToken, sampled)

@@ -13,14 +13,19 @@ All are subclasses of list, because consumers (drafters, rejection sampling) exp
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from vllm.v1.outputs import ModelRunnerOutput
+
 Tokens = NDArray[np.int32]
+Packed = tuple[bytes, bytes | None]
+"""Rows as int32 bytes: tokens, and counts unless every row is one token."""
 
 
 class TokenRows(list):  # type: ignore[type-arg]
@@ -42,7 +47,9 @@ class TokenRows(list):  # type: ignore[type-arg]
     def make(self) -> None:
         """Make the rows, in place; nothing to do when they exist."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(
+        self, protocol: SupportsIndex
+    ) -> tuple[type[list[list[int]]], tuple[()], None, Iterator[list[int]]]:
         return list, (), None, iter(self)
 
 
@@ -61,11 +68,11 @@ class PackedRows(TokenRows):
             self[:] = [flat[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
 
 
-def _made_first(name: str) -> Any:
-    plain = getattr(list, name)
+def _made_first(name: str) -> Callable[..., object]:
+    plain: Callable[..., object] = getattr(list, name)
 
     @functools.wraps(plain)
-    def method(self: PackedRows, *args: Any, **options: Any) -> Any:
+    def method(self: PackedRows, *args: object, **options: object) -> object:
         self.make()
         return plain(self, *args, **options)
 
@@ -101,20 +108,24 @@ class PassingRows(PackedRows):
     def __len__(self) -> int:
         return len(self.flat)
 
-    def __getitem__(self, index: Any) -> Any:
-        tokens = self.flat[index]
-        return [[token] for token in tokens] if isinstance(index, slice) else [tokens]
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> list[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[int]]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> list[int] | list[list[int]]:
+        if isinstance(index, slice):
+            return [[token] for token in self.flat[index]]
+        return [self.flat[index]]
 
     def __iter__(self) -> Iterator[list[int]]:
         return ([token] for token in self.flat)
 
 
-def one_each(rows: Any) -> NDArray[np.int64] | None:
+def one_each(rows: object) -> NDArray[np.int64] | None:
     """The tokens of rows that hold exactly one each, as a new array; else None."""
-    kind = type(rows)
-    if kind is PassingRows:
+    if isinstance(rows, PassingRows):
         return np.array(rows.flat, dtype=np.int64)
-    if kind is PackedRows:
+    if isinstance(rows, PackedRows):
         return None if rows.counts is not None else rows.tokens.astype(np.int64)
     if not isinstance(rows, list) or not rows or not all(rows):
         return None
@@ -122,18 +133,18 @@ def one_each(rows: Any) -> NDArray[np.int64] | None:
     return np.array(flat, dtype=np.int64) if len(flat) == len(rows) else None
 
 
-def make_rows(output: Any) -> None:
+def make_rows(output: ModelRunnerOutput) -> None:
     """Turn a model output's rows into lists, for a reader that indexes each of them."""
     rows = output.sampled_token_ids
     if isinstance(rows, TokenRows):
         rows.make()
 
 
-def pack(rows: Any) -> tuple[bytes, bytes | None] | None:
-    """Rows as int32 bytes: tokens, and counts unless every row is one token; None for anything that is not rows."""
-    if type(rows) is PassingRows:
+def pack(rows: object) -> Packed | None:
+    """None for anything that is not rows."""
+    if isinstance(rows, PassingRows):
         return np.array(rows.flat, dtype=np.int32).tobytes(), None
-    if type(rows) is PackedRows:
+    if isinstance(rows, PackedRows):
         return rows.tokens.tobytes(), None if rows.counts is None else rows.counts.tobytes()
     if not isinstance(rows, list) or not rows:
         return None
@@ -145,7 +156,7 @@ def pack(rows: Any) -> tuple[bytes, bytes | None] | None:
     return flat.tobytes(), np.fromiter(map(len, rows), dtype=np.int32, count=len(rows)).tobytes()
 
 
-def unpack(packed: tuple[bytes, bytes | None]) -> PackedRows:
+def unpack(packed: Packed) -> PackedRows:
     tokens, counts = packed
     rows = PackedRows.of(
         np.frombuffer(tokens, dtype=np.int32),

@@ -7,11 +7,19 @@ stock's lists, because vLLM cuts or keeps their rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from kvtune.core import state
 from kvtune.core.patches import PATCHES
 from kvtune.core.tokens.rows import PassingRows
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+    from vllm.v1.worker.gpu.async_utils import AsyncOutput
+    from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
+
+Output = TypeVar("Output")
 
 PART = "tokens.runners"
 
@@ -34,8 +42,8 @@ def uninstall() -> None:
 def _install_cpu_runner() -> None:
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    def wrap(to_list: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def passing(self: Any, sampled_token_ids: Any) -> Any:
+    def wrap(to_list: Callable[..., list[list[int]]]) -> Callable[..., list[list[int]]]:
+        def passing(self: CPUModelRunner, sampled_token_ids: torch.Tensor) -> list[list[int]]:
             # The runner clears the rows of unfinished prefills, and drafters keep rows: both want lists that stay.
             discards = self.discard_request_mask.np[: self.input_batch.num_reqs].any()
             if discards or self.speculative_config is not None or not len(sampled_token_ids):
@@ -50,7 +58,7 @@ def _install_cpu_runner() -> None:
 class Singles:
     """Replaces a host tensor of sampled tokens of shape (n, 1): its list is PassingRows."""
 
-    def __init__(self, tokens: Any) -> None:
+    def __init__(self, tokens: torch.Tensor) -> None:
         self.shape = tokens.shape
         self._tokens = tokens
 
@@ -65,13 +73,13 @@ class NothingToTrim:
         return []
 
 
-def single_async(output: Any) -> None:
+def single_async(output: AsyncGPUModelRunnerOutput) -> None:
     """Prepare an AsyncGPUModelRunnerOutput (model runner V1): PassingRows when each request has one token."""
     if not output._invalid_req_indices and output.sampled_token_ids_cpu.shape[-1] == 1:
         output.sampled_token_ids_cpu = Singles(output.sampled_token_ids_cpu)
 
 
-def single_v2(output: Any) -> None:
+def single_v2(output: AsyncOutput) -> None:
     """Prepare an AsyncOutput (model runner V2): PassingRows when each request has one token."""
     if output.sampled_token_ids.shape[-1] != 1 or output.sampling_mask_tensors is not None:
         return
@@ -89,9 +97,9 @@ def _install_gpu_outputs() -> None:
         _prepared(kind, prepare)
 
 
-def _prepared(kind: Any, prepare: Callable[[Any], None]) -> None:
-    def wrap(get_output: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def prepared(self: Any) -> Any:
+def _prepared(kind: type[Output], prepare: Callable[[Output], None]) -> None:
+    def wrap(get_output: Callable[[Output], object]) -> Callable[[Output], object]:
+        def prepared(self: Output) -> object:
             try:
                 prepare(self)
             except Exception as error:

@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 from sys import getsizeof
 from time import process_time_ns
-from typing import Any
 
 from kvtune.probe.objects.tally import Tally, save, type_name
 from kvtune.probe.phase import MEASURING, Phase
@@ -60,7 +59,7 @@ class Census:
     def save(self) -> None:
         save(self._folder, self.name, self.facts())
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {
             "collections": self._collections,
             "samples": self._samples,

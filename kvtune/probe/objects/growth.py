@@ -9,7 +9,6 @@ import gc
 import tracemalloc
 from pathlib import Path
 from sys import getsizeof
-from typing import Any
 
 from kvtune.probe.objects.sites import own_folder, site_reader
 from kvtune.probe.objects.tally import LIMIT, Tally, save, type_name
@@ -40,7 +39,7 @@ class Growth:
             n_before, size_before = before.get(key, (0, 0))
             if n > n_before:
                 grown.add(key, n - n_before, size - size_before)
-        facts: dict[str, Any] = {
+        facts = {
             "traced_bytes": tracemalloc.get_traced_memory()[0] - self._traced_before,
             "rows": grown.top(),
         }

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from sys import getsizeof
 from time import process_time_ns
-from typing import Any
+from tracemalloc import Traceback
 
 from kvtune.probe.objects.tally import Tally, save, type_name
 from kvtune.probe.phase import CULPRITS, Phase
@@ -39,14 +39,18 @@ def own_folder() -> str:
     return str(Path(__file__).parents[1])
 
 
-def site_reader() -> Callable[[Any], tuple[str, int]]:
+Frames = Traceback | tuple[tuple[str, int], ...]
+"""tracemalloc's own object, or the plain tuples that its C function gives."""
+
+
+def site_reader() -> Callable[[object], tuple[str, int]]:
     """A function from an object to the file and line that allocated it, ("", 0) where tracemalloc does not know."""
-    read: Callable[[Any], Any] = getattr(
+    read: Callable[[object], Frames | None] = getattr(
         tracemalloc, "_get_object_traceback", tracemalloc.get_object_traceback
     )
     at = _address_reader()
 
-    def site(obj: Any) -> tuple[str, int]:
+    def site(obj: object) -> tuple[str, int]:
         frames = read(obj)
         if frames is None and at is not None:
             if type(obj) is list:  # it came from the free list, but its items were allocated
@@ -63,7 +67,7 @@ def site_reader() -> Callable[[Any], tuple[str, int]]:
     return site
 
 
-def _address_reader() -> Callable[[int, int], Any] | None:
+def _address_reader() -> Callable[[int, int], Frames | None] | None:
     """A reader of the trace of an address; None where this Python has none."""
     try:
         function = ctypes.pythonapi._PyTraceMalloc_GetTraceback
@@ -85,7 +89,7 @@ class Sites:
         self._site = site_reader()
         self._dice = Random(0)  # random gaps, so that samples do not follow the engine's own rhythm
         self._own = own_folder()
-        self.of_steps: Callable[[], dict[str, Any]] | None = None
+        self.of_steps: Callable[[], dict[str, object]] | None = None
         self._collections = self._samples = self._skip = 0
         self._first_ns = self._spent_ns = self._traced_since_ns = 0
 
@@ -117,7 +121,7 @@ class Sites:
             self._traced_since_ns = now_ns
             tracemalloc.start(1)
 
-    def _count(self, young: list[Any]) -> None:
+    def _count(self, young: list[object]) -> None:
         self._samples += 1
         counts: dict[tuple[type, str, int], list[int]] = {}
         site = self._site
@@ -145,7 +149,7 @@ class Sites:
     def save(self) -> None:
         save(self._folder, self.name, self.facts())
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         spent = max(1, process_time_ns() - self._first_ns) if self._first_ns else 1
         return {
             "collections": self._collections,

@@ -11,7 +11,6 @@ import tracemalloc
 from random import Random
 from sys import getsizeof
 from time import thread_time_ns
-from typing import Any
 
 from kvtune.probe.objects.sites import own_folder, site_reader
 from kvtune.probe.objects.tally import Tally, type_name
@@ -70,5 +69,5 @@ class StepSites:
             self._spent_ns += thread_time_ns() - self._since_ns
             self._since_ns = 0
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {"samples": self._samples, "rows": self._tally.top()}

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from kvtune.files import replacing
 
@@ -20,6 +21,14 @@ Key = tuple[str, str, int]
 """Type, file, line; file "" where only the type is known."""
 
 OTHER: Key = ("other", "", 0)
+
+
+class TallyRow(TypedDict):
+    type: str
+    file: str
+    line: int
+    count: int
+    bytes: int
 
 
 class Tally:
@@ -38,12 +47,12 @@ class Tally:
         row[0] += count
         row[1] += size_bytes
 
-    def top(self, count: int = REPORTED) -> list[dict[str, Any]]:
+    def top(self, count: int = REPORTED) -> list[TallyRow]:
         """The most frequent first; the last row, `other`, holds the rest."""
         ranked = sorted(self.rows.items(), key=lambda item: (-item[1][0], item[0]))
         shown = [item for item in ranked if item[0] != OTHER][:count]
         named = {key for key, _ in shown}
-        rows = [
+        rows: list[TallyRow] = [
             {"type": key[0], "file": key[1], "line": key[2], "count": n, "bytes": size}
             for key, (n, size) in shown
         ]
@@ -61,16 +70,16 @@ def type_name(kind: type) -> str:
     return name if module in ("builtins", "", None) else f"{module}.{name}"
 
 
-def save(folder: Path, name: str, facts: dict[str, Any]) -> None:
+def save(folder: Path, name: str, facts: Mapping[str, object]) -> None:
     """Replace `NAME-PID.json` as a whole. A failure to write is ignored, so that it does not end the engine."""
     path = folder / f"{name}-{os.getpid()}.json"
     with contextlib.suppress(OSError, TypeError, ValueError), replacing(path) as part:
         part.write_text(json.dumps({"pid": os.getpid(), **facts}))
 
 
-def load(folder: Path, name: str) -> dict[int, dict[str, Any]]:
+def load(folder: Path, name: str) -> dict[int, dict[str, object]]:
     """What a run's processes saved under `name`, by pid; files that cannot be read are left out."""
-    saved: dict[int, dict[str, Any]] = {}
+    saved: dict[int, dict[str, object]] = {}
     for path in sorted(folder.glob(f"{name}-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             facts = json.loads(path.read_text())

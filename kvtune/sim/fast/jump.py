@@ -8,10 +8,10 @@ jump ends before any other group takes or gives back a block), and looks no prom
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
 
+from kvtune.core.vllm_types import has_window
 from kvtune.errors import UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.front_end import FrontEnd
@@ -174,7 +174,7 @@ def _event_residues(scheduler: EngineScheduler) -> list[tuple[int, int]] | None:
 
     Empty for one full-attention group, where only the number of blocks counts; None where no jump is exact.
     """
-    managers: Sequence[Any] = scheduler.kv_cache_manager.coordinator.single_type_managers
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     kinds = [type(m.kv_cache_spec).__name__ for m in managers]
     if len(managers) == 1 and kinds[0] in FULL_ATTENTION:
         return []
@@ -183,7 +183,7 @@ def _event_residues(scheduler: EngineScheduler) -> list[tuple[int, int]] | None:
         block = manager.block_size
         if kind in FULL_ATTENTION:
             residues.add((block, 0))
-        elif kind == "SlidingWindowSpec":
+        elif kind == "SlidingWindowSpec" and has_window(manager):
             residues |= {(block, 0), (block, (manager.sliding_window - 1) % block)}
         elif kind == "MambaSpec":
             residues |= {(block, 0), (block, 1 % block), (block, block - 1)}

@@ -7,7 +7,6 @@ give none back, so the order in which they take them within a stride does not ch
 from __future__ import annotations
 
 from array import array
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from kvtune.core.steps.steady import Cohort
 from kvtune.sim.cost import StepCost
 from kvtune.sim.fast.steady_path import SteadyPath
-from kvtune.sim.vllm_types import EngineScheduler
+from kvtune.sim.vllm_types import EngineScheduler, GroupManager
 
 SHORTEST = 2
 
@@ -23,7 +22,9 @@ Ints = NDArray[np.int64]
 
 
 class Leaper:
-    def __init__(self, scheduler: EngineScheduler, path: SteadyPath, group: Any, cost: StepCost) -> None:
+    def __init__(
+        self, scheduler: EngineScheduler, path: SteadyPath, group: GroupManager, cost: StepCost
+    ) -> None:
         self._path, self._group, self._cost = path, group, cost
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool

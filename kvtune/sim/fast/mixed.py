@@ -8,11 +8,11 @@ preemptions are those of one pass over all of them. A request that stops is upda
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished, is_plain_decode
+from kvtune.core.vllm_types import BlockIds
 from kvtune.sim.executor import NONE_SET_ASIDE, SetAside
 from kvtune.sim.fast.steady_path import SteadyPath
 from kvtune.sim.fast.stride import StrideStepper
@@ -250,7 +251,9 @@ def _with_rows(rows: Rows, chosen: list[int], output: SchedulerOutput, result: M
     return both
 
 
-def _whole_step(rows: Rows, begun: list[int], blocks: list[Any], output: SchedulerOutput) -> ScheduledStep:
+def _whole_step(
+    rows: Rows, begun: list[int], blocks: Sequence[BlockIds | None], output: SchedulerOutput
+) -> ScheduledStep:
     """What `digest` reads of a step: the rows set aside and what was scheduled, as one."""
     cached = output.scheduled_cached_reqs
     return SimpleNamespace(

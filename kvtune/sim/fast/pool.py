@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
+from kvtune.core.vllm_types import KVCacheBlocks
 from kvtune.sim.fast.steady_path import forget_limits, remembers_limits, replace_allocation
-from kvtune.sim.vllm_types import Block, EngineRequest, EngineScheduler, Pool
+from kvtune.sim.vllm_types import Block, EngineRequest, EngineScheduler, GroupManager, Pool
 
 
 class QuickPool(BlockPool):  # type: ignore[misc]
@@ -103,7 +103,7 @@ def adopt(pool: Pool) -> None:
         pool.__class__ = QuickPool
 
 
-def lone_group(scheduler: EngineScheduler) -> Any:
+def lone_group(scheduler: EngineScheduler) -> GroupManager | None:
     """The manager of the one full-attention group that lives in a QuickPool; None for any other engine."""
     manager = scheduler.kv_cache_manager
     groups = manager.coordinator.single_type_managers
@@ -113,7 +113,7 @@ def lone_group(scheduler: EngineScheduler) -> Any:
         or type(manager.block_pool) is not QuickPool
     ):
         return None
-    group: Any = groups[0]
+    group = groups[0]
     plain = not group._record_new_block_ids and group.block_size == scheduler.hash_block_size
     return group if plain and remembers_limits(manager) else None
 
@@ -126,7 +126,7 @@ def adopt_events(scheduler: EngineScheduler) -> None:
     manager, size = scheduler.kv_cache_manager, group.block_size
     pool, blocks_of, cached_of = manager.block_pool, group.req_to_blocks, group.num_cached_block
 
-    def allocate(request: EngineRequest) -> Any:
+    def allocate(request: EngineRequest) -> KVCacheBlocks:
         name = request.request_id
         forget_limits(manager, name)
         blocks, upto = blocks_of[name], request.num_computed_tokens + 1

@@ -6,13 +6,16 @@ What the core adds to a scheduler and its KV cache manager (`core/steps`) is rea
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Protocol, TypeGuard, cast
 
 from vllm.v1.core.sched.interface import PauseState
 
 from kvtune.core.steps.api import NoopManager, SteadyDecodeScheduler
 from kvtune.core.steps.steady import Cohort, Rows, gather, next_event
+from kvtune.core.vllm_types import BlockIds, KVCacheBlocks
 from kvtune.sim.vllm_types import CacheManager, EngineRequest, EngineScheduler
+
+Allocate = Callable[[EngineRequest], KVCacheBlocks | None]
 
 
 class SteadyScheduler(SteadyDecodeScheduler, EngineScheduler, Protocol):
@@ -23,10 +26,11 @@ class SteadyPath:
     """`scheduler` must have the path (`available`)."""
 
     def __init__(self, scheduler: EngineScheduler) -> None:
-        self._scheduler = adopted = cast(SteadyScheduler, scheduler)
+        assert has_path(scheduler)
+        self._scheduler = adopted = scheduler
         self.lockstep: Callable[[], Cohort | None] = adopted.find_steady_cohort
         """The cohort of all running requests, where the next step is a plain decode of them; else None."""
-        self.allocate_due: Callable[[Cohort], list[Any] | None] = adopted.allocate_steady_blocks
+        self.allocate_due: Callable[[Cohort], list[BlockIds | None] | None] = adopted.allocate_steady_blocks
         """The block ids that each row gets in the cohort's next step; None where stock has to decide."""
         self._limits = adopted.steady_limits
 
@@ -73,11 +77,13 @@ class SteadyPath:
         self._scheduler.steady_last_rows = None
 
 
+def has_path(scheduler: EngineScheduler) -> TypeGuard[SteadyScheduler]:
+    return hasattr(scheduler, "steady_allocate")
+
+
 def available(scheduler: EngineScheduler) -> bool:
     """Whether this scheduler takes the steady path, and schedules no step before the last one's tokens are known."""
-    adopted: Any = scheduler
-    off = getattr(adopted, "steady_off", "a scheduler without the path")
-    return not off and not adopted.steady_runs_ahead
+    return has_path(scheduler) and not scheduler.steady_off and not scheduler.steady_runs_ahead
 
 
 def remembers_limits(manager: CacheManager) -> bool:
@@ -89,12 +95,12 @@ def forget_limits(manager: CacheManager, request_id: str) -> None:
     cast(NoopManager, manager).noop_limits.pop(request_id, None)
 
 
-def replace_allocation(scheduler: Any, allocate: Callable[[EngineRequest], Any]) -> None:
+def replace_allocation(scheduler: EngineScheduler, allocate: Allocate) -> None:
     """Have the path ask `allocate` for the blocks of a request whose limits were reached."""
-    scheduler.steady_allocate = allocate
+    if has_path(scheduler):
+        scheduler.steady_allocate = allocate
 
 
-def allocation_of(scheduler: Any) -> Callable[[EngineRequest], Any] | None:
+def allocation_of(scheduler: EngineScheduler) -> Allocate | None:
     """What the path asks for blocks; None for a scheduler without it."""
-    allocate: Callable[[EngineRequest], Any] | None = getattr(scheduler, "steady_allocate", None)
-    return allocate
+    return scheduler.steady_allocate if has_path(scheduler) else None

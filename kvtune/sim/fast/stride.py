@@ -8,12 +8,14 @@ times are those of single steps. It ends before a step in which a request may ar
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras
+from kvtune.core.vllm_types import BlockIds
 from kvtune.probe.digest import digest
 from kvtune.sim.fast.leap import Leaper
 from kvtune.sim.fast.pool import lone_group
@@ -136,7 +138,9 @@ class StrideStepper:
             self._write(rows, first, ends, frees, sum(begun))
         return taken
 
-    def _digest(self, rows: Rows, begun: list[int], step: int, blocks: list[Any] | None) -> None:
+    def _digest(
+        self, rows: Rows, begun: list[int], step: int, blocks: Sequence[BlockIds | None] | None
+    ) -> None:
         cached = SimpleNamespace(
             new_block_ids=blocks or (), num_computed_tokens=[computed + step for computed in begun]
         )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvtune.sim.vllm_types import Coordinator
+
+if TYPE_CHECKING:
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +18,9 @@ class LookupGroup:
     """KV cache groups of one spec, looked up together."""
 
     label: str
-    spec: Any
+    spec: KVCacheSpec
     ids: list[int]
-    manager_class: Any
+    manager_class: type[SingleTypeKVCacheManager]
     use_eagle: bool
     block_tokens: int
     dcp: int
@@ -71,7 +75,7 @@ def lookup_groups(coordinator: Coordinator) -> list[LookupGroup]:
     return groups
 
 
-def group_label(spec: Any) -> str:
+def group_label(spec: KVCacheSpec) -> str:
     """A KV cache group's kind in words."""
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from kvtune.core.vllm_types import BlockMap, KVCacheBlocks
 from kvtune.sim.verdicts.causes import Boundaries
 from kvtune.sim.verdicts.groups import LookupGroup, hit_alignment, lookup_groups
 from kvtune.sim.vllm_types import (
     Block,
-    BlockMap,
     CacheManager,
     Coordinator,
     EngineRequest,
@@ -81,7 +81,7 @@ class LookupListener:
     def _wrap_lookup(self, manager: CacheManager) -> None:
         original = manager.get_computed_blocks
 
-        def get_computed_blocks(request: EngineRequest) -> tuple[Any, int, int]:
+        def get_computed_blocks(request: EngineRequest) -> tuple[KVCacheBlocks, int, int]:
             lookup = original(request)
             if request.num_preemptions == 0 and request.num_output_tokens == 0:
                 self.verdicts[request.request_id] = self._judge(request, lookup[1])
@@ -96,9 +96,9 @@ class LookupListener:
             request: EngineRequest,
             num_new_tokens: int,
             num_new_computed_tokens: int = 0,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
+            *args: object,
+            **kwargs: object,
+        ) -> KVCacheBlocks | None:
             done, prompt = request.num_computed_tokens, request.num_prompt_tokens
             self._allocating = (request.request_id, "prefill" if done < prompt else "decode")
             blocks = original(request, num_new_tokens, num_new_computed_tokens, *args, **kwargs)
@@ -117,7 +117,7 @@ class LookupListener:
         if original is None:
             return
 
-        def allocate(request: EngineRequest) -> Any:
+        def allocate(request: EngineRequest) -> KVCacheBlocks | None:
             self._allocating = (request.request_id, "decode")
             return original(request)
 
@@ -128,7 +128,7 @@ class LookupListener:
         for name in ("free", "pop_blocks_for_free"):
             original = getattr(manager, name)
 
-            def end(request: EngineRequest, original: Callable[[EngineRequest], Any] = original) -> Any:
+            def end(request: EngineRequest, original: Callable[[EngineRequest], object] = original) -> object:
                 # The last token of an answer is never computed: no step reads it.
                 self.seen.insert(self.spans_of(request.request_id), request.num_computed_tokens)
                 return original(request)

@@ -1,0 +1,126 @@
+"""The parts of vLLM's configuration, KV cache specs and attention backends that kvtune reads and changes, as Protocols.
+
+Types only, as in vllm_types.py: importing this imports nothing of vLLM. Each is named as vLLM's class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class CacheConfig(Protocol):
+    block_size: int
+    user_specified_block_size: bool
+    cache_dtype: str
+    kv_cache_dtype_skip_layers: Sequence[str]
+    enable_prefix_caching: bool
+    prefix_caching_hash_algo: str
+    prefix_match_unit: int | None
+    kv_cache_memory_bytes: int | None
+    num_gpu_blocks: int | None
+    num_gpu_blocks_override: int | None
+    mamba_block_size: int | None
+    mamba_cache_mode: str
+    mamba_page_size_padded: int | None
+
+
+class HfConfig(Protocol):
+    """The model's config.json, as transformers reads it."""
+
+    def to_dict(self) -> dict[str, object]: ...
+
+
+class ModelConfig(Protocol):
+    architecture: str
+    architectures: Sequence[str]
+    dtype: object
+    enforce_eager: bool
+    hf_config: HfConfig
+    is_hybrid: bool
+    max_model_len: int
+    use_mla: bool
+
+    def get_vocab_size(self) -> int: ...
+
+
+class ParallelConfig(Protocol):
+    data_parallel_size: int
+    decode_context_parallel_size: int
+    pipeline_parallel_size: int
+    prefill_context_parallel_size: int
+    tensor_parallel_size: int
+    distributed_executor_backend: object
+
+
+class SchedulerConfig(Protocol):
+    async_scheduling: bool
+    long_prefill_token_threshold: int
+    enable_chunked_prefill: bool
+    max_num_batched_tokens: int
+    max_num_scheduled_tokens: int | None
+    max_num_seqs: int
+    scheduler_cls: object
+
+
+class VllmConfig(Protocol):
+    cache_config: CacheConfig
+    model_config: ModelConfig
+    parallel_config: ParallelConfig
+    scheduler_config: SchedulerConfig
+    kv_transfer_config: object
+    speculative_config: object
+
+
+class KVCacheSpec(Protocol):
+    """What a layer keeps for a block. Specs of windows, states and groups of layers have more attributes."""
+
+    block_size: int
+    prefix_cacheable: bool
+
+    @property
+    def page_size_bytes(self) -> int: ...
+    def copy_with_new_block_size(self, block_size: int) -> KVCacheSpec: ...
+
+
+class KVCacheGroup(Protocol):
+    """KVCacheGroupSpec: layers that share one block table."""
+
+    layer_names: Sequence[str]
+    kv_cache_spec: KVCacheSpec
+
+
+class KVCacheConfig(Protocol):
+    num_blocks: int
+    hash_block_size: int | None
+    cache_hit_alignment_tokens: int | None
+    prefix_cache_retention_interval: int | None
+    kv_cache_groups: Sequence[KVCacheGroup]
+
+
+class Layout(Protocol):
+    """KVCacheLayout: the order of a cache's axes."""
+
+    name: str
+    is_block_outermost: bool
+    is_block_compact: bool
+
+
+class MultipleOf(Protocol):
+    """Any multiple of `base` tokens."""
+
+    base: int
+
+
+class Backend(Protocol):
+    """An attention backend's class."""
+
+    def get_name(self) -> str: ...
+    def supported_kv_cache_layouts(self) -> Iterable[Layout] | None: ...
+    def get_supported_kernel_block_sizes(self) -> Iterable[int | MultipleOf]: ...
+
+
+class HybridPlatform(Protocol):
+    """The class of a platform that sizes the blocks of models with states."""
+
+    def _find_non_ssm_backends(self, vllm_config: VllmConfig) -> Sequence[Backend]: ...

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.probe import recorder as recorder_module
-from kvtune.probe.recorder import PAGE, CounterPage, Counters, CounterReader, Recorder
+from kvtune.probe.recorder import PAGE, CounterPage, CounterReader, Counters, Recorder
 from kvtune.workload.recording import BLOCK, Line, PrefixHasher, TraceWriter
 from kvtune.workload.spec import build
 

@@ -22,6 +22,7 @@ Imported by: cli, evidence, report, tune.
     rebuild.py      a run's workload, rebuilt from its header
     admission.py    requests that overtook others where the core admits by cached prefix
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
+    listing.py      What a list of runs says about each: a few figures that tell one from another
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on
 
 A prompt's tokens, compared with an infinite cache when it was sent. Hits and misses add up to the prompt:

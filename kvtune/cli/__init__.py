@@ -3,6 +3,9 @@
 app.py        the typer app, COMMANDS, the split at `--`, the one place that prints a KvtuneError
 options.py    options that several commands share, declared once, and checks of their values
 settings.py   `--set core.NAME=VALUE`, a recipe, the choice of core
+completion.py What the Tab key offers: models, workloads and their keys, knobs, recipes, run files
+notices.py    Standard error: `--quiet` drops progress and notes
+runs.py       `kvtune runs [PATH]..`: the runs under the output folder, or those named; deletes them after a question
 profile.py, ablate.py, doctor.py, bounds.py, explain.py, compare.py, report.py, export.py, sweep.py, tune.py,
 recipe.py, serve.py, evidence.py, prepare.py    a command each (ablate.py: `profile --ablate`)
 views/        progress and results on a terminal

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from kvtune.cli.notices import always
+from kvtune.cli.views.browser import open_page
 from kvtune.engine.ablate import (
     BASELINE,
     Ablated,
@@ -31,7 +33,9 @@ REPEATS = 3
 """Runs of each variant without --repeat: with two, intervals are too wide to show much."""
 
 
-def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *, as_json: bool) -> int:
+def run_ablation(
+    job: ProfileJob, only: str, repeats: int, budget_min: float, *, as_json: bool, opened: bool
+) -> int:
     """Run every variant, store the result in the baseline's first run, print it. KvtuneError without a baseline."""
     from kvtune.analysis.comparison.ablation import stored
     from kvtune.analysis.run import RunAnalysis
@@ -65,8 +69,10 @@ def run_ablation(job: ProfileJob, only: str, repeats: int, budget_min: float, *,
         print_ablation(result)
         print(f"run file  {baseline[0]}")
         print(f"page      {page}")
+    if opened:
+        open_page(page)
     if ablated.why:
-        print(f"kvtune: {ablated.why}; run the same command again to resume", file=sys.stderr)
+        always(f"kvtune: {ablated.why}; run the same command again to resume")
     return EXIT_INTERRUPTED if ablated.why == "interrupted" else 0
 
 

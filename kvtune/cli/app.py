@@ -7,15 +7,21 @@ the rest is imported inside the function. A command reads vLLM's flags, which fo
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
+from kvtune.cli import completion, notices
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
+from kvtune.run.config import OUTPUT_VARIABLE, Config, read_config
 
+QUIET = frozenset(("-q", "--quiet"))
 COMMANDS = (
     "profile",
     "sweep",
@@ -25,6 +31,7 @@ COMMANDS = (
     "doctor",
     "compare",
     "report",
+    "runs",
     "export",
     "recipe",
     "serve",
@@ -37,7 +44,6 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         help="Profile and tune the KV cache of a vLLM engine, by measurement.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # rich's help takes as long as everything else together
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,6 +53,9 @@ def build_app() -> typer.Typer:
     def root(
         version: bool = typer.Option(False, "--version", help="Print kvtune's version and exit."),
         debug: bool = typer.Option(False, "--debug", help="Show tracebacks. Works anywhere before `--`."),
+        quiet: bool = typer.Option(
+            False, "-q", "--quiet", help="Print results and errors only. Works anywhere before `--`."
+        ),
     ) -> None:
         if version:
             from kvtune import __version__
@@ -76,11 +85,19 @@ def run(argv: Sequence[str]) -> int:
         cut = arguments.index("--")
         arguments, vllm_flags = arguments[:cut], arguments[cut + 1 :]
     debug = "--debug" in arguments
-    arguments = [a for a in arguments if a != "--debug"]
+    quiet = not QUIET.isdisjoint(arguments)
+    arguments = [a for a in arguments if a != "--debug" and a not in QUIET]
     try:
-        result = typer.main.get_command(build_app()).main(
-            args=arguments, prog_name="kvtune", standalone_mode=False, obj=vllm_flags
-        )
+        command = typer.main.get_command(build_app())
+        config = Config() if completion.asked() else read_config()
+        with notices.quiet() if quiet or config.values.get("quiet") else contextlib.nullcontext():
+            result = command.main(
+                args=arguments,
+                prog_name="kvtune",
+                standalone_mode=False,
+                obj=vllm_flags,
+                default_map=_defaults(command, config),
+            )
         return result if isinstance(result, int) else 0
     except KvtuneError as error:
         if debug:
@@ -130,10 +147,28 @@ def _click_exit(error: Exception) -> int | None:
     return None
 
 
+def _defaults(command: Any, config: Config) -> dict[str, Any]:
+    """A config file's values as click takes them: by command and parameter, for those commands that have the option."""
+    defaults: dict[str, Any] = {}
+    for name, inner in command.commands.items():
+        if hasattr(inner, "commands"):
+            defaults[name] = _defaults(inner, config)
+            continue
+        options = {option: p for p in inner.params if p.param_type_name == "option" for option in p.opts}
+        given = {
+            options[f"--{key}"].name: value for key, value in config.values.items() if f"--{key}" in options
+        }
+        given.pop("output", None)  # of some commands it is a file
+        if "--output" in options and options["--output"].envvar == OUTPUT_VARIABLE and config.output:
+            given["output"] = config.output
+        defaults[name] = given
+    return defaults
+
+
 def _say(message: str, hint: str) -> None:
-    print(f"kvtune: {message}", file=sys.stderr)
+    notices.always(f"kvtune: {message}")
     if hint:
-        print(f"  next: {hint}", file=sys.stderr)
+        notices.always(f"  next: {hint}")
 
 
 def main() -> None:
@@ -142,4 +177,7 @@ def main() -> None:
             stream, io.TextIOWrapper
         ):  # a terminal or a pipe that cannot show "µ" gets "?", not a crash
             stream.reconfigure(errors="replace")
+    if os.environ.get(completion.VARIABLE) == "complete_bash":
+        completion.answer_bash(lambda: run([]))
+        return
     sys.exit(run(sys.argv[1:]))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvtune.cli import options
+from kvtune.cli import completion, options
 from kvtune.errors import UsageError
 
 
@@ -17,7 +17,8 @@ def bounds(
         str,
         typer.Option(
             help="A built-in model or a folder with config.json: adds the memory of each pool size, and says "
-            "where the model's bounds are looser than exact."
+            "where the model's bounds are looser than exact.",
+            autocompletion=completion.models,
         ),
     ] = "",
     pools: Annotated[

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvtune.cli import options
+from kvtune.cli import completion, options
+from kvtune.cli.notices import always
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run files; the others are compared with the first.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run files, or `last`, `last~1` ..; the others are compared with the first.",
+            parser=options.run_path,
+            autocompletion=completion.runs,
+            metavar="RUNS...",
+        ),
+    ],
     fail_on: Annotated[
         str, typer.Option("--fail-on", help="Exit 1 if this holds, e.g. 'ttft_ms.mean > +5%'.")
     ] = "",
@@ -62,5 +70,5 @@ def compare(
     else:
         print_comparison(made)
     for line in failed:
-        print(f"--fail-on holds, {line}", file=sys.stderr)
+        always(f"--fail-on holds, {line}")
     return EXIT_FAILED if failed else 0

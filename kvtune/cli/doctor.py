@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from kvtune.cli import options
+from kvtune.cli import completion, options
 from kvtune.errors import UsageError
+from kvtune.run.config import OUTPUT_VARIABLE, REPORTS
 
 
 def doctor(
@@ -16,7 +17,8 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A built-in model, a folder with config.json, or a name on the hub. Needs no weights."
+            help="A built-in model, a folder with config.json, or a name on the hub. Needs no weights.",
+            autocompletion=completion.models,
         ),
     ] = None,
     workload: Annotated[
@@ -25,14 +27,21 @@ def doctor(
             "-w",
             "--workload",
             help="Weigh the block layouts of a model with recurrent states for this workload.",
+            autocompletion=completion.workloads,
         ),
     ] = "",
     fail_on: Annotated[
         str, typer.Option("--fail-on", help="Exit 1 from this level on: note, warning or error.")
     ] = "error",
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder whose free space and permissions are checked.")
-    ] = options.REPORTS,
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            envvar=OUTPUT_VARIABLE,
+            help="Folder whose free space and permissions are checked.",
+        ),
+    ] = REPORTS,
     json: options.Json = False,
 ) -> int:
     """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no engine and no weights."""

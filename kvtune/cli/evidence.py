@@ -8,15 +8,23 @@ from typing import Annotated
 import typer
 
 from kvtune.cli import options
+from kvtune.run.config import OUTPUT_VARIABLE, REPORTS
 
 
 def evidence(
     only: Annotated[str, typer.Option(help="Only these claims, separated by commas. Default: all.")] = "",
     scale: Annotated[str, typer.Option(help="Size of the work: cpu, gpu or auto (by nvidia-smi).")] = "auto",
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder for evidence.html, evidence.json and the runs.")
-    ] = options.REPORTS,
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            envvar=OUTPUT_VARIABLE,
+            help="Folder for evidence.html, evidence.json and the runs.",
+        ),
+    ] = REPORTS,
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard what an earlier call measured.")] = False,
+    open_: options.Open = False,
     json: options.Json = False,
 ) -> int:
     """Measure each published claim against stock vLLM; after an interruption the same command resumes."""
@@ -59,4 +67,8 @@ def evidence(
     else:
         print_evidence(found)
         print(f"page  {output / 'evidence.html'}")
+    if open_:
+        from kvtune.cli.views.browser import open_page
+
+        open_page(output / "evidence.html")
     return 1 if any(line.startswith("failed: ") for claim in found["claims"] for line in claim["why"]) else 0

@@ -2,32 +2,64 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
+from kvtune.cli import completion
 from kvtune.errors import UsageError
+from kvtune.run.config import OUTPUT_VARIABLE
 
 Choice = TypeVar("Choice", bound=str)
-REPORTS = Path("reports")
-"""Where commands write unless -o names another folder."""
+
+
+def run_path(text: str) -> Path:
+    """A run file. `last` is the newest run of the output folder, `last~1` the one before it, and so on."""
+    name, _, back = text.partition("~")
+    if name != "last" or (back and not back.isdecimal()):
+        return Path(text)
+    from kvtune.run.config import output_folder
+    from kvtune.run.folder import newest_first, run_files
+
+    folder = output_folder()
+    runs = newest_first(list(run_files(folder)))
+    at = int(back or 0)
+    if at >= len(runs):
+        raise UsageError(
+            f"{text}: there are {len(runs)} run files under {folder}",
+            f"`kvtune profile` writes one; runs of another folder: {OUTPUT_VARIABLE}=FOLDER kvtune ..",
+        )
+    if not completion.asked():
+        print(f"{text} is {runs[at]}", file=sys.stderr)
+    return runs[at]
+
 
 Model = Annotated[
     str,
     typer.Argument(
         help="What `vllm serve` takes, or a built-in tiny model: "
-        "tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next, tiny-granite."
+        "tiny-opt, tiny-llama, tiny-gemma3, tiny-qwen3next, tiny-granite.",
+        autocompletion=completion.models,
     ),
 ]
-RunFile = Annotated[Path, typer.Argument(help="A run file (.kvrun), of the engine or of the simulator.")]
+RunFile = Annotated[
+    Path,
+    typer.Argument(
+        help="A run file (.kvrun), of the engine or of the simulator; `last`: the newest.",
+        parser=run_path,
+        autocompletion=completion.runs,
+    ),
+]
 Workload = Annotated[
     str,
     typer.Option(
         "-w",
         "--workload",
         help="NAME or NAME:KEY=VALUE,..; names: decode, prefill, rounds, zipf, chat, mix, trace.",
+        autocompletion=completion.workloads,
     ),
 ]
 Trace = Annotated[
@@ -35,10 +67,16 @@ Trace = Annotated[
     typer.Option("--trace", help="A trace file (Mooncake JSONL, BurstGPT or Azure CSV), instead of -w."),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the workload, and of everything drawn at random.")]
-Core = Annotated[str, typer.Option("--core", help="KV core: kvtune or stock.")]
+Core = Annotated[
+    str, typer.Option("--core", help="KV core: kvtune or stock.", autocompletion=completion.cores)
+]
 Recipe = Annotated[
     str,
-    typer.Option("--recipe", help="A recipe file, or a name that `kvtune recipe list` shows."),
+    typer.Option(
+        "--recipe",
+        help="A recipe file, or a name that `kvtune recipe list` shows.",
+        autocompletion=completion.recipes,
+    ),
 ]
 Anyway = Annotated[
     bool,
@@ -54,11 +92,19 @@ Objective = Annotated[
     typer.Option(
         "--objective",
         help="hit-rate, ttft, throughput or goodput; several separated by commas, the first leads.",
+        autocompletion=completion.objectives,
     ),
 ]
 Output = Annotated[
-    Path, typer.Option("-o", "--output", help="Folder for run files, journals and pages; made if missing.")
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        envvar=OUTPUT_VARIABLE,
+        help="Folder for run files, journals and pages; made if missing.",
+    ),
 ]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvtune.cli import options
+from kvtune.cli import completion, options
 from kvtune.errors import UsageError
+from kvtune.run.config import REPORTS
 
 if TYPE_CHECKING:
     from kvtune.engine.profile import ProfileJob
@@ -20,12 +21,21 @@ def profile(
     workload: options.Workload = "",
     core: options.Core = "kvtune",
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A core setting, core.NAME=VALUE; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="A core setting, core.NAME=VALUE; may be repeated.",
+            autocompletion=completion.core_knobs,
+        ),
     ] = None,
     recipe: options.Recipe = "",
     anyway: options.Anyway = False,
     probe: Annotated[
-        str, typer.Option(help="What is instrumented, more at each level: off, light, types, sites, full.")
+        str,
+        typer.Option(
+            help="What is instrumented, more at each level: off, light, types, sites, full.",
+            autocompletion=completion.probes,
+        ),
     ] = "light",
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Sample stacks with py-spy while measuring.")
@@ -36,7 +46,12 @@ def profile(
         typer.Option("--ablate", help="Measure what each core switch and each collector setting is worth."),
     ] = False,
     ablate_only: Annotated[
-        str, typer.Option("--ablate-only", help="Ablate only these, separated by commas.")
+        str,
+        typer.Option(
+            "--ablate-only",
+            help="Ablate only these, separated by commas.",
+            autocompletion=completion.switches,
+        ),
     ] = "",
     ablate_budget: Annotated[
         float,
@@ -46,20 +61,33 @@ def profile(
     ] = 0.0,
     on: Annotated[
         str,
-        typer.Option("--on", help="engine, or sim: vLLM's own scheduler and KV cache without the model."),
+        typer.Option(
+            "--on",
+            help="engine, or sim: vLLM's own scheduler and KV cache without the model.",
+            autocompletion=completion.engine_or_sim,
+        ),
     ] = "engine",
     mode: Annotated[
         str,
-        typer.Option(help="With --on sim: exact, jump (steady decoding skipped) or coarse (for screening)."),
+        typer.Option(
+            help="With --on sim: exact, jump (steady decoding skipped) or coarse (for screening).",
+            autocompletion=completion.modes,
+        ),
     ] = "exact",
     like: Annotated[
         Path | None,
-        typer.Option(help="With --on sim: take KV specs, pool and step times from this run file's engine."),
+        typer.Option(
+            help="With --on sim: take KV specs, pool and step times from this run file's engine.",
+            parser=options.run_path,
+            metavar="RUN",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     dummy: options.Dummy = False,
     slo: options.Slo = "",
     seed: options.Seed = 0,
-    output: options.Output = options.REPORTS,
+    output: options.Output = REPORTS,
+    open_: options.Open = False,
     json: options.Json = False,
 ) -> int:
     """Profile MODEL on the real vLLM engine, or in simulation. vLLM's own flags go after `--`."""
@@ -92,11 +120,11 @@ def profile(
             )
         if on != "sim":
             raise UsageError("--mode and --like are for simulations", "add --on sim")
-        return _replay(job, mode, like, as_json=json)
+        return _replay(job, mode, like, as_json=json, open_=open_)
     if ablate or ablate_only:
         from kvtune.cli.ablate import run_ablation
 
-        return run_ablation(job, ablate_only, repeat, ablate_budget, as_json=json)
+        return run_ablation(job, ablate_only, repeat, ablate_budget, as_json=json, opened=open_)
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
 
@@ -109,14 +137,14 @@ def profile(
         done.append(result)
         if result.error is not None:
             break
-    show(done, job.workload, as_json=json)
+    show(done, job.workload, as_json=json, opened=open_)
     error = done[-1].error
     if error is not None:
         raise error
     return 0
 
 
-def _replay(job: ProfileJob, mode: str, like: Path | None, *, as_json: bool) -> int:
+def _replay(job: ProfileJob, mode: str, like: Path | None, *, as_json: bool, open_: bool) -> int:
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
     from kvtune.run.file import read_run
@@ -129,7 +157,7 @@ def _replay(job: ProfileJob, mode: str, like: Path | None, *, as_json: bool) -> 
         view.phase("replaying")
         result = replayed(job, chosen, recorded, view.replayed)
         view.phase("analysing")
-    show([result], job.workload, as_json=as_json)
+    show([result], job.workload, as_json=as_json, opened=open_)
     if result.error is not None:
         raise result.error
     return 0

@@ -8,11 +8,17 @@ from typing import Annotated
 
 import typer
 
-from kvtune.cli import options
+from kvtune.cli import completion, options
 from kvtune.cli.options import print_json
+from kvtune.run.config import REPORTS
 
 recipe = typer.Typer(help="Recipes: tuned settings of a model, with their evidence.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(help="A recipe file, or a name that `kvtune recipe list` shows.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe file, or a name that `kvtune recipe list` shows.", autocompletion=completion.recipes
+    ),
+]
 
 
 @recipe.command("list")
@@ -60,7 +66,7 @@ def verify(
     name: Name,
     rounds: Annotated[int, typer.Option(min=2, help="Engine runs of stock and of the recipe.")] = 2,
     anyway: options.Anyway = False,
-    output: options.Output = options.REPORTS,
+    output: options.Output = REPORTS,
     json: options.Json = False,
 ) -> int:
     """Run a recipe's evidence again: exit 0 when it holds, 1 when it does not."""

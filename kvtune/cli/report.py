@@ -7,13 +7,18 @@ from typing import Annotated
 
 import typer
 
-from kvtune.cli import options
+from kvtune.cli import completion, options
 
 
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="One run file (.kvrun), several to compare, or the journal (.jsonl) of a study."),
+        typer.Argument(
+            help="One run file (.kvrun, or `last`), several to compare, or the journal (.jsonl) of a study.",
+            parser=options.run_path,
+            autocompletion=completion.runs_and_studies,
+            metavar="RUNS...",
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The page to write. Default: beside the first file.")
@@ -23,6 +28,7 @@ def report(
         bool, typer.Option("--console", help="Print to the terminal and write no page.")
     ] = False,
     objective: options.Objective = "hit-rate",
+    open_: options.Open = False,
 ) -> None:
     """Draw a run, a comparison of runs, or a study of sweep or tune as one self-contained HTML file."""
     from kvtune.analysis.rebuild import workload_of
@@ -31,7 +37,7 @@ def report(
     from kvtune.tune.study import is_study
 
     if any(is_study(path) for path in runs):
-        _study(runs, output, objective, force=force, console=console)
+        _study(runs, output, objective, force=force, console=console, opened=open_)
         return
 
     loaded = [read_run(path) for path in runs]
@@ -43,13 +49,11 @@ def report(
 
             print_summary(summary(analysis))
             return
-        from kvtune.report.files import write_new
         from kvtune.report.pages.run import run_page
 
         html, beside = run_page(analysis), runs[0].with_suffix(".html")
     else:
         from kvtune.report.contrast import contrast
-        from kvtune.report.files import write_new
         from kvtune.report.pages.run import compare_page
 
         made = contrast(loaded, [path.stem for path in runs])
@@ -59,12 +63,13 @@ def report(
             print_comparison(made)
             return
         html, beside = compare_page(made), runs[0].with_name(f"{runs[0].stem}-compared.html")
-    print(write_new(html, output or beside, force=force))
+    _put(html, output or beside, force=force, opened=open_)
 
 
-def _study(paths: list[Path], output: Path | None, objective: str, *, force: bool, console: bool) -> None:
+def _study(
+    paths: list[Path], output: Path | None, objective: str, *, force: bool, console: bool, opened: bool
+) -> None:
     from kvtune.errors import UsageError
-    from kvtune.report.files import write_new
     from kvtune.report.pages.study import study_page
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.study import read_study, recipe_of, saved_result, view
@@ -81,4 +86,18 @@ def _study(paths: list[Path], output: Path | None, objective: str, *, force: boo
 
         print_results(shown.result, study.trials, by)
         return
-    print(write_new(study_page(shown), output or paths[0].with_suffix(".html"), force=force))
+    _put(study_page(shown), output or paths[0].with_suffix(".html"), force=force, opened=opened)
+
+
+def _put(html: str, page: Path, *, force: bool, opened: bool) -> None:
+    """Write the page and open it if asked. A page that exists is opened as it is, unless `force` draws it anew."""
+    from kvtune.report.files import write_new
+
+    if not (opened and page.is_file() and not force):
+        print(write_new(html, page, force=force))
+    else:
+        print(f"{page} (as it was: --force draws it anew)")
+    if opened:
+        from kvtune.cli.views.browser import open_page
+
+        open_page(page)

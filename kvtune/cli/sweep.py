@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kvtune.cli import options
+from kvtune.cli import completion, options
+from kvtune.run.config import REPORTS
 
 
 def sweep(
@@ -30,11 +31,19 @@ def sweep(
         bool, typer.Option("--gc", help="Try the garbage collector's settings; needs the engine.")
     ] = False,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Try these values: KNOB=V1,V2,..; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Try these values: KNOB=V1,V2,..; may be repeated.",
+            autocompletion=completion.swept_knobs,
+        ),
     ] = None,
     trials: Annotated[int, typer.Option(min=0, help="Draw this many from the grid; 0: all.")] = 0,
     core: options.Core = "kvtune",
-    on: Annotated[str, typer.Option("--on", help="Where trials run: sim, engine or both.")] = "sim",
+    on: Annotated[
+        str,
+        typer.Option("--on", help="Where trials run: sim, engine or both.", autocompletion=completion.places),
+    ] = "sim",
     objective: options.Objective = "hit-rate",
     slo: options.Slo = "",
     study: Annotated[
@@ -42,7 +51,8 @@ def sweep(
     ] = "",
     dummy: options.Dummy = False,
     seed: options.Seed = 0,
-    output: options.Output = options.REPORTS,
+    output: options.Output = REPORTS,
+    open_: options.Open = False,
     json: options.Json = False,
 ) -> int:
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags go after `--`."""
@@ -85,6 +95,6 @@ def sweep(
         except KeyboardInterrupt:
             return interrupted(journal)
         result = sweeps.result(journal.trials, by)
-    finish(result, journal.trials, path, by, as_json=json)
+    finish(result, journal.trials, path, by, as_json=json, opened=open_)
     sweeps.fail_if_none(journal.trials)
     return 0

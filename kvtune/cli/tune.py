@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from kvtune.cli import options
+from kvtune.cli import completion, options
 from kvtune.errors import UsageError
+from kvtune.run.config import REPORTS
 
 
 def tune(
@@ -28,7 +29,12 @@ def tune(
         float, typer.Option(help="Seconds after which no new round of engine runs begins.")
     ] = 600.0,
     on: Annotated[
-        str, typer.Option("--on", help="both: search in simulation, confirm on the engine; or sim alone.")
+        str,
+        typer.Option(
+            "--on",
+            help="both: search in simulation, confirm on the engine; or sim alone.",
+            autocompletion=completion.both_or_sim,
+        ),
     ] = "both",
     slo: options.Slo = "",
     study: Annotated[
@@ -40,7 +46,8 @@ def tune(
     guard: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another workload: settings that hit over a point less than stock there are dropped; repeatable."
+            help="Another workload: settings that hit over a point less than stock there are dropped; repeatable.",
+            autocompletion=completion.workloads,
         ),
     ] = None,
     gc: Annotated[
@@ -57,7 +64,8 @@ def tune(
     ] = None,
     dummy: options.Dummy = False,
     seed: options.Seed = 0,
-    output: options.Output = options.REPORTS,
+    output: options.Output = REPORTS,
+    open_: options.Open = False,
     json: options.Json = False,
 ) -> int:
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags go after `--`."""
@@ -113,7 +121,7 @@ def tune(
                 result = tuning.tune(settings, journal, view)
         except KeyboardInterrupt:
             return interrupted(journal)
-    finish(result, result.trials, path, by, as_json=json)
+    finish(result, result.trials, path, by, as_json=json, opened=open_)
     if not json:
         print(f"recipe    {result.recipe or 'none: nothing was shown to be better than stock'}")
     return 0

@@ -36,6 +36,7 @@ VARIABLES = {
     "KVTUNE_DIGESTS",
     "KVTUNE_AVX512_BF16",
     "KVTUNE_FRONT_END",
+    "KVTUNE_OUTPUT",
 }
 SHARED_MEMORY_NEEDED = 512 << 20  # vLLM's message queues between processes: ten chunks of 16 MiB, and slack
 DISK_NEEDED = 1 << 30

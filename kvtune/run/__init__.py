@@ -15,4 +15,6 @@ measuring phase began. Units stand in the names. docs/run-file.md describes the 
     slo.py       limits in milliseconds: `ttft=500,tpot=50`
     rows.py      the journal from which an interrupted command resumes, one JSON object a line
     scratch.py   temporary folders, removed when no process uses them, also after a kill
+    config.py    Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml
+    folder.py    The run files of a folder: which there are, which is the newest, and which files belong to each
 """

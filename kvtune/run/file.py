@@ -5,9 +5,10 @@ Readable with any zip tool and numpy. Nothing in it is executed (no pickle).
 
 from __future__ import annotations
 
+import contextlib
 import io
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,22 @@ def write_run(run: Run, path: Path) -> None:
 
 def read_run(path: Path) -> Run:
     """Read a run file of this or any older schema."""
+    with _readable(path), zipfile.ZipFile(path) as archive:
+        return Run(_header(archive.read("header.json"), path), _tables(archive))
+
+
+def read_header(path: Path) -> Header:
+    """Read a run file's header alone, which is quicker."""
+    with _readable(path), zipfile.ZipFile(path) as archive:
+        return _header(archive.read("header.json"), path)
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            header = _header(archive.read("header.json"), path)
-            return Run(header, _tables(archive))
+        yield
     except FileNotFoundError as error:
-        raise UsageError(
-            f"no run file {path}", "`kvtune profile` leaves its run files under reports/"
-        ) from error
+        raise UsageError(f"no run file {path}", "`kvtune runs` lists those in the output folder") from error
     except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
         raise UsageError(
             f"{path} is not a readable run file: {error}", f"give a {SUFFIX} file that kvtune wrote"

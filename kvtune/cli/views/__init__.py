@@ -3,4 +3,5 @@
 progress.py   a run while it runs
 results.py    what `kvtune profile` prints
 trials.py     trials while they run, and their table
+browser.py    Opens a page in the person's browser: what `--open` does
 """

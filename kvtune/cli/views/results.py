@@ -11,8 +11,11 @@ from kvtune.engine.profile import Profiled
 from kvtune.workload.types import Workload
 
 
-def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool) -> None:
-    """Write each run's page and print the run; of several, the one of median throughput, with all in `repeats`."""
+def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool, opened: bool = False) -> None:
+    """Write each run's page, print the run, open its page if `opened`.
+
+    Of several runs it is the one of median throughput, with all in `repeats`.
+    """
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
     from kvtune.report.files import write_new
@@ -31,9 +34,13 @@ def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool) -> None
             {k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")} for _, f, _, _ in found
         ]
         print(json.dumps({**facts, "repeats": repeats} if len(found) > 1 else facts))
-        return
-    from kvtune.report.console.summary import print_summary
+    else:
+        from kvtune.report.console.summary import print_summary
 
-    print_summary(facts)
-    print(f"run file  {result.path}")
-    print(f"page      {page}")
+        print_summary(facts)
+        print(f"run file  {result.path}")
+        print(f"page      {page}")
+    if opened:
+        from kvtune.cli.views.browser import open_page
+
+        open_page(page)

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from kvtune.analysis.study import StudyResult, Trial
+from kvtune.cli.notices import always
 from kvtune.errors import EXIT_INTERRUPTED
 from kvtune.tune.objective import OBJECTIVES, Objective
 from kvtune.tune.space.grid import shown
@@ -103,7 +104,13 @@ def print_results(result: StudyResult, trials: Sequence[Trial], by: Objective) -
 
 
 def finish(
-    result: StudyResult, trials: Sequence[Trial], journal: Path, by: Objective, *, as_json: bool
+    result: StudyResult,
+    trials: Sequence[Trial],
+    journal: Path,
+    by: Objective,
+    *,
+    as_json: bool,
+    opened: bool = False,
 ) -> None:
     """Write the study's page and result file beside its journal, and print the result."""
     from kvtune.cli.options import print_json
@@ -117,12 +124,16 @@ def finish(
     else:
         print_results(result, trials, by)
         print(f"journal   {journal}\npage      {page}")
+    if opened:
+        from kvtune.cli.views.browser import open_page
+
+        open_page(page)
 
 
 def interrupted(journal: StudyJournal) -> int:
     """Say how to go on after Ctrl-C; the exit code."""
-    print(f"kvtune: interrupted after {len(journal.trials)} trials", file=sys.stderr)
-    print(f"  next: the same command with --study {journal.path} goes on", file=sys.stderr)
+    always(f"kvtune: interrupted after {len(journal.trials)} trials")
+    always(f"  next: the same command with --study {journal.path} goes on")
     return EXIT_INTERRUPTED
 
 

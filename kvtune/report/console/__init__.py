@@ -6,4 +6,6 @@ ablation.py     the table of `--ablate`
 comparison.py   a comparison: terminal, Markdown, JSON
 admission.py    requests that overtook others
 evidence.py     the published results, a table a claim
+runs.py         The list of runs on a terminal
+tables.py       Tables that fit a terminal: too wide a table drops whole columns, never digits
 """

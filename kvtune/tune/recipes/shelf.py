@@ -1,4 +1,4 @@
-"""Finds and lists recipes (shipped, in ./recipes and ./reports) and exports one as files for plain vLLM."""
+"""Finds and lists recipes (shipped, in ./recipes and the output folder) and exports one as files for plain vLLM."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import Recipe, Scalar, read_recipe
+from kvtune.run.config import output_folder
 
 PACKAGED = Path(__file__).parents[2] / "recipes"  # in a wheel
 CHECKOUT = Path(__file__).parents[3] / "recipes"
 
 
 def folders() -> list[Path]:
-    """Where recipes are looked for: shipped with kvtune, then ./recipes and ./reports."""
-    places = (PACKAGED, CHECKOUT, Path("recipes"), Path("reports"))
+    """Where recipes are looked for: shipped with kvtune, then ./recipes and the output folder."""
+    places = (PACKAGED, CHECKOUT, Path("recipes"), output_folder())
     found = dict.fromkeys(p.resolve() for p in places if p.is_dir())
     return list(found)
 

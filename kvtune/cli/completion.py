@@ -1,0 +1,209 @@
+"""What the Tab key offers: models, workloads and their keys, knobs, recipes, run files. Typer's machinery asks.
+
+bash cuts words at `:` and `=` before it asks and puts the answer behind the cut, so `answer_bash` joins the words of
+`rounds:prefixes=4` again and takes from each answer what stands before the cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VARIABLE = "_KVTUNE_COMPLETE"
+"""The variable with which a shell asks for completions; the name follows from the program's."""
+BREAKS = ":="
+MOST_FILES = 2_000
+
+Offer = list[tuple[str, str]]
+"""Values with one line of help, which zsh and fish show."""
+
+
+def asked() -> bool:
+    return VARIABLE in os.environ
+
+
+def models(incomplete: str) -> Offer:
+    from kvtune.engine.models import SHAPES, TINY
+
+    found = [(name, "built-in, runs anywhere") for name in TINY]
+    found += [(name, "built-in shape, for a GPU or --on sim") for name in SHAPES]
+    return found + [(name, "a folder with config.json") for name in _model_folders(incomplete)]
+
+
+def _model_folders(incomplete: str) -> Iterable[str]:
+    from pathlib import Path
+
+    typed = Path(incomplete.rpartition("/")[0] + "/" if "/" in incomplete else ".")
+    found = typed.glob("*/config.json") if typed.is_dir() else ()
+    return sorted(str(path.parent) for path in found)
+
+
+def workloads(incomplete: str) -> Offer:
+    """Names, then after the colon the keys that are not given yet, and the choices of a key that has some."""
+    from kvtune.workload.registry import WORKLOADS
+
+    name, colon, rest = incomplete.partition(":")
+    if not colon:
+        names = [(kind.name, kind.help) for kind in WORKLOADS.values() if kind.name != "trace"]
+        return names + [(f"{kind.name}:", "with keys") for kind in WORKLOADS.values()]
+    if name not in WORKLOADS:
+        return []
+    head, _, last = rest.rpartition(",")
+    before = f"{name}:{head}," if head else f"{name}:"
+    key, equals, _ = last.partition("=")
+    keys = {k.name: k for k in WORKLOADS[name].keys}
+    if equals:
+        return [(f"{before}{key}={choice}", "") for choice in (keys[key].choices if key in keys else ())]
+    given = {pair.partition("=")[0] for pair in head.split(",")}
+    offered = []
+    for known in (k for k in keys.values() if k.name not in given):
+        offered.append((f"{before}{known.name}=", known.help))
+        if known.default != "":
+            offered.append((f"{before}{known.name}={known.default}", "the default"))
+    return offered
+
+
+def core_knobs(incomplete: str) -> Offer:
+    """For `profile --set`: core.NAME=VALUE."""
+    from kvtune.core.settings import KNOBS, LISTED
+
+    name, equals, _ = incomplete.partition("=")
+    if equals:
+        knob = KNOBS.get(name.removeprefix("core."))
+        values = ("true", "false") if knob and knob.kind == "switch" else knob.choices if knob else ()
+        return [(f"{name}={value}", "") for value in values or ([str(knob.default)] if knob else [])]
+    return _assignments([(f"core.{name}", KNOBS[name].help) for name in LISTED])
+
+
+def swept_knobs(incomplete: str) -> Offer:
+    """For `sweep --set`: KNOB=V1,V2,.. of the core and of vLLM."""
+    from kvtune.core.settings import KNOBS, LISTED
+    from kvtune.tune.space.knobs import ENGINE_KNOBS
+
+    name, equals, given = incomplete.partition("=")
+    if not equals:
+        return _assignments([*((n, KNOBS[n].help) for n in LISTED), *ENGINE_KNOBS.items()])
+    knob = KNOBS.get(name)
+    values = ("true", "false") if knob and knob.kind == "switch" else knob.choices if knob else ()
+    return [(f"{name}={offered}", help) for offered, help in _listed(values)(given)]
+
+
+def _assignments(names: Iterable[tuple[str, str]]) -> Offer:
+    return [(f"{name}=", help) for name, help in names]
+
+
+def _listed(values: Sequence[str]) -> Callable[[str], Offer]:
+    """Completes the last of several values separated by commas."""
+
+    def offer(incomplete: str) -> Offer:
+        head, comma, _ = incomplete.rpartition(",")
+        given = head.split(",")
+        return [(f"{head}{comma}{value}", "") for value in values if value not in given]
+
+    return offer
+
+
+def _fixed(*values: str) -> Callable[[str], Offer]:
+    def offer(incomplete: str) -> Offer:
+        return [(value, "") for value in values]
+
+    return offer
+
+
+cores = _fixed("kvtune", "stock")
+probes = _fixed("off", "light", "types", "sites", "full")
+engine_or_sim = _fixed("engine", "sim")
+both_or_sim = _fixed("both", "sim")
+places = _fixed("sim", "engine", "both")
+modes = _fixed("exact", "jump", "coarse")
+objectives = _listed(("hit-rate", "ttft", "throughput", "goodput"))
+
+
+def switches(incomplete: str) -> Offer:
+    """For `profile --ablate-only`."""
+    from kvtune.core.settings import KNOBS, LISTED
+
+    names = [name for name in LISTED if KNOBS[name].kind == "switch"]
+    return _listed((*names, "thresholds"))(incomplete)
+
+
+def recipes(incomplete: str) -> Offer:
+    from kvtune.tune.recipes.shelf import folders
+
+    names = sorted(path.stem for folder in folders() for path in folder.glob("*.toml"))
+    files = [(name, "a file") for name in _files(incomplete, ".toml")] if "/" in incomplete else []
+    return [(name, "") for name in dict.fromkeys(names)] + files
+
+
+def runs(incomplete: str) -> Offer:
+    """`last`, and the run files below the output folder and in the folder that is being typed."""
+    from kvtune.run.file import SUFFIX
+
+    return [("last", "the newest run"), *((name, "") for name in _files(incomplete, SUFFIX))]
+
+
+def runs_and_studies(incomplete: str) -> Offer:
+    return [*runs(incomplete), *((name, "a study's journal") for name in _files(incomplete, ".jsonl"))]
+
+
+def _files(incomplete: str, suffix: str) -> list[str]:
+    from pathlib import Path
+
+    from kvtune.run.config import output_folder
+
+    typed = Path(incomplete.rpartition("/")[0] + "/" if "/" in incomplete else ".")
+    beside = list(typed.glob(f"*{suffix}")) if typed.is_dir() else []
+    found = [*beside, *_below(output_folder(), suffix), *(_below(typed, suffix) if "/" in incomplete else ())]
+    return [str(path) for path in dict.fromkeys(sorted(found))]
+
+
+def _below(folder: Path, suffix: str) -> Iterable[Path]:
+    from itertools import islice
+
+    found = (p for p in folder.rglob(f"*{suffix}") if not any(part.startswith(".") for part in p.parts))
+    return islice(found, MOST_FILES)
+
+
+def answer_bash(complete: Callable[[], object]) -> None:
+    """Run typer's completion on joined words, and print what stands behind the cut of each answer."""
+    words, at, cut = joined(os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"]))
+    os.environ["COMP_WORDS"] = "\n".join(shlex.quote(word) for word in words)
+    os.environ["COMP_CWORD"] = str(at)
+    answer = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(answer):
+            complete()
+    finally:
+        lines = [line[cut:] for line in answer.getvalue().splitlines()]
+        if len(lines) == 1 and lines[0].endswith(tuple(BREAKS)):
+            lines.append(f"{lines[0]}..")  # a value follows: bash puts no space behind what two answers share
+        print("\n".join(lines))
+
+
+def joined(words: Sequence[str], at: int) -> tuple[list[str], int, int]:
+    """The words as they were typed, the number of the current one, and how much of it stands before bash's cut.
+
+    A `:` or `=` never stands alone on kvtune's command line, so one that does belongs to its neighbours.
+    """
+    made: list[str] = []
+    current = cut = 0
+    glued = False
+    for number, word in enumerate(words):
+        is_break = bool(word) and not word.strip(BREAKS)
+        if made and (glued or is_break):
+            before = len(made[-1]) + (len(word) if is_break else 0)
+            made[-1] += word
+        else:
+            before = 0
+            made.append(word)
+        if number == at:
+            current, cut = len(made) - 1, before
+        glued = is_break
+    return made, current, cut

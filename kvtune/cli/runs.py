@@ -1,0 +1,93 @@
+"""`kvtune runs [PATH]..`: the runs under the output folder, or those named; deletes them after a question."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtune.cli import options
+from kvtune.errors import UsageError
+
+
+def runs(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders and run files. Default: the output folder.",
+            parser=options.run_path,
+            autocompletion=options.completion.runs,
+            metavar="[PATHS]...",
+        ),
+    ] = None,
+    state: Annotated[
+        str, typer.Option("--state", help="Only these: complete, partial, failed or unreadable.")
+    ] = "",
+    delete: Annotated[
+        bool,
+        typer.Option("--delete", help="Delete these runs with their pages and exports, after a question."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without the question.")] = False,
+    json: options.Json = False,
+) -> int:
+    """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
+    from kvtune.analysis.listing import ListedRun, listed
+    from kvtune.errors import KvtuneError
+    from kvtune.report.console.runs import print_runs
+    from kvtune.run.config import output_folder
+    from kvtune.run.file import read_run
+    from kvtune.run.folder import belongings, newest_first, run_files
+
+    if state:
+        options.choice("--state", state, ("complete", "partial", "failed", "unreadable"))
+    if delete and json:
+        raise UsageError("--delete and --json exclude each other", "give only one of them")
+    places = paths or [output_folder()]
+    for place in places if paths else ():
+        if not place.exists():
+            raise UsageError(f"there is no {place}", "give a folder or a run file")
+    files = [file for place in places for file in ([place] if place.is_file() else run_files(place))]
+    rows: list[ListedRun] = []
+    names: list[str] = []
+    for number, file in enumerate(newest_first(list(dict.fromkeys(files)))):
+        page = file.with_suffix(".html")
+        try:
+            row = listed(read_run(file), str(file), str(page) if page.exists() else "")
+        except KvtuneError as error:
+            row = ListedRun(file=str(file), why=error.message)
+        if not state or row.state == state:
+            rows.append(row)
+            names += [] if paths else [f"last~{number}" if number else "last"]
+    if json:
+        options.print_json({"schema": 1, "runs": rows})
+        return 0
+    if not rows:
+        where = ", ".join(str(place) for place in places)
+        print(f"no {state or 'run'} runs in {where}".replace("run runs", "runs"), file=sys.stderr)
+        return 0
+    print_runs(rows, names)
+    if not delete:
+        return 0
+    doomed = [path for row in rows for path in belongings(Path(row.file))]
+    return _delete(doomed, len(rows), asked=not yes)
+
+
+def _delete(doomed: list[Path], runs: int, *, asked: bool) -> int:
+    import shutil
+
+    from kvtune.units import size
+
+    total = sum(f.stat().st_size for path in doomed for f in (path.rglob("*") if path.is_dir() else [path]))
+    what = f"{runs} run{'s' if runs > 1 else ''} with pages and exports: {len(doomed)} files, {size(total)}"
+    if asked:
+        if not sys.stdin.isatty():
+            raise UsageError("--delete asks first, and there is no terminal to answer", "add --yes")
+        if not typer.confirm(f"Delete {what}?"):
+            print("nothing deleted")
+            return 0
+    for path in doomed:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    print(f"deleted {what}")
+    return 0

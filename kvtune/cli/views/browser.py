@@ -1,0 +1,16 @@
+"""Opens a page in the person's browser: what `--open` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvtune.cli import notices
+
+
+def open_page(page: Path) -> None:
+    """Where there is no browser, a line says so. The variable BROWSER names another one, as in other programs."""
+    import webbrowser
+
+    if not webbrowser.open(page.absolute().as_uri()):
+        notices.always(f"kvtune: no browser here to open {page}")
+        notices.always("  next: copy the page to a machine with one, or name one: BROWSER=PROGRAM kvtune ..")

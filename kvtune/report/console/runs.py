@@ -1,0 +1,60 @@
+"""The list of runs on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from kvtune.analysis.listing import ListedRun
+from kvtune.report.console.tables import Column, FittedTable
+from kvtune.units import ms, percent
+
+PIPE_WIDTH = 240  # columns where there is no terminal: none is dropped
+
+
+def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
+    """One row a run. `names`: what commands take in place of the file, as `last~1`; empty where there is none."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PIPE_WIDTH)
+    columns = [
+        *([Column("run", right=False)] if names else []),
+        Column("model", right=False, folds=True),
+        Column("load", right=False, folds=True),
+        Column("core", right=False),
+        Column("when", right=False, rank=1),
+        Column("hits"),
+        Column("first token"),
+        Column("state", right=False),
+        Column("file", right=False, rank=3 if names else 0, folds=not names),
+        Column("keys of the load", right=False, rank=4),
+    ]
+    rows = [[*names[at : at + 1], *_cells(run)] for at, run in enumerate(runs)]
+    console.print(FittedTable(columns, rows, gap=2))
+
+
+def _cells(run: ListedRun) -> tuple[str, ...]:
+    where = " (sim)" if run.source == "sim" else ""
+    return (
+        Path(run.model).name,
+        run.workload,
+        f"{run.core}{where}",
+        _when(run.started_at),
+        "–" if run.hit_rate is None else percent(run.hit_rate),
+        "–" if run.ttft_ms_mean is None else ms(run.ttft_ms_mean),
+        run.state,
+        run.file,
+        run.spec.partition(":")[2],
+    )
+
+
+def _when(started_at: str) -> str:
+    """Local time; of this year without the year."""
+    try:
+        at = datetime.fromisoformat(started_at).astimezone()
+    except ValueError:
+        return "–"
+    return f"{at:%m-%d %H:%M}" if at.year == datetime.now().year else f"{at:%Y-%m-%d}"

@@ -1,0 +1,80 @@
+"""Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml, here or in a folder above."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtune.errors import UsageError
+
+OUTPUT_VARIABLE = "KVTUNE_OUTPUT"
+KEYS: dict[str, type] = {"output": str, "slo": str, "open": bool, "quiet": bool}
+"""What a file may set. Nothing that changes what is measured: the command line says that."""
+EXAMPLES = {"output": '"runs"', "slo": '"ttft=500,tpot=50"', "open": "true", "quiet": "true"}
+REPORTS = Path("reports")
+"""Where commands write unless -o, KVTUNE_OUTPUT or a file names another folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """`path` is None without a file."""
+
+    path: Path | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def output(self) -> Path | None:
+        """The output folder; a relative one counts from the file's folder."""
+        if self.path is None or "output" not in self.values:
+            return None
+        folder = self.path.parent / Path(self.values["output"]).expanduser()
+        try:
+            return folder.relative_to(Path.cwd())
+        except ValueError:
+            return folder
+
+
+def read_config(start: Path | None = None) -> Config:
+    """The nearest file's settings. UsageError names the file and the key that kvtune does not know."""
+    here = (start or Path.cwd()).absolute()
+    for folder in (here, *here.parents):
+        for name in ("kvtune.toml", "pyproject.toml"):
+            path = folder / name
+            if path.is_file() and (table := _table(path)) is not None:
+                return Config(path, _checked(table, path))
+    return Config()
+
+
+def output_folder() -> Path:
+    """Where commands without -o write, and where `last` looks."""
+    named = os.environ.get(OUTPUT_VARIABLE)
+    return Path(named) if named else read_config().output or REPORTS
+
+
+def _table(path: Path) -> Mapping[str, Any] | None:
+    import tomllib
+
+    try:
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if path.name == "pyproject.toml":
+            return None  # it is not kvtune's file, and need not have anything for kvtune
+        raise UsageError(f"{path} is not readable TOML: {error}", "repair the file") from error
+    if path.name == "kvtune.toml":
+        return read
+    table = read.get("tool", {}).get("kvtune")
+    return table if isinstance(table, dict) else None
+
+
+def _checked(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    for key, value in table.items():
+        kind = KEYS.get(key)
+        if kind is None:
+            raise UsageError(f"{path}: kvtune has no setting {key}", f"it has {', '.join(KEYS)}")
+        if type(value) is not kind:
+            expected = "true or false" if kind is bool else "text in quotes"
+            raise UsageError(f"{path}: {key} = {value!r} is not {expected}", f"write {key} = {EXAMPLES[key]}")
+    return table

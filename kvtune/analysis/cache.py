@@ -71,15 +71,16 @@ def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
 
 
 def rounds(run: Run) -> list[Round]:
-    """One entry for each round, in order; none for workloads without rounds."""
+    """One entry for each round of which a request was sent, in order; none for workloads without rounds."""
     requests = run.table("requests")
     prompt, hit = _queries(run)
+    sent = np.isfinite(requests["sent_s"])
     ttft = (requests["first_token_s"] - requests["sent_s"]) * 1000.0
     by_round = []
-    for number in np.unique(requests["round"]).tolist():
+    for number in np.unique(requests["round"][sent]).tolist():
         if number < 0:
             continue
-        rows = requests["round"] == number
+        rows = sent & (requests["round"] == number)
         known = ttft[rows & np.isfinite(ttft)]
         mean = float(known.mean()) if len(known) else None
         by_round.append(Round(number, int(rows.sum()), int(hit[rows].sum()), int(prompt[rows].sum()), mean))

@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, match_unit
 from kvtune.analysis.latency import Latency
 from kvtune.analysis.step_time import StepTime
@@ -158,7 +160,7 @@ def _block(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
 
 def _pool(run: Run) -> Verdict | None:
     preempted = int(run.table("requests")["preemptions"].sum())
-    requests = len(run.table("requests")["id"])
+    requests = int(np.isfinite(run.table("requests")["sent_s"]).sum())
     if preempted < PREEMPTED_SHARE * requests or not preempted:
         return None
     limit = (

@@ -44,7 +44,7 @@ class HostOutcome:
     started_at: str
     launched_ns: int
     start_ns: int = 0  # start of the workload, monotonic ns; 0: it never started
-    end_ns: int = 0
+    end_ns: int = 0  # 0: the host did not say; the record then ends with the last step
     culprits_ns: int = 0  # start and (over_ns) end of the second pass, for allocation sites
     over_ns: int = 0
     notes: list[str] = field(default_factory=list)
@@ -87,6 +87,8 @@ def launch(
         outcome.error = KvtuneError(
             "interrupted", "what was measured is in the run file, marked partial", EXIT_INTERRUPTED
         )
+        if outcome.start_ns and not outcome.end_ns:  # stack samplers must not see the shutdown
+            on_event(Event(kind="phase", name="finishing"))
     finally:
         os.close(reader)
         kill_tree(host.pid, 0.5 if host.poll() is not None else GRACE_S, host_born)
@@ -94,8 +96,6 @@ def launch(
             host.wait(timeout=5)
         outcome.sampler.stop()
         _sweep(outcome.sampler)
-    if outcome.start_ns and not outcome.end_ns:
-        outcome.end_ns = monotonic_ns()
     if outcome.culprits_ns and not outcome.over_ns:
         outcome.over_ns = monotonic_ns()
     if outcome.error is not None and outcome.error.exit_code != EXIT_INTERRUPTED:

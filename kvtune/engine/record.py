@@ -1,7 +1,8 @@
 """From a work folder to a Run: request log, rings, status files and samples on one clock. Pure reading.
 
 The run's clock starts when the workload does; records from before (start-up, warm-up) and after its end are left out.
-Missing files are no error: an engine that died leaves what it wrote until then.
+A run that ended early ends with its last step, the shutdown is not part of it. Missing files are no error: an engine
+that died leaves what it wrote until then.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -21,10 +23,11 @@ from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
 from kvtune.engine.launch import HostOutcome
-from kvtune.engine.messages import COUNTS_FILE, LOG_FILE, RECEIPTS_FILE, REQUESTS_FILE, HostPlan
-from kvtune.engine.rings import read_rings, ring_tables, table
+from kvtune.engine.messages import COUNTS_FILE, LOG_FILE, RECEIPTS_FILE, REQUESTS_FILE, HostPlan, Served
+from kvtune.engine.rings import ProcessRing, read_rings, ring_tables, table
 from kvtune.engine.vllm_counts import Counts
 from kvtune.probe.process import Sample
+from kvtune.probe.records import Step
 from kvtune.probe.status import CacheFacts, ProcessFacts, read_statuses
 from kvtune.run.machine import this_host
 from kvtune.run.types import (
@@ -71,14 +74,17 @@ def record(
     """The run that `launch` ended with `outcome`, from the files in `folder`."""
     statuses = read_statuses(folder)
     samples = outcome.sampler.samples if outcome.sampler is not None else []
+    process_rings = read_rings(folder, {s["pid"]: i for i, s in enumerate(statuses)})
+    served = read_request_log(folder / REQUESTS_FILE)
+    if outcome.start_ns and not outcome.end_ns:
+        outcome = replace(outcome, end_ns=_last_measured_ns(outcome.start_ns, process_rings, served))
     processes = _processes(statuses, samples, outcome)
     index = {p.pid: i for i, p in enumerate(processes)}
     counts = _counts(folder / COUNTS_FILE)
-    process_rings = read_rings(folder, index)
     rings = ring_tables(process_rings, outcome)
     names = {i: f"{p.role}:{p.pid}" for i, p in enumerate(processes)}
     tables: dict[str, Table] = {"steps": rings.steps, "gc": rings.gc, "pool": rings.pool}
-    tables["requests"], tables["tokens"] = _request_tables(folder, workload, counts, outcome)
+    tables["requests"], tables["tokens"] = _request_tables(served, workload, counts, outcome)
     tables["memory"] = _memory_table(samples, index, outcome)
     tables["receipts"] = _receipts_table(folder, outcome)
     engine_core = next((s for s in statuses if s["role"] == "engine_core"), ProcessFacts())
@@ -133,6 +139,18 @@ def record(
         ),
     )
     return Run(header, tables)
+
+
+def _last_measured_ns(start_ns: int, rings: Sequence[ProcessRing], log: Sequence[Served]) -> int:
+    """The end of the last step, or the last token that the front end received if that is later."""
+    steps = (
+        record.start_ns + record.step_ns
+        for ring in rings
+        for record in ring.records
+        if isinstance(record, Step) and not record.clock_went_back
+    )
+    tokens = (int(np.frombuffer(served.times, "i8")[-1]) for served in log if served.times)
+    return max(start_ns, max(steps, default=0), max(tokens, default=0))
 
 
 def _processes(
@@ -211,9 +229,9 @@ def _counts(path: Path) -> Counts:
 
 
 def _request_tables(
-    folder: Path, workload: Workload, counts: Counts, outcome: HostOutcome
+    log: Sequence[Served], workload: Workload, counts: Counts, outcome: HostOutcome
 ) -> tuple[Table, Table]:
-    served = {s.index: s for s in read_request_log(folder / REQUESTS_FILE)}
+    served = {s.index: s for s in log}
     preemptions = counts.get("preemptions", {})
     n = len(workload.requests)
     zero = outcome.start_ns

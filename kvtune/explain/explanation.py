@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from kvtune.analysis.cache import prefix_cache
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.types import Run, Table
 from kvtune.sim.profile import cost_of
@@ -23,6 +25,7 @@ from kvtune.sim.verdicts.causes import CAUSES, split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.sim.worker import Report
+from kvtune.units import count
 from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
@@ -95,8 +98,11 @@ def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanatio
 
     view = view or View()
     settings, workload = settings_of(run), workload_of(run)
+    sent = int(sent_requests(run).sum())
+    if not sent:
+        raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
     with Simulators() as simulators:
-        view.phase(f"replaying {len(workload.requests)} requests")
+        view.phase(f"replaying {count(sent)} requests")
         listening = msgspec.structs.replace(settings, verdicts=True)
         replayed = next(outcome for _, outcome in simulators.map(workload, [listening], view.progress))
         if isinstance(replayed, KvtuneError):
@@ -113,7 +119,9 @@ def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanatio
         for batch in filter(None, (options, combined(options, at))):
             view.phase(f"replaying {len(batch)} remedies")
             for number, outcome in simulators.map(workload, [o.settings for o in batch], view.progress):
-                remedies.append(_remedy(batch[number], outcome, explanation.hit_tokens))
+                remedies.append(
+                    _remedy(batch[number], outcome, measured_requests(run), explanation.hit_tokens)
+                )
             if any(remedy.gain_tokens >= WORTH_SHARE * explanation.query_tokens for remedy in remedies):
                 break
     best_first = sorted(remedies, key=lambda remedy: -remedy.gain_tokens)
@@ -128,10 +136,12 @@ class View:
     def progress(self, report: Report) -> None: ...
 
 
-def _remedy(option: Option, outcome: Run | KvtuneError, before_tokens: int) -> Remedy:
+def _remedy(
+    option: Option, outcome: Run | KvtuneError, measured: NDArray[np.bool_], before_tokens: int
+) -> Remedy:
     if isinstance(outcome, KvtuneError):
         return Remedy(option.cause, option.change, 0, 0, outcome.message)
-    hits = _run_hits(outcome.table("requests")) or 0
+    hits = _run_hits(outcome.table("requests"), measured) or 0
     return Remedy(option.cause, option.change, hits, hits - before_tokens)
 
 
@@ -151,9 +161,23 @@ def workload_of(run: Run) -> Workload:
     return workload
 
 
+def sent_requests(run: Run) -> NDArray[np.bool_]:
+    """By place in the workload; a run that ended early sent only some."""
+    return np.isfinite(run.table("requests")["sent_s"])
+
+
+def measured_requests(run: Run) -> NDArray[np.bool_]:
+    """The sent requests whose hits the run recorded; all that were sent where it recorded none."""
+    sent, known = sent_requests(run), run.table("requests")["hit_tokens"] >= 0
+    return sent & known if known.any() else sent
+
+
 def settings_of(run: Run) -> SimSettings:
-    """The simulated counterpart of a run's engine, with a step cost fitted to the run's steps."""
-    header = run.header
+    """The simulated counterpart of a run's engine, with a step cost fitted to the run's steps.
+
+    It replays what the run sent.
+    """
+    header, sent = run.header, sent_requests(run)
     core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
     mode = header.extra.sim.mode if header.extra.sim is not None else "exact"
     return msgspec.convert(
@@ -166,26 +190,30 @@ def settings_of(run: Run) -> SimSettings:
             "specs": header.engine.kv_specs,
             "async_scheduling": header.engine.async_scheduling,
             "cost": msgspec.to_builtins(cost_of(run)),
+            "requests": [] if sent.all() else np.flatnonzero(sent).tolist(),
         },
         SimSettings,
     )
 
 
 def add_up(run: Run, replayed: Run) -> Explanation:
-    """Sum up a replay's verdicts: each token of every admitted request is a hit or has exactly one cause."""
+    """Sum up a replay's verdicts: each token of every measured request is a hit or has exactly one cause."""
     verdicts = verdicts_of(replayed)
-    table = run.table("requests")
+    table, sent, measured = run.table("requests"), sent_requests(run), measured_requests(run)
     misses: Counts = dict.fromkeys(CAUSES, 0)
     by_class: dict[str, Counts] = {}
     by_group: dict[str, Counts] = defaultdict(
         lambda: dict.fromkeys(("not_retained", "evicted", "lagging_group"), 0)
     )
     lost: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    query = hit = not_admitted = 0
+    query = hit = admitted = not_admitted = 0
     for index, verdict in enumerate(verdicts):
-        if verdict is None:
+        if not sent[index]:
+            continue
+        if verdict is None or not measured[index]:
             not_admitted += 1
             continue
+        admitted += 1
         counts = split(verdict.boundaries)
         hit_here = verdict.boundaries.prompt - sum(counts.values())
         query += verdict.boundaries.prompt
@@ -207,9 +235,9 @@ def add_up(run: Run, replayed: Run) -> Explanation:
         by_class=by_class,
         by_group=dict(by_group),
         evictions=_evictions(lost),
-        requests=len(verdicts) - not_admitted,
+        requests=admitted,
         not_admitted=not_admitted,
-        run_hit_tokens=_run_hits(table),
+        run_hit_tokens=_run_hits(table, measured),
         disagreements=_disagreements(table, replayed.table("requests")["hit_tokens"].tolist()),
         notes=_notes(run, replayed),
     )
@@ -253,8 +281,8 @@ def _evictions(lost: dict[str, list[tuple[int, float]]]) -> tuple[Eviction, ...]
     return tuple(sorted(evictions, key=lambda eviction: -eviction.tokens))
 
 
-def _run_hits(table: Table) -> int | None:
-    known = table["hit_tokens"][table["hit_tokens"] >= 0]
+def _run_hits(table: Table, measured: NDArray[np.bool_]) -> int | None:
+    known = table["hit_tokens"][measured & (table["hit_tokens"] >= 0)]
     return int(known.sum()) if len(known) else None
 
 
@@ -277,10 +305,10 @@ def _notes(run: Run, replayed: Run) -> tuple[str, ...]:
 
 def with_misses(run: Run, explanation: Explanation) -> Run:
     """The run with its causes in `header.extra.misses`; KvtuneError when the replay's hits are not the run's."""
-    if (
-        explanation.disagreements
-        or explanation.not_admitted
-        or explanation.run_hit_tokens != explanation.hit_tokens
+    of_run = prefix_cache(run, None)
+    if explanation.disagreements or (of_run.query_tokens, of_run.hit_tokens) != (
+        explanation.query_tokens,
+        explanation.hit_tokens,
     ):
         raise KvtuneError(
             f"the causes are not stored: the replay differs from the run in {len(explanation.disagreements)} requests",

@@ -108,7 +108,11 @@ def _checks(explanation: Explanation) -> Iterator[str]:
         for one in explanation.disagreements[:SHOWN_DISAGREEMENTS]:
             yield f"  {one.request}: run {count(one.run_hit_tokens)}, replay {count(one.replayed_hit_tokens)}"
     if explanation.not_admitted:
-        yield f"{count(explanation.not_admitted)} requests were never admitted and are left out"
+        requests = "request" if explanation.not_admitted == 1 else "requests"
+        yield (
+            f"left out: {count(explanation.not_admitted)} {requests} that the run or the replay sent, "
+            "but did not look up in the cache"
+        )
     yield from explanation.notes
 
 

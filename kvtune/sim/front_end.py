@@ -7,6 +7,7 @@ Without delays (a nominal cost) it does what the Feed does.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from kvtune.sim.cost import StepCost
 from kvtune.workload.feed import Feed
@@ -16,8 +17,8 @@ from kvtune.workload.types import Workload
 class FrontEnd:
     """The times given to `arrivals` and `finished` must not go back."""
 
-    def __init__(self, workload: Workload, cost: StepCost) -> None:
-        self._feed = Feed(workload)
+    def __init__(self, workload: Workload, cost: StepCost, only: Collection[int] = ()) -> None:
+        self._feed = Feed(workload, only)
         self._enter_s, self._leave_s = cost.enter_us * 1e-6, cost.leave_us * 1e-6
         self._now_s = 0.0  # of the last event on the client's side
         self._leaving: deque[tuple[float, int]] = deque()

@@ -48,8 +48,9 @@ class Player:
         stop: Callable[[], bool] | None = None,
     ) -> None:
         self.workload, self.engine, self.clock = workload, engine, clock
+        self._requests = len(settings.requests) or len(workload.requests)
         self._observers, self._progress, self._stop = observers, progress, stop
-        self._front = FrontEnd(workload, settings.cost)
+        self._front = FrontEnd(workload, settings.cost, settings.requests)
         scheduler = engine.scheduler
         caching = bool(scheduler.kv_cache_manager.enable_caching)
         self.factory = Factory(workload.requests, scheduler.hash_block_size, caching)
@@ -175,8 +176,7 @@ class Player:
         if self._progress is not None and now - self._reported_s >= PROGRESS_S:
             self._reported_s = now
             elapsed = now - self._began_s
-            total = len(self.workload.requests)
-            self._progress(ReplayProgress(self._finished, total, self.clock.now_s, elapsed))
+            self._progress(ReplayProgress(self._finished, self._requests, self.clock.now_s, elapsed))
         return False
 
     def _wait_for_arrival(self) -> None:

@@ -87,7 +87,7 @@ def record(
         host=this_host(),
         processes=[ProcessInfo(pid=1, role="engine_core", name="simulated")],
         valid=_validity(settings),
-        wall_s=clock.now_s,
+        wall_s=_measured_s(journal.steps, clock, why),
         startup_s=startup_s,
         engine_counters={
             "finished": int(finished.sum()),
@@ -100,6 +100,11 @@ def record(
         extra=extra,
     )
     return Run(header, tables)
+
+
+def _measured_s(steps: StepColumns, clock: VirtualClock, why: str) -> float:
+    """The run's length: a replay that ended early ends with its last step, not while it waits for an arrival."""
+    return min(clock.now_s, max(steps.end_s, default=0.0)) if why else clock.now_s
 
 
 def _requests(journal: ReplayJournal, workload: Workload, leave_s: float) -> Table:

@@ -31,6 +31,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     shortcuts: simulate stock by kvtune's steady-decode path: the same decisions (a test compares them) in less time.
     verdicts: listen for `kvtune explain`; where each prompt's tokens went is added to header.extra.
     token_rows: leave out the tokens table of a workload that generates more tokens than this.
+    requests: replay only these requests, given by their positions in the workload; empty: all.
     """
 
     model: str
@@ -46,3 +47,4 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     shortcuts: bool = True
     verdicts: bool = False
     token_rows: int = 4_000_000
+    requests: list[int] = []

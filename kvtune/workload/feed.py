@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Collection
 
 from kvtune.workload.types import Workload
 
@@ -17,15 +18,18 @@ class Feed:
 
     A request is due when its arrival, its predecessor's finish + think time and its round's start have passed. Due
     requests are sent in the order in which they became due (ties: workload order), up to the concurrency.
+
+    `only`: the workload has no other requests than these (positions; empty: it has all), as in a run that ended early.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, only: Collection[int] = ()) -> None:
         requests = workload.requests
+        chosen = sorted(only) if only else range(len(requests))
         self._requests = requests
         self._room = len(requests) if workload.concurrency is None else workload.concurrency
         if self._room < 1 and requests:
             raise ValueError(f"with concurrency {self._room} no request can be sent")
-        self._unfinished = len(requests)
+        self._unfinished = len(chosen)
         self._state = bytearray(len(requests))  # 0 waiting, 1 in flight, 2 finished
         self._due: list[tuple[float, int]] = []
         self._followers: defaultdict[int, list[int]] = defaultdict(list)
@@ -36,7 +40,8 @@ class Feed:
         self._round_requests: defaultdict[int, list[int]] = defaultdict(list)
         self._round_left: defaultdict[int, int] = defaultdict(int)
         self._barrier = workload.barrier
-        for index, request in enumerate(requests):
+        for index in chosen:
+            request = requests[index]
             if request.after is not None:
                 self._check_after(index, request.after)
                 self._followers[request.after].append(index)
@@ -48,9 +53,9 @@ class Feed:
             self._rounds = sorted(self._round_left, reverse=True)
             self._open_rounds(0.0)
         else:
-            for index, request in enumerate(requests):
-                if request.after is None:
-                    self._due.append((request.arrival_s or 0.0, index))
+            for index in chosen:
+                if requests[index].after is None:
+                    self._due.append((requests[index].arrival_s or 0.0, index))
             heapq.heapify(self._due)
 
     def ready(self, now_s: float) -> list[int]:

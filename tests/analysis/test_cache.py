@@ -146,6 +146,15 @@ def test_a_round_without_first_tokens_has_no_mean() -> None:
     assert rounds(run)[1].query_tokens == 0
 
 
+def test_rounds_that_were_never_sent_are_not_listed() -> None:
+    workload = build("rounds:prefixes=2,rounds=3")
+    unsent = [np.nan] * 3
+    run = served(
+        workload, [0, 0, -1, -1, -1, -1], sent=[0.0, 1.0, 2.0, *unsent], first=[0.5, 1.5, np.nan, *unsent]
+    )
+    assert [(r.round, r.requests) for r in rounds(run)] == [(0, 2), (1, 1)]
+
+
 def test_replayed_causes_are_used_if_they_add_up() -> None:
     workload = workload_of([(Span(0, 0, 100),)])
     told = {"cold": 60, "evicted": 40}

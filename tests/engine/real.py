@@ -69,6 +69,15 @@ def counts_as_vllm(ran: Ran) -> None:
     assert not [n for n in ran.run.header.notes if "counted" in n]
 
 
+def measured_until_the_last_step(run: Run) -> None:
+    """The run's length is that of its steps and tokens, and nothing that it recorded lies behind them."""
+    steps, tokens = run.table("steps"), run.table("tokens")
+    last_s = max((steps["t_s"] + steps["step_us"] / 1e6).max(), tokens["t_s"].max())
+    assert abs(run.header.wall_s - last_s) < 1e-6
+    for name in ("gc", "memory", "pool"):
+        assert run.table(name)["t_s"].max(initial=0.0) <= last_s
+
+
 def engine_of(output: Path) -> list[psutil.Process]:
     """The processes of the engine whose host works under `output`: its session (other tests run engines too)."""
     found: list[psutil.Process] = []

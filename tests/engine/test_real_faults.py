@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from kvtune.run.file import read_run
-from tests.engine.real import alive, engine_of, in_shared_memory, kvtune, left_in_shared_memory
+from tests.engine.real import (
+    alive,
+    engine_of,
+    in_shared_memory,
+    kvtune,
+    left_in_shared_memory,
+    measured_until_the_last_step,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -69,6 +76,7 @@ def test_ctrl_c_saves_what_was_measured_and_leaves_no_process(tmp_path: Path) ->
     run = read_run(Path(facts["run_file"]))
     assert run.header.state == "partial" and run.header.why == "interrupted"
     assert (run.table("requests")["finish"] == "length").sum() > 0
+    measured_until_the_last_step(run)
     assert not alive(engine)
     assert not left_in_shared_memory(shared_before)
     assert "interrupted" in "".join(lines)

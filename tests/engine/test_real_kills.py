@@ -12,7 +12,13 @@ from kvtune.engine.messages import Event
 from kvtune.engine.profile import Profiled, ProfileJob, profile
 from kvtune.run.file import read_run
 from kvtune.workload.spec import build
-from tests.engine.real import commands, engine_of, in_shared_memory, left_in_shared_memory
+from tests.engine.real import (
+    commands,
+    engine_of,
+    in_shared_memory,
+    left_in_shared_memory,
+    measured_until_the_last_step,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -51,5 +57,6 @@ def test_an_engine_that_is_killed_leaves_a_partial_run(tmp_path: Path, role: str
     assert 64 <= finished.sum() < 4000
     assert len(run.table("steps")["t_s"]) > 10
     assert len(run.table("memory")["t_s"]) > 0
+    measured_until_the_last_step(run)
     assert not [p for p in tmp_path.iterdir() if p.is_dir()]
     assert not left_in_shared_memory(shared_before)

@@ -128,6 +128,52 @@ def test_requests_that_were_never_admitted_do_not_count() -> None:
     assert (found.query_tokens, found.requests, found.not_admitted) == (200, 2, 1)
 
 
+def sent_only(run: Run, sent: int) -> Run:
+    run.table("requests")["sent_s"][sent:] = np.nan
+    return run
+
+
+def test_a_partial_run_is_explained_by_what_it_sent() -> None:
+    run = sent_only(run_of([0, 0, -1]), 2)
+    found = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
+    assert (found.query_tokens, found.hit_tokens, found.requests, found.not_admitted) == (200, 0, 2, 0)
+    assert settings_of(run).requests == [0, 1] and settings_of(run_of([0] * 3)).requests == []
+    assert sum(with_misses(run, found).header.extra.misses.values()) == 200
+
+
+def test_a_request_that_was_in_flight_at_the_end_is_left_out_and_counted() -> None:
+    run = run_of([0, 0, -1])
+    found = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
+    assert (found.query_tokens, found.requests, found.not_admitted) == (200, 2, 1)
+    assert any("left out: 1 request that" in line for line in lines(found))
+    assert sum(with_misses(run, found).header.extra.misses.values()) == 200
+
+
+@pytest.mark.vllm
+def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_send() -> None:
+    from kvtune.explain.explanation import explain
+    from kvtune.sim.simulators import simulate
+
+    spec = "rounds:prefixes=2,prefix=1500,suffix=64,output=2,rounds=4"
+    settings = SimSettings(
+        model="tiny-gemma3", engine_args=["--num-gpu-blocks-override", "200", "--max-model-len", "4096"]
+    )
+    whole = simulate(build(spec), settings)
+    run = sent_only(whole, 5)
+    run.table("requests")["hit_tokens"][5:] = -1
+    found = explain(run, tries=2)
+    assert (found.requests, found.query_tokens) == (5, 5 * 1564)
+    assert found.hit_tokens == found.run_hit_tokens and not found.disagreements
+    assert found.remedies and all(0 <= r.hit_tokens <= found.query_tokens for r in found.remedies)
+
+
+def test_a_run_that_sent_nothing_cannot_be_explained() -> None:
+    from kvtune.explain.explanation import explain
+
+    with pytest.raises(UsageError, match="before a request was sent"):
+        explain(sent_only(run_of([-1] * 3), 0))
+
+
 boundaries = st.builds(Boundaries, st.just(100), *[st.integers(0, 120)] * 6, st.booleans())
 
 

@@ -12,6 +12,21 @@ from kvtune.workload.spec import build
 from kvtune.workload.types import Request, Span, Workload
 
 
+def test_requests_that_a_run_did_not_send_do_not_exist() -> None:
+    feed = Feed(build("rounds:prefixes=2,rounds=3,concurrency=1"), only=[0, 1, 2])
+    sent = []
+    while not feed.done:
+        (index,) = feed.ready(0.0)
+        feed.finished(index, 0.0)
+        sent.append(index)
+    assert sent == [0, 1, 2] and feed.next_time() is None
+    chat = Feed(make([request(0), request(1, after=0), request(2, after=1)]), only=[0, 1])
+    for index in (0, 1):
+        assert chat.ready(0.0) == [index]
+        chat.finished(index, 0.0)
+    assert chat.done
+
+
 def make(requests: list[Request], concurrency: int | None = None, barrier: bool = False) -> Workload:
     return Workload("made", "made", {}, 0, requests, "", concurrency, barrier)
 

@@ -119,14 +119,14 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
             part.write_text(to_toml(msgspec.to_builtins(sealed)), encoding="utf-8")
 
 
-def to_toml(tables: Mapping[str, Any]) -> str:
+def to_toml(tables: Mapping[str, object]) -> str:
     """TOML of nested tables of scalars and lists of scalars, without None values and empty tables."""
     lines: list[str] = []
     _table(tables, "", lines)
     return "\n".join(lines).strip() + "\n"
 
 
-def _table(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
+def _table(table: Mapping[str, object], name: str, lines: list[str]) -> None:
     inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
     values = {key: value for key, value in table.items() if key not in inner and value is not None}
     if name and (values or not inner):
@@ -141,7 +141,7 @@ def _key(text: str) -> str:
     return text if plain.isascii() and plain.isalnum() else _value(text)
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -151,7 +151,7 @@ def _value(value: Any) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def engine_flags(engine: Mapping[str, Any]) -> list[str]:
+def engine_flags(engine: Mapping[str, Scalar]) -> list[str]:
     """Engine settings as vLLM's flags: `block_size = 32` is `--block-size 32`, booleans are `--x` and `--no-x`."""
     flags: list[str] = []
     for name, value in engine.items():

@@ -23,6 +23,7 @@ Imported by: cli, evidence, explain, report, tune.
     admission.py    requests that overtook others where the core admits by cached prefix
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
     listing.py      What a list of runs says about each: a few figures that tell one from another
+    claim_results.py The `--json` object of `kvtune evidence`: `kvtune/evidence` makes it, `kvtune/report` draws it
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on
 
 A prompt's tokens, compared with an infinite cache when it was sent. Hits and misses add up to the prompt:

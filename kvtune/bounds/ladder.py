@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
 
 import msgspec
 
@@ -174,6 +173,6 @@ def _notes(paths: Paths, curve: Sequence[Rung], cut: int) -> list[str]:
     return notes
 
 
-def to_json(result: Bounds) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(result)
+def to_json(result: Bounds) -> dict[str, object]:
+    plain: dict[str, object] = msgspec.to_builtins(result)
     return plain

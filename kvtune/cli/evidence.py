@@ -32,6 +32,7 @@ def evidence(
     import sys
 
     from kvtune.cli.views.progress import ProgressView
+    from kvtune.errors import EXIT_FAILED
     from kvtune.evidence.claims import Case, CaseSide
     from kvtune.evidence.collect import cases_of, chosen, chosen_scale
     from kvtune.evidence.collect import evidence as measure
@@ -59,16 +60,17 @@ def evidence(
     def turn(case: Case, number: int) -> None:
         tell(case, f"{len(case.sides)} engines, turn {number} of {case.turns}")
 
-    found = measure(names, at, folder, start, turn)
-    write_new(encoder.dumps(found, indent=1) + "\n", output / "evidence.json", force=True)
-    write_new(evidence_page(found), output / "evidence.html", force=True)
+    measured = measure(names, at, folder, start, turn)
+    write_new(encoder.dumps(measured, indent=1) + "\n", output / "evidence.json", force=True)
+    write_new(evidence_page(measured), output / "evidence.html", force=True)
     if json:
-        print(encoder.dumps(found))
+        print(encoder.dumps(measured))
     else:
-        print_evidence(found)
+        print_evidence(measured)
         print(f"page  {output / 'evidence.html'}")
     if open_:
         from kvtune.cli.views.browser import open_page
 
         open_page(output / "evidence.html")
-    return 1 if any(line.startswith("failed: ") for claim in found["claims"] for line in claim["why"]) else 0
+    failed = any(line.startswith("failed: ") for claim in measured["claims"] for line in claim["why"])
+    return EXIT_FAILED if failed else 0

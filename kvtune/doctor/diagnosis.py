@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from kvtune.doctor.environment import environment
 from kvtune.doctor.finding import LEVELS, Finding, Level
@@ -35,7 +34,7 @@ class Diagnosis:
         worst = max((LEVELS.index(finding.level) for finding in self.findings), default=0)
         return EXIT_FAILED if worst >= LEVELS.index(fail_on) else 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "schema": 1,
             "errors": self.count("error"),

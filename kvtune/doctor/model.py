@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
-from typing import Any
 
 import msgspec
 
@@ -74,8 +73,8 @@ class ModelReport:
         whole = self.facts.group_layers * group.page_bytes
         return 1.0 - group.layers * group.used_bytes / whole if whole else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        facts: dict[str, Any] = msgspec.to_builtins(self.facts)
+    def to_json(self) -> dict[str, object]:
+        facts: dict[str, object] = msgspec.to_builtins(self.facts)
         facts.pop("config")
         return {
             **facts,

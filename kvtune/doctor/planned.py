@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -14,7 +14,14 @@ from kvtune.doctor.facts import Facts, Group
 from kvtune.engine.flags import flag_texts
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.errors import UsageError
-from kvtune.layout.config import StateTypes, family_of, keeps_asked_state_dtype, shape_of, state_dtype_of
+from kvtune.layout.config import (
+    Config,
+    StateTypes,
+    family_of,
+    keeps_asked_state_dtype,
+    shape_of,
+    state_dtype_of,
+)
 from kvtune.layout.plan import CPU, CPU_BF16, GPU, Backend, BlockPlan, ModelShape, cpu_backend, plan_per_layer
 from kvtune.run.cpu import avx512_bf16
 
@@ -108,7 +115,7 @@ def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
     ]
 
 
-def config_of(model: str) -> dict[str, Any]:
+def config_of(model: str) -> Config:
     """The config.json of a built-in model or a folder; UsageError for a model that is only on a hub."""
     folder = builtin(model) or Path(model).expanduser()
     path = folder / "config.json"
@@ -118,7 +125,7 @@ def config_of(model: str) -> dict[str, Any]:
             "without vLLM, doctor reads config.json: give a folder that has one, or install vLLM",
         )
     try:
-        loaded: dict[str, Any] = json.loads(path.read_text())
+        loaded: Config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is not JSON: {error}", "repair the file") from error
     return loaded

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from kvtune.core.settings import KNOBS, LEGACY, CoreSettings
+from kvtune.core.settings import KNOBS, LEGACY, CoreSettings, Value
 from kvtune.engine.messages import Event
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError, UsageError
@@ -33,7 +33,7 @@ class Variant:
     """The baseline with one setting flipped. `settings` override the job's core settings."""
 
     name: str
-    settings: dict[str, Any]
+    settings: dict[str, Value]
     turned: str  # "off" or "on"; "" for the baseline
 
 

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import msgspec
@@ -20,6 +20,9 @@ from kvtune.engine.messages import Served
 from kvtune.workload.feed import Feed
 from kvtune.workload.tokens import prompt_ids
 from kvtune.workload.types import Workload
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 
 class RequestLog:
@@ -52,7 +55,7 @@ def read_request_log(path: Path) -> list[Served]:
 class Driver:
     """One pass over a workload. `stop` ends it early: requests in flight are aborted and logged as unfinished."""
 
-    def __init__(self, engine: Any, workload: Workload, vocab_size: int, log: RequestLog) -> None:
+    def __init__(self, engine: AsyncLLM, workload: Workload, vocab_size: int, log: RequestLog) -> None:
         self._engine = engine
         self._workload = workload
         self._vocab = vocab_size

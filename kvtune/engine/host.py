@@ -12,10 +12,12 @@ import signal
 import sys
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvtune.core.vllm_config import VllmConfig
 from kvtune.engine.driver import Driver, RequestLog
 from kvtune.engine.messages import COUNTS_FILE, PLAN_FILE, RECEIPTS_FILE, REQUESTS_FILE, Event, HostPlan
 from kvtune.engine.vllm_counts import VllmCounts
@@ -25,6 +27,9 @@ from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
 from kvtune.probe.status import FRONT_END
 from kvtune.workload.spec import build
 from kvtune.workload.types import Request, Span, Workload
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
 
 WARM_UP_STREAM = (1 << 61) + 1
 PROGRESS_S = 0.25
@@ -43,7 +48,7 @@ class Reporter:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def parse_engine_args(arguments: list[str]) -> Any:
+def parse_engine_args(arguments: list[str]) -> AsyncEngineArgs:
     """vLLM's AsyncEngineArgs from its flags. UsageError with the parser's message where it refuses them."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -82,7 +87,7 @@ def warm_up_workload(workload: Workload, max_model_len: int) -> Workload:
     return Workload("warm-up", "warm-up", {}, workload.seed, requests, "", concurrency=max(1, len(requests)))
 
 
-def describe_engine(config: Any) -> dict[str, Any]:
+def describe_engine(config: VllmConfig) -> dict[str, object]:
     """The engine's configuration as vLLM resolved it at start-up."""
     import torch
     import vllm
@@ -223,13 +228,13 @@ def _progress(driver: Driver, counts: VllmCounts, folder: Path, reporter: Report
     )
 
 
-def _jsonable(facts: dict[str, Any]) -> dict[str, Any]:
+def _jsonable(facts: dict[str, object]) -> dict[str, object]:
     """Values that JSON does not have (dtypes, enums) become text."""
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(facts, enc_hook=str))
+    plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(facts, enc_hook=str))
     return plain
 
 
-def _unwind(number: int, frame: Any) -> None:
+def _unwind(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic_ns
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -107,7 +108,7 @@ def launch(
 def _stop_signals() -> Iterator[None]:
     """SIGTERM and a closed terminal end a run as Ctrl-C does. No effect outside the main thread (no signals there)."""
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():

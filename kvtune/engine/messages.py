@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -34,7 +34,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: Literal["phase", "engine", "progress", "failed", "done"]
     name: str = ""
     at_ns: int = 0
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     sent: int = 0
     finished: int = 0
     output_tokens: int = 0

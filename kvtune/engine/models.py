@@ -7,7 +7,6 @@ model's folder, `engine_defaults` the vLLM flags that it needs; flags after `--`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -55,9 +54,9 @@ def engine_defaults(name: str) -> dict[str, str]:
     return {**COMMON, **TINY[name]} if name in TINY else SHAPES.get(name, {})
 
 
-def config(name: str) -> dict[str, Any]:
+def config(name: str) -> dict[str, object]:
     """The parsed config.json of a built-in model. KeyError for any other name."""
     if name not in TINY and name not in SHAPES:
         raise KeyError(name)
-    parsed: dict[str, Any] = msgspec.json.decode((FOLDER / name / "config.json").read_bytes())
+    parsed: dict[str, object] = msgspec.json.decode((FOLDER / name / "config.json").read_bytes())
     return parsed

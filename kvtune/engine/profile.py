@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from kvtune.core.settings import Value
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import Event, HostPlan
 from kvtune.engine.record import record
@@ -29,6 +30,9 @@ from kvtune.run.slo import with_slo
 from kvtune.run.types import CoreInfo, Run
 from kvtune.workload.types import Workload
 
+if TYPE_CHECKING:
+    from kvtune.probe.stacks import Stacks
+
 NEEDED_BYTES = 300 << 20
 """Free space that a run needs: a ring file per process, the engine's log, the run file."""
 
@@ -40,7 +44,7 @@ class ProfileJob:
     model: str
     workload: Workload
     core: Literal["kvtune", "stock"] = "kvtune"
-    core_settings: dict[str, Any] = field(default_factory=dict)
+    core_settings: dict[str, Value] = field(default_factory=dict)
     probe: str = "light"
     stacks: bool = False
     dummy: bool = False
@@ -110,7 +114,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _until_measured(on_event: Callable[[Event], None], stacks: Any) -> Callable[[Event], None]:
+def _until_measured(on_event: Callable[[Event], None], stacks: Stacks | None) -> Callable[[Event], None]:
     """Pass events on, and stop stack sampling when the measuring phase ends, before the engine shuts down."""
 
     def passed(event: Event) -> None:

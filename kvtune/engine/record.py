@@ -12,6 +12,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -208,7 +209,7 @@ def _core(requested: CoreInfo, state: CoreState | None, workers: Sequence[CoreSt
     )
 
 
-def _engine(facts: dict[str, object], cache: CacheFacts, args: Sequence[str]) -> EngineInfo:
+def _engine(facts: dict[str, Any], cache: CacheFacts, args: Sequence[str]) -> EngineInfo:
     known = {k: v for k, v in facts.items() if k != "model_config"}
     info = msgspec.convert({**known, "args": list(args)}, EngineInfo)
     return msgspec.structs.replace(

@@ -7,9 +7,14 @@ answers prove nothing. A parameter's values depend only on its name: they are eq
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from math import sqrt
-from typing import Any
+from typing import TYPE_CHECKING
 from zlib import crc32
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 LOAD_FORMAT = "kvtune-seeded"
 
@@ -29,7 +34,7 @@ def register() -> None:
         return
 
     class SeededLoader(model_loader.DummyModelLoader):  # type: ignore[misc]
-        def load_weights(self, model: Any, model_config: Any) -> None:
+        def load_weights(self, model: nn.Module, model_config: object) -> None:
             for path, layer in model.named_modules():
                 for name, tensor in (*layer.named_parameters(recurse=False), *_kept_buffers(layer)):
                     fill(f"{path}.{name}", tensor, one_plus=type(layer).__name__.startswith("Gemma"))
@@ -37,7 +42,7 @@ def register() -> None:
     model_loader._LOAD_FORMAT_TO_MODEL_LOADER[LOAD_FORMAT] = SeededLoader
 
 
-def fill(name: str, tensor: Any, one_plus: bool = False) -> None:
+def fill(name: str, tensor: torch.Tensor, one_plus: bool = False) -> None:
     """Fill one parameter. `one_plus`: the layer adds one to its norm weight."""
     import torch
 
@@ -62,6 +67,6 @@ def fill(name: str, tensor: Any, one_plus: bool = False) -> None:
     tensor.data.copy_(values.to(tensor.dtype))
 
 
-def _kept_buffers(layer: Any) -> Any:
+def _kept_buffers(layer: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     temporary = layer._non_persistent_buffers_set
     return ((name, b) for name, b in layer.named_buffers(recurse=False) if name not in temporary)

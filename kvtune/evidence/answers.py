@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -26,7 +26,7 @@ LIMIT_S = 1200
 OUTPUT_TOKENS = 8
 BLOCKS = 430
 """Just more than four texts and a running request need; with fewer, neither core hits anything."""
-ENGINE: dict[str, Any] = {
+ENGINE: dict[str, str | int | bool] = {
     "dtype": "float32",
     "enforce_eager": True,
     "enable_prefix_caching": True,

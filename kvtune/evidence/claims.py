@@ -7,7 +7,9 @@ Plain data, any process. `cases.py` has the cases, for a CPU engine and for a GP
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from kvtune.core.settings import Value
 
 Direction = Literal["higher", "lower", "equal"]
 
@@ -17,7 +19,7 @@ class CaseSide:
     """One way to run a case; `settings` are core settings. The stock side has the core not loaded at all."""
 
     name: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Value] = field(default_factory=dict)
     core: Literal["kvtune", "stock"] = "kvtune"
     args: tuple[str, ...] = ()
 

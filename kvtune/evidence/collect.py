@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from kvtune import __version__
+from kvtune.analysis.claim_results import ClaimResult, EvidenceResult, FigureResult, MachineResult
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
@@ -24,6 +24,7 @@ from kvtune.evidence.claims import CLAIMS, THROUGHPUT, Case, CaseSide, Claim, Cl
 from kvtune.evidence.extras import free_list, planned_blocks, real_answers, row
 from kvtune.evidence.judge import ratio, reason
 from kvtune.evidence.runs import CaseRun, command, run_case, run_turns
+from kvtune.evidence.turns import TurnFigures
 from kvtune.run.file import read_run
 from kvtune.run.machine import this_host
 
@@ -33,8 +34,8 @@ FREE_LIST, AGGREGATE, REAL = "free-list", "aggregate-blocks", "real-weights"
 NAMES = (*(claim.name for claim in CLAIMS), REAL)
 
 Start = Callable[[Case, CaseSide, int], Callable[[Event], None]]
-Summaries = dict[tuple[str, str], list[dict[str, Any]]]
-"""By case and side."""
+Summaries = dict[tuple[str, str], list[TurnFigures]]
+"""By case and side: the `--json` objects of runs, or as much of them as a turn measures."""
 
 
 def chosen(only: str) -> tuple[str, ...]:
@@ -70,7 +71,7 @@ def cases_of(names: Sequence[str], scale: Scale) -> list[Case]:
 
 def evidence(
     names: Sequence[str], scale: Scale, folder: Path, on_start: Start, on_turn: Callable[[Case, int], None]
-) -> dict[str, Any]:
+) -> EvidenceResult:
     """Run what is missing, judge everything. A run that failed is named under its claim; the others count."""
     version = check_engine()
     began = monotonic()
@@ -119,7 +120,7 @@ def _measure(
     return runs, summaries
 
 
-def _machine(vllm: str, devices: set[str]) -> dict[str, Any]:
+def _machine(vllm: str, devices: set[str]) -> MachineResult:
     host = this_host()
     return {
         "vllm": vllm,
@@ -132,8 +133,8 @@ def _machine(vllm: str, devices: set[str]) -> dict[str, Any]:
 
 
 def _judged(
-    name: str, title: str, published: str, figures: list[dict[str, Any]], why: list[str]
-) -> dict[str, Any]:
+    name: str, title: str, published: str, figures: list[FigureResult], why: list[str]
+) -> ClaimResult:
     return {
         "name": name,
         "title": title,
@@ -144,7 +145,7 @@ def _judged(
     }
 
 
-def _claim(claim: Claim, scale: Scale, summaries: Summaries, runs: Sequence[CaseRun]) -> dict[str, Any]:
+def _claim(claim: Claim, scale: Scale, summaries: Summaries, runs: Sequence[CaseRun]) -> ClaimResult:
     figures = [
         _figure(claim.name, figure, scale, summaries)
         for figure in claim.figures
@@ -165,7 +166,7 @@ def _claim(claim: Claim, scale: Scale, summaries: Summaries, runs: Sequence[Case
     return _judged(claim.name, claim.title, claim.published, figures, why)
 
 
-def in_short(figures: Sequence[Mapping[str, Any]]) -> str:
+def in_short(figures: Sequence[FigureResult]) -> str:
     """How many figures of a claim hold, in words."""
     counts: dict[str, int] = {}
     for figure in figures:
@@ -173,7 +174,7 @@ def in_short(figures: Sequence[Mapping[str, Any]]) -> str:
     return "Here: " + ", ".join(f"{n} of {len(figures)} {verdict}" for verdict, n in counts.items()) + "."
 
 
-def _figure(claim: str, figure: ClaimFigure, scale: Scale, summaries: Summaries) -> dict[str, Any]:
+def _figure(claim: str, figure: ClaimFigure, scale: Scale, summaries: Summaries) -> FigureResult:
     case = scale.cases[figure.case]
     sides = {side.name: side for side in case.sides if side.name in (figure.a, figure.b)}
     a, b = (

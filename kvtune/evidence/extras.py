@@ -10,13 +10,13 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+from kvtune.analysis.claim_results import FigureResult
 from kvtune.engine import gemma
 from kvtune.errors import KvtuneError
 from kvtune.evidence.judge import Ratio, judge, ratio
 
-Rows = tuple[list[dict[str, Any]], list[str]]
+Rows = tuple[list[FigureResult], list[str]]
 
 
 def row(
@@ -27,7 +27,7 @@ def row(
     direction: str,
     published: float | None,
     commands: Sequence[str],
-) -> dict[str, Any]:
+) -> FigureResult:
     """One judged figure as plain data."""
     return {
         "title": title,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -14,7 +13,7 @@ from kvtune.engine.messages import Event
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.evidence.claims import Case, CaseSide
-from kvtune.evidence.turns import in_turns
+from kvtune.evidence.turns import TurnFigures, in_turns
 from kvtune.files import replacing
 from kvtune.run.rows import add_row, read_rows
 from kvtune.workload.spec import build
@@ -72,13 +71,13 @@ def run_case(
     return found
 
 
-def run_turns(case: Case, folder: Path, on_turn: Callable[[int], None]) -> dict[str, list[dict[str, Any]]]:
+def run_turns(case: Case, folder: Path, on_turn: Callable[[int], None]) -> dict[str, list[TurnFigures]]:
     """The figures of every turn, by side: kept from an earlier call with the same commands, else measured."""
     folder.mkdir(parents=True, exist_ok=True)
     same = "".join(key(case, side) for side in case.sides) + str(case.turns)
     path = folder / f"turns-{sha256(same.encode()).hexdigest()[:12]}.json"
     if path.is_file():
-        kept: dict[str, list[dict[str, Any]]] = msgspec.json.decode(path.read_bytes())
+        kept: dict[str, list[TurnFigures]] = msgspec.json.decode(path.read_bytes())
         return kept
     found = in_turns(case, on_turn)
     with replacing(path) as part:

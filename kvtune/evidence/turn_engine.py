@@ -14,11 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
+
     from kvtune.workload.types import Request as Planned
     from kvtune.workload.types import Workload
 
@@ -34,7 +38,7 @@ class TurnPlan(msgspec.Struct, forbid_unknown_fields=True):
 class _Timed:
     """Time in the garbage collector and in the scheduler since `clear`."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.clear()
         for name in ("schedule", "update_from_output"):
             setattr(scheduler, name, self._timed(name, getattr(scheduler, name)))
@@ -46,8 +50,8 @@ class _Timed:
         self.taken_s = {"schedule": 0.0, "update_from_output": 0.0}
         self.steps = 0
 
-    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **named: Any) -> Any:
+    def _timed(self, name: str, method: Callable[..., object]) -> Callable[..., object]:
+        def timed(*args: object, **named: object) -> object:
             begun = perf_counter()
             output = method(*args, **named)
             self.taken_s[name] += perf_counter() - begun
@@ -64,7 +68,7 @@ class _Timed:
             self.collections[info["generation"]] += 1
 
 
-def _build(plan: TurnPlan) -> Any:
+def _build(plan: TurnPlan) -> EngineCore:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
@@ -88,7 +92,7 @@ class _Served:
     wall_s: float = 0.0
 
 
-def _turn(engine: Any, plan: TurnPlan, timed: _Timed, seed: int) -> dict[str, Any]:
+def _turn(engine: EngineCore, plan: TurnPlan, timed: _Timed, seed: int) -> dict[str, object]:
     """One turn: the workload with this seed, on an empty prefix cache. Figures are named as in a run's summary."""
     from kvtune.workload.spec import build
 
@@ -117,7 +121,7 @@ def _turn(engine: Any, plan: TurnPlan, timed: _Timed, seed: int) -> dict[str, An
     }
 
 
-def _serve(engine: Any, requests: list[Any], concurrency: int) -> _Served:
+def _serve(engine: EngineCore, requests: list[Request], concurrency: int) -> _Served:
     """Step the engine until every request has finished, at most `concurrency` of them in flight."""
     count = len(requests)
     served = _Served([0.0] * count, [0.0] * count, [0] * count)
@@ -164,7 +168,7 @@ def _device() -> dict[str, str]:
     return {"device": kind, "device_name": "" if kind == "cpu" else current_platform.get_device_name()}
 
 
-def _requests(engine: Any, workload: Workload) -> list[Any]:
+def _requests(engine: EngineCore, workload: Workload) -> list[Request]:
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher

@@ -27,7 +27,11 @@ from kvtune.run.scratch import scratch
 WARM_TURNS = 1
 
 
-def in_turns(case: Case, on_turn: Callable[[int], None]) -> dict[str, list[dict[str, Any]]]:
+TurnFigures = dict[str, Any]
+"""What a side measured in one turn, named as in a run's summary."""
+
+
+def in_turns(case: Case, on_turn: Callable[[int], None]) -> dict[str, list[TurnFigures]]:
     """What each side measured in each turn, by the side's name. KvtuneError with the cause if an engine fails."""
     with contextlib.ExitStack() as stack:
         engines = {side.name: stack.enter_context(_Engine(case, side)) for side in case.sides}
@@ -35,7 +39,7 @@ def in_turns(case: Case, on_turn: Callable[[int], None]) -> dict[str, list[dict[
             engine.answer()  # the first line says that it is ready
         for engine in engines.values():
             engine.pause()
-        measured: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
+        measured: dict[str, list[TurnFigures]] = {name: [] for name in engines}
         for turn in range(case.turns + WARM_TURNS):
             on_turn(turn)
             for name in list(engines) if turn % 2 else reversed(list(engines)):
@@ -88,7 +92,7 @@ class _Engine:
         self._process.communicate()
         self._scratch.__exit__(None, None, None)
 
-    def turn(self, seed: int) -> dict[str, Any]:
+    def turn(self, seed: int) -> TurnFigures:
         os.killpg(self._process.pid, signal.SIGCONT)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended: answer() raises
@@ -102,7 +106,7 @@ class _Engine:
         """Stop the processes: an idle worker polls its queue, on the CPU core that another engine needs."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> TurnFigures:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -113,5 +117,5 @@ class _Engine:
                 f"{self._case.name}, {self._side.name}: {why or 'its engine ended'}",
                 "run this side alone to see why: its command stands beside the figure",
             )
-        figures: dict[str, Any] = msgspec.json.decode(line)
+        figures: TurnFigures = msgspec.json.decode(line)
         return figures

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
-from kvtune.core.settings import AUTO, KNOBS, CoreSettings
+from kvtune.core.settings import AUTO, KNOBS, CoreSettings, Value
 from kvtune.engine.flags import flag_texts, with_flag
 from kvtune.layout.plan import match_units
 from kvtune.run.types import EngineInfo
@@ -55,7 +54,7 @@ class Situation:
             arguments = with_flag(arguments, name.replace("_", "-"), value)
         return msgspec.structs.replace(self.settings, engine_args=arguments)
 
-    def with_core(self, **values: Any) -> SimSettings:
+    def with_core(self, **values: Value) -> SimSettings:
         current = self.settings.core_settings if self.settings.core == "kvtune" else {}
         return msgspec.structs.replace(self.settings, core="kvtune", core_settings={**current, **values})
 

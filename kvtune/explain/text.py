@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from time import monotonic
-from typing import Any
 
 from kvtune.explain.explanation import Counts, Explanation, View
 from kvtune.sim.verdicts.causes import CAUSES, MEANING
@@ -116,7 +115,7 @@ def _checks(explanation: Explanation) -> Iterator[str]:
     yield from explanation.notes
 
 
-def to_json(explanation: Explanation) -> dict[str, Any]:
+def to_json(explanation: Explanation) -> dict[str, object]:
     """The `--json` object; `prefix_cache` as in a run's summary."""
     fields = asdict(explanation)
     fields["disagreements"] = fields["disagreements"][:100]

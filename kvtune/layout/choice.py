@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from kvtune.layout.plan import (
     Backend,
@@ -66,7 +65,7 @@ class Layout:
     def name(self) -> str:
         return f"packed {self.states}" if self.states else "stock"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         plan = self.plan
         return {
             "layout": "packed" if self.states else "stock",
@@ -96,7 +95,7 @@ class Layouts:
     recommended: int
     why: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "pool_bytes": self.pool_bytes,
             "request_tokens": self.request_tokens,

@@ -110,7 +110,7 @@ class AblationVariant(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     turned: str = ""
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     runs: list[dict[str, float | None]] = []
     files: list[str] = []
     failed: list[str] = []
@@ -152,11 +152,11 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sim: Replay | None = None
     step_cost: dict[str, Scalar] = {}  # the fields of sim.cost.StepCost
     verdicts: list[
-        dict[str, Any] | None
+        dict[str, object] | None
     ] = []  # by request, the fields of sim.verdicts.listener.PromptVerdict
 
 
-def read_extras(stored: Any) -> Extras:
+def read_extras(stored: object) -> Extras:
     """`Header.extra` of a run file: every field that fits its type."""
     fields: dict[str, Any] = {}
     for field in msgspec.structs.fields(Extras):

@@ -22,8 +22,11 @@ from kvtune.run.types import SCHEMA, TABLES, Header, Run, Table, empty_table
 
 SUFFIX = ".kvrun"
 
+Decoded = dict[str, Any]
+"""A header as JSON, before its types are checked."""
+
 # Old schema -> function that upgrades a decoded header by one version.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+UPGRADES: dict[int, Callable[[Decoded], Decoded]] = {}
 
 
 def write_run(run: Run, path: Path) -> None:
@@ -70,7 +73,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _header(raw: bytes, path: Path) -> Header:
-    decoded: dict[str, Any] = msgspec.json.decode(raw)
+    decoded: Decoded = msgspec.json.decode(raw)
     schema = decoded.get("schema", 0)
     if not isinstance(schema, int) or schema > SCHEMA:
         raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,6 @@ def read_rows(path: Path, fields: Collection[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def add_row(path: Path, row: dict[str, Any]) -> None:
+def add_row(path: Path, row: Mapping[str, object]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")

@@ -37,7 +37,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     engine_args: list[str] = []
     core: Literal["kvtune", "stock"] = "stock"
-    core_settings: dict[str, object] = {}
+    core_settings: dict[str, Any] = {}
     mode: Mode = "exact"
     cost: StepCost = NOMINAL
     specs: dict[str, Any] = {}

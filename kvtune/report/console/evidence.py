@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.console import Console
 from rich.table import Table
 
+from kvtune.analysis.claim_results import EvidenceResult
 
-def print_evidence(found: Mapping[str, Any], console: Console | None = None) -> None:
+
+def print_evidence(evidence: EvidenceResult, console: Console | None = None) -> None:
     """Claims with their figures; text from runs is not read as markup."""
     from rich.text import Text
 
     out = console or Console()
-    for claim in found["claims"]:
+    for claim in evidence["claims"]:
         table = Table(box=None, pad_edge=False)
         for head, side in (("figure", "left"), ("ratio", "right"), ("95 %", "right"), ("published", "right")):
             table.add_column(head, justify="right" if side == "right" else "left")
@@ -30,4 +29,4 @@ def print_evidence(found: Mapping[str, Any], console: Console | None = None) -> 
         for line in claim["why"]:
             out.print(Text(f"  {line}", style="dim"))
         out.print()
-    out.print(Text(found["gpu"]))
+    out.print(Text(evidence["gpu"]))

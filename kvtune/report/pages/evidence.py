@@ -5,9 +5,7 @@ Drawn from the object that `kvtune evidence` writes as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from kvtune.analysis.claim_results import ClaimResult, EvidenceResult
 from kvtune.report.banners import Banner
 from kvtune.report.charts import Cell, Section, grid
 
@@ -15,7 +13,7 @@ HEADS = ("figure", "work", "ratio", "95 % interval", "published", "runs", "verdi
 TONE = {"holds": "better", "does not hold here": "worse"}
 
 
-def evidence_page(evidence: Mapping[str, Any]) -> str:
+def evidence_page(evidence: EvidenceResult) -> str:
     """One self-contained HTML file."""
     from kvtune.report.pages.frame import render
 
@@ -34,7 +32,7 @@ def evidence_page(evidence: Mapping[str, Any]) -> str:
     )
 
 
-def _claim(claim: Mapping[str, Any]) -> Section:
+def _claim(claim: ClaimResult) -> Section:
     rows = [
         (
             row["title"],
@@ -62,7 +60,7 @@ def _claim(claim: Mapping[str, Any]) -> Section:
     )
 
 
-def _how(evidence: Mapping[str, Any]) -> Section:
+def _how(evidence: EvidenceResult) -> Section:
     lines = (
         "Every ratio compares runs of one call; the sides take turns, in reverse order every second time.",
         "Intervals are Welch's at 95 %, on logarithms of whole runs (block pool alone: of repeats in one process).",

@@ -1,4 +1,4 @@
-"""The optimized KV core: classes that replace vLLM's own in an unmodified vLLM 0.32, loaded as a plugin.
+"""The optimized KV core: classes that replace vLLM's own in an unmodified vLLM, loaded as a plugin.
 
 In: settings from the environment. Out: vLLM's own objects with other classes, and a record of what is in force.
 Runs in vLLM's processes, and in those that sim, doctor and evidence start with vLLM in them. The command's own process
@@ -6,7 +6,7 @@ reads `settings.py`, `state.py` and `compat/` only.
 docs/core.md describes the ideas and their switches for people.
 Imported by: cli, doctor, engine, evidence, explain, probe, report, sim, tune.
 
-    plugin.py      the entry point: checks the manifest, then installs all parts or none
+    plugin.py      the entry point: installs each part whose symbols this vLLM has unchanged
     settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values
     state.py       what is in force in this process; the probe copies it into the run file
     patches.py     the registry of everything that kvtune replaces in vLLM; docs/patches.md has the table
@@ -19,7 +19,7 @@ Imported by: cli, doctor, engine, evidence, explain, probe, report, sim, tune.
     steps/         the short path of steps that only decode
     admission/     which waiting request is admitted next
     tokens/        sampled tokens as arrays between worker and scheduler
-    compat/        the symbols of vLLM that the core relies on, and their manifest
+    compat/        what differs between versions of vLLM, and which parts can load
 
 What fails falls back to stock: a policy that raises becomes "tiers in order, oldest first"; queues that do not hold
 what they should are filled again from reference counts; a window group that raises is stock's from there on.

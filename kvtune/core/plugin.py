@@ -1,7 +1,8 @@
 """Entry point that vLLM calls in each of its processes. Inert unless KVTUNE_CORE or KVTUNE_RECIPE is set.
 
-Contract: idempotent, cheap, all or nothing. A vLLM that differs from the manifest runs stock, with one line in the log
-that names the symbol; with KVTUNE_STRICT=1 the engine stops instead.
+Contract: idempotent, cheap. Parts load one by one: where vLLM's code is not what a part was written for, that part
+stands aside and the run file says which symbol is the reason. With core.strict the core loads whole or not at all; with
+KVTUNE_STRICT=1 the engine stops instead.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ import os
 from types import ModuleType
 
 from kvtune.core import cpu_flags, state
-from kvtune.core.settings import CoreSettings, from_environment
+from kvtune.core.settings import CoreSettings, from_environment, without
 from kvtune.errors import KvtuneError
 
 logger = logging.getLogger("vllm.kvtune")
 
-PARTS = (
-    "cache.adopt",
-    "cache.legacy",
-    "tokens.install",
-    "steps.scheduler",
-    "admission.install",
-    "freeze",
-    "cache.packed",
-)
-"""Modules of kvtune.core with `install(settings)`, in the order of installation."""
+PARTS: dict[str, tuple[str, ...]] = {
+    "cache.adopt": ("pool", "pinning", "reuse"),
+    "cache.legacy": (),
+    "tokens.install": ("rows",),
+    "steps.scheduler": ("steady", "empty_blocks"),
+    "admission.install": ("admission",),
+    "freeze": ("freeze", "collector"),
+    "cache.packed": ("packed", "whole_states"),
+}
+"""Modules of kvtune.core with `install(settings)`, in the order of installation, and the parts that each installs."""
 
 _registered = False
 
@@ -51,26 +52,63 @@ def register() -> None:
 
 
 def install(settings: CoreSettings) -> None:
-    """Check this vLLM against the manifest, then install every part. KvtuneError when it differs."""
-    from kvtune.core.cache import audit
-    from kvtune.core.compat import manifest as compat
+    """Install the parts that are asked for and that this vLLM's code allows.
 
-    compat.check()
-    modules = [m for m in map(_part, PARTS) if m is not None]
+    KvtuneError where none is left, or where core.strict or KVTUNE_STRICT=1 asks for all of them.
+    """
+    from kvtune.core.cache import audit
+    from kvtune.core.compat import parts
+
+    asked = settings.parts()
+    standing = parts.standing()
+    line = standing.line(asked)
+    strict = settings.strict or os.environ.get("KVTUNE_STRICT") == "1"
+    if line and (strict or standing.aside.keys() >= set(asked)):
+        raise KvtuneError(line, "install a vLLM that kvtune knows, or run stock (KVTUNE_CORE=stock)")
     state.activate(settings)
+    for name in standing.aside:
+        if name in asked:
+            state.part(name, False)
+    if line:
+        state.note(line)
+        logger.warning("kvtune: %s", line)
+    allowed = without(settings, standing.aside)
     done: list[ModuleType] = []
     try:
-        for module in modules:
-            done.append(module)
-            module.install(settings)
+        for name, contained in PARTS.items():
+            if not contained or not standing.aside.keys() >= set(contained):
+                _install(name, contained, allowed, done, strict)
         done.append(audit)
         audit.install()
     except Exception:
-        # All or nothing: a half-installed core is worse than none.
+        # Strict, or the audit: a half-installed core is not what was asked for.
         for module in reversed(done):
             getattr(module, "uninstall", lambda: None)()
         raise
     logger.info("kvtune core is active: %s", settings.changed() or "defaults")
+
+
+def _install(
+    name: str, contained: tuple[str, ...], settings: CoreSettings, done: list[ModuleType], strict: bool
+) -> None:
+    """Install one module. One that fails is undone and its parts stand aside; strict, the failure is raised."""
+    module = None
+    try:
+        module = _part(name)
+        if module is not None:
+            done.append(module)
+            module.install(settings)
+    except Exception as error:
+        if strict:
+            raise
+        if module is not None:
+            getattr(module, "uninstall", lambda: None)()
+        why = f"could not be put in: {type(error).__name__}: {error}"
+        asked = settings.parts()
+        for part in contained:
+            if part in asked:
+                state.part(part, False, why)
+        logger.error("kvtune: %s %s", ", ".join(contained) or name, why, exc_info=error)
 
 
 def _part(name: str) -> ModuleType | None:

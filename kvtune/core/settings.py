@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
 
@@ -103,6 +103,7 @@ class CoreSettings:
     whole_states: bool = False
     packed: bool = False
     states_per_block: int = 1
+    strict: bool = False
     legacy_empty_blocks: bool = False
     legacy_free_list: bool = False
 
@@ -113,6 +114,35 @@ class CoreSettings:
         """Only the settings that differ from the defaults."""
         default = CoreSettings().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
+
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the core that these settings ask for."""
+        own = {
+            "admission": self.admission != "fcfs",
+            "collector": bool(
+                self.gc_threshold0 or self.gc_threshold1 or self.gc_threshold2 or self.collect_at_wait
+            ),
+            "pinning": self.pool and self.pinning,
+            "reuse": self.pool and self.reuse,
+            "whole_states": self.whole_states or self.packed,
+        }
+        switches = ("pool", "rows", "steady", "empty_blocks", "freeze", "packed")
+        return tuple(name for name in switches if getattr(self, name)) + tuple(
+            name for name, on in own.items() if on
+        )
+
+
+def without(settings: CoreSettings, parts: Collection[str]) -> CoreSettings:
+    """The settings with these parts of the core switched off."""
+    off: dict[str, Any] = {}
+    for part in parts:
+        if part == "admission":
+            off["admission"] = "fcfs"
+        elif part == "collector":
+            off |= {"gc_threshold0": 0, "gc_threshold1": 0, "gc_threshold2": 0, "collect_at_wait": False}
+        elif part in KNOBS:
+            off[part] = False
+    return replace(settings, **off)
 
 
 def _switch(name: str, help: str) -> Knob:
@@ -190,6 +220,10 @@ KNOBS: dict[str, Knob] = {
             "packed", "hybrid models: small blocks, in which all attention layers together hold the states"
         ),
         _integer("states_per_block", "states that a packed block has room for", 1, 1024, "states"),
+        _switch(
+            "strict",
+            "load every part that is asked for, or none; off = a part whose vLLM code changed stands aside",
+        ),
         _switch("legacy_empty_blocks", "make a new empty block list per request and step, as vLLM once did"),
         _switch(
             "legacy_free_list",

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from kvtune.core.compat.parts import OLDEST, standing
+from kvtune.core.compat.symbols import PARTS
 from kvtune.doctor.finding import Finding
-from kvtune.engine.resolve import ENGINES, SUPPORTED_VLLM
-from kvtune.errors import KvtuneError
+from kvtune.engine.resolve import ENGINES, is_too_old
 from kvtune.run.cpu import VARIABLE, avx512_bf16, forced
 from kvtune.run.limits import cpu_limit, memory_limit_bytes, memory_used_bytes
 from kvtune.units import size
@@ -92,29 +93,29 @@ def vllm_findings() -> Iterator[Finding]:
             "uninstall both, then install one",
         )
     name, version = next(iter(engines.items()))
-    if version.split("+", 1)[0] in SUPPORTED_VLLM:
-        yield Finding("ok", "vllm", f"{name} {version}")
-        yield from manifest_findings()
-    else:
-        known = ", ".join(SUPPORTED_VLLM)
-        yield Finding("error", "vllm", f"{name} {version} is not supported", f"install vLLM {known}")
-
-
-def manifest_findings() -> Iterator[Finding]:
-    """Whether vLLM's code is what the core was written against. Reads its files without importing them."""
-    from kvtune.core.compat.manifest import check
-
-    try:
-        check()
-    except KvtuneError as error:
+    if is_too_old(version):
         yield Finding(
-            "warning",
-            "manifest",
-            f"the kvtune core will not load: {error.message}",
-            error.hint or "reinstall the supported vLLM",
+            "error", "vllm", f"{name} {version} is too old for kvtune", f"install vLLM {OLDEST} or newer"
         )
     else:
-        yield Finding("ok", "manifest", "vLLM's code matches what the kvtune core was written for")
+        yield Finding("ok", "vllm", f"{name} {version}")
+        yield from part_findings()
+
+
+def part_findings() -> Iterator[Finding]:
+    """Which parts of the core this vLLM's code allows. Reads its files without importing them."""
+    found = standing()
+    loading = [name for name in PARTS if name not in found.aside]
+    if found.known and not found.aside:
+        yield Finding("ok", "core", f"{found.about()}: every part loads ({', '.join(loading)})")
+        return
+    if not found.known:
+        yield Finding("note", "core", f"{found.about()}: what its code has not changed loads, part by part")
+    if loading:
+        yield Finding("ok", "core loads", ", ".join(loading))
+    for name, why in found.aside.items():
+        hint = "reinstall vLLM, or undo the change" if found.known else ""
+        yield Finding("warning" if found.known else "note", f"aside: {name}", why, hint)
 
 
 def torch_findings() -> Iterator[Finding]:

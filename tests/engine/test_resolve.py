@@ -106,17 +106,27 @@ def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "kvtune[cuda]" in caught.value.hint and caught.value.exit_code == EXIT_USAGE
 
 
-@pytest.mark.parametrize(("version", "accepted"), [("0.32.0", True), ("0.32.0+cpu", True), ("0.33.0", False)])
-def test_only_supported_versions_of_vllm_are_accepted(
+@pytest.mark.parametrize(
+    ("version", "accepted"),
+    [
+        ("0.32.0", True),
+        ("0.32.0+cpu", True),
+        ("0.29.0", True),
+        ("0.99.0", True),
+        ("0.1.dev9+gabcdef", True),
+        ("0.28.3", False),
+    ],
+)
+def test_only_versions_of_vllm_that_are_too_old_are_refused(
     monkeypatch: pytest.MonkeyPatch, version: str, accepted: bool
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     if accepted:
         assert check_engine() == version
         return
-    with pytest.raises(KvtuneError, match=r"0\.33\.0 is not supported") as caught:
+    with pytest.raises(KvtuneError, match=r"0\.28\.3 is too old") as caught:
         check_engine()
-    assert "0.32.0" in caught.value.hint
+    assert "0.29.0 or newer" in caught.value.hint
 
 
 def test_an_output_that_cannot_be_written_is_found_before_the_engine_starts(tmp_path: Path) -> None:

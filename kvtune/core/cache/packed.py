@@ -31,6 +31,8 @@ LAYOUT_OF_SIBLING = {"LBHNC": "BLHNC", "LBNHC": "BLNHC"}
 
 Groups = list[KVCacheGroup] | None
 
+GROUPS = "vllm.v1.core.kv_cache_utils._get_packed_kv_cache_groups"
+
 STRIDED = ("CPU_ATTN",)
 """Backends that list only a layer-outermost layout, but were tested to read its block-outermost sibling correctly."""
 
@@ -45,9 +47,10 @@ def install(settings: CoreSettings) -> None:
     state.part("packed", False)  # until vLLM aligns or groups the layers of a model with states
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends import utils
-    from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_cache_interface import MambaSpec
     from vllm.v1.worker import worker_base
+
+    from kvtune.core.compat.names import home_of
 
     def wrap_align(stock_align: Callable[..., None]) -> Callable[..., None]:
         def align(cls: HybridPlatform, vllm_config: VllmConfig, backend_cls: type) -> None:
@@ -88,7 +91,7 @@ def install(settings: CoreSettings) -> None:
     PATCHES.wrap(PART, platform, "_align_hybrid_block_size", wrap_align)
     for module in (utils, worker_base):
         PATCHES.wrap(PART, module, "get_supported_kv_cache_layouts", wrap_layouts)
-    PATCHES.wrap(PART, kv_cache_utils, "_get_packed_kv_cache_groups", wrap_groups)
+    PATCHES.wrap(PART, home_of(GROUPS), GROUPS.rpartition(".")[2], wrap_groups)
 
 
 def uninstall() -> None:

@@ -1,7 +1,9 @@
-"""Whether this vLLM is one that the core was written against. Read before anything is installed.
+"""What differs between versions of vLLM, and which parts of the core this one allows. No version is compared elsewhere.
 
-symbols.py     every symbol of vLLM that the core replaces, wraps or relies on the inside of. Data only
-manifest.py    check(): those symbols against the manifest of the installed version;
+symbols.py     by part of the core: every symbol of vLLM that it replaces, wraps or relies on the inside of. Data only
+manifest.py    those symbols of the installed vLLM against a known version's;
                `python -m kvtune.core.compat.manifest` writes the manifest of the installed vLLM
-manifests/     one JSON file a version of vLLM
+parts.py       standing(): which parts can load, and why the others stand aside
+names.py       what versions name or place otherwise, decided by what is there
+manifests/     one JSON file a known version of vLLM
 """

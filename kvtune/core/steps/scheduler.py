@@ -6,6 +6,7 @@ core's state says so.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -16,6 +17,8 @@ from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.core.steps import empty
 from kvtune.core.steps.schedule import SteadyDecode
+
+logger = logging.getLogger("vllm.kvtune")
 
 PART = "steps.scheduler"
 
@@ -85,7 +88,11 @@ def install(settings: CoreSettings) -> None:
     def wrap(init: Callable[..., None]) -> Callable[..., None]:
         def built(self: Scheduler, *args: object, **options: object) -> None:
             init(self, *args, **options)
-            adopt(self, settings)
+            try:
+                adopt(self, settings)
+            except Exception as error:
+                state.part("steady", False, f"could not be put in: {error!r}")
+                logger.error("kvtune: this scheduler stays stock's", exc_info=error)
 
         return built
 

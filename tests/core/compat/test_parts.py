@@ -1,0 +1,144 @@
+"""Parts of the core load or stand aside one by one, each by the symbols that it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtune.core.compat import manifest as compat
+from kvtune.core.compat import parts
+from kvtune.core.compat.parts import Standing, differing, standing
+from kvtune.core.compat.symbols import PARTS
+from kvtune.core.settings import CoreSettings, parse, without
+from tests.core.compat.edited import Edit, editing
+
+CORE = "vllm.v1.core."
+
+
+@pytest.fixture
+def edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Edit:
+    return editing(monkeypatch, tmp_path)
+
+
+@pytest.mark.vllm
+def test_with_a_known_vllm_every_part_loads() -> None:
+    assert standing() == Standing(compat.installed_version(), known=True, aside={})
+    assert standing().line() == "" and differing(tuple(PARTS)) == ""
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("module", "old", "new", "aside"),
+    [
+        (f"{CORE}block_pool", "popleft_n(num_blocks)", "popleft_n(num_blocks + 0)", "pool pinning reuse"),
+        (f"{CORE}block_pool", "def insert(", "def put(", "pool pinning reuse admission"),
+        (f"{CORE}kv_cache_coordinator", "def replay_boundaries(", "def replays(", "pinning"),
+        (
+            f"{CORE}single_type_kv_cache_manager",
+            "class MambaManager(",
+            "class Mamba2Manager(",
+            "steady empty_blocks",
+        ),
+        (
+            f"{CORE}sched.scheduler",
+            "def make_stats(\n        self,",
+            "def make_stats(\n        this,",
+            "steady",
+        ),
+        (f"{CORE}sched.request_queue", "class FCFSRequestQueue(", "class FIFORequestQueue(", "admission"),
+        ("vllm.v1.worker.cpu_model_runner", "class CPUModelRunner(", "class Runner(", "rows"),
+        ("vllm.utils.gc_utils", "def freeze_gc_heap(", "def freeze_heap(", "freeze"),
+        ("vllm.v1.engine.core", "def _process_input_queue(", "def _process_queue(", "rows collector"),
+        ("vllm.v1.kv_cache_layout", "class KVCacheLayout(", "class Layout(", "packed"),
+        ("vllm.v1.engine.core", "def step(", "def one_step(", "simulator"),
+    ],
+)
+def test_a_changed_symbol_puts_exactly_the_parts_aside_that_need_it(
+    edit: Edit, module: str, old: str, new: str, aside: str
+) -> None:
+    edit(module, old, new)
+    found = standing()
+    assert found.known
+    assert set(found.aside) == set(aside.split())
+    first = aside.split()[0]
+    assert module in found.aside[first] and found.aside[first] in found.line()
+    assert differing((first,)) == found.aside[first]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        (
+            "vllm.v1.engine.async_llm",
+            "self.log_requests = log_requests",
+            "self.log_requests = bool(log_requests)",
+        ),
+        ("vllm.v1.engine.core", "self.log_stats = log_stats", "self.log_stats = bool(log_stats)"),
+    ],
+)
+def test_code_that_a_part_only_follows_may_change(edit: Edit, module: str, old: str, new: str) -> None:
+    edit(module, old, new)
+    assert standing().aside == {}
+
+
+@pytest.mark.vllm
+def test_an_unknown_version_keeps_the_parts_whose_symbols_a_known_version_has(
+    monkeypatch: pytest.MonkeyPatch, edit: Edit
+) -> None:
+    monkeypatch.setattr(compat, "installed_version", lambda: "0.99.0")
+    edit(f"{CORE}sched.request_queue", "class FCFSRequestQueue(", "class FIFORequestQueue(")
+    found = standing()
+    assert not found.known and set(found.aside) == {"admission"}
+    line = found.line()
+    assert line.startswith("vLLM 0.99.0 is not one that kvtune knows (") and "\n" not in line
+    assert "vLLM's own code runs in place of admission (" in line
+    assert found.line(CoreSettings().parts()) == "", (
+        "admission is off by default: nothing that was asked for is missing"
+    )
+
+
+@pytest.mark.vllm
+def test_a_part_does_not_mix_the_symbols_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of its symbols as in one known version and half as in another is a vLLM that was never tried."""
+    real = compat.read(compat.installed_version())
+    changed = {
+        name: {**entry, "sha256": "", "symbols": dict(entry["symbols"])} for name, entry in real.items()
+    }
+    outputs, runner = "vllm.v1.outputs", "vllm.v1.worker.cpu_model_runner"
+    other = {"parameters": [], "ast": "another"}
+    one = {**changed, outputs: {**changed[outputs], "symbols": {"ModelRunnerOutput": other}}}
+    two = {**changed, runner: {**changed[runner], "symbols": {"CPUModelRunner": other}}}
+    manifests = {"0.98.0": one, "0.97.0": two}
+    monkeypatch.setattr(compat, "installed_version", lambda: "0.99.0")
+    monkeypatch.setattr(compat, "known_versions", lambda: sorted(manifests))
+    monkeypatch.setattr(compat, "read", manifests.__getitem__)
+    assert set(standing().aside) == {"rows"}
+
+
+def test_the_line_names_each_reason_once_with_its_parts() -> None:
+    found = Standing("0.32.0", True, {"pool": "a.B is gone", "rows": "c.D is gone", "steady": "a.B is gone"})
+    assert (
+        found.line()
+        == "vLLM 0.32.0: vLLM's own code runs in place of pool, steady (a.B is gone); rows (c.D is gone)"
+    )
+    assert found.line(("freeze",)) == ""
+
+
+def test_every_part_can_be_asked_for_and_switched_off() -> None:
+    everything = {"admission": "longest_prefix", "collect_at_wait": True, "packed": True}
+    asked = parse(everything)
+    assert set(asked.parts()) == set(PARTS) - {"simulator"}
+    for part in asked.parts():
+        assert part not in without(asked, (part,)).parts() or part == "whole_states"
+    assert without(asked, tuple(PARTS)).parts() == ()
+    assert without(asked, ("pool",)).parts() == tuple(
+        p for p in asked.parts() if p not in ("pool", "pinning", "reuse")
+    )
+
+
+def test_the_nearest_older_version_gives_the_reasons() -> None:
+    versions = ["0.32.0", "0.33.0", "0.35.0"]
+    assert parts._nearest_first("0.34.1", versions) == ["0.33.0", "0.32.0", "0.35.0"]
+    assert parts._nearest_first("0.29.0", versions) == versions

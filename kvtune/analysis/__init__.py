@@ -8,7 +8,7 @@ Imported by: cli, evidence, explain, report, tune.
     latency.py      first token, between tokens, whole request; throughputs; arrays of each for drawings
     cache.py        hits and causes of miss, overall and per round
     gc.py           collections and pauses per process. Here a pause becomes a figure
-    ledger.py       collections joined to the steps and token gaps that they delayed
+    ledger.py       collections joined to the steps that they delayed, and each process's account of them
     step_time.py    what EngineCore's step time is made of; steps that a collection paused
     host.py         the time of EngineCore's Python besides the model
     culprits.py     which objects cause collections, by type and line
@@ -24,6 +24,7 @@ Imported by: cli, evidence, explain, report, tune.
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
     listing.py      What a list of runs says about each: a few figures that tell one from another
     claim_results.py The `--json` object of `kvtune evidence`: `kvtune/evidence` makes it, `kvtune/report` draws it
+    stalls/         slow token gaps, and the one largest cause of each
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on
 
 A prompt's tokens, compared with an infinite cache when it was sent. Hits and misses add up to the prompt:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvtune.analysis.processes import ENGINE_ROLES, process_keys
 from kvtune.analysis.spread import Spread, spread
+from kvtune.analysis.stalls.spans import covered
 from kvtune.analysis.step_time import Placed, placed
 from kvtune.run.extras import CollectorCounts
 from kvtune.run.types import Run
@@ -93,7 +94,7 @@ def gap_outliers(run: Run) -> GapOutliers:
     gap_ms = (end - begin) * 1000.0
     median = float(np.median(gap_ms))
     outlier = gap_ms > OUTLIER * median
-    paused_ms = _paused_ms(gc["t_s"], gc["pause_us"] / 1e6, begin, end)
+    paused_ms = covered(gc["t_s"], gc["pause_us"] / 1e6).within(begin, end) * 1000.0
     inside = paused_ms > 0
     explained = outlier & inside & (paused_ms >= EXPLAINED * (gap_ms - median))
     return GapOutliers(
@@ -105,28 +106,6 @@ def gap_outliers(run: Run) -> GapOutliers:
         explained=int(explained.sum()),
         other_gaps_with_collection=int((~outlier & inside).sum()),
     )
-
-
-def _paused_ms(
-    start_s: NDArray[np.float64],
-    pause_s: NDArray[np.float64],
-    begin_s: NDArray[np.float64],
-    end_s: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Paused time in each span. Pauses of several processes at the same time count once."""
-    if not len(start_s):
-        return np.zeros(len(begin_s))
-    order = np.argsort(start_s, kind="stable")
-    start, end = start_s[order], (start_s + np.nan_to_num(pause_s))[order]
-    reached = np.maximum.accumulate(end)
-    start = np.maximum(start, np.concatenate(([-np.inf], reached[:-1])))
-    length = np.maximum(end - start, 0.0)
-    # Paused time so far, as a function of time: rises within pauses, constant between them.
-    at = np.column_stack((start, start + length)).ravel()
-    before = np.cumsum(length) - length
-    so_far = np.column_stack((before, before + length)).ravel()
-    paused: NDArray[np.float64] = np.interp(end_s, at, so_far) - np.interp(begin_s, at, so_far)
-    return paused * 1000.0
 
 
 def ledgers(run: Run) -> dict[str, Ledger]:

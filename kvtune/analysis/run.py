@@ -30,6 +30,8 @@ from kvtune.analysis.leaks import Trend
 from kvtune.analysis.ledger import Join, Ledger
 from kvtune.analysis.memory import Memory
 from kvtune.analysis.spread import Values
+from kvtune.analysis.stalls import account
+from kvtune.analysis.stalls.account import Stalls
 from kvtune.analysis.step_time import PausedSteps, StepTime
 from kvtune.analysis.verdict import Verdict
 from kvtune.run.types import Run
@@ -96,6 +98,10 @@ class RunAnalysis:
         return ledger.join(self.run, self.pauses_in_steps_ms)
 
     @cached_property
+    def stalls(self) -> Stalls:
+        return account.stalls(self.run)
+
+    @cached_property
     def culprits(self) -> dict[str, Culprits]:
         return culprits.culprits(self.run)
 
@@ -117,4 +123,4 @@ class RunAnalysis:
 
     @cached_property
     def verdict(self) -> Verdict:
-        return verdict.verdict(self.run, self.latency, self.prefix_cache, self.step_time)
+        return verdict.verdict(self.run, self.latency, self.prefix_cache, self.step_time, self.stalls)

@@ -96,6 +96,7 @@ def summary(analysis: RunAnalysis) -> dict[str, Any]:
             process: _collector(collector, analysis.ledgers.get(process))
             for process, collector in analysis.collectors.items()
         },
+        "stalls": asdict(analysis.stalls),
         "gc_steps": as_json(analysis.collections_in_steps),
         "culprits": {process: asdict(rows) for process, rows in analysis.culprits.items()},
         "heap_growth": {process: [asdict(row) for row in rows] for process, rows in analysis.grown.items()},

@@ -14,9 +14,11 @@ import numpy as np
 
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, match_unit
 from kvtune.analysis.latency import Latency
+from kvtune.analysis.stalls.account import Stalls
+from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.analysis.step_time import StepTime
 from kvtune.run.types import Run
-from kvtune.units import count, percent
+from kvtune.units import count, ms, percent
 
 LEAST_SHARE = 0.03
 """A limit below this share of the engine's time is not named."""
@@ -42,7 +44,10 @@ WINNABLE = ("not_cached", "evicted", "not_retained", "lagging_group")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`kind` names the limit for programs: nothing, cache, block, pool, collector, host, load, model, unknown."""
+    """`kind` names the limit for programs.
+
+    nothing, cache, block, pool, collector, host, stalls, load, model, unknown.
+    """
 
     kind: str
     limit: str
@@ -51,10 +56,16 @@ class Verdict:
     share: float | None = None
 
 
-def verdict(run: Run, times: Latency, cache: PrefixCache, time: StepTime) -> Verdict:
+def verdict(run: Run, times: Latency, cache: PrefixCache, time: StepTime, stalls: Stalls) -> Verdict:
     if not len(run.table("requests")["id"]) or times.output_tokens == 0:
         return _nothing(run)
-    candidates = [_cache(run, cache, time), _block(run, cache, time), _collector(run, time), _host(run, time)]
+    candidates = [
+        _cache(run, cache, time),
+        _block(run, cache, time),
+        _collector(run, time),
+        _host(run, time),
+        _stalls(run, stalls),
+    ]
     limits = [v for v in candidates if v is not None and (v.share or 0) >= LEAST_SHARE]
     preempted = _pool(run)
     if preempted is not None:
@@ -199,6 +210,25 @@ def _host(run: Run, time: StepTime) -> Verdict | None:
         return Verdict("host", limit, advice, _profile(run, "--stacks"), share)
     advice = "Run with kvtune's core, whose steady-decode path schedules faster, and compare."
     return Verdict("host", limit, advice, _profile(run, "--core", "kvtune"), share)
+
+
+def _stalls(run: Run, stalls: Stalls) -> Verdict | None:
+    """Time of slow tokens in which nobody worked for a request. Collections and preemptions are limits themselves."""
+    lost_ms = sum(stalls.lost_ms.values())
+    if not lost_ms or run.header.wall_s <= 0 or not run.header.valid.timings:
+        return None
+    share = min(1.0, lost_ms / 1000.0 / run.header.wall_s)
+    cause = max(stalls.lost_ms, key=lambda name: stalls.lost_ms[name])
+    limit = (
+        f"Stalls: {count(stalls.slow)} of {count(stalls.gaps)} gaps between tokens were over "
+        f"{ms(stalls.limit_ms or 0.0)}, and nobody worked for a request in {percent(share, digits=0)} of the engine's "
+        f"time. In most of that, {CAUSES[cause]}."
+    )
+    command = {
+        "off_cpu": _command("doctor", run.header.model),
+        "device": _profile(run, "--repeat", "3"),
+    }.get(cause) or _profile(run, "--stacks")
+    return Verdict("stalls", limit, ADVICE[cause], command, share)
 
 
 def _load(run: Run, busy: float) -> Verdict:

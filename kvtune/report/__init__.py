@@ -18,6 +18,7 @@ Imported by: cli.
     names.py      names of processes and causes
     banners.py    what a reader must know before any number
     files.py      writes whole or not at all, and over nothing without --force
+    stalls.py     Slow tokens in words: from the account's `--json` objects to one line a stall and to tables
     templates/    Jinja2, autoescape
     assets/       one style sheet, one script
 

@@ -17,4 +17,5 @@ measuring phase began. Units stand in the names. docs/run-file.md describes the 
     scratch.py   temporary folders, removed when no process uses them, also after a kill
     config.py    Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml
     folder.py    The run files of a folder: which there are, which is the newest, and which files belong to each
+    step_work.py how long a step takes by the work in it: a fit to the steps of a recorded run
 """

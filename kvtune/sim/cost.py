@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError
+from kvtune.run.step_work import fit_step_time, step_work
 from kvtune.run.types import Run, Table
 from kvtune.sim.delay import TransportDelay, in_flight
 
@@ -22,12 +23,6 @@ FITTED_SHARE = 0.6
 
 TRUSTED_SHARE = 0.1
 """Predictions count as valid timings up to this error."""
-
-FITS = 5
-"""Rounds of fitting. Each weighs errors relative to the previous round's prediction and drops its outliers."""
-
-LEAST_SPREAD = 0.02
-"""Least spread of relative errors for the outlier test, so that a log without noise keeps all of its steps."""
 
 Clock = Literal["wall", "cpu"]
 
@@ -106,8 +101,8 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
 
 def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
     time_us = steps["cpu_us" if clock == "cpu" else "step_us"].astype("f8")
-    features = _features(steps)
-    weights = _nnls(features, time_us)
+    features = step_work(steps)
+    weights = fit_step_time(features, time_us)
     predicted_us = features @ weights
     error_us = np.abs(predicted_us - time_us)
     delay = TransportDelay.of(run, steps)
@@ -134,52 +129,15 @@ def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
     )
 
 
-def _features(steps: Table) -> NDArray[np.float64]:
-    prefill = steps["prefill_tokens"].astype("f8")
-    decodes = np.maximum(steps["scheduled_tokens"] - steps["prefill_tokens"], 0).astype("f8")
-    context = np.maximum(steps["context_tokens"], 0).astype("f8")
-    prefills = np.maximum(steps["requests"] - decodes, 1)
-    prefill_context = steps["prefill_context_tokens"].astype("f8")
-    if not prefill_context.any():  # an older run file: split evenly between the requests
-        prefill_context = np.where(prefill > 0, context * prefills / np.maximum(decodes + prefills, 1), 0.0)
-    kv = np.maximum(context - prefill_context, 0.0)
-    attended = prefill * (prefill_context + prefill / 2) / prefills
-    return np.column_stack([np.ones(len(prefill)), prefill, decodes, kv, prefill > 0, attended])
-
-
-def _nnls(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares of relative errors, so that long prefills and short decodes weigh the same.
-
-    Refitted without outliers among the steps of each kind: a pause of the machine fell into them.
-    """
-    from scipy.optimize import nnls
-
-    scale = np.maximum(features.max(axis=0), 1e-12)
-    prefills = features[:, 1] > 0
-    floor_us = max(0.05 * float(np.median(time_us)), 1e-9)
-    expected_us = np.maximum(time_us, floor_us)
-    keep = np.ones(len(time_us), bool)
-    weights = np.zeros(features.shape[1])
-    for _ in range(FITS):
-        rows = features[keep] / scale / expected_us[keep, None]
-        weights = nnls(rows, time_us[keep] / expected_us[keep])[0] / scale
-        expected_us = np.maximum(features @ weights, floor_us)
-        rest = time_us / expected_us - 1
-        for kind in (prefills, ~prefills):
-            if kind.any():
-                middle = np.median(rest[kind])
-                spread = 1.4826 * float(np.median(np.abs(rest[kind] - middle)))
-                keep[kind] = np.abs(rest[kind] - middle) <= 6 * max(spread, LEAST_SPREAD)
-    return weights
-
-
 def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> float:
     """Fit to the first steps, predict the rest: the error of the rest's summed time, as a share of it."""
     cut = max(int(len(time_us) * FITTED_SHARE), MIN_STEPS // 2)
     rest_us = float(time_us[cut:].sum())
     if rest_us <= 0:
         return 1.0
-    return abs(float((features[cut:] @ _nnls(features[:cut], time_us[:cut])).sum()) - rest_us) / rest_us
+    return (
+        abs(float((features[cut:] @ fit_step_time(features[:cut], time_us[:cut])).sum()) - rest_us) / rest_us
+    )
 
 
 def _unexplained(run: Run, steps: Table, predicted_us: NDArray[np.float64], delay: TransportDelay) -> float:

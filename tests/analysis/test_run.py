@@ -28,7 +28,8 @@ from tests.golden.synthetic import rounds_run
 PACKAGE = str(Path(kvtune.analysis.__file__).parent)
 
 LOOKUPS = {"process_keys", "match_unit", "_ended", "_queries", "_joined", "_profile", "_with_engine"}
-"""Helpers of several results: lookups, and the words of a command."""
+LOOKUPS |= {"_stall", "evidence", "collected", "cpu_waits", "_taken_s"}
+"""Helpers of several results: lookups, the words of a command, what is told of one stall or of some processes."""
 
 
 @contextmanager

@@ -32,17 +32,6 @@ def _steps(s: Mapping[str, Any], table: MakeTable) -> Any:
         rows.append(
             ("EngineCore's collections", counts, f"{count(where['between_steps'])} between steps", "", "")
         )
-    gaps = joined.get("itl_outliers") or {}
-    if rows and gaps.get("outliers"):
-        rows.append(
-            (
-                f"{count(gaps['outliers'])} token gaps over {ms(gaps['threshold_ms'])}",
-                f"{count(gaps['with_collection'])} hold one",
-                f"{count(gaps['explained'])} explained",
-                f"{count(gaps['outliers'] - gaps['explained'])} not",
-                "",
-            )
-        )
     return table(("engine steps", "steps", "median", "p99", "longest"), rows)
 
 

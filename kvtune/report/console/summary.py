@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from kvtune.report.console.admission import admission_view
 from kvtune.report.console.collector import collector_details
+from kvtune.report.console.stalls import stalls_view
 from kvtune.report.names import cause_title, process_title
 from kvtune.units import count, ms, percent, size
 
@@ -45,8 +46,10 @@ def summary_view(summary: Summary) -> Any:
     """The summary as one rich renderable."""
     from rich.console import Group
 
-    parts = [_head(summary), *_warnings(summary), _latency(summary), _rounds(summary), _cache(summary)]
+    parts = [_head(summary), *_warnings(summary), _latency(summary), *stalls_view(summary, _table)]
     parts += [
+        _rounds(summary),
+        _cache(summary),
         admission_view(summary, _table),
         _gc(summary),
         *collector_details(summary, _table),

@@ -67,16 +67,8 @@ def _lead(analysis: RunAnalysis) -> str:
 
 
 def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
-    """How many slow tokens collections explain, and each process's heap; pauses in which the thread had no CPU."""
-    gaps, facts = analysis.collections_in_steps.gaps, []
-    if gaps.outliers and gaps.threshold_ms is not None:
-        facts.append(
-            (
-                "slow tokens",
-                f"{count(gaps.outliers)} of {count(gaps.gaps)} gaps between tokens were longer than "
-                f"{ms(gaps.threshold_ms)}; collections explain {count(gaps.explained)} of them",
-            )
-        )
+    """Each process's heap; pauses in which the thread had no CPU."""
+    facts = []
     for key, own in analysis.ledgers.items():
         parts = []
         if own.heap_start is not None and own.heap_last is not None:

@@ -1,0 +1,18 @@
+"""The slow token gaps of a run, and what each waited for. Pure.
+
+In: a `Run`. Out: `Stalls`: every gap over the limit has one largest cause; the causes' shares add up to the time that
+the gaps were longer than the median. A token's way, and what can be late on it:
+
+    EngineCore: [between steps][ schedule | execute | update ] -> front end -> client
+                 engine_wait     prefill, batch, device         front_end    client
+                 collection, off_cpu: in any process on the way; preemption: steps without the request
+
+    causes.py     the causes: their names, what to try
+    gaps.py       gaps between tokens, and the step that made each token
+    engine.py     what each step took longer than usual, by cause
+    delivery.py   what a token was late after its step: the front end, the client
+    off_cpu.py    when a process waited for a CPU or was stopped
+    spans.py      time that spans cover
+    account.py    `stalls(run)`: the gaps' excess by cause, the worst of them
+    evidence.py   what the record says about one of the worst: requests, collection, process
+"""

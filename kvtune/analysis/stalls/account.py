@@ -1,0 +1,205 @@
+"""The account of a run's slow tokens: each gap over the limit by cause, the worst of them in detail. Pure.
+
+A gap is slow if it is longer than twice the median. What it is longer than the median is its excess. The parts of an
+excess add up to it exactly: what no record explains is `unknown`, and where the records explain more than there is
+(two processes waited at once), every part shrinks by the same factor. The largest part is the gap's cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.analysis.stalls.causes import CAUSES, COLUMN, LOST
+from kvtune.analysis.stalls.delivery import delivery
+from kvtune.analysis.stalls.engine import EngineTime, StepTimes, collected, engine_time, step_times
+from kvtune.analysis.stalls.evidence import Evidence, evidence
+from kvtune.analysis.stalls.gaps import Gaps, Rows, token_gaps
+from kvtune.run.types import Run
+
+SLOW = 2.0
+"""A gap is slow if it is longer than this many medians."""
+
+ROUNDING = 1e-6
+"""Less than this of an excess is no unexplained time, but the arithmetic."""
+
+WORST = 5
+"""Stalls that are described one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseShare:
+    """`gaps`: those of which this is the largest cause. `excess_ms`: its part of all gaps' excess."""
+
+    gaps: int
+    excess_ms: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Slow gaps that ended with the tokens of one step: their number (`gaps`), and the longest of them."""
+
+    start_s: float
+    end_s: float
+    gap_ms: float
+    excess_ms: float
+    request: str
+    gaps: int
+    cause: str
+    parts_ms: dict[str, float]
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """`slow` of `gaps` are over `limit_ms`, in `stalls` steps. `causes`: by cause, the largest part first.
+
+    `lost_ms`: time of the stalls in which nobody worked for a request, each step's once, by cause.
+    """
+
+    gaps: int = 0
+    median_ms: float | None = None
+    limit_ms: float | None = None
+    slow: int = 0
+    stalls: int = 0
+    excess_ms: float = 0.0
+    causes: dict[str, CauseShare] = field(default_factory=dict)
+    worst: tuple[Stall, ...] = ()
+    lost_ms: dict[str, float] = field(default_factory=dict)
+
+
+def stalls(run: Run) -> Stalls:
+    """The account of a run. Without recorded steps every cause is unknown."""
+    steps = step_times(run)
+    gaps = token_gaps(run, steps.end_s if steps is not None else np.empty(0))
+    gap_s = gaps.end_s - gaps.begin_s
+    if not len(gap_s):
+        return Stalls()
+    median_s = float(np.median(gap_s))
+    slow = np.flatnonzero(gap_s > SLOW * median_s)
+    count = len(gap_s)
+    if not len(slow):
+        return Stalls(count, median_s * 1000.0, SLOW * median_s * 1000.0)
+    excess_s = gap_s[slow] - median_s
+    parts_s, engine = _parts_s(run, steps, gaps, slow, (SLOW - 1.0) * median_s)
+    parts_s = _whole(parts_s, excess_s)
+    late = gaps.of(slow)
+    group = _group(late, SLOW * median_s)
+    leaders = _leaders(group, excess_s)
+    ranked = leaders[np.argsort(-excess_s[leaders], kind="stable")]
+    return Stalls(
+        gaps=count,
+        median_ms=median_s * 1000.0,
+        limit_ms=SLOW * median_s * 1000.0,
+        slow=len(slow),
+        stalls=len(leaders),
+        excess_ms=float(excess_s.sum()) * 1000.0,
+        causes=_causes(parts_s),
+        worst=tuple(
+            _stall(run, steps, engine, late, parts_s, int(row), int((group == group[row]).sum()))
+            for row in ranked[:WORST]
+        ),
+        lost_ms={cause: float(parts_s[leaders, COLUMN[cause]].sum()) * 1000.0 for cause in LOST},
+    )
+
+
+def _parts_s(
+    run: Run, steps: StepTimes | None, gaps: Gaps, slow: Rows, slow_s: float
+) -> tuple[NDArray[np.float64], EngineTime | None]:
+    """Seconds over the usual by slow gap and cause, as the records have them: they need not add up to the excess."""
+    parts_s = np.zeros((len(slow), len(CAUSES)))
+    known = np.flatnonzero(gaps.known)
+    if steps is None or not len(known):
+        return parts_s, None
+    usual = gaps.made[known] == gaps.before[known] + 1
+    processes = [i for i, p in enumerate(run.header.processes) if p.role in ("engine_core", "worker")]
+    pauses = collected(run, sorted({*processes, steps.process}), slow_s)
+    engine = engine_time(run, steps, gaps.made[known][usual], *pauses)
+    at = np.isin(slow, known)
+    late = gaps.of(slow[at])
+    parts_s[at] = _engine_parts_s(run, steps, engine, late)
+    parts_s[at] += delivery(run, steps, late, gaps.of(known[usual]), slow_s)
+    return parts_s, engine
+
+
+def _engine_parts_s(run: Run, steps: StepTimes, engine: EngineTime, late: Gaps) -> NDArray[np.float64]:
+    """Of the steps from the last token's to this one's."""
+    so_far = np.concatenate((np.zeros((1, len(CAUSES))), np.cumsum(engine.parts, axis=0)))
+    parts = so_far[late.made + 1] - so_far[late.before + 1]
+    without = late.made - late.before - 1  # steps that made no token of the request
+    # Another request's prompt took the whole step.
+    prefills = np.concatenate(([0], np.cumsum(steps.work["prefill_tokens"] > 0)))
+    full = np.minimum(prefills[late.made] - prefills[late.before + 1], without)
+    parts[:, COLUMN["prefill"]] += full * engine.usual_s
+    times = np.zeros(int(late.request.max(initial=0)) + 1, np.int64)
+    told = run.table("requests")["preemptions"][: len(times)]
+    times[: len(told)] = told
+    thrown_out = np.concatenate(([0], np.cumsum(steps.table["preempted"] > 0)))
+    seen = thrown_out[late.made + 1] > thrown_out[late.before + 1]
+    preempted = (without > 0) & (times[late.request] > 0) & (seen | (thrown_out[-1] == 0))
+    parts[preempted] = 0.0
+    whole_s = steps.end_s[late.made] - steps.end_s[late.before]
+    parts[preempted, COLUMN["preemption"]] = np.maximum(whole_s - engine.usual_s, 0.0)[preempted]
+    return parts
+
+
+def _whole(parts_s: NDArray[np.float64], excess_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Parts that add up to the excess of each gap."""
+    explained = parts_s.sum(axis=1)
+    whole = explained >= excess_s * (1.0 - ROUNDING)
+    parts = parts_s * np.where(whole, excess_s / np.maximum(explained, 1e-12), 1.0)[:, None]
+    parts[:, COLUMN["unknown"]] = np.where(whole, 0.0, excess_s - explained)
+    return np.asarray(parts)
+
+
+def _group(late: Gaps, limit_s: float) -> Rows:
+    """Equal for gaps that ended with the tokens of one step; by time where the steps are not known."""
+    return np.where(late.known, late.made, -1 - np.floor(late.end_s / limit_s).astype(np.int64))
+
+
+def _leaders(group: Rows, excess_s: NDArray[np.float64]) -> Rows:
+    """The gap with the largest excess of each group."""
+    order = np.lexsort((-excess_s, group))
+    first = np.concatenate(([True], group[order][1:] != group[order][:-1]))
+    return np.asarray(order[first])
+
+
+def _causes(parts_s: NDArray[np.float64]) -> dict[str, CauseShare]:
+    sums = parts_s.sum(axis=0)
+    largest = np.bincount(parts_s.argmax(axis=1), minlength=len(CAUSES))
+    found = {
+        cause: CauseShare(int(largest[i]), float(sums[i]) * 1000.0, float(sums[i] / sums.sum()))
+        for cause, i in COLUMN.items()
+        if sums[i] > 0
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1].excess_ms))
+
+
+def _stall(
+    run: Run,
+    steps: StepTimes | None,
+    engine: EngineTime | None,
+    late: Gaps,
+    parts_s: NDArray[np.float64],
+    row: int,
+    gaps: int,
+) -> Stall:
+    own = parts_s[row]
+    cause = list(CAUSES)[int(own.argmax())]
+    one = late.of(np.array([row]))
+    ids = run.table("requests")["id"]
+    request = int(one.request[0])
+    return Stall(
+        start_s=float(one.begin_s[0]),
+        end_s=float(one.end_s[0]),
+        gap_ms=float(one.end_s[0] - one.begin_s[0]) * 1000.0,
+        excess_ms=float(own.sum()) * 1000.0,
+        request=str(ids[request]) if request < len(ids) else str(request),
+        gaps=gaps,
+        cause=cause,
+        parts_ms={name: float(own[i]) * 1000.0 for name, i in COLUMN.items() if own[i] > 0},
+        evidence=evidence(run, steps, engine, one, cause),
+    )

@@ -1,0 +1,35 @@
+"""Why a token came late: the causes, in words, and what can be tried."""
+
+from __future__ import annotations
+
+CAUSES = {
+    "preemption": "the request was preempted and computed again",
+    "collection": "a garbage collection",
+    "off_cpu": "a process had no CPU",
+    "prefill": "prefill of other requests in the same step",
+    "batch": "more or longer requests in the step",
+    "device": "the step took longer than its work",
+    "engine_wait": "EngineCore took long between two steps",
+    "front_end": "the front end took the tokens late",
+    "client": "the client took its tokens late",
+    "unknown": "not explained",
+}
+"""In this order, which decides between equals."""
+
+COLUMN = {cause: column for column, cause in enumerate(CAUSES)}
+
+LOST = ("off_cpu", "device", "engine_wait", "front_end", "client")
+"""Causes in which nobody works for a request. Collections and preemptions are limits of their own (verdict.py)."""
+
+ADVICE = {
+    "preemption": "Let fewer requests run at once (--max-num-seqs), or give the engine more blocks.",
+    "collection": "Run with kvtune's core, which freezes long-lived objects and makes fewer new ones.",
+    "off_cpu": "Give the engine's processes cores that nothing else uses (taskset, cpusets), and look who runs there.",
+    "prefill": "Shorter chunks of prompts hold decodes up less, and prompts longer: try --max-num-batched-tokens.",
+    "batch": "Fewer requests at once (--max-num-seqs) make each step shorter.",
+    "device": "Repeat the run: a step that takes longer again at the same place is the model's, not the machine's.",
+    "engine_wait": "See what EngineCore does between steps: sample its stacks (--stacks).",
+    "front_end": "See what the front end does: sample its stacks (--stacks), or give it a core.",
+    "client": "The engine had the tokens: look at the client, or at how many share the front end's loop.",
+    "unknown": "Record more: --probe light has every figure that this account uses.",
+}

@@ -1,0 +1,157 @@
+"""What each step of EngineCore took longer than usual, by cause. Pure.
+
+A step's time counts from the end of the step before: EngineCore, between the two, reads requests and hands out tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.analysis.stalls.causes import CAUSES, COLUMN
+from kvtune.analysis.stalls.gaps import Rows
+from kvtune.analysis.stalls.off_cpu import OffCpu, cpu_waits, off_cpu
+from kvtune.analysis.stalls.spans import Covered, Seconds, covered
+from kvtune.run.step_work import PREFILL_FEATURES, fit_step_time, step_work
+from kvtune.run.types import Run, Table
+
+FEWEST_STEPS = 20
+"""Steps of a kind that a fit needs. With fewer prefills, all that they take longer than their decodes is prefill."""
+
+SPINS_SHARE = 0.8
+SPINS_S = 1.0
+"""EngineCore's thread spins while a worker computes, up to a second: then time without a CPU is time without a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The steps that made tokens, in order; `work`: the rows whose work they did (before them, in a batch queue)."""
+
+    start_s: Seconds
+    end_s: Seconds
+    table: Table
+    work: Table
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTime:
+    """`parts`: seconds over `usual_s` by step and cause. `fitted_s`: of each step, by its work."""
+
+    usual_s: float
+    fitted_s: Seconds
+    parts: NDArray[np.float64]
+    off_cpu: OffCpu
+
+
+def step_times(run: Run) -> StepTimes | None:
+    """None where no steps were recorded, or those of several engines: tokens do not say which made them."""
+    steps = run.table("steps")
+    if not len(steps["t_s"]) or len(np.unique(steps["process"])) > 1:
+        return None
+    order = np.argsort(steps["t_s"], kind="stable")
+    queued = run.header.engine.async_scheduling and bool(steps["update_us"].any())
+    made = order[steps["update_us"][order] > 0] if queued else order
+    before = np.concatenate((order[:1], order[:-1])) if queued else order
+    worked = before[np.searchsorted(steps["t_s"][order], steps["t_s"][made], side="left")]
+    table = {name: column[made] for name, column in steps.items()}
+    start = table["t_s"].astype(np.float64)
+    return StepTimes(
+        start,
+        np.maximum.accumulate(start + np.nan_to_num(table["step_us"]) / 1e6),
+        table,
+        {name: column[worked] for name, column in steps.items()},
+        int(steps["process"][0]),
+    )
+
+
+def engine_time(run: Run, steps: StepTimes, usual: Rows, collecting: Covered, paused: Covered) -> EngineTime:
+    """`usual`: the steps that made the tokens of gaps, one a gap. `collecting` of `paused` time is the collector's."""
+    before_s = np.concatenate((steps.start_s[:1], steps.end_s[:-1]))
+    whole_s = steps.end_s - before_s
+    usual_s = _median(whole_s[usual])
+    step_s, between_s = steps.end_s - steps.start_s, np.maximum(steps.start_s - before_s, 0.0)
+    paused_in_s = paused.within(steps.start_s, steps.end_s)
+    paused_between_s = paused.within(before_s, steps.start_s)
+    clean_s = np.maximum(step_s - paused_in_s, 0.0)
+    decode_s, fitted_s = _fitted(steps.work, clean_s)
+    collected_s = collecting.within(before_s, steps.end_s)
+
+    over_s = np.maximum(whole_s - usual_s, 0.0)
+    parts = np.zeros((len(step_s), len(CAUSES)))
+    parts[:, COLUMN["collection"]] = collected_s
+    parts[:, COLUMN["off_cpu"]] = np.maximum(paused_in_s + paused_between_s - collected_s, 0.0)
+    parts[:, COLUMN["prefill"]] = np.maximum(fitted_s - decode_s, 0.0)
+    parts[:, COLUMN["batch"]] = np.maximum(decode_s - _median(decode_s[usual]), 0.0)
+    parts[:, COLUMN["device"]] = np.maximum(clean_s - fitted_s, 0.0)
+    waited_s = np.maximum(between_s - paused_between_s, 0.0)
+    parts[:, COLUMN["engine_wait"]] = np.maximum(waited_s - _median(waited_s[usual]), 0.0)
+    parts *= np.minimum(over_s / np.maximum(parts.sum(axis=1), 1e-12), 1.0)[:, None]
+    return EngineTime(usual_s, fitted_s, parts, _without_cpu(run, steps, before_s, parts))
+
+
+def _fitted(work: Table, clean_s: Seconds) -> tuple[Seconds, Seconds]:
+    """Seconds of each step by its decodes alone, and by all of its work."""
+    prefills = work["prefill_tokens"] > 0
+    if len(clean_s) < FEWEST_STEPS:
+        decodes = clean_s[~prefills] if (~prefills).any() else clean_s
+        decode_s = np.full(len(clean_s), _median(decodes))
+    else:
+        features = step_work(work)
+        weights = fit_step_time(features, clean_s * 1e6) / 1e6
+        if prefills.sum() >= FEWEST_STEPS:
+            fitted_s = features @ weights
+        features[:, PREFILL_FEATURES] = 0.0
+        decode_s = features @ weights
+        if prefills.sum() >= FEWEST_STEPS:
+            return decode_s, fitted_s
+    return decode_s, np.where(prefills, np.maximum(clean_s, decode_s), decode_s)
+
+
+def _without_cpu(run: Run, steps: StepTimes, before_s: Seconds, parts: NDArray[np.float64]) -> OffCpu:
+    """Moves what a wait for a CPU or a stop explains of `device` and `engine_wait` to `off_cpu`."""
+    device, wait = COLUMN["device"], COLUMN["engine_wait"]
+    unexplained_s = parts[:, device] + parts[:, wait]
+    so_far = np.cumsum(unexplained_s)
+    spans = Covered(
+        np.column_stack((before_s, steps.end_s)).ravel(),
+        np.column_stack((so_far - unexplained_s, so_far)).ravel(),
+    )
+    waits = cpu_waits(run, "engine_core", "worker")
+    found = off_cpu(waits, before_s, steps.end_s, spans, unexplained_s)
+    moved_s = unexplained_s * found.share
+    lost_s = _lost_while_spinning(steps)
+    moved_s = np.minimum(np.maximum(moved_s, lost_s), unexplained_s)
+    process = np.where(found.process < 0, steps.process, found.process)
+    left = 1.0 - moved_s / np.maximum(unexplained_s, 1e-12)
+    parts[:, device] *= left
+    parts[:, wait] *= left
+    parts[:, COLUMN["off_cpu"]] += moved_s
+    return OffCpu(found.share, process, found.stopped)
+
+
+def _lost_while_spinning(steps: StepTimes) -> Seconds:
+    """Time of each step in which EngineCore's thread had no CPU, where it spins while it waits for a worker."""
+    step_s, cpu_s = steps.table["step_us"] / 1e6, steps.table["cpu_us"] / 1e6
+    share = cpu_s / np.maximum(step_s, 1e-12)
+    if _median(share) < SPINS_SHARE:
+        return np.zeros(len(step_s))
+    return np.where(step_s <= SPINS_S, np.maximum(step_s - cpu_s, 0.0), 0.0)
+
+
+def collected(run: Run, processes: list[int], slow_s: float) -> tuple[Covered, Covered]:
+    """Time that the collector took, and all pauses of collections, in these processes.
+
+    Time of a pause in which its thread had no CPU is not the collector's, unless the collection alone would have made a
+    token slow (`slow_s`): without it nothing would have waited there.
+    """
+    gc = run.table("gc")
+    own = np.isin(gc["process"], processes)
+    start, pause, cpu = gc["t_s"][own], gc["pause_us"][own] / 1e6, gc["cpu_us"][own] / 1e6
+    return covered(start, np.where(cpu >= slow_s, pause, np.minimum(cpu, pause))), covered(start, pause)
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    return float(np.median(values)) if len(values) else 0.0

@@ -1,0 +1,107 @@
+"""What the record says about one stall: which requests, collection or process. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtune.analysis.processes import process_keys
+from kvtune.analysis.stalls.causes import COLUMN
+from kvtune.analysis.stalls.engine import EngineTime, StepTimes
+from kvtune.analysis.stalls.gaps import Gaps, Rows
+from kvtune.analysis.stalls.off_cpu import cpu_waits
+from kvtune.run.types import Run
+
+MOST_REQUESTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Empty, None or 0 where it does not apply. `process`: of the collection, or the one that had no CPU.
+
+    `requests`: some of the `prefilling` ones, those that were done first. `step_ms`: of the longest step; `fitted_ms`:
+    what its work usually takes.
+    """
+
+    process: str = ""
+    stopped: bool = False
+    requests: tuple[str, ...] = ()
+    prefilling: int = 0
+    prompt_tokens: int = 0
+    generation: int | None = None
+    pause_ms: float | None = None
+    line: str = ""
+    step_ms: float | None = None
+    fitted_ms: float | None = None
+
+
+def evidence(run: Run, steps: StepTimes | None, engine: EngineTime | None, gap: Gaps, cause: str) -> Evidence:
+    """Of a gap (one row) with this largest cause."""
+    if steps is None or engine is None or not gap.known[0]:
+        return Evidence()
+    own = np.arange(int(gap.before[0]) + 1, int(gap.made[0]) + 1)
+    if cause == "collection":
+        return _collection(run, steps, gap, own)
+    if cause == "prefill":
+        return _prefill(run, steps, gap, own)
+    step_s = steps.end_s[own] - steps.start_s[own]
+    longest = int(step_s.argmax())
+    step_ms, fitted_ms = float(step_s[longest]) * 1000.0, float(engine.fitted_s[own[longest]]) * 1000.0
+    if cause != "off_cpu":
+        return Evidence(step_ms=step_ms, fitted_ms=fitted_ms)
+    late_s = float(gap.end_s[0] - steps.end_s[own[-1]])
+    parts_s = engine.parts[own, COLUMN["off_cpu"]]
+    keys = process_keys(run)
+    if float(parts_s.sum()) < late_s and (waits := cpu_waits(run, "front_end")):
+        halted = bool(waits[0].stopped_in(steps.end_s[own[-1:]], gap.end_s)[0])
+        return Evidence(process=keys[waits[0].process], stopped=halted)
+    step = own[int(parts_s.argmax())]
+    process = int(engine.off_cpu.process[step])
+    return Evidence(keys[process], bool(engine.off_cpu.stopped[step]), step_ms=step_ms, fitted_ms=fitted_ms)
+
+
+def _collection(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
+    """The longest that overlaps with the token's way: in the engine before it was made, in the front end after."""
+    gc, keys = run.table("gc"), process_keys(run)
+    front_end = np.isin(
+        gc["process"], [i for i, p in enumerate(run.header.processes) if p.role == "front_end"]
+    )
+    made_s = steps.end_s[own[-1]]
+    begin_s = np.where(front_end, made_s, steps.end_s[gap.before[0]])
+    end_s = np.where(front_end, gap.end_s[0], made_s)
+    pause_s = np.nan_to_num(gc["pause_us"]) / 1e6
+    overlap_s = np.minimum(gc["t_s"] + pause_s, end_s) - np.maximum(gc["t_s"], begin_s)
+    row = int(overlap_s.argmax())
+    process, line = int(gc["process"][row]), int(gc["line"][row])
+    counts = run.header.extra.ledger.get(str(process))
+    lines = counts.lines if counts is not None else []
+    return Evidence(
+        process=keys[process],
+        generation=int(gc["generation"][row]),
+        pause_ms=float(pause_s[row]) * 1000.0,
+        line=lines[line - 1] if 0 < line <= len(lines) else "",
+    )
+
+
+def _prefill(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
+    """Which requests prefilled is not recorded: those that were sent, and had no token yet, first come first."""
+    requests = run.table("requests")
+    others = np.flatnonzero(np.isfinite(requests["sent_s"]))
+    others = others[others != gap.request[0]]
+    first = requests["first_token_s"][others]
+    done_in = np.where(
+        np.isfinite(first), np.searchsorted(steps.end_s, first, side="right") - 1, len(steps.end_s)
+    )
+    named: dict[int, None] = {}
+    for step in own[steps.work["prefill_tokens"][own] > 0].tolist():
+        decodes = steps.work["scheduled_tokens"][step] - steps.work["prefill_tokens"][step]
+        many = int(max(1, steps.work["requests"][step] - decodes))
+        here = np.flatnonzero((requests["sent_s"][others] < steps.end_s[step]) & (done_in >= step))
+        here = here[np.lexsort((requests["sent_s"][others[here]], done_in[here]))][:many]
+        named |= dict.fromkeys(others[here].tolist())
+    return Evidence(
+        requests=tuple(str(requests["id"][i]) for i in list(named)[:MOST_REQUESTS]),
+        prefilling=len(named),
+        prompt_tokens=int(steps.work["prefill_tokens"][own].sum()),
+    )

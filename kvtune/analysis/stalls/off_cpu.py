@@ -1,0 +1,91 @@
+"""When a process had no CPU: it waited for one in the machine's run queue, or a signal had stopped it. Pure.
+
+The waits are sampled, a few times a second: how long a process waited between two samples is exact, when within that
+time is not. The unexplained time between the samples gets it, all of it in the same proportion and never more than the
+wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.analysis.stalls.spans import Covered, Seconds
+from kvtune.run.types import Run
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWaits:
+    """One process: its wait so far at each sample, and the samples in which it was stopped."""
+
+    process: int
+    at_s: Seconds
+    wait_s: Seconds
+    stopped_s: Seconds
+
+    def around(self, begin_s: Seconds, end_s: Seconds) -> tuple[Seconds, Seconds, Seconds]:
+        """From the last sample before each span to the first after it: begin, end, the wait between."""
+        if not len(self.at_s):
+            return begin_s, end_s, np.zeros(len(begin_s))
+        first = np.maximum(np.searchsorted(self.at_s, begin_s, side="right") - 1, 0)
+        last = np.minimum(np.searchsorted(self.at_s, end_s, side="left"), len(self.at_s) - 1)
+        return (
+            np.minimum(self.at_s[first], begin_s),
+            np.maximum(self.at_s[last], end_s),
+            np.maximum(self.wait_s[last] - self.wait_s[first], 0.0),
+        )
+
+    def stopped_in(self, begin_s: Seconds, end_s: Seconds) -> NDArray[np.bool_]:
+        """Whether a sample within each span has the process stopped."""
+        before = np.searchsorted(self.stopped_s, begin_s, side="right")
+        return np.asarray(np.searchsorted(self.stopped_s, end_s, side="left") > before)
+
+
+def cpu_waits(run: Run, *roles: str) -> list[CpuWaits]:
+    """Of the processes with these roles."""
+    memory = run.table("memory")
+    found = []
+    for index, process in enumerate(run.header.processes):
+        if process.role in roles:
+            own = np.flatnonzero(memory["process"] == index)
+            own = own[np.argsort(memory["t_s"][own], kind="stable")]
+            known = own[np.isfinite(memory["wait_s"][own])]
+            stopped = own[memory["stopped"][own] > 0]
+            found.append(
+                CpuWaits(index, memory["t_s"][known], memory["wait_s"][known], memory["t_s"][stopped])
+            )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class OffCpu:
+    """Of each span: the share of its unexplained time that a process had no CPU, which one, whether stopped."""
+
+    share: Seconds
+    process: NDArray[np.int64]
+    stopped: NDArray[np.bool_]
+
+
+def off_cpu(
+    waits: Sequence[CpuWaits], begin_s: Seconds, end_s: Seconds, unexplained: Covered, least_s: Seconds
+) -> OffCpu:
+    """Of processes that wait in turns or side by side, the one that waited longest counts.
+
+    `unexplained`: unexplained time so far, of all spans; `least_s`: of each span, where that does not have it.
+    """
+    share = np.zeros(len(begin_s))
+    process = np.full(len(begin_s), -1, np.int64)
+    stopped = np.zeros(len(begin_s), np.bool_)
+    for own in waits:
+        from_s, to_s, wait_s = own.around(begin_s, end_s)
+        all_s = np.maximum(unexplained.within(from_s, to_s), least_s)
+        part = np.minimum(wait_s / np.maximum(all_s, 1e-12), 1.0)
+        halted = own.stopped_in(begin_s, end_s)
+        part[halted] = 2.0  # before any wait
+        more = part > share
+        share[more], process[more] = part[more], own.process
+        stopped |= halted
+    return OffCpu(np.minimum(share, 1.0), process, stopped)

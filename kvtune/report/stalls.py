@@ -1,0 +1,56 @@
+"""Slow tokens in words: from the account's `--json` objects to one line a stall and to tables. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvtune.analysis.stalls.causes import CAUSES
+from kvtune.report.names import process_title, source_line
+from kvtune.units import count, ms, percent
+
+LEAST_SHOWN = 0.0005
+
+
+def lead(account: Mapping[str, Any]) -> str:
+    """How many gaps were slow; empty where none was."""
+    if not account.get("slow"):
+        return ""
+    slow, stalls = account["slow"], account["stalls"]
+    were, noun = "was" if slow == 1 else "were", "stall" if stalls == 1 else "stalls"
+    return (
+        f"{count(slow)} of {count(account['gaps'])} gaps between deliveries of tokens {were} over "
+        f"{ms(account['limit_ms'])} (twice their median), in {count(stalls)} {noun}: "
+        f"{ms(account['excess_ms'])} more than the median in sum."
+    )
+
+
+def cause_rows(account: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """By cause: title, gaps of which it is the largest part, its time, its share of all. Without shares that read 0."""
+    return [
+        (CAUSES.get(cause, cause), count(own["gaps"]), ms(own["excess_ms"]), percent(own["share"], 1))
+        for cause, own in account["causes"].items()
+        if own["share"] >= LEAST_SHOWN
+    ]
+
+
+def why(stall: Mapping[str, Any]) -> str:
+    """The cause of one stall, with what the record says about it."""
+    cause, found = str(stall["cause"]), stall["evidence"]
+    title = CAUSES.get(cause, cause)
+    if cause == "prefill" and found["requests"]:
+        named = ", ".join(found["requests"])
+        more = found["prefilling"] - len(found["requests"])
+        tokens = count(found["prompt_tokens"])
+        return f"{title}: {named}{f' and {more} more' if more > 0 else ''} ({tokens} prompt tokens)"
+    if cause == "collection" and found["pause_ms"] is not None:
+        file, _, line = found["line"].rpartition(":")
+        where = f", set off at {source_line(file, int(line))}" if line.isdigit() else ""
+        pause = f"generation {found['generation']}, {ms(found['pause_ms'])}"
+        return f"{title} in {process_title(found['process'])}: {pause}{where}"
+    if cause == "off_cpu" and found["process"]:
+        how = "a signal had stopped it" if found["stopped"] else "it waited for one"
+        return f"{title}: {process_title(found['process'])}, {how}"
+    if cause in ("device", "batch") and found["step_ms"] is not None:
+        return f"{title}: {ms(found['step_ms'])}, its work takes {ms(found['fitted_ms'])}"
+    return title

@@ -130,6 +130,7 @@ def _collector(collector: Collector, ledger: Ledger | None) -> dict[str, Any]:
     return {
         **more,
         "collections": list(collector.collections),
+        "collections_total": sum(collector.collections),
         "pause_ms": {
             "total": collector.pause_total_ms,
             "max": collector.pause_max_ms,

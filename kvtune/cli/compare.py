@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,14 @@ def compare(
     ] = "",
     json: options.Json = False,
     md: Annotated[bool, typer.Option("--md", help="Print Markdown tables.")] = False,
-    anyway: options.Anyway = False,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Compare although model, workload, versions or device differ; "
+            "let --fail-on judge times of one run a side.",
+        ),
+    ] = False,
 ) -> int:
     """Compare runs of one workload: each figure's difference, its 95 % interval and a verdict."""
     from kvtune.analysis.comparison.average import average
@@ -54,6 +62,13 @@ def compare(
             "add --anyway to compare them nevertheless",
         )
     failed: list[str] = []
+    if condition is not None and condition.timed and not made.times_judged and not anyway:
+        raise UsageError(
+            f"--fail-on {condition.timed[0]!r} is about times, and times of one run a side are not judged",
+            f"add --anyway, or run the sides in turns: {made.repeat_command} --fail-on {shlex.quote(fail_on)}"
+            if made.repeat_command
+            else "give each side several runs (profile --repeat 3), or add --anyway to decide on these two",
+        )
     if condition is not None:
         first, *others = (
             average([summary(RunAnalysis(run, workload)) for run in side.runs]) for side in made.sides

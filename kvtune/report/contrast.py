@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from kvtune.analysis.comparison.compare import Comparison, Figure, compare
+from kvtune.analysis.comparison.compare import ONE_RUN, Comparison, Figure, compare, predicted
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.spread import Values
 from kvtune.core.settings import KNOBS
 from kvtune.report.measures import change_text, measure_title
+from kvtune.report.names import profile_again
 from kvtune.run.types import Run
 
 Facts = tuple[tuple[str, tuple[str, ...]], ...]
@@ -55,6 +56,18 @@ class Contrast:
     def repeated(self) -> bool:
         return len(self.sides[0].runs) > 1
 
+    @property
+    def times_judged(self) -> bool:
+        return self.repeated or predicted(*(side.run for side in self.sides))
+
+    @property
+    def repeat_command(self) -> str:
+        """A line that repeats both sides in turns, so that their times can be judged; "" where it is not known."""
+        commands = list(dict.fromkeys(profile_again(side.run, "ab") for side in self.sides))
+        if self.times_judged or len(commands) != len(self.sides) or not all(commands):
+            return ""
+        return f"for run in 1 2 3; do {'; '.join(commands)}; done; kvtune compare ab/*.kvrun"
+
 
 def contrast(runs: Sequence[Run], names: Sequence[str]) -> Contrast:
     """`names` are the runs' file names; sides get shorter names from what differs, where that is possible."""
@@ -73,10 +86,13 @@ def contrast(runs: Sequence[Run], names: Sequence[str]) -> Contrast:
 def sentence(comparison: Comparison) -> str:
     """The outcome in one sentence: what is better, what is worse, or that nothing was shown."""
     better, worse = (_named(comparison.figures, verdict) for verdict in ("better", "worse"))
-    if not better and not worse:
-        return "no difference shown in any figure"
     parts = [f"better in {better}" if better else "", f"worse in {worse}" if worse else ""]
-    return "; ".join(part for part in parts if part)
+    if not better and not worse:
+        parts = ["no difference shown in any figure that is judged"]
+    unjudged = (
+        "times not judged (one run a side)" if any(f.why == ONE_RUN for f in comparison.figures) else ""
+    )
+    return "; ".join(part for part in (*parts, unjudged) if part)
 
 
 def _named(figures: Sequence[Figure], verdict: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvtune.analysis.comparison.compare import Figure
+from kvtune.analysis.comparison.compare import ONE_RUN, Figure
 from kvtune.report.names import process_title
 from kvtune.units import ms, size
 
@@ -18,6 +18,8 @@ TITLES = {
     "host_us.per_request_step": "host cost per request and step",
 }
 
+DRIFT = "Times of one run a side are not judged: the machine's own drift between two runs can be as large."
+
 
 def measure_title(path: str) -> str:
     """A figure's title; the path itself where it has none."""
@@ -30,6 +32,8 @@ def measure_title(path: str) -> str:
         return (
             f"{process_title(rest[0])}'s collector pauses, {'summed' if rest[-1] == 'total' else 'longest'}"
         )
+    if head == "gc" and rest[-1:] == ["collections_total"]:
+        return f"{process_title(rest[0])}'s collections"
     if head == "memory" and len(rest) == 1:
         return f"{process_title(rest[0])}'s peak memory"
     return path
@@ -69,9 +73,12 @@ def interval_text(figure: Figure) -> str:
 
 
 def reasons(figures: Iterable[Figure]) -> list[str]:
-    """Why figures have no interval: one line per reason, with its figures."""
+    """Why figures are not judged: one line per reason, with its figures."""
     titles_of: dict[str, list[str]] = {}
     for figure in figures:
         if figure.why:
             titles_of.setdefault(figure.why, []).append(measure_title(figure.path))
-    return [f"No interval for {', '.join(titles)}: {why}." for why, titles in titles_of.items()]
+    return [
+        DRIFT if why == ONE_RUN else f"Not judged: {', '.join(titles)} ({why})."
+        for why, titles in titles_of.items()
+    ]

@@ -71,10 +71,35 @@ def test_compare_exits_1_when_the_condition_holds(
     folder: Path, condition: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [str(folder / "stock.kvrun"), str(folder / "kvtune.kvrun")]
-    assert kvtune(["compare", *runs, "--fail-on", condition]) == code
+    assert kvtune(["compare", *runs, "--fail-on", condition, "--anyway"]) == code
     captured = capsys.readouterr()
     assert ("--fail-on holds" in captured.err) is bool(code)
     assert "prefix cache hit rate" in captured.out
+
+
+def test_fail_on_times_of_one_run_a_side_is_refused_with_the_line_to_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(folder / "stock.kvrun"), str(folder / "kvtune.kvrun")]
+    condition = "prefix_cache.hit_rate > 0.9 or ttft_ms.mean > +5%"
+    assert kvtune(["compare", *runs, "--fail-on", condition]) == 2
+    said = capsys.readouterr()
+    assert "'ttft_ms.mean > +5%' is about times, and times of one run a side are not judged" in said.err
+    assert "several runs" in said.err and "--anyway" in said.err and not said.out
+    assert kvtune(["compare", *runs, "--fail-on", "gc.engine_core.collections_total > +50000%"]) == 0
+    assert kvtune(["compare", *runs, *runs, "--fail-on", "ttft_ms.mean > +500%"]) == 0
+
+
+def test_compare_does_not_call_times_of_one_run_a_side_worse(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(folder / "kvtune.kvrun"), str(folder / "stock.kvrun")]
+    assert kvtune(["compare", *runs]) == 0
+    said = capsys.readouterr().out
+    rows = {line.split("  ")[0]: line.rstrip() for line in said.splitlines()}
+    assert rows["time to first token, mean"].endswith("not judged")
+    assert rows["prefix cache hit rate"].endswith("worse")
+    assert "Times of one run a side are not judged" in said
 
 
 def test_compare_prints_one_json_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +110,7 @@ def test_compare_prints_one_json_object(folder: Path, capsys: pytest.CaptureFixt
     assert [c["name"] for c in found["comparisons"]] == ["kvtune (2)", "stock (3)"]
     figures = {f["path"]: f for f in found["comparisons"][0]["figures"]}
     assert figures["prefix_cache.hit_rate"]["verdict"] == "better"
-    assert figures["ttft_ms.mean"]["high"] < 0
+    assert figures["ttft_ms.mean"]["verdict"] == "not judged" and figures["ttft_ms.mean"]["high"] is None
     assert found["comparable"] is True and found["failed"] == []
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
+
 import numpy as np
 import pytest
 
 from kvtune.analysis.comparison.average import average
 from kvtune.analysis.latency import ttft_ms
+from kvtune.report.console.comparison import markdown
 from kvtune.report.contrast import contrast, sentence
 from kvtune.report.pages.run import compare_page
 from kvtune.run.types import CoreInfo, Run
-from tests.golden.synthetic import rounds_run
+from tests.golden.synthetic import replace_header, rounds_run
 
 KVTUNE = CoreInfo(name="kvtune", active=True, settings={"pin_window": 1024})
 
@@ -56,14 +60,40 @@ def test_runs_of_one_setting_are_compared_one_by_one() -> None:
     found = contrast([stock(), stock()], ["same", "same"])
     assert [side.name for side in found.sides] == ["same (1)", "same (2)"]
     assert found.differing == ()
-    assert sentence(found.comparisons[0]) == "no difference shown in any figure"
+    judged = "no difference shown in any figure that is judged"
+    assert sentence(found.comparisons[0]) == f"{judged}; times not judged (one run a side)"
+    assert not found.repeat_command, "settings that are equal cannot be told apart as sides"
 
 
 def test_a_sentence_names_one_figure_of_a_kind_and_counts_the_rest() -> None:
-    text = sentence(contrast([stock(), kvtune()], ["a", "b"]).comparisons[0])
+    sides = [replace_header(run, source="sim") for run in (stock(), kvtune())]
+    text = sentence(contrast(sides, ["a", "b"]).comparisons[0])
     assert text.startswith("better in time to first token, mean (-")
     assert text.count("time to first token") == 1
     assert "points)" in text, "a hit rate differs by points, not by percent of percent"
+
+
+def test_one_measured_run_a_side_comes_with_the_line_that_repeats_both_in_turns() -> None:
+    program, flags = "/opt/env/bin/kvtune", ["--", "--max-num-seqs", "8"]
+    a = [program, "profile", "tiny-gemma3", "--core", "stock", "-o", "x", "--repeat=1", "--json", *flags]
+    b = [program, "profile", "tiny-gemma3", "-w", "rounds:prefixes=2", "--output", "y y", *flags]
+    made = [replace_header(run, command=words) for run, words in ((stock(), a), (kvtune(), b))]
+    found = contrast(made, ["a", "b"])
+    line = (
+        "for run in 1 2 3; do kvtune profile tiny-gemma3 --core stock -o ab -- --max-num-seqs 8; "
+        "kvtune profile tiny-gemma3 -w rounds:prefixes=2 -o ab -- --max-num-seqs 8; done; kvtune compare ab/*.kvrun"
+    )
+    assert found.repeat_command == line
+    assert sentence(found.comparisons[0]).endswith("times not judged (one run a side)")
+    html = compare_page(found)
+    (shown,) = re.findall(r'<pre id="repeat-command">(.*?)</pre>', html, re.S)
+    assert " ".join(unescape(re.sub("<[^>]*>", "", shown)).split()) == line
+    assert "not judged" in html and 'class="worse"' not in html
+    assert line in markdown(found).splitlines()
+    tuned = [replace_header(run, command=["kvtune", "tune"]) for run in made]
+    assert not contrast(tuned, ["a", "b"]).repeat_command
+    again = contrast([*made, *made], ["a", "b", "a2", "b2"])
+    assert again.times_judged and not again.repeat_command
 
 
 def test_the_average_of_summaries_is_leaf_by_leaf() -> None:

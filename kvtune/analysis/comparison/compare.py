@@ -1,7 +1,8 @@
 """Two runs side by side: whether they are comparable, and which figures differ by more than chance. Pure; seeded.
 
-Intervals are 95 % bootstrap intervals over the requests (or stretches of steps) of the two runs. They cover the spread
-within these runs, not between runs: a machine that was slower during one whole run shows as a difference.
+Intervals are 95 % bootstrap intervals over the requests of the two runs; of counts of events, Poisson's. They cover
+the spread within these runs, not between runs. A machine that was slower during one whole run would show as a
+difference, so measured times are not judged here: repeats.py judges them. Predicted times are.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from kvtune.engine.flags import settings_given
 from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
 
-Verdict = Literal["better", "worse", "no difference shown"]
+Verdict = Literal["better", "worse", "no difference shown", "not judged"]
+
+ONE_RUN = "one run a side: not judged"
+"""Why a measured time has no verdict: the machine's own drift between two runs can be as large."""
 
 RESAMPLES = 1000
+Z = 1.96  # standard deviations on either side that hold 95 % of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class Mismatch:
 class Figure:
     """`difference` is b - a, between `low` and `high` with 95 % confidence; `relative` is difference / a.
 
-    Without an interval no verdict is given and `why` says what is missing.
+    Without an interval the figure is not judged, and `why` says what is missing.
     """
 
     path: str
@@ -70,6 +75,8 @@ def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
     states = _states(a), _states(b)
     if all(states) and states[0].split()[0] != states[1].split()[0]:
         differing.append(Mismatch("recurrent states", *states))
+    if "partial" in (a.header.state, b.header.state) and _sent(a) != _sent(b):
+        differing.append(Mismatch("requests sent", _sent(a), _sent(b)))
     return tuple(differing)
 
 
@@ -107,6 +114,11 @@ def _checked(run: Run) -> dict[str, str]:
     }
 
 
+def _sent(run: Run) -> str:
+    sent = np.isfinite(run.table("requests")["sent_s"])
+    return f"{int(sent.sum())} of {len(sent)}"
+
+
 def _states(run: Run) -> str:
     """The data type of recurrent states where vLLM chose it by the CPU; empty where a flag set it, or unknown."""
     h = run.header
@@ -127,7 +139,7 @@ def _figure(m: Measure, a: Run, b: Run, left: float | None, right: float | None,
         return judged(
             m, left, right, None, None, f"only the {'second' if left is None else 'first'} run has it"
         )
-    return judged(m, left, right, *_interval(m, a, b, seed))
+    return judged(m, left, right, *_interval(m, a, b, left, right, seed))
 
 
 def judged(
@@ -136,16 +148,24 @@ def judged(
     """The figure with its verdict: better or worse only where the interval excludes zero."""
     difference = b - a if a is not None and b is not None else None
     relative = difference / abs(a) if difference is not None and a else None
-    verdict: Verdict = "no difference shown"
-    if low is not None and high is not None and (low > 0 or high < 0):
-        verdict = "better" if (low > 0) == (m.better > 0) else "worse"
+    verdict: Verdict = "not judged"
+    if low is not None and high is not None:
+        shown = low > 0 or high < 0
+        verdict = "no difference shown" if not shown else "better" if (low > 0) == (m.better > 0) else "worse"
     return Figure(m.path, a, b, difference, relative, low, high, verdict, why)
 
 
-def _interval(m: Measure, a: Run, b: Run, seed: int) -> tuple[float | None, float | None, str]:
+def _interval(
+    m: Measure, a: Run, b: Run, left_value: float, right_value: float, seed: int
+) -> tuple[float | None, float | None, str]:
     """The interval of b - a, or why there is none."""
     if m.timed and (why := distorted(a) or distorted(b)):
         return None, None, why
+    if m.timed and not predicted(a, b):
+        return None, None, ONE_RUN
+    if m.events:
+        half = Z * (left_value + right_value) ** 0.5
+        return right_value - left_value - half, right_value - left_value + half, ""
     if m.observe is None or m.statistic is None:
         return None, None, "one value a run: repeat the runs to learn its spread"
     left, right = m.observe(a), m.observe(b)
@@ -159,6 +179,11 @@ def _interval(m: Measure, a: Run, b: Run, seed: int) -> tuple[float | None, floa
     if fewest < m.fewest:
         return None, None, f"{fewest} observations are too few: it takes {m.fewest}"
     return *_bootstrap(left, right, m.statistic, paired, seed), ""
+
+
+def predicted(*runs: Run) -> bool:
+    """Whether all times are a simulator's, the same at every repetition."""
+    return all(run.header.source == "sim" for run in runs)
 
 
 def distorted(run: Run) -> str:

@@ -15,6 +15,7 @@ from math import copysign, inf
 from typing import Any
 
 from kvtune.analysis.comparison.compare import value_at
+from kvtune.analysis.comparison.measures import is_timed
 from kvtune.errors import KvtuneError, UsageError
 
 _OPERATORS = {
@@ -55,6 +56,11 @@ class FailOn:
 
     text: str
     anyof: tuple[tuple[Condition, ...], ...]
+
+    @property
+    def timed(self) -> tuple[str, ...]:
+        """The conditions on times."""
+        return tuple(c.text for allof in self.anyof for c in allof if is_timed(c.path))
 
     def evaluate(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> FailOnOutcome:
         """On the summaries of the first and the second run. KvtuneError where a run has no value for a field."""

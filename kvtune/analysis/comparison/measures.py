@@ -6,6 +6,7 @@ that is one number a run needs repeated runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ Columns = tuple[NDArray[np.float64], ...]
 """Observations of one run, one a row: one or two columns of equal length (NaN: not observed)."""
 
 STRETCHES = 100
+
+_TIMED = re.compile(r"(^|_)(ms|us|s)(_|$)|^(goodput|verdict)$|^share_(of_step|by_generation)$")
 
 Statistic = Callable[..., NDArray[np.float64]]
 """From columns (and `axis=`) to the figure."""
@@ -35,6 +38,12 @@ class Measure:
     paired: bool = True
     timed: bool = True  # made of times: not compared where a probe distorted the run's times
     fewest: int = 8  # observations; below that there is no interval
+    events: bool = False  # a count of events, which scatters by its square root
+
+
+def is_timed(path: str) -> bool:
+    """Whether a field of the summary is made of times, by its name: `ttft_ms.mean`, `throughput_tok_s`."""
+    return any(_TIMED.search(name) for name in path.split("."))
 
 
 def _mean(values: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
@@ -101,6 +110,7 @@ MEASURES = (
     Measure("goodput.requests_s", 1),
     Measure("prefix_cache.hit_rate", 1, _hits, _ratio, timed=False),
     Measure("host_us.per_request_step", -1, _host, _ratio, paired=False),
+    Measure("gc.engine_core.collections_total", -1, timed=False, events=True),
     Measure("gc.engine_core.pause_ms.total", -1),
     Measure("gc.engine_core.pause_ms.max", -1),
     Measure("memory.engine_core", -1, timed=False),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvtune.analysis.comparison.compare import (
+    ONE_RUN,
     Comparison,
     Figure,
     Mismatch,
@@ -51,5 +52,5 @@ def _figure(m: Measure, a: list[float], b: list[float], why: str) -> Figure:
     two = float(np.mean(b)) if b else None
     fewest = min(len(a), len(b))
     if why or fewest < FEWEST:
-        return judged(m, one, two, None, None, why or f"{fewest} runs a side are too few: it takes {FEWEST}")
+        return judged(m, one, two, None, None, why or (ONE_RUN if fewest == 1 else "no run of a side has it"))
     return judged(m, one, two, *mean_difference(a, b))

@@ -12,7 +12,8 @@ from kvtune.report.contrast import Contrast, sentence
 from kvtune.report.measures import change_text, interval_text, measure_text, measure_title, reasons
 from kvtune.workload.types import Workload
 
-STYLES = {"better": "green", "worse": "red", "no difference shown": "dim"}
+STYLES = {"better": "green", "worse": "red", "no difference shown": "dim", "not judged": "dim"}
+TO_JUDGE = "To judge times, run the sides in turns, several times each:"
 SCHEMA = 1
 PIPE_WIDTH = 140  # columns where there is no terminal
 
@@ -37,6 +38,9 @@ def print_comparison(contrast: Contrast) -> None:
         console.print(table)
         for line in reasons(comparison.figures):
             console.print(Text(line, style="dim"))
+    if contrast.repeat_command:
+        console.print(TO_JUDGE)
+        print(f"  {contrast.repeat_command}")  # on one line, to be copied
 
 
 ALIGN: tuple[Any, ...] = ("left", "right", "right", "right", "left", "left")
@@ -56,6 +60,8 @@ def markdown(contrast: Contrast) -> str:
         lines.append("|" + "|".join("---:" if align == "right" else "---" for align in ALIGN) + "|")
         lines += [_md_row(row) for row in _rows(comparison)]
         lines += ["", *(f"{_md(line)}  " for line in reasons(comparison.figures)), ""]
+    if contrast.repeat_command:
+        lines += [TO_JUDGE, "", "```", contrast.repeat_command, "```"]
     return "\n".join(lines)
 
 
@@ -74,6 +80,7 @@ def plain(contrast: Contrast, workload: Workload | None, failed: Sequence[str]) 
             for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True)
         ],
         "failed": list(failed),
+        "repeat_command": contrast.repeat_command,
     }
 
 

@@ -18,7 +18,7 @@ from kvtune.units import ms, percent
 
 QUANTILES = np.linspace(0, 1, 201)
 COLORS = {"better": "var(--good)", "worse": "var(--bad)", "no difference shown": "var(--soft)"}
-CSS = {"better": "better", "worse": "worse", "no difference shown": "quiet"}
+CSS = {"better": "better", "worse": "worse", "no difference shown": "quiet", "not judged": "quiet"}
 
 
 def sections(contrast: Contrast) -> list[Section]:
@@ -42,12 +42,15 @@ def _outcome(contrast: Contrast) -> Section:
     if contrast.repeated:
         numbers = ", ".join(f"{len(side.runs)} of {side.name}" for side in contrast.sides)
         note += f"The intervals come from repeated runs ({numbers}), so they include this machine's drift."
+    elif contrast.times_judged:
+        note += "Times are predicted: they are the same at every repetition."
     else:
         note += (
-            "The intervals cover the spread within these runs only: a machine that was slower during one whole run "
-            "looks like a difference. Repeated runs (A B A B) separate the two."
+            "Times of one run a side are not judged: a machine that was slower during one whole run looks like a "
+            "difference. Runs of both sides in turns (A B A B) separate the two."
         )
-    return Section("outcome", "What differs", "", "outcome.html", {"lines": lines, "note": note})
+    values = {"lines": lines, "note": note, "command": contrast.repeat_command}
+    return Section("outcome", "What differs", "", "outcome.html", values)
 
 
 def _figures(contrast: Contrast) -> Section:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from scipy import stats
 
 from kvtune.analysis.comparison.compare import Comparison, Figure, compare, mismatches, value_at
+from kvtune.analysis.comparison.measures import is_timed
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
@@ -21,6 +22,8 @@ WORKLOAD = workload_of([(Span(i % 10, 0, 100),) for i in range(COUNT)])
 
 
 def run(ttft_s: np.ndarray[Any, Any], hit: int = 48, **fields: Any) -> Run:
+    """Predicted, unless `source` says otherwise: times of one measured run a side are not judged."""
+    fields = {"source": "sim", **fields}
     sent = np.arange(COUNT, dtype=float)
     tables = {
         "tokens": table(
@@ -103,8 +106,58 @@ def test_hits_are_better_when_there_are_more() -> None:
 def test_a_figure_with_one_number_a_run_gets_no_verdict() -> None:
     slow = figures(compare(run(noise(1), wall_s=10.0), run(noise(1), wall_s=20.0)))["throughput_tok_s"]
     assert slow.relative == pytest.approx(-0.5)
-    assert slow.verdict == "no difference shown"
+    assert slow.verdict == "not judged"
     assert "repeat" in slow.why
+
+
+def test_measured_times_of_one_run_a_side_are_not_judged_but_counts_are() -> None:
+    def measured(speed: float, hit: int, collections: int) -> Run:
+        gc = table("gc", process=[1] * collections, t_s=np.linspace(0, 9, collections).tolist())
+        made = run(noise(1) * speed, hit=hit, source="engine")
+        return Run(made.header, {**made.tables, "gc": gc})
+
+    found = figures(compare(measured(1.0, 48, 40), measured(2.137, 64, 10)))
+    timed = {path: f for path, f in found.items() if is_timed(path)}
+    assert {f.verdict for f in timed.values()} == {"not judged"} and len(timed) > 8
+    assert timed["ttft_ms.mean"].why == "one run a side: not judged" and timed["ttft_ms.mean"].low is None
+    assert timed["ttft_ms.mean"].relative == pytest.approx(1.137, abs=0.01)
+    assert found["prefix_cache.hit_rate"].verdict == "better"
+    assert found["gc.engine_core.collections_total"].verdict == "better"
+    few = figures(compare(measured(1.0, 48, 12), measured(1.0, 48, 10)))["gc.engine_core.collections_total"]
+    assert few.verdict == "no difference shown" and few.low == pytest.approx(-2 - 1.96 * 22**0.5)
+
+
+def test_which_fields_are_times() -> None:
+    for path in (
+        "ttft_ms.mean",
+        "throughput_tok_s",
+        "requests_s",
+        "host_us.schedule",
+        "rounds.1.ttft_ms_mean",
+    ):
+        assert is_timed(path)
+    for path in ("gc.engine_core.pause_ms.max", "gc.worker.share_of_step", "goodput.share", "wall_s"):
+        assert is_timed(path)
+    for path in (
+        "prefix_cache.hit_rate",
+        "output_tokens",
+        "gc.engine_core.collections.2",
+        "steps",
+        "requests",
+    ):
+        assert not is_timed(path)
+
+
+def test_a_partial_run_did_other_work_than_a_whole_one() -> None:
+    whole = run(noise(1))
+    sent = np.where(np.arange(COUNT) < 44, whole.table("requests")["sent_s"], np.nan)
+    cut = Run(
+        replace(whole.header, state="partial"),
+        {**whole.tables, "requests": {**whole.table("requests"), "sent_s": sent}},
+    )
+    (found,) = mismatches(whole, cut)
+    assert (found.field, found.a, found.b) == ("requests sent", "200 of 200", "44 of 200")
+    assert mismatches(cut, cut) == ()
 
 
 def test_every_figure_equals_the_summarys() -> None:
@@ -125,21 +178,21 @@ def test_a_comparison_is_reproducible() -> None:
 
 
 def test_distorted_times_get_no_verdict_but_hits_do() -> None:
-    bad = run(noise(1) * 2, hit=64, valid=Validity(timings=False, why="tracemalloc"))
-    found = figures(compare(run(noise(1)), bad))
-    assert found["ttft_ms.mean"].verdict == "no difference shown"
+    bad = run(noise(1) * 2, hit=64, source="engine", valid=Validity(timings=False, why="tracemalloc"))
+    found = figures(compare(run(noise(1), source="engine"), bad))
+    assert found["ttft_ms.mean"].verdict == "not judged"
     assert "tracemalloc" in found["ttft_ms.mean"].why
     assert found["prefix_cache.hit_rate"].verdict == "better"
 
 
 def test_few_requests_and_empty_runs_get_no_interval() -> None:
     few = workload_of([(Span(0, 0, 10),)] * 3)
-    found = figures(compare(served(few, [0] * 3), served(few, [0] * 3)))
+    found = figures(compare(served(few, [0] * 3, source="sim"), served(few, [0] * 3, source="sim")))
     assert found["ttft_ms.mean"].why == "3 observations are too few: it takes 8"
     nothing = Run(header_of(wall_s=0.0, processes=[]))
     assert compare(nothing, nothing).figures == ()
     one_sided = figures(compare(run(noise(1)), Run(header_of(wall_s=0.0))))
-    assert one_sided["ttft_ms.mean"].verdict == "no difference shown"
+    assert one_sided["ttft_ms.mean"].verdict == "not judged"
     assert "first" in one_sided["ttft_ms.mean"].why
 
 
@@ -150,11 +203,11 @@ def test_checked_fields_that_differ_are_mismatches() -> None:
         noise(1),
         model="tiny-gemma3",
         python="3.12.1",
-        source="sim",
+        source="engine",
         engine=EngineInfo(vllm="0.33.0", device="cuda", block_size=32),
     )
     assert [m.field for m in mismatches(same, other)] == ["source", "model", "vllm", "device", "python"]
-    from_other = served(workload_of([]), []), same
+    from_other = served(workload_of([]), [], source="sim"), same
     assert mismatches(*from_other) == ()
 
 
@@ -195,7 +248,7 @@ def test_requests_are_paired_only_where_they_are_the_same() -> None:
 
 def test_a_99th_percentile_takes_many_requests() -> None:
     few = workload_of([(Span(0, 0, 10),)] * 50)
-    found = figures(compare(served(few, [0] * 50), served(few, [0] * 50)))
+    found = figures(compare(served(few, [0] * 50, source="sim"), served(few, [0] * 50, source="sim")))
     assert found["ttft_ms.p99"].low is None
     assert found["ttft_ms.p50"].low == 0.0
     assert figures(compare(run(noise(1)), run(noise(2))))["ttft_ms.p99"].low is not None
@@ -228,6 +281,6 @@ def test_a_drifting_machine_is_no_difference() -> None:
 
 def test_too_few_repeats_and_mismatches() -> None:
     one = compare_repeats([run(noise(1))], [run(noise(2)), run(noise(3), model="other")])
-    assert {f.verdict for f in one.figures} == {"no difference shown"}
-    assert "1 runs a side" in figures(one)["ttft_ms.mean"].why
+    assert {f.verdict for f in one.figures} == {"not judged"}
+    assert figures(one)["ttft_ms.mean"].why == "one run a side: not judged"
     assert [m.field for m in one.mismatches] == ["model"]

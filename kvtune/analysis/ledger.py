@@ -7,7 +7,6 @@ apart.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +149,7 @@ def _by_generation(
     return float(sums[0]), float(sums[1]), float(sums[2])
 
 
-def as_json(joined: Join) -> dict[str, Any]:
+def as_json(joined: Join) -> dict[str, object]:
     """The summary's `gc_steps`."""
     return {
         "collections": asdict(joined.placed),

@@ -60,7 +60,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """Trials with equal keys are the same work."""
         return json.dumps([self.on, self.core, self.role, self.settings], sort_keys=True)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The run's fields and the trial's own in one flat object."""
         fields = msgspec.to_builtins(self)
         fields.pop("summary")
@@ -109,7 +109,7 @@ class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str | None = None
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "schema": SCHEMA,
             "kind": self.kind,

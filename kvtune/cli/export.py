@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,7 +39,7 @@ def export(
         for path in write_csv(loaded, folder, force=force):
             print(path)
         return
-    made: dict[str, Any]
+    made: dict[str, object]
     if perfetto:
         from kvtune.report.export.trace import chrome_trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -121,7 +121,7 @@ def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:
     return named
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """One line on stdout."""
     import msgspec
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from kvtune.cli.options import choice
-from kvtune.core.settings import KNOBS, LISTED
+from kvtune.core.settings import KNOBS, LISTED, Value
 from kvtune.errors import UsageError
 from kvtune.recipe import engine_flags
 
@@ -18,9 +18,9 @@ def core_choice(text: str) -> Literal["kvtune", "stock"]:
     return choice("--core", text, CORES)
 
 
-def core_settings(assignments: Sequence[str]) -> dict[str, Any]:
+def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
     """`["core.slack=128"]` -> `{"slack": 128}`, each value checked against its knob."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Value] = {}
     for text in assignments:
         name, equals, value = text.partition("=")
         key = name.removeprefix("core.").replace("-", "_")
@@ -34,7 +34,7 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Any]:
 
 def with_recipe(
     recipe: str, assignments: Sequence[str], flags: Sequence[str], *, model: str, anyway: bool
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Value], list[str]]:
     """Core settings and engine flags; the command line wins over the recipe (a file or a name)."""
     given = core_settings(assignments)
     if not recipe:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import altair as alt
 
 GENERATION_COLORS = ("var(--c-gen0)", "var(--c-gen1)", "var(--c-gen2)")
 SERIES = (
@@ -31,7 +34,12 @@ SERIES = (
 # Addresses in Vega's code (an editor, a schema, an issue). Nothing loads them, and a page must not name any.
 OUTSIDE = ("https://vega.github.io/", "https://github.com/")
 
-Columns = Mapping[str, Any]
+Spec = dict[str, Any]
+"""A Vega-Lite specification, as JSON."""
+
+Value = bool | int | float | str | None
+Columns = Mapping[str, list[Value]]
+"""A chart's data, ready for JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Chart:
     id: str
     title: str
     label: str
-    spec: dict[str, Any]
+    spec: Spec
     grid: Grid
     data: Mapping[str, Columns]  # the columns that the spec names
     note: str = ""
@@ -79,7 +87,7 @@ class Section:
     title: str
     lead: str
     template: str
-    values: dict[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     charts: tuple[Chart, ...] = ()
 
     @property
@@ -88,12 +96,12 @@ class Section:
         return {name: columns for chart in self.charts for name, columns in chart.data.items()}
 
 
-def grid(heads: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> Grid:
+def grid(heads: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> Grid:
     """A Grid of plain values: a cell may be a Cell, text or a number (shown as it is)."""
     return Grid(tuple(heads), tuple(tuple(_cell(v) for v in row) for row in rows), caption)
 
 
-def _cell(value: Any) -> Cell:
+def _cell(value: object) -> Cell:
     if isinstance(value, Cell):
         return value
     if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
@@ -102,7 +110,7 @@ def _cell(value: Any) -> Cell:
     return Cell(str(value))
 
 
-def extremes(value: NDArray[Any], buckets: int) -> NDArray[Any]:
+def extremes(value: NDArray[np.number], buckets: int) -> NDArray[np.int64]:
     """Row numbers to draw: all, or the smallest and the largest value of each of `buckets` runs of neighbours.
 
     Peaks are kept; values between them are dropped.
@@ -118,12 +126,12 @@ def extremes(value: NDArray[Any], buckets: int) -> NDArray[Any]:
     return np.unique(np.concatenate((first, last)))
 
 
-def columns(**arrays: Any) -> Columns:
+def columns(**arrays: Iterable[object]) -> Columns:
     """Columns as JSON lists: five significant digits are more than a pixel shows; NaN becomes null."""
     return {name: [_plain(v) for v in values] for name, values in arrays.items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Value:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, (int, np.integer)):
@@ -137,7 +145,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def script_json(value: Any) -> str:
+def script_json(value: object) -> str:
     """JSON that is safe inside a <script> element, whatever strings it holds."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
@@ -156,9 +164,9 @@ def vega_bundle() -> str:
     return script.replace("</script", "<\\/script")
 
 
-def spec_of(chart: Any) -> dict[str, Any]:
+def spec_of(chart: alt.TopLevelMixin) -> Spec:
     """An Altair chart as the page embeds it: without the schema's address and without a theme of its own."""
-    spec: dict[str, Any] = chart.to_dict()
+    spec: Spec = chart.to_dict()
     spec.pop("$schema", None)
     spec.pop("config", None)
     return spec
@@ -174,7 +182,7 @@ def forest(
     *,
     row_height: int = 26,
     dot: int = 70,
-) -> dict[str, Any]:
+) -> Spec:
     """Changes as dots, their intervals (columns `low` and `high`) as bars, coloured by the column `verdict`.
 
     `subject`: column, title and label width of the vertical axis; `change`: column and title of the horizontal one.

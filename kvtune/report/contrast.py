@@ -127,7 +127,7 @@ def _differing(runs: Sequence[Run]) -> Facts:
 def _may_differ(run: Run) -> dict[str, str]:
     h = run.header
     active = "" if h.core.name == "stock" or h.core.active else " (not active)"
-    facts: dict[str, Any] = {"core": f"{h.core.name}{active}"}
+    facts: dict[str, object] = {"core": f"{h.core.name}{active}"}
     facts.update(
         {f"core {k}": v for k, v in h.core.settings.items() if k not in KNOBS or KNOBS[k].default != v}
     )

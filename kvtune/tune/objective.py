@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.study import Trial
@@ -35,13 +34,13 @@ class Objective:
     def names(self) -> tuple[str, ...]:
         return tuple(o.name for o in self.all)
 
-    def of(self, summary: Mapping[str, Any]) -> float | None:
+    def of(self, summary: Mapping[str, object]) -> float | None:
         try:
             return value_at(summary, self.path)
         except KeyError:
             return None
 
-    def score(self, summary: Mapping[str, Any]) -> float | None:
+    def score(self, summary: Mapping[str, object]) -> float | None:
         """Larger is better; None where the run has no such figure."""
         value = self.of(summary)
         return None if value is None else self.better * value

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -20,6 +20,11 @@ from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
+
+if TYPE_CHECKING:
+    import optuna
+
+Result = TypeVar("Result")
 
 STARTUP = 12  # random trials before the sampler models anything
 TRIAL = "trial"
@@ -53,17 +58,16 @@ class OptunaStudy:
         states = (TrialState.COMPLETE, TrialState.FAIL)
         return len(self._kept(lambda: self._study.get_trials(deepcopy=False, states=states)))
 
-    def ask(self, space: Space) -> tuple[Any, Settings]:
-        def ask() -> tuple[Any, Settings]:
+    def ask(self, space: Space) -> tuple[optuna.Trial, Settings]:
+        def ask() -> tuple[optuna.Trial, Settings]:
             handle = self._study.ask()
             # Positions, not values: Optuna's categoricals must not mix strings, booleans and numbers.
             at = {name: handle.suggest_categorical(name, list(range(len(v)))) for name, v in space.items()}
             return handle, settings_of({name: values[at[name]] for name, values in space.items()})
 
-        proposal: tuple[Any, Settings] = self._kept(ask)
-        return proposal
+        return self._kept(ask)
 
-    def tell(self, handle: Any, scores: list[float] | None, trial: Trial) -> None:
+    def tell(self, handle: optuna.Trial, scores: list[float] | None, trial: Trial) -> None:
         """Report one score per objective; None for a trial that failed."""
         from optuna.trial import TrialState
 
@@ -89,7 +93,7 @@ class OptunaStudy:
         self._kept(lambda: self._study.set_user_attr("cost", msgspec.json.encode(cost).decode()))
         return cost
 
-    def _stored(self, name: str, url: str, join: bool, by: Objective) -> Any:
+    def _stored(self, name: str, url: str, join: bool, by: Objective) -> optuna.Study:
         import optuna
 
         kept = optuna.storages.RDBStorage(_with_driver(url), engine_kwargs=_options(url))
@@ -121,7 +125,7 @@ class OptunaStudy:
                 "give the same MODEL and flags, or another --study URL",
             )
 
-    def _kept(self, do: Callable[[], Any]) -> Any:
+    def _kept(self, do: Callable[[], Result]) -> Result:
         try:
             return do()
         except ImportError as error:
@@ -147,7 +151,7 @@ def _directions(by: Objective) -> list[str]:
     return ["maximize"] * len(by.all)
 
 
-def _sampler(seed: int) -> Any:
+def _sampler(seed: int) -> optuna.samplers.BaseSampler:
     import optuna
 
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
@@ -158,14 +162,14 @@ def _with_driver(url: str) -> str:
     return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
 
 
-def _options(url: str) -> dict[str, Any]:
+def _options(url: str) -> dict[str, object]:
     """A new connection for each use: milliseconds against seconds per trial, and none goes stale or stays open.
 
     `client_encoding`: text is decoded whatever the database's encoding is.
     """
     from sqlalchemy.pool import NullPool
 
-    known: dict[str, Any] = {"poolclass": NullPool}
+    known: dict[str, object] = {"poolclass": NullPool}
     if _with_driver(url).startswith("postgresql+psycopg:"):
         known["connect_args"] = {"client_encoding": "utf8"}
     return known

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -174,7 +173,7 @@ def fail_if_none(trials: Sequence[Trial]) -> None:
 RESULT = ".result.json"
 
 
-def keep_result(content: dict[str, Any], journal: Path) -> Path:
+def keep_result(content: Mapping[str, object], journal: Path) -> Path:
     """Write the `--json` object beside the journal, completely or not at all."""
     path = journal.with_suffix(RESULT)
     hint = f"free space and run the command again with --study {journal}: its trials are kept"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class AblationSide:
 
     name: str
     turned: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     runs: tuple[Figures, ...] = ()
     files: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class Comparison:
     mismatches: tuple[Mismatch, ...]
     figures: tuple[Figure, ...]
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """For `--json`."""
         return asdict(self)
 
@@ -87,9 +87,9 @@ def compare(a: Run, b: Run, *, seed: int = 0) -> Comparison:
     return Comparison(mismatches(a, b), tuple(f for f in figures if f.a is not None or f.b is not None))
 
 
-def value_at(fields: Mapping[str, Any], path: str) -> float | None:
+def value_at(fields: Mapping[str, object], path: str) -> float | None:
     """The number at a dotted path (`rounds.1.hit_tokens`); None where it is not a number. KeyError: no such field."""
-    value: Any = fields
+    value: object = fields
     for name in path.split("."):
         if isinstance(value, list) and name.isdigit() and int(name) < len(value):
             value = value[int(name)]

@@ -9,10 +9,9 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import copysign, inf
-from typing import Any
 
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.comparison.measures import is_timed
@@ -62,7 +61,7 @@ class FailOn:
         """The conditions on times."""
         return tuple(c.text for allof in self.anyof for c in allof if is_timed(c.path))
 
-    def evaluate(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> FailOnOutcome:
+    def evaluate(self, a: Mapping[str, object], b: Mapping[str, object]) -> FailOnOutcome:
         """On the summaries of the first and the second run. KvtuneError where a run has no value for a field."""
         results = [[_check(condition, a, b) for condition in allof] for allof in self.anyof]
         reasons = tuple(reason for row in results if all(row) for reason in row)
@@ -88,7 +87,7 @@ def _condition(part: str, text: str) -> Condition:
     return Condition(part.strip(), path, symbol, number, bool(sign or percent), bool(percent))
 
 
-def _check(condition: Condition, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+def _check(condition: Condition, a: Mapping[str, object], b: Mapping[str, object]) -> str:
     """The line with the values if the condition holds, else ""."""
     after = _value(condition, b, "second")
     if not condition.change:
@@ -104,7 +103,7 @@ def _check(condition: Condition, a: Mapping[str, Any], b: Mapping[str, Any]) -> 
     return f"{condition.text}: {before:.6g} -> {after:.6g} is {change:+.4g}{unit}"
 
 
-def _value(condition: Condition, fields: Mapping[str, Any], which: str) -> float:
+def _value(condition: Condition, fields: Mapping[str, object], which: str) -> float:
     try:
         value = value_at(fields, condition.path)
     except KeyError:
@@ -122,9 +121,9 @@ def _value(condition: Condition, fields: Mapping[str, Any], which: str) -> float
     return value
 
 
-def _paths(value: Any, before: str = "") -> Iterator[str]:
+def _paths(value: object, before: str = "") -> Iterator[str]:
     """All paths that lead to a number."""
-    pairs: Iterator[tuple[Any, Any]] | Any
+    pairs: Iterable[tuple[object, object]]
     if isinstance(value, Mapping):
         pairs = value.items()
     elif isinstance(value, list):

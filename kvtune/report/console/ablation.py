@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import IO, Any
+from typing import IO
 
 from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth
 
@@ -46,7 +46,7 @@ def print_ablation(ablation: Ablation, file: IO[str] | None = None) -> None:
             console.print(Text(f"failed  {side.name}: {why}"))
 
 
-def plain(ablation: Ablation) -> dict[str, Any]:
+def plain(ablation: Ablation) -> dict[str, object]:
     """For `--json`."""
     from dataclasses import asdict
 

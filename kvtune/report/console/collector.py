@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtune.report.names import process_title
 from kvtune.units import count, ms, percent, size
 
-MakeTable = Callable[[tuple[str, ...], Sequence[tuple[str, ...]]], Any]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+MakeTable = Callable[[tuple[str, ...], Sequence[tuple[str, ...]]], "RenderableType | None"]
 CULPRITS_SHOWN = 8
 FUNCTIONS_SHOWN = 8
 
 
-def collector_details(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
+def collector_details(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType]:
     """The tables below the collector's, without empty ones. `s` is the `--json` object."""
     found = [_steps(s, table), *_culprits(s, table), *_growth(s, table), *_stacks(s, table)]
     return [part for part in found if part is not None]
 
 
-def _steps(s: Mapping[str, Any], table: MakeTable) -> Any:
+def _steps(s: Mapping[str, Any], table: MakeTable) -> RenderableType | None:
     joined = s.get("gc_steps") or {}
     rows = []
     for key, title in (("with_collection", "with a collection"), ("without", "without")):
@@ -35,7 +38,7 @@ def _steps(s: Mapping[str, Any], table: MakeTable) -> Any:
     return table(("engine steps", "steps", "median", "p99", "longest"), rows)
 
 
-def _culprits(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
+def _culprits(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType | None]:
     return [
         table(
             (f"young objects, {process_title(process)}", "made at", "per step", "share"),
@@ -53,7 +56,7 @@ def _culprits(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
     ]
 
 
-def _growth(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
+def _growth(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType | None]:
     return [
         table(
             (f"grown, {process_title(process)}", "made at", "more", "bytes"),
@@ -66,7 +69,7 @@ def _growth(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
     ]
 
 
-def _stacks(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
+def _stacks(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType | None]:
     parts = []
     for process, own in (s.get("stacks") or {}).items():
         rows = [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
+from kvtune.analysis.comparison.compare import Comparison
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.report.contrast import Contrast, sentence
@@ -43,7 +44,7 @@ def print_comparison(contrast: Contrast) -> None:
         print(f"  {contrast.repeat_command}")  # on one line, to be copied
 
 
-ALIGN: tuple[Any, ...] = ("left", "right", "right", "right", "left", "left")
+ALIGN: tuple[Literal["left", "right"], ...] = ("left", "right", "right", "right", "left", "left")
 
 
 def markdown(contrast: Contrast) -> str:
@@ -65,7 +66,7 @@ def markdown(contrast: Contrast) -> str:
     return "\n".join(lines)
 
 
-def plain(contrast: Contrast, workload: Workload | None, failed: Sequence[str]) -> dict[str, Any]:
+def plain(contrast: Contrast, workload: Workload | None, failed: Sequence[str]) -> dict[str, object]:
     """The `--json` object: summaries of all runs, the comparisons with the first, the conditions that hold."""
     return {
         "schema": SCHEMA,
@@ -88,7 +89,7 @@ def _heads(first: str, other: str) -> tuple[str, ...]:
     return ("figure", first, other, "difference", "95 % interval", "verdict")
 
 
-def _rows(comparison: Any) -> list[tuple[str, ...]]:
+def _rows(comparison: Comparison) -> list[tuple[str, ...]]:
     return [
         (
             measure_title(f.path),

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from kvtune.report.console.admission import admission_view
 from kvtune.report.console.collector import collector_details
 from kvtune.report.console.stalls import stalls_view
 from kvtune.report.names import cause_title, process_title
 from kvtune.units import count, ms, percent, size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 Summary = Mapping[str, Any]
 PIPE_WIDTH = 110  # columns where there is no terminal
@@ -42,7 +45,7 @@ def print_summary(summary: Summary, file: IO[str] | None = None) -> None:
     console.print(summary_view(summary))
 
 
-def summary_view(summary: Summary) -> Any:
+def summary_view(summary: Summary) -> RenderableType:
     """The summary as one rich renderable."""
     from rich.console import Group
 
@@ -60,7 +63,7 @@ def summary_view(summary: Summary) -> Any:
     return Group(*(part for part in parts if part is not None))
 
 
-def _head(s: Summary) -> Any:
+def _head(s: Summary) -> RenderableType:
     from rich.text import Text
 
     engine, core = s.get("engine", {}), s.get("core", {})
@@ -93,7 +96,7 @@ def _head(s: Summary) -> Any:
     return head
 
 
-def _warnings(s: Summary) -> list[Any]:
+def _warnings(s: Summary) -> list[RenderableType]:
     from rich.text import Text
 
     lines = []
@@ -110,7 +113,7 @@ def _warnings(s: Summary) -> list[Any]:
     return [Text(f"! {line}", style="yellow") for line in lines]
 
 
-def _latency(s: Summary) -> Any:
+def _latency(s: Summary) -> RenderableType | None:
     rows = [
         (name, _ms(values.get("mean")), _ms(values.get("p50")), _ms(values.get("p99")))
         for key, name in LATENCIES
@@ -119,7 +122,7 @@ def _latency(s: Summary) -> Any:
     return _table(("latency", "mean", "median", "p99"), rows)
 
 
-def _rounds(s: Summary) -> Any:
+def _rounds(s: Summary) -> RenderableType | None:
     rows = [
         (
             f"round {number}",
@@ -133,7 +136,7 @@ def _rounds(s: Summary) -> Any:
     return _table(("rounds", "prompt tokens", "hits", "hit rate", "first token"), rows)
 
 
-def _cache(s: Summary) -> Any:
+def _cache(s: Summary) -> RenderableType | None:
     cache = s.get("prefix_cache") or {}
     queries = cache.get("query_tokens", 0)
     if not queries:
@@ -147,7 +150,7 @@ def _cache(s: Summary) -> Any:
     return _table(("prefix cache", "prompt tokens", "share"), rows)
 
 
-def _gc(s: Summary) -> Any:
+def _gc(s: Summary) -> RenderableType | None:
     rows = []
     for process, own in (s.get("gc") or {}).items():
         pause = own.get("pause_ms", {})
@@ -170,7 +173,7 @@ def _gc(s: Summary) -> Any:
 PHASES = {"execute": "waiting for the model", "other": "rest of the step"}
 
 
-def _host(s: Summary) -> Any:
+def _host(s: Summary) -> RenderableType | None:
     host = s.get("host_us") or {}
     names = (
         ("schedule", "schedule a step"),
@@ -186,7 +189,7 @@ def _host(s: Summary) -> Any:
     return _table(("host cost", "mean"), rows)
 
 
-def _memory(s: Summary) -> Any:
+def _memory(s: Summary) -> RenderableType | None:
     rows = [
         (process_title(process), size(peak))  # the contract: memory{process: rss_peak_bytes}
         for process, own in (s.get("memory") or {}).items()
@@ -195,7 +198,7 @@ def _memory(s: Summary) -> Any:
     return _table(("memory", "peak RSS"), rows)
 
 
-def _verdict(s: Summary) -> Any:
+def _verdict(s: Summary) -> RenderableType | None:
     from rich.padding import Padding
     from rich.text import Text
 
@@ -210,7 +213,7 @@ def _verdict(s: Summary) -> Any:
     return Padding(text, (1, 0, 0, 0))
 
 
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Any:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> RenderableType | None:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text

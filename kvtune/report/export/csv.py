@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.names import process_name
@@ -40,7 +40,7 @@ def write_csv(run: Run, folder: Path, *, force: bool = False) -> list[Path]:
 def _write_table(run: Run, name: str, path: Path) -> None:
     table = run.tables[name]
     heads = list(TABLES[name])
-    columns: list[list[Any]] = [_plain(table[head]) for head in heads]
+    columns: list[list[object]] = [_plain(table[head]) for head in heads]
     if "process" in heads:
         heads.insert(1, "process_name")
         processes = table["process"].tolist()
@@ -52,7 +52,7 @@ def _write_table(run: Run, name: str, path: Path) -> None:
         writer.writerows(zip(*columns, strict=True))
 
 
-def _plain(column: np.ndarray[Any, Any]) -> list[Any]:
+def _plain(column: NDArray[np.generic]) -> list[object]:
     if column.dtype.kind != "f":
         return list(column.tolist())
     return ["" if value != value else value for value in column.tolist()]

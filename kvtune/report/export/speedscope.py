@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, TypedDict
 
 from kvtune.report.export.spans import TimeSpan, collection_spans, process_numbers, step_spans
 from kvtune.report.names import process_name
@@ -12,7 +12,15 @@ SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 ROUNDING_US = 0.5  # neighbours that overlap by less do not contain each other
 
 
-def speedscope(run: Run) -> dict[str, Any]:
+class SpanEvent(TypedDict):
+    """A frame opens ("O") or closes ("C"), in microseconds."""
+
+    type: Literal["O", "C"]
+    frame: int
+    at: float
+
+
+def speedscope(run: Run) -> dict[str, object]:
     """The file as one JSON object. Processes without a step or a collection are left out."""
     frames: dict[str, int] = {}
     profiles = []
@@ -41,9 +49,9 @@ def speedscope(run: Run) -> dict[str, Any]:
     }
 
 
-def _nested(spans: list[TimeSpan], frames: dict[str, int]) -> list[dict[str, Any]]:
+def _nested(spans: list[TimeSpan], frames: dict[str, int]) -> list[SpanEvent]:
     """Open and close events in order of time, nested: no span outlasts the one around it."""
-    events: list[dict[str, Any]] = []
+    events: list[SpanEvent] = []
     open_spans: list[tuple[int, float]] = []
 
     def close(until: float) -> None:

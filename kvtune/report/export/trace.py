@@ -7,7 +7,6 @@ evicted and demoted since the start, RSS), and each request from sending to its 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from kvtune.report.export.spans import TimeSpan, collection_spans, process_numbers, step_spans
 from kvtune.report.names import process_name
@@ -15,10 +14,10 @@ from kvtune.run.types import Run
 
 STEPS, COLLECTIONS = 1, 2
 UNKNOWN_PID = 1_000_000  # plus the process's number, for rows of a process that is not in the header
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
-def chrome_trace(run: Run) -> dict[str, Any]:
+def chrome_trace(run: Run) -> dict[str, object]:
     """The trace as one JSON object of the Trace Event Format."""
     events: list[Event] = []
     for process in process_numbers(run):
@@ -54,7 +53,7 @@ def _names(run: Run, process: int) -> list[Event]:
     return named + [_meta("thread_name", pid, tid, {"name": name}) for tid, name in threads.items()]
 
 
-def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
+def _meta(name: str, pid: int, tid: int, args: dict[str, object]) -> Event:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 

@@ -10,11 +10,14 @@ import base64
 import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvtune import __version__
 from kvtune.report.banners import Banner
 from kvtune.report.charts import Section, script_json, vega_bundle
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 HERE = Path(__file__).parents[1]
 
@@ -57,7 +60,7 @@ def render(
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Any:
+def _environment() -> Environment:
     import jinja2
 
     return jinja2.Environment(

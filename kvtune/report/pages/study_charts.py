@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.study import Effect, EngineRuns, Trial
@@ -70,7 +69,7 @@ def phrase(trial: Trial, by: str) -> str:
     return OBJECTIVES[by].before + quantity(trial, by)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -117,7 +116,7 @@ def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Sect
     pair = PAIR if all(name in knobs for name in PAIR) else tuple(k for k in knobs if k != "block_size")[:2]
     if len(pair) < 2:
         return None
-    panels: dict[Any, list[Trial]] = {}
+    panels: dict[object, list[Trial]] = {}
     for trial in trials:
         if all(name in trial.settings for name in pair):
             panels.setdefault(trial.settings.get("block_size"), []).append(trial)
@@ -138,7 +137,7 @@ def _map(
     name: str,
     trials: Sequence[Trial],
     pair: Sequence[str],
-    block: Any,
+    block: object,
     by: str,
     ends: tuple[float, float],
 ) -> Chart:
@@ -146,7 +145,7 @@ def _map(
 
     title = OBJECTIVES[by].title
     pick = min if by in LESS_IS_BETTER else max
-    cells: dict[tuple[Any, Any], float] = {}
+    cells: dict[tuple[object, object], float] = {}
     for trial in trials:
         at = (trial.settings[pair[0]], trial.settings[pair[1]])
         figure = figure_of(trial, by) or 0.0
@@ -259,7 +258,7 @@ def _axis(name: str) -> str:
     return f"{OBJECTIVES[name].title}, {'less' if name in LESS_IS_BETTER else 'more'} is better"
 
 
-def _order(value: Any) -> tuple[int, float, str]:
+def _order(value: object) -> tuple[int, float, str]:
     """Nothing, numbers by size, then words."""
     if value is None:
         return 0, 0.0, ""

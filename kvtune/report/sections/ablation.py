@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth, stored
 from kvtune.core.settings import KNOBS
 from kvtune.report.charts import Cell, Chart, Grid, Section, columns, forest, grid
@@ -78,7 +76,7 @@ def _name(side: AblationSide) -> str:
 
 def _table(ablation: Ablation) -> Grid:
     runs = len(ablation.baseline.runs)
-    rows: list[tuple[Any, ...]] = [
+    rows: list[tuple[object, ...]] = [
         ("baseline", Cell(str(runs), runs), *map(_baseline, ablation.turned[0].worths)),
     ]
     rows += [

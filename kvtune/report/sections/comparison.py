@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,11 +10,14 @@ from kvtune.analysis.cache import rounds
 from kvtune.analysis.comparison.compare import Comparison
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
-from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, forest, grid, spec_of
+from kvtune.report.charts import SERIES, Cell, Chart, Grid, Section, columns, forest, grid, spec_of
 from kvtune.report.contrast import Contrast, RunGroup, sentence
 from kvtune.report.measures import SHARES, change_text, interval_text, measure_text, measure_title, reasons
 from kvtune.report.names import command_text, when
 from kvtune.units import ms, percent
+
+if TYPE_CHECKING:
+    import altair as alt
 
 QUANTILES = np.linspace(0, 1, 201)
 COLORS = {"better": "var(--good)", "worse": "var(--bad)", "no difference shown": "var(--soft)"}
@@ -75,7 +78,7 @@ def _figures(contrast: Contrast) -> Section:
     )
 
 
-def _table(first: str, other: str, comparison: Comparison) -> Any:
+def _table(first: str, other: str, comparison: Comparison) -> Grid:
     rows = [
         (
             measure_title(f.path),
@@ -91,7 +94,7 @@ def _table(first: str, other: str, comparison: Comparison) -> Any:
     return grid(heads, rows, f"{other} against {first}")
 
 
-def _forest(name: str, first: str, other: str, comparison: Comparison, table: Any) -> Chart | None:
+def _forest(name: str, first: str, other: str, comparison: Comparison, table: Grid) -> Chart | None:
     shown = [f for f in comparison.figures if f.a and f.low is not None and f.high is not None]
     shown = [f for f in shown if f.path not in SHARES]
     if not shown:
@@ -235,7 +238,7 @@ def _rounds(contrast: Contrast) -> Section | None:
     return Section("cache", "Prefix cache", "", "charts.html", charts=(chart,))
 
 
-def _run_colors(names: list[str]) -> Any:
+def _run_colors(names: list[str]) -> alt.Scale:
     import altair as alt
 
     return alt.Color(

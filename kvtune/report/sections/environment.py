@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtune.report.charts import Cell, Grid, Section, grid
@@ -30,7 +31,7 @@ def section(run: Run) -> Section:
         ("kvtune", f"{h.kvtune}, run file schema {h.schema}"),
     ]
     settings = [(name, _text(value)) for name, value in sorted(h.engine.settings.items())]
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "facts": [(name, value) for name, value in facts if value],
         "command": command_text(run),
         "args": shlex.join(h.engine.args),
@@ -70,7 +71,7 @@ def _engine(run: Run) -> str:
     return ", ".join(p for p in parts if p)
 
 
-def _collector(gc: dict[str, Any]) -> str:
+def _collector(gc: Mapping[str, Any]) -> str:
     parts = []
     if not gc.get("enabled", True):
         parts.append("switched off")
@@ -81,7 +82,7 @@ def _collector(gc: dict[str, Any]) -> str:
     return ", ".join(parts) or "–"
 
 
-def _groups(groups: list[dict[str, Any]]) -> Grid | None:
+def _groups(groups: Sequence[Mapping[str, object]]) -> Grid | None:
     """The KV cache groups; equal ones share a row."""
     alike = Counter(
         (
@@ -101,9 +102,9 @@ def _kind(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.removesuffix("Spec")).replace("_", " ").lower()
 
 
-def _number(value: Any) -> Cell | str:
+def _number(value: object) -> Cell | str:
     return Cell(count(value), value) if isinstance(value, int) else "–"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)

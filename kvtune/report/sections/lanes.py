@@ -6,7 +6,7 @@ Long runs are thinned to the extremes of neighbours, and say so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from kvtune.report.charts import GENERATION_COLORS, SERIES, Columns, columns, ex
 from kvtune.report.names import process_name
 from kvtune.run.types import Run
 from kvtune.units import count, ms
+
+if TYPE_CHECKING:
+    import altair as alt
 
 BUCKETS = 500
 BINS = 120
@@ -24,7 +27,7 @@ AXIS_EXTENT = 74  # page.js relies on it: all lanes have the same left edge
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    drawing: Any
+    drawing: alt.Chart
     name: str
     data: Columns
     note: str = ""
@@ -228,13 +231,13 @@ def _rss(run: Run, end_s: float) -> Lane | None:
     return Lane(drawing, "rss", columns(t=t, rss=rss, process=names))
 
 
-def _lane(name: str, title: str, height: int) -> Any:
+def _lane(name: str, title: str, height: int) -> alt.Chart:
     import altair as alt
 
     return alt.Chart(alt.NamedData(name=name), title=title, height=height)
 
 
-def _x() -> Any:
+def _x() -> alt.X:
     import altair as alt
 
     scale = alt.Scale(
@@ -243,7 +246,7 @@ def _x() -> Any:
     return alt.X("t:Q", scale=scale, axis=alt.Axis(title=None, tickCount=8))
 
 
-def _y(field: str, title: str, stack: bool | None = None, format: str = "~s") -> Any:
+def _y(field: str, title: str, stack: bool | None = None, format: str = "~s") -> alt.Y:
     import altair as alt
 
     return alt.Y(
@@ -251,19 +254,19 @@ def _y(field: str, title: str, stack: bool | None = None, format: str = "~s") ->
     )
 
 
-def _axis(**more: Any) -> Any:
+def _axis(**more: str | int) -> alt.Axis:
     import altair as alt
 
     return alt.Axis(minExtent=AXIS_EXTENT, maxExtent=AXIS_EXTENT, **more)
 
 
-def _colors(names: tuple[str, ...], colors: tuple[str, ...]) -> Any:
+def _colors(names: tuple[str, ...], colors: tuple[str, ...]) -> alt.Scale:
     import altair as alt
 
     return alt.Scale(domain=list(names), range=[colors[i % len(colors)] for i in range(len(names))])
 
 
-def _tips(**titles: str) -> list[Any]:
+def _tips(**titles: str) -> list[alt.Tooltip]:
     import altair as alt
 
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Spread, Values
 from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.units import count, ms
+
+if TYPE_CHECKING:
+    import altair as alt
 
 BINS = 40
 WIDE = 30.0  # largest over smallest value; above it the axis is logarithmic
@@ -42,7 +45,7 @@ def section(analysis: RunAnalysis) -> Section | None:
     )
 
 
-def _mark(name: str, at_ms: float, y: int, left: bool) -> Any:
+def _mark(name: str, at_ms: float, y: int, left: bool) -> alt.LayerChart:
     """A named line across the histogram; names are at different heights, so that close ones stay readable."""
     import altair as alt
 
@@ -53,7 +56,7 @@ def _mark(name: str, at_ms: float, y: int, left: bool) -> Any:
     return base.mark_rule(color="var(--c-rule)", strokeWidth=1.5) + text
 
 
-def _row(name: str, spread: Spread) -> list[Any]:
+def _row(name: str, spread: Spread) -> list[object]:
     if spread.mean is None:
         return []
     figures = (spread.mean, spread.p50, spread.p99, spread.max)

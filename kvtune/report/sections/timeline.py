@@ -6,11 +6,10 @@ A lane is drawn when its table was recorded (`lanes.py`).
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 
-from kvtune.report.charts import Chart, Section, grid, spec_of
+from kvtune.report.charts import Chart, Grid, Section, grid, spec_of
 from kvtune.report.sections.lanes import LANES
 from kvtune.run.types import Run
 from kvtune.units import ms
@@ -68,7 +67,7 @@ def _quiet_pool(run: Run) -> list[str]:
     return ["Evictions were not recorded in this run."]
 
 
-def _table(run: Run, end_s: float) -> Any:
+def _table(run: Run, end_s: float) -> Grid:
     """The run in equal spans of time, as numbers."""
     edges = np.linspace(0, end_s, SPANS + 1)
     steps, gc, requests, pool = (run.table(name) for name in ("steps", "gc", "requests", "pool"))

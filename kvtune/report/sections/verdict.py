@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import Section
@@ -18,7 +17,7 @@ class Tile:
 
 
 def section(analysis: RunAnalysis) -> Section:
-    values: dict[str, Any] = {"verdict": analysis.verdict, "figures": _figures(analysis)}
+    values: dict[str, object] = {"verdict": analysis.verdict, "figures": _figures(analysis)}
     return Section("verdict", "What to change", "", "verdict.html", values)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
+from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
@@ -63,9 +64,9 @@ SHOWN = (
 def _recipe(
     bench: Bench,
     settings: Settings,
-    summary: dict[str, Any],
+    summary: Mapping[str, Any],
     status: Status,
-    evidence: dict[str, Any],
+    evidence: dict[str, object],
     note: str,
 ) -> Recipe:
     engine = summary.get("engine", {})
@@ -91,7 +92,7 @@ def _recipe(
     return Recipe(recipe=about, engine=chosen, core=core, evidence=evidence)
 
 
-def _evidence(bench: Bench, by: Objective) -> dict[str, Any]:
+def _evidence(bench: Bench, by: Objective) -> dict[str, object]:
     return {
         "objective": ",".join(by.names),
         "workload": bench.spec,
@@ -108,7 +109,7 @@ def _runs(side: Contender) -> list[str]:
     return [Path(t.run_file).name for t in side.trials if t.run_file]
 
 
-def _figure(figure: Any) -> dict[str, Any]:
+def _figure(figure: Figure) -> dict[str, object]:
     fields = {
         "baseline": figure.a,
         "recipe": figure.b,

@@ -7,7 +7,6 @@ Imports no vLLM.
 from __future__ import annotations
 
 import difflib
-from typing import Any
 
 from kvtune.core.settings import KNOBS, LISTED
 from kvtune.errors import UsageError
@@ -96,7 +95,7 @@ def canonical(text: str) -> str:
     raise UsageError(f"--set {text}: there is no knob {name!r}", f"{mean}knobs: {', '.join(known)}")
 
 
-def read_value(name: str, text: Any, facts: ModelFacts) -> Scalar:
+def read_value(name: str, text: object, facts: ModelFacts) -> Scalar:
     """The value as the knob's type; UsageError says which values are legal for this model."""
     if name in KNOBS:
         value = KNOBS[name].read(text)

@@ -30,19 +30,19 @@ def explain(
     from kvtune.run.file import read_run
 
     recorded = read_run(run)
-    found = explain_run(recorded, tries=tries, view=ConsoleView())
+    explanation = explain_run(recorded, tries=tries, view=ConsoleView())
     if json:
         from kvtune.explain.text import to_json
 
-        options.print_json(to_json(found))
+        options.print_json(to_json(explanation))
     else:
         from kvtune.explain.text import lines
 
-        for line in lines(found):
+        for line in lines(explanation):
             print(line)
     if save:
         from kvtune.run.file import write_run
 
-        write_run(with_misses(recorded, found), run)
+        write_run(with_misses(recorded, explanation), run)
         print(f"stored the causes in {run}", file=sys.stderr)
     return 0

@@ -31,9 +31,9 @@ def list_(json: options.Json = False) -> int:
         {
             "name": path.stem,
             "file": str(path),
-            **(state_of(found) if found else {"state": f"unusable: {why}"}),
+            **(state_of(loaded) if loaded else {"state": f"unusable: {why}"}),
         }
-        for path, found, why in recipes()
+        for path, loaded, why in recipes()
     ]
     if json:
         print_json({"recipes": rows})
@@ -78,12 +78,12 @@ def verify(
 
     path = find(name)
     with TrialsView(2 * rounds + 1, OBJECTIVES["hit-rate"]) as view:
-        found = check(load(path), str(path), rounds=rounds, output=output, say=view, anyway=anyway)
+        verified = check(load(path), str(path), rounds=rounds, output=output, say=view, anyway=anyway)
     if json:
-        print_json({"recipe": str(path), **found})
+        print_json({"recipe": str(path), **verified})
     else:
-        print(f"{path}: {found['text']}")
-    return 0 if found["holds"] else EXIT_FAILED
+        print(f"{path}: {verified['text']}")
+    return 0 if verified["holds"] else EXIT_FAILED
 
 
 @recipe.command()

@@ -15,7 +15,7 @@ from kvtune.doctor.ask_vllm import ask_vllm
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
 from kvtune.doctor.planned import (
-    asked_block,
+    requested_block,
     backend_of,
     read_config,
     shape_from,
@@ -121,7 +121,7 @@ def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
     if not facts.hybrid or not facts.config:
         return None
     backend = backend_of(facts)
-    wanted = asked_block(facts)
+    wanted = requested_block(facts)
     try:
         shape = shape_from(facts, backend)
         plan = plan_per_layer(shape, backend, wanted)
@@ -134,7 +134,7 @@ def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
         backend,
         facts.pool_bytes or NOMINAL_POOL_BYTES,
         load=load_of(workload) if workload is not None else None,
-        asked_block=wanted,
+        requested_block=wanted,
         refusal=facts.packing_refusal,
     )
 
@@ -152,8 +152,8 @@ def block_why(facts: Facts) -> str:
         return f"the {facts.device} attention backend's size"
     token = attention.used_bytes // attention.block_tokens
     tokens = ceil(state.used_bytes / token)
-    asked = facts.given.get("block-size", "")
-    step = int(asked) if asked.isdigit() else facts.default_block_tokens or 1
+    requested = facts.given.get("block-size", "")
+    step = int(requested) if requested.isdigit() else facts.default_block_tokens or 1
     return (
         f"one attention layer's share of a block ({size(token)} per token) must hold one state of "
         f"{size(state.used_bytes)} ({count(state.used_bytes)} B): {tokens} tokens or more, in steps of {step}"

@@ -18,7 +18,7 @@ from kvtune.layout.config import (
     Config,
     StateTypes,
     family_of,
-    keeps_asked_state_dtype,
+    keeps_requested_state_dtype,
     shape_of,
     state_dtype_of,
 )
@@ -42,9 +42,9 @@ def shape_from(facts: Facts, backend: Backend, *, state_dtype: str = "") -> Mode
     )
 
 
-def asked_block(facts: Facts) -> int | None:
-    asked = facts.given.get("block-size", "")
-    return int(asked) if asked.isdigit() else None
+def requested_block(facts: Facts) -> int | None:
+    requested = facts.given.get("block-size", "")
+    return int(requested) if requested.isdigit() else None
 
 
 def read_config(model: str, engine_args: Sequence[str], device: Literal["", "cpu", "gpu"] = "") -> Facts:
@@ -63,8 +63,8 @@ def read_config(model: str, engine_args: Sequence[str], device: Literal["", "cpu
         "float32_states": float32,
     }
     shape = shape_of(config, model, **types)
-    asked = flags.get("block-size")
-    plan = plan_per_layer(shape, backend, int(asked) if asked and asked.isdigit() else None)
+    requested = flags.get("block-size")
+    plan = plan_per_layer(shape, backend, int(requested) if requested and requested.isdigit() else None)
     has = "with AVX-512 BF16, so recurrent states in float32" if float32 else "without AVX-512 BF16"
     assumed = f"this machine's CPU, {has}" if device == "cpu" else "a GPU, states of the config's type"
     text = config.get("text_config") or config
@@ -139,7 +139,7 @@ def with_gpu_block(facts: Facts) -> Facts:
         shape = shape_of(facts.config, facts.model, kv_cache_dtype="auto")
     except UsageError:
         return facts
-    plan = plan_per_layer(shape, GPU, asked_block(facts))
+    plan = plan_per_layer(shape, GPU, requested_block(facts))
     return msgspec.structs.replace(facts, gpu_block_tokens=plan.block_tokens)
 
 
@@ -147,12 +147,12 @@ def with_state_rule(facts: Facts) -> Facts:
     """Where the CPU's float32 states raise the block size, add the size without them, and the flag that gives it."""
     if not (facts.avx512_bf16 and facts.hybrid and facts.config):
         return facts
-    flag_works = keeps_asked_state_dtype(family_of(facts.config))
+    flag_works = keeps_requested_state_dtype(family_of(facts.config))
     model_dtype = facts.dtype if facts.dtype in ("float16", "bfloat16") else "bfloat16"
-    asked = asked_block(facts)
+    requested = requested_block(facts)
     try:
-        now = plan_per_layer(shape_from(facts, CPU_BF16), CPU_BF16, asked).block_tokens
-        otherwise = plan_per_layer(shape_from(facts, CPU, state_dtype="auto"), CPU, asked).block_tokens
+        now = plan_per_layer(shape_from(facts, CPU_BF16), CPU_BF16, requested).block_tokens
+        otherwise = plan_per_layer(shape_from(facts, CPU, state_dtype="auto"), CPU, requested).block_tokens
     except UsageError:
         return facts
     if now != facts.block_tokens or otherwise >= now:

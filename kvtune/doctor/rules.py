@@ -56,14 +56,14 @@ def blocks_disagree(facts: Facts) -> Iterator[Finding]:
 
 
 def block_raised(facts: Facts) -> Iterator[Finding]:
-    asked = _number(facts.given.get("block-size"))
-    if asked is None or asked == facts.block_tokens:
+    requested = _number(facts.given.get("block-size"))
+    if requested is None or requested == facts.block_tokens:
         return
     why = "one attention page must hold one state" if facts.hybrid else f"the {facts.device} backend's size"
     yield Finding(
         "warning",
         "block size",
-        f"--block-size {asked} becomes {facts.block_tokens} ({why}): the flag cannot make blocks smaller",
+        f"--block-size {requested} becomes {facts.block_tokens} ({why}): the flag cannot make blocks smaller",
         f"leave it out, or give {facts.block_tokens}",
     )
 
@@ -98,21 +98,21 @@ def block_refused(facts: Facts) -> Iterator[Finding]:
 
 
 def state_block_inert(facts: Facts) -> Iterator[Finding]:
-    asked = facts.given.get("mamba-block-size")
-    if asked is None:
+    requested = facts.given.get("mamba-block-size")
+    if requested is None:
         return
     if not facts.hybrid:
         yield Finding(
             "warning",
             "state block",
-            f"--mamba-block-size {asked} has no effect: the model has no state layers",
+            f"--mamba-block-size {requested} has no effect: the model has no state layers",
             "leave it out",
         )
     elif facts.state_mode == "align":
         yield Finding(
             "warning",
             "state block",
-            f"--mamba-block-size {asked} is overwritten by {facts.block_tokens} in align mode",
+            f"--mamba-block-size {requested} is overwritten by {facts.block_tokens} in align mode",
             "leave it out; --block-size sets both",
         )
 
@@ -135,14 +135,14 @@ def retention_below_chunk(facts: Facts) -> Iterator[Finding]:
     if not (facts.caching and facts.hybrid and facts.state_mode == "align") or interval == 0:
         return
     step = facts.batched_tokens // facts.block_tokens * facts.block_tokens if facts.block_tokens else 0
-    asked = facts.block_tokens if interval is None else interval
-    if step > asked:
+    requested = facts.block_tokens if interval is None else interval
+    if step > requested:
         yield Finding(
             "warning",
             "retention",
             f"states can be kept only at the end of a chunk: with chunks of {count(facts.batched_tokens)} tokens, an "
-            f"interval of {asked} keeps one about every {count(step)}",
-            f"--max-num-batched-tokens {asked}, or the kvtune core",
+            f"interval of {requested} keeps one about every {count(step)}",
+            f"--max-num-batched-tokens {requested}, or the kvtune core",
         )
 
 

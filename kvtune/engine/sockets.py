@@ -32,12 +32,12 @@ def sockets_in(folder: Path) -> dict[str, str]:
 def socket_folder(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, str]]:
     """The variable that names the folder; empty where a person set it, or where no folder can be made."""
     with ExitStack() as stack:
-        found: dict[str, str] = {}
+        variables: dict[str, str] = {}
         for parent in (Path(tempfile.gettempdir()), *SHORT) if not environ.get(VARIABLE) else ():
             if len(os.fsencode(parent)) <= LONGEST_PARENT and os.access(parent, os.W_OK | os.X_OK):
                 try:
-                    found = {VARIABLE: str(stack.enter_context(scratch(KIND, parent)))}
+                    variables = {VARIABLE: str(stack.enter_context(scratch(KIND, parent)))}
                 except KvtuneError:  # a full disk: the next one
                     continue
                 break
-        yield found
+        yield variables

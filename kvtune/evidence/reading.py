@@ -37,10 +37,10 @@ class Question:
 def questions(texts: int = 4, per_text: int = 3, seed: int = 0) -> list[Question]:
     """One question of each text, then the next of each: neighbours never share a text."""
     draw = random.Random(seed)
-    found: list[list[Question]] = []
+    by_text: list[list[Question]] = []
     for number in range(texts):
         countries = draw.sample(sorted(CAPITALS), len(CAPITALS))
         text = "".join(f"Country: {c}\nCapital: {CAPITALS[c]}\n\n" for c in countries)
-        asked = draw.sample(countries[: len(countries) // 4], per_text)
-        found.append([Question(number, f"{text}Country: {c}\nCapital:", CAPITALS[c]) for c in asked])
-    return [of_text[turn] for turn in range(per_text) for of_text in found]
+        chosen = draw.sample(countries[: len(countries) // 4], per_text)
+        by_text.append([Question(number, f"{text}Country: {c}\nCapital:", CAPITALS[c]) for c in chosen])
+    return [of_text[turn] for turn in range(per_text) for of_text in by_text]

@@ -61,14 +61,14 @@ def run_case(
     kept = {
         (row["key"], row["repeat"]): row for row in read_rows(folder / JOURNAL, ("key", "repeat", "path"))
     }
-    found = []
+    made = []
     for repeat, side in order(case):
         row = kept.get((key(case, side), repeat))
         if row is not None and (folder / row["path"]).is_file():
-            found.append(CaseRun(case.name, side.name, repeat, row["path"]))
+            made.append(CaseRun(case.name, side.name, repeat, row["path"]))
             continue
-        found.append(_run(case, side, repeat, folder, on_start(case, side, repeat)))
-    return found
+        made.append(_run(case, side, repeat, folder, on_start(case, side, repeat)))
+    return made
 
 
 def run_turns(case: Case, folder: Path, on_turn: Callable[[int], None]) -> dict[str, list[TurnFigures]]:
@@ -79,10 +79,10 @@ def run_turns(case: Case, folder: Path, on_turn: Callable[[int], None]) -> dict[
     if path.is_file():
         kept: dict[str, list[TurnFigures]] = msgspec.json.decode(path.read_bytes())
         return kept
-    found = in_turns(case, on_turn)
+    figures = in_turns(case, on_turn)
     with replacing(path) as part:
-        part.write_bytes(msgspec.json.encode(found))
-    return found
+        part.write_bytes(msgspec.json.encode(figures))
+    return figures
 
 
 def _run(case: Case, side: CaseSide, repeat: int, folder: Path, on_event: Callable[[Event], None]) -> CaseRun:

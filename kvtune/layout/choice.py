@@ -124,15 +124,15 @@ def layouts_of(
     pool_bytes: int,
     *,
     load: Load | None = None,
-    asked_block: int | None = None,
+    requested_block: int | None = None,
     refusal: str = "",
 ) -> Layouts:
     """Every layout of a model with states, in a pool of `pool_bytes`. `refusal`: why this engine cannot pack."""
     load = load or Load()
-    stock = plan_per_layer(shape, backend, asked_block)
+    stock = plan_per_layer(shape, backend, requested_block)
     refusal = refusal or packing_refusal(shape)
     plans = {} if refusal else packed_plans(shape, backend, stock.block_tokens - 1)
-    every = [(0, stock), *((k, p) for k, p in plans.items() if p.block_tokens >= (asked_block or 0))]
+    every = [(0, stock), *((k, p) for k, p in plans.items() if p.block_tokens >= (requested_block or 0))]
     mean = round(sum(load.lengths) / len(load.lengths))
     most = _fit(stock, pool_bytes, load.lengths)
     rows = [

@@ -121,16 +121,18 @@ class _Fields:
         return list(self.get("layer_types") or self.get("layers_block_type") or [])
 
 
-def _dtype(asked: str, fallback: str) -> str:
-    name = str(fallback if asked == "auto" else asked).removeprefix("torch.")
+def _dtype(requested: str, fallback: str) -> str:
+    name = str(fallback if requested == "auto" else requested).removeprefix("torch.")
     if name not in ELEMENT_BYTES:
         raise UsageError(f"data type {name!r} is not supported", f"supported: {', '.join(ELEMENT_BYTES)}")
     return name
 
 
-def _model_dtype(config: Config, asked: str) -> str:
+def _model_dtype(config: Config, requested: str) -> str:
     text = config.get("text_config") or config
-    return _dtype(asked, text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or "bfloat16")
+    return _dtype(
+        requested, text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or "bfloat16"
+    )
 
 
 def state_dtype_of(
@@ -143,22 +145,22 @@ def state_dtype_of(
     family, text = family_of(config), config.get("text_config") or config
     if family not in STATE_READERS:
         return ""
-    model_dtype, asked = _model_dtype(config, dtype), state_dtype
+    model_dtype, requested = _model_dtype(config, dtype), state_dtype
     if (
         STATE_READERS[family] is _short_conv
     ):  # these states are convolution windows, always of the model's type
         return model_dtype
-    if asked == "auto":
+    if requested == "auto":
         if family == "nemotron_h":
-            asked = text.get("mamba_ssm_cache_dtype") or "float32"
+            requested = text.get("mamba_ssm_cache_dtype") or "float32"
         elif family.startswith("qwen3_5"):
-            asked = text.get("mamba_ssm_dtype") or "auto"
-    if float32_states and not (keeps_asked_state_dtype(family) and asked in ("float16", "bfloat16")):
+            requested = text.get("mamba_ssm_dtype") or "auto"
+    if float32_states and not (keeps_requested_state_dtype(family) and requested in ("float16", "bfloat16")):
         return "float32"
-    return _dtype(asked, model_dtype)
+    return _dtype(requested, model_dtype)
 
 
-def keeps_asked_state_dtype(family: str) -> bool:
+def keeps_requested_state_dtype(family: str) -> bool:
     """Whether --mamba-ssm-cache-dtype works where the platform keeps states in float32.
 
     vLLM applies it where transformers calls a layer `linear_attention`, as it does in most families with Mamba layers.

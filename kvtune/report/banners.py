@@ -29,12 +29,12 @@ def _sentence(text: str) -> str:
 
 def banners(run: Run) -> list[Banner]:
     h = run.header
-    found = []
+    shown = []
     if h.state == "failed":
-        found.append(Banner("bad", "This run failed.", h.why or "No reason was recorded."))
+        shown.append(Banner("bad", "This run failed.", h.why or "No reason was recorded."))
     if h.state == "partial":
         why = h.why or "No reason was recorded."
-        found.append(
+        shown.append(
             Banner("bad", "This run is partial.", f"{_sentence(why)} What was measured until then is shown.")
         )
     if h.source == "sim":
@@ -42,37 +42,37 @@ def banners(run: Run) -> list[Banner]:
             "These numbers come from replaying the workload through vLLM's scheduler without a model. "
             "Hits are exact; times are estimates."
         )
-        found.append(Banner("info", "Predicted, not measured.", text))
+        shown.append(Banner("info", "Predicted, not measured.", text))
     elif not h.valid.timings:
-        found.append(Banner("warn", "Do not trust the times.", h.valid.why or "A probe distorted them."))
+        shown.append(Banner("warn", "Do not trust the times.", h.valid.why or "A probe distorted them."))
     if h.core.name == "kvtune" and not h.core.active:
         why = h.core.why or "No reason was recorded."
-        found.append(Banner("warn", "kvtune's core was not active: this is stock vLLM.", why))
+        shown.append(Banner("warn", "kvtune's core was not active: this is stock vLLM.", why))
     aside = next((n for n in h.notes if INSTEAD in n), "")
     if aside and h.core.active:
-        found.append(Banner("warn", "Parts of kvtune's core stood aside.", _sentence(aside)))
+        shown.append(Banner("warn", "Parts of kvtune's core stood aside.", _sentence(aside)))
     if h.core.parts.get("packed") is False and not aside:
         why = next((n for n in h.notes if n.startswith("packed: ")), NO_STATES)
-        found.append(Banner("warn", "Blocks stayed vLLM's own: packed is not in force.", _sentence(why)))
+        shown.append(Banner("warn", "Blocks stayed vLLM's own: packed is not in force.", _sentence(why)))
     for process, why in h.probe.disabled.items():
-        found.append(Banner("warn", f"A probe switched itself off in {process}.", why))
+        shown.append(Banner("warn", f"A probe switched itself off in {process}.", why))
     lost = {process: n for process, n in h.probe.lost_records.items() if n}
     if lost:
         text = ", ".join(f"{process}: {count(n)}" for process, n in lost.items())
-        found.append(Banner("warn", "Records were overwritten, the oldest first.", text))
+        shown.append(Banner("warn", "Records were overwritten, the oldest first.", text))
     if h.notes:
-        found.append(Banner("info", NOTES, f"{count(len(h.notes))} of them.", tuple(h.notes)))
-    return found
+        shown.append(Banner("info", NOTES, f"{count(len(h.notes))} of them.", tuple(h.notes)))
+    return shown
 
 
 def contrast_banners(contrast: Contrast) -> list[Banner]:
     """Warnings on a comparison: checked fields that differ, and the banners of each side's runs."""
     fields = dict.fromkeys(miss.field for c in contrast.comparisons for miss in c.mismatches)
-    found = []
+    listed = []
     if fields:
         text = f"{', '.join(fields)} differ, so a difference in a figure may not come from the settings."
-        found.append(Banner("bad", "These runs did not do the same work.", text))
+        listed.append(Banner("bad", "These runs did not do the same work.", text))
     for side in contrast.sides:
-        own = dict.fromkeys(b for run in side.runs for b in banners(run) if b.title != NOTES)
-        found += [Banner(banner.css, f"{side.name}: {banner.title}", banner.text) for banner in own]
-    return found
+        of_side = dict.fromkeys(b for run in side.runs for b in banners(run) if b.title != NOTES)
+        listed += [Banner(banner.css, f"{side.name}: {banner.title}", banner.text) for banner in of_side]
+    return listed

@@ -72,15 +72,17 @@ class Contrast:
 def contrast(runs: Sequence[Run], names: Sequence[str]) -> Contrast:
     """`names` are the runs' file names; sides get shorter names from what differs, where that is possible."""
     groups = _groups(runs, names)
-    firsts = [own[0][1] for own in groups]
+    firsts = [group[0][1] for group in groups]
     differing = _differing(firsts)
-    titles = _short([own[0][0] for own in groups], differing)
-    sides = tuple(RunGroup(t, tuple(run for _, run in own)) for t, own in zip(titles, groups, strict=True))
+    titles = _short([group[0][0] for group in groups], differing)
+    sides = tuple(
+        RunGroup(t, tuple(run for _, run in group)) for t, group in zip(titles, groups, strict=True)
+    )
     if len(sides[0].runs) > 1:
-        found = tuple(compare_repeats(sides[0].runs, side.runs) for side in sides[1:])
+        comparisons = tuple(compare_repeats(sides[0].runs, side.runs) for side in sides[1:])
     else:
-        found = tuple(compare(sides[0].run, side.run) for side in sides[1:])
-    return Contrast(sides, found, differing)
+        comparisons = tuple(compare(sides[0].run, side.run) for side in sides[1:])
+    return Contrast(sides, comparisons, differing)
 
 
 def sentence(comparison: Comparison) -> str:
@@ -96,10 +98,10 @@ def sentence(comparison: Comparison) -> str:
 
 
 def _named(figures: Sequence[Figure], verdict: str) -> str:
-    found = [f for f in figures if f.verdict == verdict]
-    first_of = {f.path.split(".")[0]: f for f in reversed(found)}  # one of the mean, the median and the p99
-    named = [f for f in found if first_of[f.path.split(".")[0]] is f]
-    more = f" and {len(found) - len(named)} more" if len(found) > len(named) else ""
+    alike = [f for f in figures if f.verdict == verdict]
+    first_of = {f.path.split(".")[0]: f for f in reversed(alike)}  # one of the mean, the median and the p99
+    named = [f for f in alike if first_of[f.path.split(".")[0]] is f]
+    more = f" and {len(alike) - len(named)} more" if len(alike) > len(named) else ""
     return ", ".join(f"{measure_title(f.path)} ({change_text(f)})" for f in named) + more
 
 
@@ -107,9 +109,9 @@ def _groups(runs: Sequence[Run], names: Sequence[str]) -> list[list[tuple[str, R
     groups: dict[tuple[tuple[str, str], ...], list[tuple[str, Run]]] = {}
     for name, run in zip(names, runs, strict=True):
         groups.setdefault(tuple(sorted(_may_differ(run).items())), []).append((name, run))
-    found = list(groups.values())
-    if len(found) > 1 and all(len(own) > 1 for own in found):
-        return found
+    repeated = list(groups.values())
+    if len(repeated) > 1 and all(len(group) > 1 for group in repeated):
+        return repeated
     return [[pair] for pair in zip(names, runs, strict=True)]
 
 
@@ -134,8 +136,8 @@ def _may_differ(run: Run) -> dict[str, str]:
     facts.update(
         {"blocks": h.engine.num_blocks, "block size": h.engine.block_size, "executor": h.engine.executor}
     )
-    own = {k: v for k, v in h.engine.settings.items() if k not in FOLLOWS_FROM_CORE}
-    facts.update({f"engine {name}": value for name, value in own.items()})
+    settings = {k: v for k, v in h.engine.settings.items() if k not in FOLLOWS_FROM_CORE}
+    facts.update({f"engine {name}": value for name, value in settings.items()})
     facts.update(
         {"probe": h.probe.level, "machine": f"{h.host.cpu}, {h.host.cores} cores", "kvtune": h.kvtune}
     )

@@ -21,19 +21,20 @@ def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool, opened:
     from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page
 
-    found: list[tuple[float, dict[str, Any], Profiled, Path]] = []
+    repeated: list[tuple[float, dict[str, Any], Profiled, Path]] = []
     for result in done:
         analysis = RunAnalysis(result.run, workload)
         facts = summary(analysis)
         page = write_new(run_page(analysis), result.path.with_suffix(".html"))
         facts["run_file"], facts["page"] = str(result.path), str(page)
-        found.append((float(facts["throughput_tok_s"] or 0.0), facts, result, page))
-    _, facts, result, page = sorted(found, key=lambda f: f[0])[(len(found) - 1) // 2]
+        repeated.append((float(facts["throughput_tok_s"] or 0.0), facts, result, page))
+    _, facts, result, page = sorted(repeated, key=lambda f: f[0])[(len(repeated) - 1) // 2]
     if as_json:
         repeats = [
-            {k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")} for _, f, _, _ in found
+            {k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")}
+            for _, f, _, _ in repeated
         ]
-        print(json.dumps({**facts, "repeats": repeats} if len(found) > 1 else facts))
+        print(json.dumps({**facts, "repeats": repeats} if len(repeated) > 1 else facts))
     else:
         from kvtune.report.console.summary import print_summary
 

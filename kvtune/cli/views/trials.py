@@ -117,10 +117,10 @@ def finish(
     from kvtune.tune.sweep import keep_result
 
     page = _write_page(journal, by, Path(result.recipe) if result.recipe else None)
-    found = {**result.to_json(), "study": str(journal), "page": str(page)}
-    keep_result(found, journal)
+    content = {**result.to_json(), "study": str(journal), "page": str(page)}
+    keep_result(content, journal)
     if as_json:
-        print_json(found)
+        print_json(content)
     else:
         print_results(result, trials, by)
         print(f"journal   {journal}\npage      {page}")

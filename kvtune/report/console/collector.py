@@ -18,8 +18,8 @@ FUNCTIONS_SHOWN = 8
 
 def collector_details(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType]:
     """The tables below the collector's, without empty ones. `s` is the `--json` object."""
-    found = [_steps(s, table), *_culprits(s, table), *_growth(s, table), *_stacks(s, table)]
-    return [part for part in found if part is not None]
+    tables = [_steps(s, table), *_culprits(s, table), *_growth(s, table), *_stacks(s, table)]
+    return [part for part in tables if part is not None]
 
 
 def _steps(s: Mapping[str, Any], table: MakeTable) -> RenderableType | None:
@@ -49,10 +49,10 @@ def _culprits(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType | N
                     count(row["count"]) if row["per_step"] is None else f"{row['per_step']:,.1f}",
                     percent(row["share"], 1),
                 )
-                for row in own["rows"][:CULPRITS_SHOWN]
+                for row in sampled["rows"][:CULPRITS_SHOWN]
             ],
         )
-        for process, own in (s.get("culprits") or {}).items()
+        for process, sampled in (s.get("culprits") or {}).items()
     ]
 
 
@@ -71,10 +71,10 @@ def _growth(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType | Non
 
 def _stacks(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType | None]:
     parts = []
-    for process, own in (s.get("stacks") or {}).items():
+    for process, sampled in (s.get("stacks") or {}).items():
         rows = [
             (row["function"], _where(row), percent(row["share"], 1))
-            for row in (own.get("top") or [])[:FUNCTIONS_SHOWN]
+            for row in (sampled.get("top") or [])[:FUNCTIONS_SHOWN]
         ]
         parts.append(table((f"self time, {process_title(process)}", "where", "share"), rows))
     return parts

@@ -152,19 +152,19 @@ def _cache(s: Summary) -> RenderableType | None:
 
 def _gc(s: Summary) -> RenderableType | None:
     rows = []
-    for process, own in (s.get("gc") or {}).items():
-        pause = own.get("pause_ms", {})
-        collections = "/".join(count(n) for n in own.get("collections", []))
-        share = own.get("share_of_step")
+    for process, collector in (s.get("gc") or {}).items():
+        pause = collector.get("pause_ms", {})
+        collections = "/".join(count(n) for n in collector.get("collections", []))
+        share = collector.get("share_of_step")
         rows.append(
             (
                 process_title(process),
                 collections,
                 _ms(pause.get("total")),
-                _ms(own.get("cpu_ms")),
+                _ms(collector.get("cpu_ms")),
                 _ms(pause.get("max")),
                 "–" if share is None else percent(share, 1),
-                "–" if own.get("frozen") is None else count(own["frozen"]),
+                "–" if collector.get("frozen") is None else count(collector["frozen"]),
             )
         )
     return _table(("collector", "gen 0/1/2", "pauses", "CPU time", "longest", "of step time", "frozen"), rows)
@@ -192,8 +192,8 @@ def _host(s: Summary) -> RenderableType | None:
 def _memory(s: Summary) -> RenderableType | None:
     rows = [
         (process_title(process), size(peak))  # the contract: memory{process: rss_peak_bytes}
-        for process, own in (s.get("memory") or {}).items()
-        if (peak := own.get("rss_peak_bytes") if isinstance(own, Mapping) else own)
+        for process, used in (s.get("memory") or {}).items()
+        if (peak := used.get("rss_peak_bytes") if isinstance(used, Mapping) else used)
     ]
     return _table(("memory", "peak RSS"), rows)
 

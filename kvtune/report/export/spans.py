@@ -61,7 +61,7 @@ def collection_spans(run: Run, process: int) -> Iterator[TimeSpan]:
 
 def process_numbers(run: Run) -> list[int]:
     """Every process that the run names or that a table has rows of."""
-    found = set(range(len(run.header.processes)))
+    numbers = set(range(len(run.header.processes)))
     for name in ("steps", "gc", "memory"):
-        found.update(int(p) for p in set(run.table(name)["process"].tolist()))
-    return sorted(found)
+        numbers.update(int(p) for p in set(run.table(name)["process"].tolist()))
+    return sorted(numbers)

@@ -127,12 +127,12 @@ def _requests(run: Run) -> list[Event]:
             "hit_tokens": int(requests["hit_tokens"][i]),
             "output_tokens": int(requests["output_tokens"][i]),
         }
-        own: Event = {"cat": "request", "id": i, "pid": pid, "tid": 0}
-        events.append({**own, "ph": "b", "name": "request", "ts": round(sent * 1e6, 3), "args": facts})
+        common: Event = {"cat": "request", "id": i, "pid": pid, "tid": 0}
+        events.append({**common, "ph": "b", "name": "request", "ts": round(sent * 1e6, 3), "args": facts})
         if not math.isnan(first):
-            wait = {**own, "name": "until first token"}
+            wait = {**common, "name": "until first token"}
             events.append({**wait, "ph": "b", "ts": round(sent * 1e6, 3)})
             events.append({**wait, "ph": "e", "ts": round(first * 1e6, 3)})
         if not math.isnan(end):
-            events.append({**own, "ph": "e", "name": "request", "ts": round(end * 1e6, 3)})
+            events.append({**common, "ph": "e", "name": "request", "ts": round(end * 1e6, 3)})
     return events

@@ -215,12 +215,12 @@ def _use(study: StudyView) -> Section | None:
 
 
 def _table(study: StudyView, by: str) -> Section:
-    found = study.result
-    trials = list(found.trials)
-    if found.baseline is not None and all(t.number != found.baseline.number for t in trials):
-        trials.insert(0, found.baseline)
+    result = study.result
+    trials = list(result.trials)
+    if result.baseline is not None and all(t.number != result.baseline.number for t in trials):
+        trials.insert(0, result.baseline)
     knobs = list(dict.fromkeys(name for t in trials for name in t.settings))
-    best = found.best.number if found.best is not None else None
+    best = result.best.number if result.best is not None else None
     names = [n for n in OBJECTIVES if n != "goodput" or any(figure_of(t, n) is not None for t in trials)]
     rows = [_trial_row(t, names, knobs, t.number == best) for t in trials]
     heads = ("trial", "on", *(OBJECTIVES[name].title for name in names), *knobs, "state")

@@ -10,12 +10,12 @@ from kvtune.report.console.admission import admission_rows
 
 
 def section(analysis: RunAnalysis) -> Section | None:
-    found = analysis.admission
-    if found is None:
+    counts = analysis.admission
+    if counts is None:
         return None
     lead = (
         "Of the requests that waited, the one with most of its prompt in the cache went first."
-        if found.in_force
+        if counts.in_force
         else ""
     )
     return Section(
@@ -23,5 +23,5 @@ def section(analysis: RunAnalysis) -> Section | None:
         title="Admission",
         lead=lead,
         template="admission.html",
-        values={"facts": admission_rows(asdict(found))},
+        values={"facts": admission_rows(asdict(counts))},
     )

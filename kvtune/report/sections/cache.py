@@ -116,18 +116,18 @@ def _order(cause: str) -> int:
     return known.index(cause) if cause in known else len(WINNABLE)
 
 
-def _rounds(found: list[Round]) -> Chart:
+def _rounds(rounds: list[Round]) -> Chart:
     import altair as alt
 
-    names = [f"round {r.round + 1}" for r in found]
+    names = [f"round {r.round + 1}" for r in rounds]
     data = columns(
         round=names * 2,
-        what=["hit"] * len(found) + ["computed"] * len(found),
-        tokens=[r.hit_tokens for r in found] + [r.query_tokens - r.hit_tokens for r in found],
+        what=["hit"] * len(rounds) + ["computed"] * len(rounds),
+        tokens=[r.hit_tokens for r in rounds] + [r.query_tokens - r.hit_tokens for r in rounds],
     )
     colors = alt.Scale(domain=["hit", "computed"], range=[COLORS[HIT], COLORS["cold"]])
     bars = (
-        alt.Chart(alt.NamedData(name="rounds"), height=26 * len(found))
+        alt.Chart(alt.NamedData(name="rounds"), height=26 * len(rounds))
         .mark_bar()
         .encode(
             y=alt.Y("round:N", title=None, sort=None, axis=alt.Axis(title="round", labelLimit=90)),
@@ -155,9 +155,9 @@ def _rounds(found: list[Round]) -> Chart:
             Cell(percent(r.hit_tokens, r.query_tokens), r.hit_tokens / max(r.query_tokens, 1)),
             "–" if r.ttft_ms_mean is None else Cell(ms(r.ttft_ms_mean), r.ttft_ms_mean),
         )
-        for name, r in zip(names, found, strict=True)
+        for name, r in zip(names, rounds, strict=True)
     ]
-    label = "Hit rate by round: " + ", ".join(percent(r.hit_tokens, r.query_tokens) for r in found[:8])
-    label += ", …" if len(found) > 8 else "."
+    label = "Hit rate by round: " + ", ".join(percent(r.hit_tokens, r.query_tokens) for r in rounds[:8])
+    label += ", …" if len(rounds) > 8 else "."
     table = grid(("round", "prompt tokens", "hits", "hit rate", "mean first token"), rows, "Hits by round")
     return Chart("rounds", "Hits in each round", label, spec_of(bars), table, {"rounds": data})

@@ -189,12 +189,12 @@ def _rounds(contrast: Contrast) -> Section | None:
     import altair as alt
 
     sides = [(side.name, rounds(side.run)) for side in contrast.sides]
-    if not any(own for _, own in sides):
+    if not any(side_rounds for _, side_rounds in sides):
         return None
     data = columns(
-        run=[name for name, own in sides for _ in own],
-        round=[f"round {r.round + 1}" for _, own in sides for r in own],
-        rate=[100 * r.hit_tokens / max(r.query_tokens, 1) for _, own in sides for r in own],
+        run=[name for name, side_rounds in sides for _ in side_rounds],
+        round=[f"round {r.round + 1}" for _, side_rounds in sides for r in side_rounds],
+        rate=[100 * r.hit_tokens / max(r.query_tokens, 1) for _, side_rounds in sides for r in side_rounds],
     )
     drawing = (
         alt.Chart(alt.NamedData(name="rounds"), height=190)
@@ -211,26 +211,26 @@ def _rounds(contrast: Contrast) -> Section | None:
             ],
         )
     )
-    numbers = sorted({r.round for _, own in sides for r in own})
-    by_round = [{r.round: r for r in own} for _, own in sides]
+    numbers = sorted({r.round for _, side_rounds in sides for r in side_rounds})
+    by_round = [{r.round: r for r in side_rounds} for _, side_rounds in sides]
     rows = [
         (
             Cell(f"round {n + 1}", n),
             *(
                 Cell(
-                    percent(own[n].hit_tokens, own[n].query_tokens),
-                    own[n].hit_tokens / max(own[n].query_tokens, 1),
+                    percent(side_rounds[n].hit_tokens, side_rounds[n].query_tokens),
+                    side_rounds[n].hit_tokens / max(side_rounds[n].query_tokens, 1),
                 )
-                if n in own
+                if n in side_rounds
                 else "–"
-                for own in by_round
+                for side_rounds in by_round
             ),
         )
         for n in numbers
     ]
     totals = ", ".join(
-        f"{name} {percent(sum(r.hit_tokens for r in own), sum(r.query_tokens for r in own))}"
-        for name, own in sides
+        f"{name} {percent(sum(r.hit_tokens for r in side_rounds), sum(r.query_tokens for r in side_rounds))}"
+        for name, side_rounds in sides
     )
     table = grid(("round", *(name for name, _ in sides)), rows, "Hit rate by round")
     label = f"Over all rounds: {totals}."

@@ -16,8 +16,8 @@ TITLES = {"sites": "young objects by type and line", "types": "young objects by 
 
 def section(analysis: RunAnalysis) -> Section | None:
     grids = [
-        _grid(f"{process_title(key)}: {TITLES[own.level]}", own.rows)
-        for key, own in analysis.culprits.items()
+        _grid(f"{process_title(key)}: {TITLES[sampled.level]}", sampled.rows)
+        for key, sampled in analysis.culprits.items()
     ]
     grids += [
         _grid(f"{process_title(key)}: what it held more of at the end than at the start", rows)
@@ -26,11 +26,11 @@ def section(analysis: RunAnalysis) -> Section | None:
     begun = [
         grid(
             ("line", "collections"),
-            [(source_line(*_split(line)), Cell(count(n), n)) for line, n in own.triggers],
+            [(source_line(*_split(line)), Cell(count(n), n)) for line, n in ledger.triggers],
             f"{process_title(key)}: the lines in which collections began",
         )
-        for key, own in analysis.ledgers.items()
-        if own.triggers
+        for key, ledger in analysis.ledgers.items()
+        if ledger.triggers
     ]
     if not grids and not begun:
         return None

@@ -26,24 +26,24 @@ HEADS = (
 
 
 def section(analysis: RunAnalysis) -> Section | None:
-    run, found = analysis.run, analysis.collectors
-    if not found or not (len(run.table("gc")["t_s"]) or run.header.probe.level != "off"):
+    run, collectors = analysis.run, analysis.collectors
+    if not collectors or not (len(run.table("gc")["t_s"]) or run.header.probe.level != "off"):
         return None
     on_cpu = {key: ledger.cpu_ms for key, ledger in analysis.ledgers.items()}
     rows = [
         (
             process_title(key),
-            *(Cell(count(n), n) for n in own.collections),
-            Cell(ms(own.pause_total_ms), own.pause_total_ms),
+            *(Cell(count(n), n) for n in collector.collections),
+            Cell(ms(collector.pause_total_ms), collector.pause_total_ms),
             Cell(ms(on_cpu[key]), on_cpu[key]) if key in on_cpu else "–",
-            Cell(ms(own.pause_max_ms), own.pause_max_ms),
-            Cell(ms(own.pause_p99_ms), own.pause_p99_ms),
+            Cell(ms(collector.pause_max_ms), collector.pause_max_ms),
+            Cell(ms(collector.pause_p99_ms), collector.pause_p99_ms),
             "–"
-            if own.share_of_step is None
-            else Cell(percent(own.share_of_step, digits=2), own.share_of_step),
-            "–" if own.frozen is None else Cell(count(own.frozen), own.frozen),
+            if collector.share_of_step is None
+            else Cell(percent(collector.share_of_step, digits=2), collector.share_of_step),
+            "–" if collector.frozen is None else Cell(count(collector.frozen), collector.frozen),
         )
-        for key, own in found.items()
+        for key, collector in collectors.items()
     ]
     drawn = _pauses(run)
     return Section(
@@ -69,15 +69,15 @@ def _lead(analysis: RunAnalysis) -> str:
 def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
     """Each process's heap; pauses in which the thread had no CPU."""
     facts = []
-    for key, own in analysis.ledgers.items():
+    for key, ledger in analysis.ledgers.items():
         parts = []
-        if own.heap_start is not None and own.heap_last is not None:
-            parts.append(f"{count(own.heap_start)} objects at the start, {count(own.heap_last)} at the end")
-        if own.survivors_per_step is not None:
-            parts.append(f"{own.survivors_per_step:,.3g} survivors of young collections per step")
-        if own.preempted:
+        if ledger.heap_start is not None and ledger.heap_last is not None:
+            parts.append(f"{count(ledger.heap_start)} objects at the start, {count(ledger.heap_last)} at the end")
+        if ledger.survivors_per_step is not None:
+            parts.append(f"{ledger.survivors_per_step:,.3g} survivors of young collections per step")
+        if ledger.preempted:
             parts.append(
-                f"{count(own.preempted)} of the pauses ({ms(own.preempted_ms)}) were the machine's, "
+                f"{count(ledger.preempted)} of the pauses ({ms(ledger.preempted_ms)}) were the machine's, "
                 "not the collector's: the thread had no CPU"
             )
         if parts:
@@ -96,11 +96,11 @@ def _pauses(run: Run) -> Chart | None:
     names, generations, totals, numbers = [], [], [], []
     for process in sorted(set(gc["process"].tolist())):
         for generation in (0, 1, 2):
-            own = (gc["process"] == process) & (np.clip(gc["generation"], 0, 2) == generation)
+            counted = (gc["process"] == process) & (np.clip(gc["generation"], 0, 2) == generation)
             names.append(process_title(keys[process]))
             generations.append(f"generation {generation}")
-            totals.append(float(np.nansum(gc["pause_us"][own])) / 1000)
-            numbers.append(int(own.sum()))
+            totals.append(float(np.nansum(gc["pause_us"][counted])) / 1000)
+            numbers.append(int(counted.sum()))
     colors = alt.Scale(domain=[f"generation {g}" for g in (0, 1, 2)], range=list(GENERATION_COLORS))
     drawing = (
         alt.Chart(alt.NamedData(name="pauses"), height=28 * len(set(names)))

@@ -174,16 +174,18 @@ def _moved(run: Run, end_s: float, column: str, title: str) -> Lane | None:
     if not pool[column].any():
         return None
     edges = np.linspace(0, end_s, FINE_BINS + 1)
-    found = {}
+    by_tier = {}
     for tier in sorted(set(pool["tier"][pool[column] > 0].tolist())):
-        own = pool["tier"] == tier
-        found[_tier(run, tier)] = np.histogram(pool["t_s"][own], edges, weights=pool[column][own])[0]
-    at = {name: np.flatnonzero(counts) for name, counts in found.items()}
+        in_tier = pool["tier"] == tier
+        by_tier[_tier(run, tier)] = np.histogram(pool["t_s"][in_tier], edges, weights=pool[column][in_tier])[
+            0
+        ]
+    at = {name: np.flatnonzero(counts) for name, counts in by_tier.items()}
     data = columns(
         t=np.concatenate([edges[:-1][rows] for rows in at.values()]),
         until=np.concatenate([edges[1:][rows] for rows in at.values()]),
         tier=[name for name, rows in at.items() for _ in rows],
-        blocks=np.concatenate([found[name][rows] for name, rows in at.items()]),
+        blocks=np.concatenate([by_tier[name][rows] for name, rows in at.items()]),
     )
     drawing = (
         _lane(column, f"{title} in {ms(1000 * end_s / FINE_BINS)} each, by the tier they were in", 60)
@@ -192,7 +194,7 @@ def _moved(run: Run, end_s: float, column: str, title: str) -> Lane | None:
             x=_x(),
             x2="until:Q",
             y=_y("blocks:Q", "blocks", stack=True),
-            color=alt.Color("tier:N", scale=_colors(tuple(found), SERIES), title=None),
+            color=alt.Color("tier:N", scale=_colors(tuple(by_tier), SERIES), title=None),
             tooltip=_tips(t="from (s)", until="until (s)", tier="tier", blocks="blocks"),
         )
     )
@@ -216,11 +218,11 @@ def _rss(run: Run, end_s: float) -> Lane | None:
     unit, unit_bytes = ("GiB", 2**30) if in_gib else ("MiB", 2**20)
     t, rss, names = [], [], []
     for process in sorted(set(memory["process"].tolist())):
-        own = np.flatnonzero(memory["process"] == process)
-        own = own[extremes(memory["rss_bytes"][own], BUCKETS // 2)]
-        t += memory["t_s"][own].tolist()
-        rss += (memory["rss_bytes"][own] / unit_bytes).tolist()
-        names += [process_name(run, process)] * len(own)
+        rows = np.flatnonzero(memory["process"] == process)
+        rows = rows[extremes(memory["rss_bytes"][rows], BUCKETS // 2)]
+        t += memory["t_s"][rows].tolist()
+        rss += (memory["rss_bytes"][rows] / unit_bytes).tolist()
+        names += [process_name(run, process)] * len(rows)
     order = tuple(dict.fromkeys(names))
     drawing = _lane("rss", "Resident memory (RSS)", 80).mark_line(strokeWidth=1.6, clip=True).encode(
         x=_x(),

@@ -12,21 +12,23 @@ from kvtune.units import size
 
 
 def section(analysis: RunAnalysis) -> Section | None:
-    found = analysis.memory
-    if not found:
+    by_process = analysis.memory
+    if not by_process:
         return None
     trend, pool = analysis.trends, analysis.pool_bytes
     rows = [
         (
             process_title(key),
-            Cell(size(own.rss_peak_bytes), own.rss_peak_bytes),
-            Cell(size(own.rss_last_bytes), own.rss_last_bytes),
+            Cell(size(memory.rss_peak_bytes), memory.rss_peak_bytes),
+            Cell(size(memory.rss_last_bytes), memory.rss_last_bytes),
             _bytes(trend[key].uss_last_bytes),
-            "–" if own.slope_bytes_s is None else Cell(f"{_signed(own.slope_bytes_s)}/s", own.slope_bytes_s),
+            "–"
+            if memory.slope_bytes_s is None
+            else Cell(f"{_signed(memory.slope_bytes_s)}/s", memory.slope_bytes_s),
             _interval(trend[key]),
             Cell(trend[key].verdict, css="differs" if trend[key].verdict == "grows" else ""),
         )
-        for key, own in found.items()
+        for key, memory in by_process.items()
     ]
     heads = (
         "process",

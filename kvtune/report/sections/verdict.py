@@ -23,27 +23,27 @@ def section(analysis: RunAnalysis) -> Section:
 
 def _figures(analysis: RunAnalysis) -> list[Tile]:
     times, cache = analysis.latency, analysis.prefix_cache
-    found = []
+    tiles = []
     if times.throughput_tok_s is not None:
-        found.append(
+        tiles.append(
             Tile("Output", f"{times.throughput_tok_s:,.4g} tok/s", f"{ms(times.wall_s * 1000)} of wall time")
         )
     if times.ttft_ms.p50 is not None and times.ttft_ms.p99 is not None:
-        found.append(Tile("First token, median", ms(times.ttft_ms.p50), f"p99 {ms(times.ttft_ms.p99)}"))
+        tiles.append(Tile("First token, median", ms(times.ttft_ms.p50), f"p99 {ms(times.ttft_ms.p99)}"))
     if times.itl_ms.p50 is not None and times.itl_ms.p99 is not None:
-        found.append(Tile("Between tokens, median", ms(times.itl_ms.p50), f"p99 {ms(times.itl_ms.p99)}"))
+        tiles.append(Tile("Between tokens, median", ms(times.itl_ms.p50), f"p99 {ms(times.itl_ms.p99)}"))
     if cache.query_tokens:
         of = f"{count(cache.hit_tokens)} of {count(cache.query_tokens)} prompt tokens"
-        found.append(Tile("Prefix cache hits", percent(cache.hit_tokens, cache.query_tokens), of))
+        tiles.append(Tile("Prefix cache hits", percent(cache.hit_tokens, cache.query_tokens), of))
     core = next((c for key, c in analysis.collectors.items() if key.startswith("engine_core")), None)
     if core is not None and core.share_of_step is not None:
-        found.append(
+        tiles.append(
             Tile("Collector pauses", percent(core.share_of_step, digits=2), "of EngineCore's step time")
         )
     peak = sum(m.rss_peak_bytes for m in analysis.memory.values())
     if peak:
-        found.append(Tile("Memory, all processes", size(peak), "sum of the peaks of RSS"))
+        tiles.append(Tile("Memory, all processes", size(peak), "sum of the peaks of RSS"))
     unfinished = times.requests - times.finished
     if unfinished:
-        found.append(Tile("Not finished", count(unfinished), f"of {count(times.requests)} requests sent"))
-    return found
+        tiles.append(Tile("Not finished", count(unfinished), f"of {count(times.requests)} requests sent"))
+    return tiles

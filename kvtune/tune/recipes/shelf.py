@@ -18,8 +18,8 @@ CHECKOUT = Path(__file__).parents[3] / "recipes"
 def folders() -> list[Path]:
     """Where recipes are looked for: shipped with kvtune, then ./recipes and the output folder."""
     places = (PACKAGED, CHECKOUT, Path("recipes"), output_folder())
-    found = dict.fromkeys(p.resolve() for p in places if p.is_dir())
-    return list(found)
+    existing = dict.fromkeys(p.resolve() for p in places if p.is_dir())
+    return list(existing)
 
 
 def recipes() -> Iterator[tuple[Path, Recipe | None, str]]:
@@ -36,12 +36,12 @@ def load(path: Path) -> Recipe:
     """Read a recipe and check its core settings."""
     from kvtune.core.settings import parse
 
-    found = read_recipe(path)
+    recipe = read_recipe(path)
     try:
-        parse(found.core)
+        parse(recipe.core)
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}", error.hint) from error
-    return found
+    return recipe
 
 
 def find(name: str) -> Path:

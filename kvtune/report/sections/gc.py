@@ -72,7 +72,9 @@ def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
     for key, ledger in analysis.ledgers.items():
         parts = []
         if ledger.heap_start is not None and ledger.heap_last is not None:
-            parts.append(f"{count(ledger.heap_start)} objects at the start, {count(ledger.heap_last)} at the end")
+            parts.append(
+                f"{count(ledger.heap_start)} objects at the start, {count(ledger.heap_last)} at the end"
+            )
         if ledger.survivors_per_step is not None:
             parts.append(f"{ledger.survivors_per_step:,.3g} survivors of young collections per step")
         if ledger.preempted:

@@ -15,9 +15,9 @@ from kvtune.doctor.ask_vllm import ask_vllm
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
 from kvtune.doctor.planned import (
-    requested_block,
     backend_of,
     read_config,
+    requested_block,
     shape_from,
     with_gpu_block,
     with_state_rule,

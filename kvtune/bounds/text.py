@@ -14,6 +14,7 @@ from kvtune.engine.models import NAMES, builtin
 from kvtune.errors import UsageError
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import ModelShape
+from kvtune.terminal import Column, FittedTable, width
 from kvtune.units import count, size
 
 _SUFFIX = {"k": 1_000, "m": 1_000_000}
@@ -66,31 +67,28 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
+COLUMNS = (
+    Column("pool blocks"),
+    Column("memory", rank=3),
+    Column("LRU (today)"),
+    Column("best known"),
+    Column("optimum"),
+    Column("gap closed", rank=1),
+    Column("head start", rank=4),
+    Column("LRU with 2x", rank=2),
+)
+
+
 def print_bounds(bounds: Bounds) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    console = Console(highlight=False, width=width(120))
     console.print(
         f"{bounds.workload}: {count(bounds.requests)} requests, {count(bounds.prompt_tokens)} prompt tokens; "
         f"an infinite cache hits {_share(bounds.infinite)} (no evictions in {count(bounds.distinct_tokens)} tokens)"
     )
-    table = Table(box=None, pad_edge=False)
-    titles = (
-        "pool blocks",
-        "memory",
-        "LRU (today)",
-        "best known",
-        "optimum",
-        "gap closed",
-        "head start",
-        "LRU with 2x",
-    )
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    for at, rung in enumerate(bounds.curve):
-        table.add_row(*_row(bounds, at, rung))
-    console.print(table)
+    rows = [_row(bounds, at, rung) for at, rung in enumerate(bounds.curve)]
+    console.print(FittedTable(COLUMNS, rows, gap=2))
     if bounds.relaxation:
         console.print(f"upper bounds only: {bounds.relaxation}")
     for note in bounds.notes:

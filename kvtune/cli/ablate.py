@@ -34,7 +34,7 @@ REPEATS = 3
 
 
 def run_ablation(
-    job: ProfileJob, only: str, repeats: int, budget_min: float, *, as_json: bool, opened: bool
+    job: ProfileJob, only: str, repeats: int, budget_min: float, *, as_json: bool, opened: bool = False
 ) -> int:
     """Run every variant, store the result in the baseline's first run, print it. KvtuneError without a baseline."""
     from kvtune.analysis.comparison.ablation import stored

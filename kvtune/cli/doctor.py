@@ -63,10 +63,11 @@ def doctor(
         from rich.console import Console
         from rich.text import Text
 
-        from kvtune.doctor.text import lines
+        from kvtune.doctor.text import WIDTH, lines
+        from kvtune.terminal import width
 
         styles = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
         console = Console(soft_wrap=True, highlight=False)
-        for mark, text in lines(diagnosis):
+        for mark, text in lines(diagnosis, min(WIDTH, width(WIDTH))):
             console.print(Text(text, style=styles.get(mark or "", "")))
     return diagnosis.exit_code(level)

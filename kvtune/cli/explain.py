@@ -36,9 +36,10 @@ def explain(
 
         options.print_json(to_json(explanation))
     else:
-        from kvtune.explain.text import lines
+        from kvtune.explain.text import WIDTH, lines
+        from kvtune.terminal import width
 
-        for line in lines(explanation):
+        for line in lines(explanation, min(WIDTH, width(WIDTH))):
             print(line)
     if save:
         from kvtune.run.file import write_run

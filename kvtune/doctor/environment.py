@@ -19,6 +19,7 @@ from kvtune.core.compat.parts import OLDEST, standing
 from kvtune.core.compat.symbols import PARTS
 from kvtune.doctor.finding import Finding
 from kvtune.engine.resolve import ENGINES, is_too_old
+from kvtune.run.config import OUTPUT_VARIABLE
 from kvtune.run.cpu import VARIABLE, avx512_bf16, forced
 from kvtune.run.limits import cpu_limit, memory_limit_bytes, memory_used_bytes
 from kvtune.units import size
@@ -37,7 +38,7 @@ VARIABLES = {
     "KVTUNE_DIGESTS",
     "KVTUNE_AVX512_BF16",
     "KVTUNE_FRONT_END",
-    "KVTUNE_OUTPUT",
+    OUTPUT_VARIABLE,
 }
 SHARED_MEMORY_NEEDED = 512 << 20  # vLLM's message queues between processes: ten chunks of 16 MiB, and slack
 DISK_NEEDED = 1 << 30
@@ -222,7 +223,7 @@ def variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
             f"set, but kvtune has no such variable: {', '.join(unknown)}",
             f"kvtune reads {', '.join(sorted(VARIABLES))}",
         )
-    known = [name for name in ours if name in VARIABLES]
+    known = [name for name in ours if name in VARIABLES and name != OUTPUT_VARIABLE]
     if known:
         yield Finding(
             "note",

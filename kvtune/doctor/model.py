@@ -149,7 +149,7 @@ def block_why(facts: Facts) -> str:
             and int(facts.given["block-size"]) == facts.block_tokens
         ):
             return "as given by --block-size"
-        return f"the {facts.device} attention backend's size"
+        return f"the {facts.device} attention backend's default"
     token = attention.used_bytes // attention.block_tokens
     tokens = ceil(state.used_bytes / token)
     requested = facts.given.get("block-size", "")

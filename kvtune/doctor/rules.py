@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from kvtune.doctor.facts import Facts
 from kvtune.doctor.finding import Finding
+from kvtune.doctor.planned import backend_of
 from kvtune.engine.models import engine_defaults
 from kvtune.layout.plan import match_units
 from kvtune.units import count
@@ -65,6 +66,26 @@ def block_raised(facts: Facts) -> Iterator[Finding]:
         "block size",
         f"--block-size {requested} becomes {facts.block_tokens} ({why}): the flag cannot make blocks smaller",
         f"leave it out, or give {facts.block_tokens}",
+    )
+
+
+def block_default(facts: Facts) -> Iterator[Finding]:
+    """The backend's default is larger than it need be, as on a CPU: 128 tokens where 32 are possible."""
+    least = backend_of(facts).alignment
+    if facts.hybrid or not facts.caching or "block-size" in facts.given or facts.block_tokens <= least:
+        return
+    if facts.block_tokens != facts.default_block_tokens:
+        return
+    times = facts.block_tokens // least
+    yield Finding(
+        "note",
+        "block size",
+        f"{facts.block_tokens} tokens is only the {facts.device} backend's default: it takes any multiple of {least}. "
+        f"With blocks of {least} a shared prefix hits from {least} tokens on, and a prompt computes at most "
+        f"{least - 1} cached tokens again in place of {facts.block_tokens - 1}; the scheduler handles {times} times "
+        "as many blocks",
+        f"--block-size {least}; what it is worth for a load: "
+        f"`kvtune sweep {facts.model} -w LOAD --block-size`",
     )
 
 
@@ -196,6 +217,7 @@ RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     block_beyond_length,
     blocks_disagree,
     block_raised,
+    block_default,
     states_in_float32,
     block_refused,
     state_block_inert,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from textwrap import wrap
 
 from kvtune.doctor.diagnosis import Diagnosis
-from kvtune.doctor.facts import Visits
+from kvtune.doctor.facts import Facts, Visits
 from kvtune.doctor.finding import Finding, Level
-from kvtune.doctor.model import ModelReport, block_why
+from kvtune.doctor.model import Floor, ModelReport, block_why, first_hits
 from kvtune.layout.choice import Layouts
+from kvtune.terminal import Column, FittedTable, folded
 from kvtune.units import count, size
 
 Line = tuple[Level | None, str]
@@ -20,12 +20,19 @@ WIDTH = 110
 LEFT = 24
 
 
-def lines(diagnosis: Diagnosis) -> Iterator[Line]:
+def lines(diagnosis: Diagnosis, width: int = WIDTH) -> Iterator[Line]:
+    """Lines of at most `width` columns."""
+    for mark, line in _long_lines(diagnosis, width):
+        for part in folded(line, width):
+            yield mark, part
+
+
+def _long_lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     yield None, "Environment"
     yield from _findings(diagnosis.environment)
     if diagnosis.model is not None:
         yield None, ""
-        yield from _model(diagnosis.model)
+        yield from _model(diagnosis.model, width)
         yield None, ""
         yield None, "Settings"
         if diagnosis.settings:
@@ -33,27 +40,26 @@ def lines(diagnosis: Diagnosis) -> Iterator[Line]:
         else:
             yield "ok", "  ok    every given setting has an effect, and none is known to hurt"
     yield None, ""
-    yield None, f"{diagnosis.count('error')} errors, {diagnosis.count('warning')} warnings"
+    yield None, f"{_counted(diagnosis, 'error')}, {_counted(diagnosis, 'warning')}"
+
+
+def _counted(diagnosis: Diagnosis, level: Level) -> str:
+    number = diagnosis.count(level)
+    return f"{number} {level}" if number == 1 else f"{number} {level}s"
 
 
 def _findings(findings: Iterable[Finding]) -> Iterator[Line]:
     for finding in findings:
-        first, *rest = wrap(finding.text, WIDTH - LEFT) or [""]
-        yield finding.level, f"  {MARKS[finding.level]:<5} {finding.topic:<15} {first}"
-        for more in rest:
-            yield finding.level, " " * LEFT + more
-        for more in wrap(f"next: {finding.hint}", WIDTH - LEFT) if finding.hint else ():
-            yield None, " " * LEFT + more
+        yield finding.level, f"  {MARKS[finding.level]:<5} {finding.topic:<14}  {finding.text}"
+        if finding.hint:
+            yield None, f"{' ' * LEFT}next: {finding.hint}"
 
 
 def _pair(name: str, text: str) -> Iterator[Line]:
-    first, *rest = wrap(text, WIDTH - LEFT) or [""]
-    yield None, f"  {name:<{LEFT - 2}}{first}"
-    for more in rest:
-        yield None, " " * LEFT + more
+    yield None, f"  {name:<{LEFT - 4}}  {text}"
 
 
-def _model(report: ModelReport) -> Iterator[Line]:
+def _model(report: ModelReport, width: int) -> Iterator[Line]:
     facts = report.facts
     yield None, f"Model {facts.model}" + (f" ({facts.architecture})" if facts.architecture else "")
     if facts.source == "config":
@@ -65,7 +71,7 @@ def _model(report: ModelReport) -> Iterator[Line]:
             "block on a GPU",
             f"{facts.gpu_block_tokens} tokens (planned: multiples of 16, states of the config's type)",
         )
-    yield from _pair("block in the pool", f"{size(facts.block_bytes)} over {facts.group_layers} layers")
+    yield from _pair("block in the pool", f"{size(facts.block_bytes)} over {_layers(facts.group_layers)}")
     first = 0
     for group, alike in groupby(facts.groups):
         many = len(list(alike))
@@ -73,10 +79,10 @@ def _model(report: ModelReport) -> Iterator[Line]:
         what = group.kind + (f" of {group.window}" if group.window else "")
         pad = report.pad_share(group)
         padded = f", {pad:.1%} padding" if pad > 0.0005 else ""
-        each = f"{many} x {group.layers}" if many > 1 else f"{group.layers}"
+        each = f"{many} x {_layers(group.layers)}" if many > 1 else _layers(group.layers)
         yield from _pair(
             f"groups {first} to {last}" if many > 1 else f"group {first}",
-            f"{what}: {each} layers, {group.block_tokens} tokens per block{padded}",
+            f"{what}: {each}, {group.block_tokens} tokens per block{padded}",
         )
         first = last + 1
     if report.token_bytes:
@@ -101,7 +107,11 @@ def _model(report: ModelReport) -> Iterator[Line]:
         )
     yield from _floor(report)
     if report.layouts is not None:
-        yield from _layouts(report.layouts)
+        yield from _layouts(report.layouts, width)
+
+
+def _layers(number: int) -> str:
+    return "1 layer" if number == 1 else f"{number} layers"
 
 
 def _retention(report: ModelReport) -> str:
@@ -125,15 +135,19 @@ def _floor(report: ModelReport) -> Iterator[Line]:
     if floor is None:
         yield from _pair("smallest hit", "none: with these settings no prompt can ever hit")
         return
-    when = f", from visit {floor.first_visit} on" if floor.first_visit else ""
-    if floor.last_first_visit > floor.first_visit:
-        when += f" (from visit {floor.last_first_visit} on where the suffix is longer than a block)"
     gpu = report.facts.gpu_block_tokens
     other = f"; on a GPU {gpu} tokens" if gpu and gpu != floor.tokens else ""
-    yield from _pair("smallest hit", f"a shared prefix of {floor.tokens} tokens{when}{other}")
+    yield from _pair("smallest hit", f"a shared prefix of {floor.tokens} tokens{other}")
     yield from _pair("", floor.why)
+    if floor.first_visit:
+        yield from _pair("hits begin", hits_begin(floor, report.facts))
+    most = max(
+        (len(visit.hit_tokens) for visit in (*report.facts.shared_prefix, *report.facts.resent)), default=0
+    )
+    if most:
+        yield from _pair("hit tokens at visit", f"{'':>17}" + "".join(f"{n:>8}" for n in range(1, most + 1)))
     for name, visits in (
-        ("new suffix each visit", report.facts.shared_prefix),
+        ("new suffix each time", report.facts.shared_prefix),
         ("same prompt again", report.facts.resent),
     ):
         for line in visit_lines(visits):
@@ -141,52 +155,62 @@ def _floor(report: ModelReport) -> Iterator[Line]:
             name = ""
 
 
-HEAD = (
-    "layout",
-    "block",
-    "groups",
-    "fit",
-    "ratio",
-    "shared",
-    "resend",
-    "hits",
-    "pad",
-    "slot",
-    "fill",
-    "tail",
+def hits_begin(floor: Floor, facts: Facts) -> str:
+    """At which visit of a shared prefix the first hit comes, with an example where it is a late one."""
+    early, late = floor.first_visit, floor.last_first_visit
+    if late == early:
+        return f"at visit {early} of a shared prefix"
+    example = next(v for v in reversed(facts.shared_prefix) if first_hits([v], floor.tokens) == [late])
+    visits = ", ".join(count(tokens) for tokens in example.hit_tokens)
+    return (
+        f"at visit {early} of a shared prefix; at visit {late} where the suffix that follows it is longer than a "
+        f"block. For example {count(example.prefix_tokens)} shared tokens, each time with {example.suffix_tokens} "
+        f"new ones behind them, hit {visits} tokens at visits 1 to {len(example.hit_tokens)}"
+    )
+
+
+COLUMNS = (
+    Column("", right=False),
+    Column("layout", right=False),
+    Column("block"),
+    Column("groups", rank=2),
+    Column("fit"),
+    Column("ratio"),
+    Column("shared"),
+    Column("resend"),
+    Column("hits"),
+    Column("pad", rank=4),
+    Column("slot", rank=5),
+    Column("fill", rank=6),
+    Column("tail", rank=7),
 )
 
 
-def _layouts(layouts: Layouts) -> Iterator[Line]:
+def _layouts(layouts: Layouts, width: int) -> Iterator[Line]:
     """A table of stock's layout and the packed ones. `*`: on the Pareto front; `->`: recommended."""
     load = layouts.workload or "no workload given"
     yield None, ""
     what = f"requests of {count(layouts.request_tokens)} tokens ({load}) in {size(layouts.pool_bytes)}"
     yield None, f"Block layouts, for {what}"
-    yield None, "     " + _columns(HEAD)
+    rows = []
     for number, row in enumerate(layouts.rows):
-        mark = ("->" if number == layouts.recommended else "  ") + ("*" if row.on_front else " ")
         waste = row.waste
-        yield (
-            None,
-            f"  {mark}"
-            + _columns(
-                (
-                    row.name,
-                    count(row.plan.block_tokens),
-                    str(row.plan.groups),
-                    f"{row.fit:,.1f}",
-                    f"{row.capacity:.3f}x",
-                    count(row.plan.block_tokens),
-                    count(row.resend_tokens),
-                    "–" if row.hit_share is None else f"{row.hit_share:.1%}",
-                    *(
-                        size(waste_bytes)
-                        for waste_bytes in (waste.page_pad, waste.state_slot, waste.padding, waste.tail)
-                    ),
-                )
-            ),
+        rows.append(
+            (
+                ("->" if number == layouts.recommended else "  ") + ("*" if row.on_front else " "),
+                row.name,
+                count(row.plan.block_tokens),
+                str(row.plan.groups),
+                f"{row.fit:,.1f}",
+                f"{row.capacity:.3f}x",
+                count(row.plan.block_tokens),
+                count(row.resend_tokens),
+                "–" if row.hit_share is None else f"{row.hit_share:.1%}",
+                *(size(each) for each in (waste.page_pad, waste.state_slot, waste.padding, waste.tail)),
+            )
         )
+    for line in FittedTable(COLUMNS, rows, gap=2).lines(width - 2):
+        yield None, f"  {line}"
     yield from _pair("fit, ratio", "requests of these lengths that run at once; their number over stock's")
     yield from _pair(
         "shared, resend",
@@ -206,16 +230,11 @@ def _layouts(layouts: Layouts) -> Iterator[Line]:
     yield from _pair("recommended", f"{row.name} ({count(row.plan.block_tokens)} tokens): {layouts.why}")
 
 
-def _columns(cells: Sequence[str]) -> str:
-    first, *rest = cells
-    return f"{first:<9}" + "".join(f"{cell:>{8 if n < 7 else 10}}" for n, cell in enumerate(rest))
-
-
 def visit_lines(visits: Iterable[Visits]) -> Iterator[str]:
     """Hits of replayed visits, one line per prefix."""
     for visit in visits:
-        hits = "  ".join(f"{count(hit):>6}" for hit in visit.hit_tokens)
+        hits = "".join(f"{count(hit):>8}" for hit in visit.hit_tokens)
         tokens = f"{count(visit.prefix_tokens)}" + (
             f" + {visit.suffix_tokens}" if visit.suffix_tokens else ""
         )
-        yield f"{tokens:>14} tokens: hit {hits}  (visits 1 to {len(visit.hit_tokens)})"
+        yield f"{tokens:>10} tokens{hits}"

@@ -10,10 +10,12 @@ from time import monotonic
 from kvtune.explain.explanation import Counts, Explanation, View
 from kvtune.sim.verdicts.causes import CAUSES, MEANING
 from kvtune.sim.worker import Report
+from kvtune.terminal import Column, FittedTable, folded
 from kvtune.units import count, ms, percent
 
 SHOWN_DISAGREEMENTS = 3
 REPORT_EVERY_S = 10.0
+WIDTH = 110
 
 
 class ConsoleView(View):
@@ -36,7 +38,13 @@ class ConsoleView(View):
         )
 
 
-def lines(explanation: Explanation) -> Iterator[str]:
+def lines(explanation: Explanation, width: int = WIDTH) -> Iterator[str]:
+    """Lines of at most `width` columns."""
+    for line in _long_lines(explanation, width):
+        yield from folded(line, width)
+
+
+def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
     query = explanation.query_tokens
     yield f"{count(query)} prompt tokens of {count(explanation.requests)} requests"
     yield ""
@@ -48,7 +56,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
     total = explanation.hit_tokens + sum(explanation.misses.values())
     yield f"  {'':<15}{count(total):>14}{percent(total, query):>9}"
     if len(explanation.by_class) > 1:
-        yield from _table("by class", explanation.by_class)
+        yield ""
+        yield from _table("by class", explanation.by_class, width)
     if explanation.by_group:
         yield ""
         yield "by the KV cache group that caused it"
@@ -65,14 +74,17 @@ def lines(explanation: Explanation) -> Iterator[str]:
     yield from _checks(explanation)
 
 
-def _table(title: str, rows: dict[str, Counts]) -> Iterator[str]:
-    shown = ["hit", *(cause for cause in CAUSES if any(row[cause] for row in rows.values()))]
-    yield ""
-    yield f"{title:<24}{'tokens':>12}" + "".join(f"{name:>15}" for name in shown)
-    for name, row in rows.items():
-        yield f"  {name:<22}{count(row['query']):>12}" + "".join(
-            f"{percent(row[column], row['query']):>15}" for column in shown
-        )
+def _table(title: str, rows: dict[str, Counts], width: int) -> list[str]:
+    """A narrow terminal does without the smallest causes."""
+    total = {cause: sum(row[cause] for row in rows.values()) for cause in CAUSES}
+    causes = sorted((cause for cause in CAUSES if total[cause]), key=lambda cause: -total[cause])
+    columns = [Column(title, folds=True, least=16), Column("tokens"), Column("hit")]
+    columns += [Column(cause, rank=rank) for rank, cause in enumerate(causes)]
+    cells = [
+        (f"  {name}", count(row["query"]), *(percent(row[c], row["query"]) for c in ("hit", *causes)))
+        for name, row in rows.items()
+    ]
+    return FittedTable(columns, cells).lines(width)
 
 
 def _remedies(explanation: Explanation) -> Iterator[str]:

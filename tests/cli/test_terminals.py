@@ -1,56 +1,76 @@
-"""What a poor terminal shows: 40 columns, no colours, no UTF-8. Real processes on a real pseudo-terminal."""
+"""What a terminal shows: 80 columns, or 40, no colours, no UTF-8. Real processes on a real pseudo-terminal."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import struct
+import re
 import subprocess
-import sys
-import termios
 from pathlib import Path
 
 import pytest
 
-RUN = Path(__file__).parents[1] / "golden" / "schema1-real.kvrun"
-COMMAND = [sys.executable, "-m", "kvtune", "report", str(RUN), "--console"]
+from kvtune.analysis.rebuild import workload_of
+from kvtune.analysis.run import RunAnalysis
+from kvtune.analysis.summary import summary
+from kvtune.run.file import read_run
+from tests.cli.terminal import KVTUNE, bare, on_a_terminal, shown
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RUN = GOLDEN / "schema1-real.kvrun"
+CONSOLE = ("report", str(RUN), "--console")
+COMMAND = [*KVTUNE, *CONSOLE]
 FIGURES = ("24 requests", "62.7 %", "EngineCore")
-
-
-def on_a_terminal(columns: int, environment: dict[str, str]) -> tuple[int, str]:
-    """Exit code and what the terminal was sent."""
-    leader, follower = pty.openpty()
-    try:
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        process = subprocess.Popen(COMMAND, stdout=follower, stderr=follower, env=environment)
-    finally:
-        os.close(follower)
-    shown = bytearray()
-    while True:
-        try:
-            chunk = os.read(leader, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not chunk:
-            break
-        shown += chunk
-    os.close(leader)
-    return process.wait(), shown.decode(errors="replace")
-
-
-def bare(**variables: str) -> dict[str, str]:
-    kept = {n: os.environ[n] for n in ("PATH", "PYTHONPATH", "HOME") if n in os.environ}
-    return {**kept, **variables}
+EIGHTY = 80
 
 
 @pytest.mark.parametrize("term", ["dumb", "xterm-256color"])
 def test_forty_columns_are_enough_for_every_figure(term: str) -> None:
-    code, text = on_a_terminal(40, bare(TERM=term, LC_ALL="C"))
+    with on_a_terminal(COMMAND, columns=40, environment=bare(TERM=term, LC_ALL="C")) as terminal:
+        code, text = terminal.rest()
     assert code == 0
     for figure in FIGURES:
         assert figure in text
-    assert ("\x1b[" in text) is (term != "dumb")
+    assert (b"\x1b[" in terminal.raw) is (term != "dumb")
+
+
+def commands_cut(text: str) -> list[str]:
+    """Lines that are longer than the terminal and no command to copy."""
+    lines = (line.rstrip() for line in text.splitlines())
+    return [line for line in lines if len(line) > EIGHTY and not line.startswith("  kvtune ")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            ("report", f"schema1-{name}.kvrun", "--console")
+            for name in ("real", "kvtune", "evictions", "sim")
+        ),
+        ("compare", "schema1-rounds.kvrun", "schema1-kvtune.kvrun", "--anyway"),
+        ("bounds", "-w", "rounds", "--model", "tiny-gemma3"),
+    ],
+    ids=" ".join,
+)
+def test_eighty_columns_cut_no_number_and_no_command(arguments: tuple[str, ...]) -> None:
+    code, text = shown(*arguments, folder=GOLDEN)
+    assert code == 0
+    assert "…" not in text and commands_cut(text) == []
+
+
+def test_every_number_of_a_table_is_whole_or_its_column_is_not_there() -> None:
+    """The collector's table was cut to `709,21`."""
+    _, narrow = shown(*CONSOLE)
+    wide = subprocess.run(COMMAND, capture_output=True, text=True, env=bare(), check=True).stdout
+    numbers = re.compile(r"\d[\d,.]*\d|\d")
+    assert set(numbers.findall(narrow)) <= set(numbers.findall(wide))
+    assert "709,218" in wide and ("709,218" in narrow or "frozen" in narrow.split("no room for: ")[1])
+
+
+def test_the_next_command_stands_on_one_line_to_be_copied() -> None:
+    recorded = read_run(RUN)
+    command = summary(RunAnalysis(recorded, workload_of(recorded)))["verdict"]["command"]
+    assert len(command) > EIGHTY
+    _, text = shown(*CONSOLE)
+    assert f"\n  {command}\n" in text
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
@@ -64,7 +84,7 @@ def test_what_the_output_cannot_encode_is_a_question_mark(encoding: str) -> None
 
 
 def test_an_error_on_such_a_terminal_is_still_two_lines() -> None:
-    command = [sys.executable, "-m", "kvtune", "report", "no–such–file.kvrun"]
+    command = [*KVTUNE, "report", "no–such–file.kvrun"]
     done = subprocess.run(command, capture_output=True, env=bare(PYTHONIOENCODING="ascii"), check=False)
     first, second = done.stderr.decode("ascii").strip().splitlines()
     assert done.returncode == 2 and first.startswith("kvtune: ") and second.startswith("  next: ")

@@ -32,12 +32,16 @@ from kvtune.doctor.environment import (
     vllm_findings,
 )
 from kvtune.doctor.facts import Facts, Group, Visits
-from kvtune.doctor.finding import Finding
+from kvtune.doctor.finding import Finding, Level
 from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of
 from kvtune.doctor.planned import read_config
 from kvtune.doctor.rules import settings_findings
-from kvtune.doctor.text import lines
+from kvtune.doctor.text import hits_begin, lines
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.layout.choice import layouts_of, load_of
+from kvtune.layout.config import shape_of
+from kvtune.layout.plan import GPU
+from kvtune.workload.spec import build
 
 CONFIGS = Path(__file__).parents[1] / "layout" / "configs"
 
@@ -86,6 +90,22 @@ def test_settings_without_effect_are_warnings() -> None:
     assert "--block-size 64 becomes 544" in raised.text
     plain = changed(groups=[ATTENTION], given={"mamba-block-size": "64"})
     assert "no state layers" in by_topic(plain)["state block"].text
+
+
+def test_a_default_block_says_which_smaller_one_is_possible_and_what_it_changes() -> None:
+    plain = msgspec.structs.replace(ATTENTION, block_tokens=128)
+    facts = changed(device="cpu", groups=[plain], block_tokens=128, default_block_tokens=128, hit_tokens=128)
+    found = by_topic(facts)["block size"]
+    assert found.level == "note"
+    assert "only the cpu backend's default: it takes any multiple of 32" in found.text
+    assert "at most 31 cached tokens again in place of 127" in found.text and "4 times as many" in found.text
+    assert found.hint == (
+        "--block-size 32; what it is worth for a load: `kvtune sweep hybrid -w LOAD --block-size`"
+    )
+    assert "block size" not in by_topic(msgspec.structs.replace(facts, given={"block-size": "128"}))
+    small = msgspec.structs.replace(facts, block_tokens=32, default_block_tokens=32)
+    assert "block size" not in by_topic(small)
+    assert "block size" not in by_topic(HYBRID)
 
 
 def test_block_longer_than_any_request() -> None:
@@ -158,6 +178,46 @@ def test_first_visit_that_hits() -> None:
     floor = floor_of(changed(shared_prefix=visits))
     assert floor is not None
     assert (floor.first_visit, floor.last_first_visit) == (2, 3)
+    assert hits_begin(floor, changed(shared_prefix=visits)) == (
+        "at visit 2 of a shared prefix; at visit 3 where the suffix that follows it is longer than a block. "
+        "For example 2,176 shared tokens, each time with 608 new ones behind them, hit 0, 0, 2,176 tokens "
+        "at visits 1 to 3"
+    )
+    always = changed(shared_prefix=visits[1:2])
+    second = floor_of(always)
+    assert second is not None and hits_begin(second, always) == "at visit 2 of a shared prefix"
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        ((), "0 errors, 0 warnings"),
+        (("warning",), "0 errors, 1 warning"),
+        (("error", "warning", "warning"), "1 error, 2 warnings"),
+    ],
+)
+def test_one_warning_is_not_called_warnings(levels: tuple[Level, ...], said: str) -> None:
+    findings = tuple(Finding(level, "topic", "text") for level in levels)
+    assert [line for _, line in lines(Diagnosis(findings, (), None))][-1] == said
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_the_lines_fit_the_terminal_and_keep_figures_and_commands_whole(width: int) -> None:
+    visits = [Visits(prefix_tokens=2176, suffix_tokens=608, hit_tokens=[0, 0, 2176, 2176])]
+    facts = changed(shared_prefix=visits)
+    load = load_of(build("rounds"))
+    shape = shape_of(json.loads((CONFIGS / "qwen3-next-80b-a3b.json").read_text()), "m", dtype="auto")
+    layouts = layouts_of(shape, GPU, 16 << 30, load=load)
+    report = ModelReport(facts, floor_of(facts), layouts)
+    printed = [line for _, line in lines(Diagnosis((), settings_findings(facts), report), width)]
+    assert max(map(len, printed)) <= width
+    rows = [line.split() for line in printed if " packed " in line]
+    assert len(rows) >= 2 and all(row[-1] != "…" for row in rows)
+    assert any(
+        line.split() == ["2,176", "+", "608", "tokens", "0", "0", "2,176", "2,176"]
+        for line in (line.replace("new suffix each time", "") for line in printed)
+    )
+    assert any("`kvtune tune`" in line for line in printed)
 
 
 def test_without_vllm_the_report_is_planned_from_the_config(tmp_path: Path) -> None:

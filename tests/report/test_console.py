@@ -55,7 +55,9 @@ def test_no_color_is_honoured(
 
 def test_a_line_fits_its_width(found: dict[str, Any]) -> None:
     for width in (60, 80, 120):
-        assert max(map(len, summary_text(found, width=width).splitlines())) <= width
+        *lines, command = summary_text(found, width=width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert command == f"  {found['verdict']['command']}"  # whole, to be copied
 
 
 def test_a_partial_run_warns_first() -> None:

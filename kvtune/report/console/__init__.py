@@ -7,6 +7,5 @@ comparison.py   a comparison: terminal, Markdown, JSON
 admission.py    requests that overtook others
 evidence.py     the published results, a table a claim
 runs.py         The list of runs on a terminal
-tables.py       Tables that fit a terminal: too wide a table drops whole columns, never digits
 stalls.py       slow tokens: their causes, and the worst of them one by one
 """

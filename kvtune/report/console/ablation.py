@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import IO
 
 from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth
+from kvtune.terminal import Column, FittedTable
 
 TITLES = {
     "collections": "collections",
@@ -19,22 +20,18 @@ SCALES = {"rss_growth_bytes_s": 1024.0}
 def print_ablation(ablation: Ablation, file: IO[str] | None = None) -> None:
     """One row per variant; each cell holds the change, its 95 % interval and the verdict."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console(file=file, highlight=False)
     if not console.is_terminal:
         console = Console(file=file, highlight=False, width=190)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("toggled")
-    table.add_column("runs", justify="right")
-    for figure in FIGURES:
-        table.add_column(TITLES[figure], justify="right")
-    table.add_row("baseline", str(len(ablation.baseline.runs)), *_means(ablation.baseline))
+    columns = [Column("toggled", folds=True), Column("runs", rank=len(FIGURES))]
+    columns += [Column(TITLES[figure], folds=True, least=16, rank=at) for at, figure in enumerate(FIGURES)]
+    rows = [["baseline", str(len(ablation.baseline.runs)), *_means(ablation.baseline)]]
     for side in ablation.turned:
-        cells = (Text(_cell(worth)) for worth in side.worths)
-        table.add_row(Text(f"{side.name} {side.turned}"), str(len(side.runs)), *cells)
-    console.print(table)
+        cells = (_cell(worth) for worth in side.worths)
+        rows.append([f"{side.name} {side.turned}", str(len(side.runs)), *cells])
+    console.print(FittedTable(columns, rows, gap=2))
     console.print(
         "Each cell is the change against the baseline and its 95 % interval over whole, interleaved runs. "
         "Less is better in every column; = means no difference shown."

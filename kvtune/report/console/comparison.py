@@ -11,6 +11,7 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.report.contrast import Contrast, sentence
 from kvtune.report.measures import change_text, interval_text, measure_text, measure_title, reasons
+from kvtune.terminal import Column, FittedTable
 from kvtune.workload.types import Workload
 
 STYLES = {"better": "green", "worse": "red", "no difference shown": "dim", "not judged": "dim"}
@@ -22,7 +23,6 @@ PIPE_WIDTH = 140  # columns where there is no terminal
 def print_comparison(contrast: Contrast) -> None:
     """Print one table for each run after the first."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
@@ -31,12 +31,8 @@ def print_comparison(contrast: Contrast) -> None:
         console.print(Text(f"{side.name} against {first}: {sentence(comparison)}", style="bold"))
         for miss in comparison.mismatches:
             console.print(Text(f"! {miss.field} differs: {miss.a} and {miss.b}", style="yellow"))
-        table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
-        for head, align in zip(_heads(first, side.name), ALIGN, strict=True):
-            table.add_column(Text(head), justify=align)
-        for row in _rows(comparison):
-            table.add_row(*(Text(cell) for cell in row[:-1]), Text(row[-1], style=STYLES[row[-1]]))
-        console.print(table)
+        rows = _rows(comparison)
+        console.print(FittedTable(_columns(first, side.name), rows, [STYLES[row[-1]] for row in rows], gap=2))
         for line in reasons(comparison.figures):
             console.print(Text(line, style="dim"))
     if contrast.repeat_command:
@@ -83,6 +79,19 @@ def plain(contrast: Contrast, workload: Workload | None, failed: Sequence[str]) 
         "failed": list(failed),
         "repeat_command": contrast.repeat_command,
     }
+
+
+def _columns(first: str, other: str) -> list[Column]:
+    """A narrow terminal does without the interval: the verdict says what it shows."""
+    figure, a, b, difference, interval, verdict = _heads(first, other)
+    return [
+        Column(figure, folds=True, least=22),
+        Column(a),
+        Column(b),
+        Column(difference),
+        Column(interval, right=False, rank=1),
+        Column(verdict, right=False, folds=True, least=13),
+    ]
 
 
 def _heads(first: str, other: str) -> tuple[str, ...]:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 
 from kvtune.analysis.claim_results import EvidenceResult
+from kvtune.terminal import Column, FittedTable
+
+COLUMNS = (
+    Column("figure", folds=True, least=20),
+    Column("ratio"),
+    Column("95 %", rank=1),
+    Column("published"),
+    Column("verdict", right=False, folds=True),
+)
 
 
 def print_evidence(evidence: EvidenceResult, console: Console | None = None) -> None:
@@ -14,18 +22,15 @@ def print_evidence(evidence: EvidenceResult, console: Console | None = None) -> 
 
     out = console or Console()
     for claim in evidence["claims"]:
-        table = Table(box=None, pad_edge=False)
-        for head, side in (("figure", "left"), ("ratio", "right"), ("95 %", "right"), ("published", "right")):
-            table.add_column(head, justify="right" if side == "right" else "left")
-        table.add_column("verdict")
+        rows: list[tuple[str, ...]] = []
         for row in claim["figures"]:
             interval = "–" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
             published = "–" if row["published"] is None else f"{row['published']:.2f}"
             shown = "–" if row["ratio"] is None else f"{row['ratio']:.3f}"
-            table.add_row(Text(row["title"]), shown, interval, published, row["verdict"])
+            rows.append((row["title"], shown, interval, published, row["verdict"]))
         out.print(Text(claim["title"], style="bold"))
         out.print(Text(f"published: {claim['published']}"))
-        out.print(table)
+        out.print(FittedTable(COLUMNS, rows, gap=2))
         for line in claim["why"]:
             out.print(Text(f"  {line}", style="dim"))
         out.print()

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from kvtune.analysis.listing import ListedRun
-from kvtune.report.console.tables import Column, FittedTable
+from kvtune.terminal import Column, FittedTable
 from kvtune.units import ms, percent
 
 PIPE_WIDTH = 240  # columns where there is no terminal: none is dropped

@@ -14,6 +14,7 @@ from kvtune.report.console.admission import admission_view
 from kvtune.report.console.collector import collector_details
 from kvtune.report.console.stalls import stalls_view
 from kvtune.report.names import cause_title, process_title
+from kvtune.terminal import Column, FittedTable, command
 from kvtune.units import count, ms, percent, size
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def summary_text(summary: Summary, *, width: int = 100) -> str:
 
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False).print(
-        summary_view(summary)
+        summary_view(summary), crop=False
     )
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
@@ -42,7 +43,7 @@ def print_summary(summary: Summary, file: IO[str] | None = None) -> None:
     console = Console(file=file, highlight=False)
     if not console.is_terminal:
         console = Console(file=file, highlight=False, width=PIPE_WIDTH)
-    console.print(summary_view(summary))
+    console.print(summary_view(summary), crop=False)
 
 
 def summary_view(summary: Summary) -> RenderableType:
@@ -199,7 +200,7 @@ def _memory(s: Summary) -> RenderableType | None:
 
 
 def _verdict(s: Summary) -> RenderableType | None:
-    from rich.padding import Padding
+    from rich.console import Group
     from rich.text import Text
 
     verdict = s.get("verdict") or {}
@@ -208,25 +209,27 @@ def _verdict(s: Summary) -> RenderableType | None:
     text = Text()
     text.append(f"{verdict['limit']} ", style="bold")
     text.append(str(verdict.get("advice", "")))
-    if verdict.get("command"):
-        text.append(f"\n  {verdict['command']}", style="cyan")
-    return Padding(text, (1, 0, 0, 0))
+    line = [command(f"  {verdict['command']}", "cyan")] if verdict.get("command") else []
+    return Group(Text(), text, *line)
+
+
+PATHS = ("made at", "where")
+DROPPED = ("CPU time", "frozen", "made at", "where", "median")
+"""Columns that a narrow terminal does without, the last of them first."""
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> RenderableType | None:
     from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
 
     if not rows:
         return None
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column(Text(heads[0], style="bold"), min_width=14)
-    for head in heads[1:]:
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return Padding(table, (1, 0, 0, 0))
+    title, *others = heads
+    columns = [Column(title, folds=True, least=14)]
+    columns += [
+        Column(head, folds=head in PATHS, rank=1 + DROPPED.index(head) if head in DROPPED else 0)
+        for head in others
+    ]
+    return Padding(FittedTable(columns, rows), (1, 0, 0, 0))
 
 
 def _ms(value: float | None) -> str:

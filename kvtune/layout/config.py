@@ -219,11 +219,13 @@ def _mamba2(
     )
 
 
-def _granite(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
-    inner = f.number("mamba_expand", default=2) * f.number("hidden_size")
+def _mamba2_of_bamba(
+    f: _Fields, inner: int, ranks: int, dtype: str, state_dtype: str
+) -> tuple[StateTensor, ...]:
+    """States from the field names that Bamba, Granite and Falcon-H1 share."""
     heads = f.number("mamba_n_heads")
     head_dim = f.get("mamba_d_head", "auto")
-    states = _mamba2(
+    return _mamba2(
         inner,
         heads,
         inner // heads if head_dim == "auto" else int(head_dim),
@@ -234,6 +236,11 @@ def _granite(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int,
         dtype,
         state_dtype,
     )
+
+
+def _granite(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+    inner = f.number("mamba_expand", default=2) * f.number("hidden_size")
+    states = _mamba2_of_bamba(f, inner, ranks, dtype, state_dtype)
     kinds = f.layer_kinds()
     if kinds:
         return sum(kind in ("mamba", "linear_attention") for kind in kinds), states
@@ -242,20 +249,7 @@ def _granite(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int,
 
 def _falcon_h1(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
     inner = f.number("mamba_d_ssm", default=f.number("mamba_expand", default=2) * f.number("hidden_size"))
-    heads = f.number("mamba_n_heads")
-    head_dim = f.get("mamba_d_head", "auto")
-    states = _mamba2(
-        inner,
-        heads,
-        inner // heads if head_dim == "auto" else int(head_dim),
-        f.number("mamba_d_state"),
-        f.number("mamba_n_groups", default=1),
-        f.number("mamba_d_conv", default=4),
-        ranks,
-        dtype,
-        state_dtype,
-    )
-    return f.number("num_hidden_layers"), states
+    return f.number("num_hidden_layers"), _mamba2_of_bamba(f, inner, ranks, dtype, state_dtype)
 
 
 def _nemotron_h(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:

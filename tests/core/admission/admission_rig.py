@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvtune.core.settings import CoreSettings, parse
-from tests.core.pool_rig import Engine
+from tests.core.pool_rig import Engine, tokens
 from tests.core.steady_rig import Shape, admission, scheduler, state
 
 
@@ -66,3 +66,18 @@ class Overloaded(Engine):
                 return
             self.step()
         raise AssertionError("that never happened")
+
+
+ONE = Shape(seqs=1, blocks=200, batched=64)
+"""One request runs, all others wait."""
+SEVERAL = Shape(seqs=4, blocks=90, batched=48)
+HYBRID = Shape(seqs=4, windows=(12,), blocks=160, batched=48)
+
+
+def warm(engine: Overloaded, *prompts: list[int]) -> None:
+    """Have the prompts' blocks cached, then something running, so that whoever comes now waits."""
+    for prompt in prompts:
+        engine.serve(prompt, 1)
+    engine.add(tokens(999, 20), 6)
+    engine.step()
+    engine.admitted.clear()

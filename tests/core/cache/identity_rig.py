@@ -21,6 +21,8 @@ CHAT = "chat:sessions=2,turns=3,system=64,first=150,user=30,output=20"
 # Two prompts that differ in their first block only.
 FIRST = {"workload": "first", "spans": [[[1, 0, 160], [2, 0, 240]], [[3, 0, 160], [2, 0, 240]]], "output": 8}
 
+MARKS = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
+
 FLAGS = ["--max-model-len", "2048", "--max-num-seqs", "16"]
 CHUNK = ["--max-num-batched-tokens", "512"]
 PACKED = {"cores": ["kvtune"], "core_settings": {"packed": True}}
@@ -35,13 +37,13 @@ def cases(*pairs: tuple[str, int]) -> list[dict[str, Any]]:
 
 def started(folders: pytest.TempPathFactory, model: str, layouts: Mapping[str, dict[str, Any]]) -> Ran:
     """By layout: cases by workload, and `state`, the core's. Each engine is started once, when it is asked for."""
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
 
     def run(layout: str) -> dict[str, Any]:
-        if layout not in found:
+        if layout not in results:
             result = lockstep(folders.mktemp(layout), {"model": model, "logprobs": True, **layouts[layout]})
-            found[layout] = {"state": result["state"], **{c["workload"]: c for c in result["cases"]}}
-        return found[layout]
+            results[layout] = {"state": result["state"], **{c["workload"]: c for c in result["cases"]}}
+        return results[layout]
 
     return run
 

@@ -80,17 +80,6 @@ def axes(by: Objective) -> tuple[Objective, ...]:
     return by.all if by.beside else tuple(OBJECTIVES[n] for n in ("ttft", "throughput", "hit-rate"))
 
 
-def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
-    """The complete trial with the best figure; ties go to the shorter first-token time, then to the first trial."""
-    ttft = OBJECTIVES["ttft"]
-    scored = [
-        (score, ttft.score(t.summary) or float("-inf"), -t.number, t)
-        for t in trials
-        if t.state == "complete" and (score := by.score(t.summary)) is not None
-    ]
-    return max(scored, key=lambda row: row[:3])[3] if scored else None
-
-
 def front(trials: Sequence[Trial], by: Sequence[Objective]) -> list[Trial]:
     """The Pareto front of the complete trials, in order. Of trials with equal figures only the first is in it."""
     scored = [

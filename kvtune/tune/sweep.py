@@ -13,7 +13,8 @@ from kvtune.errors import KvtuneError
 from kvtune.files import explained, replacing
 from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.effects import notes
-from kvtune.tune.objective import Objective, axes, best, front
+from kvtune.tune.objective import Objective, axes, front
+from kvtune.tune.ties import best, reason
 from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.flags import packing_failure
 from kvtune.tune.trials.journal import StudyJournal
@@ -125,7 +126,9 @@ def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
     tried = sorted((t for t in trials if t.role == "trial"), key=lambda t: t.number)
     at_place = [t for t in trials if t.on == place]
     baseline = next((t for t in at_place if t.role == "baseline"), None)
-    leader = best([t for t in at_place if t.role == "trial"], by)
+    choice = best(at_place, by)
+    leader = choice.trial if choice is not None else None
+    why = reason(choice, by) if choice is not None else ""
     if baseline is None and len(tried) == 1:
         baseline = tried[0]
     return StudyResult(
@@ -137,7 +140,7 @@ def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
         baseline=baseline,
         pareto=tuple(t.number for t in front(at_place, axes(by))),
         verdict=verdict(leader, baseline, by, place),
-        notes=tuple(notes(trials)),
+        notes=tuple(filter(None, (why, *notes(trials)))),
     )
 
 

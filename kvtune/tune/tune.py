@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import structs
+
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.study import Bench, Finalist, Settings, StudyResult, Trial, Verdict
 from kvtune.engine.flags import flag_value
@@ -20,9 +22,11 @@ from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
 from kvtune.tune.search import SearchSettings, search, tuned_space
+from kvtune.tune.simplify import simplify
 from kvtune.tune.space.grid import Space
 from kvtune.tune.space.knobs import ENGINE_KNOBS
 from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.ties import among_equals, reason
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.workload.types import Workload
 
@@ -69,6 +73,13 @@ class Progress(Protocol):
 
 def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> StudyResult:
     """Search, confirm, write the recipe. No winner is a result: no recipe, and the verdict says why."""
+    why: list[str] = []
+    result = _tune(settings, journal, progress, why)
+    return structs.replace(result, notes=(*why, *result.notes))
+
+
+def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why: list[str]) -> StudyResult:
+    """`why` gets the reasons for the settings that were taken."""
     begun = time.monotonic()
     s, bench, by = settings, settings.bench, settings.by
     bout = Bout(bench, s.workload, journal, s.output, progress)
@@ -91,8 +102,11 @@ def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> S
     if s.search.join:
         return simulated_result(journal, by, stock, best[0] if best else None, JOINED)
     if not best:
-        why = "no winner: no candidate held on the guards" if s.guards else "no simulated trial was completed"
-        return simulated_result(journal, by, stock, None, why)
+        none = (
+            "no winner: no candidate held on the guards" if s.guards else "no simulated trial was completed"
+        )
+        return simulated_result(journal, by, stock, None, none)
+    best = _simplified(s, best, journal, cost, progress.phase, why)
     if not s.on_engine:
         return _simulated(s, journal, stock, best[0], len(simulated))
     progress.phase("finalists on the engine")
@@ -120,6 +134,35 @@ def _finalists(
     phase("guards in simulation")
     candidates = guard.candidates(finalists(simulated, s.by, guard.TRIED), simulated)
     return guard.holding(s.bench, s.guards, candidates, cost, phase)[: s.finalists]
+
+
+def _simplified(
+    s: TuneSettings,
+    finalists: Sequence[Trial],
+    journal: StudyJournal,
+    cost: StepCost,
+    phase: Callable[[str], None],
+    why: list[str],
+) -> list[Trial]:
+    """The finalists without the knobs that change nothing, here and on the guards; each setting once."""
+    phase("taking the finalists' knobs out, one by one")
+    tried = [t for t in journal.trials if t.on == "sim"]
+    reasons = [reason(among_equals(trial, tried, s.by), s.by) for trial in finalists]
+    simpler = simplify(s.bench, finalists, s.by, journal, cost, phase)
+    held = guard.holding(s.bench, s.guards, [each.trial for each in simpler], cost, phase)
+    kept: dict[str, Trial] = {}
+    for trial, each, taken_because in zip(finalists, simpler, reasons, strict=True):
+        taken = each.trial if each.trial in held else trial
+        if taken.key in kept:
+            continue
+        kept[taken.key] = taken
+        why += [taken_because] if taken_because else []
+        if taken is each.trial and each.dropped:
+            why.append(
+                f"trial {taken.number} is trial {trial.number} without {', '.join(each.dropped)}: "
+                "the replay is the same without them"
+            )
+    return list(kept.values())
 
 
 def _fitted(baseline: Contender) -> StepCost:

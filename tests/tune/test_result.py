@@ -92,9 +92,9 @@ def test_a_value_that_was_tried_once_is_not_blamed() -> None:
         return structs.replace(own, settings={"slack": slack, "pin_window": pin})
 
     trials = [tried(0, 0, 0, 0.5), tried(1, 64, 8, 0.0), tried(2, 0, 1, 0.4), tried(3, 0, 2, 0.4)]
-    assert result(trials, OBJECTIVES["ttft"]).notes == ()
+    assert not any("nothing hit" in note for note in result(trials, OBJECTIVES["ttft"]).notes)
     trials += [tried(4, 64, 4, 0.0), tried(5, 64, 5, 0.0)]
-    (note,) = result(trials, OBJECTIVES["ttft"]).notes
+    (note,) = (n for n in result(trials, OBJECTIVES["ttft"]).notes if "nothing hit" in n)
     assert note.startswith("nothing hit with slack=64: ")
 
 

@@ -146,33 +146,22 @@ def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
 
 
 def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
-    """The best simulated settings with different figures; of equal ones the one nearest to the defaults."""
-    from kvtune.core.settings import KNOBS
+    """The best simulated settings with different figures; of equal ones the one that ties.py takes."""
     from kvtune.tune.objective import OBJECTIVES, front
+    from kvtune.tune.ties import among_equals, equal
 
     ttft = OBJECTIVES["ttft"]
-
-    def changed(t: Trial) -> int:
-        return sum(
-            1 for name, value in t.settings.items() if name not in KNOBS or KNOBS[name].default != value
-        )
-
     ranked = [
         t for t in trials if t.role == "trial" and t.state == "complete" and by.score(t.summary) is not None
     ]
-    ranked.sort(
-        key=lambda t: (-(by.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), changed(t), t.number)
-    )
+    ranked.sort(key=lambda t: (-(by.score(t.summary) or 0.0), -(ttft.score(t.summary) or 0.0), t.number))
     if by.beside:
         # With several objectives: the best in each one first, then the rest of the front.
         ahead = front(ranked, by.all)
         leaders = [max(ahead, key=lambda t: o.score(t.summary) or 0.0) for o in by.all] if ahead else []
         ranked = [*leaders, *ahead]
     chosen: list[Trial] = []
-    reached: set[tuple[float | None, ...]] = set()
     for t in ranked:
-        figures = tuple(o.of(t.summary) for o in (*by.all, ttft))
-        if figures not in reached and len(chosen) < most:
-            reached.add(figures)
-            chosen.append(t)
+        if len(chosen) < most and not any(equal(t, other, by) for other in chosen):
+            chosen.append(among_equals(t, trials, by).trial)
     return chosen

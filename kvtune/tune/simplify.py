@@ -1,0 +1,65 @@
+"""Takes the knobs of a setting out, one by one, in replays: those that change nothing are left out of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.sim.cost import StepCost
+from kvtune.tune.effects import effects
+from kvtune.tune.objective import Objective
+from kvtune.tune.sweep import PlannedTrial, sim_trial
+from kvtune.tune.ties import is_default, no_worse
+from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.simulated import SimPool
+
+
+@dataclass(frozen=True, slots=True)
+class Simplified:
+    """`trial`: the replay of what is left; the given trial itself where every knob matters."""
+
+    trial: Trial
+    dropped: tuple[str, ...] = ()
+
+
+def simplify(
+    bench: Bench,
+    trials: Sequence[Trial],
+    by: Objective,
+    journal: StudyJournal,
+    cost: StepCost,
+    say: Callable[[str], None],
+) -> list[Simplified]:
+    """Each of the trials with only the knobs that matter. Replays are trials of the journal, made once."""
+    if not any(trial.settings for trial in trials):
+        return [Simplified(trial) for trial in trials]
+    known = {t.key: t for t in journal.trials}
+    # What does least on average is taken out first: of two knobs that do the same, the stronger one stays.
+    tried = [t for t in journal.trials if t.on == "sim" and t.role == "trial"]
+    strength = {effect.knob: effect.spread for effect in effects(tried, by)}
+    with SimPool(bench, cost) as pool:
+
+        def replayed(settings: Settings) -> Trial:
+            planned = PlannedTrial(settings)
+            key = planned.key("sim", bench)
+            if key not in known:
+                number = 1 + max((t.number for t in journal.trials), default=-1)
+                pool.submit(number, settings)
+                known[key] = sim_trial(bench, number, planned, pool.next_done()[1])
+                journal.add(known[key])
+            return known[key]
+
+        def of(trial: Trial) -> Simplified:
+            kept, dropped = trial, list[str]()
+            defaults = tuple(n for n, value in trial.settings.items() if is_default(n, value))
+            single = sorted(trial.settings.keys() - set(defaults), key=lambda n: (strength.get(n, 0.0), n))
+            for names in filter(None, (defaults, *((name,) for name in single))):
+                without = replayed({n: v for n, v in kept.settings.items() if n not in names})
+                if no_worse(without, kept, by):
+                    say(f"without {', '.join(names)}: the same, left out")
+                    kept = without
+                    dropped += names
+            return Simplified(kept, tuple(dropped))
+
+        return [of(trial) for trial in trials]

@@ -1,0 +1,134 @@
+"""Which of several trials with equal figures is taken, and why. Pure.
+
+Nearest to the defaults, then fewest knobs, then the best mean figure of its neighbours (trials that differ in one
+knob), then the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtune.analysis.study import Trial
+from kvtune.core.settings import KNOBS
+from kvtune.recipe import Scalar
+from kvtune.tune.objective import OBJECTIVES, Objective
+
+EXACT = 1e-6
+"""Figures that differ by less than this share are equal."""
+TTFT_SHARE = 0.01
+"""Predicted first-token times that differ by less are equal; of measured ones, one run each shows nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The trial that is taken. `equal`: how many trials have its figures; `why` it and not another of them."""
+
+    trial: Trial
+    equal: int = 1
+    why: str = ""
+
+
+def best(trials: Sequence[Trial], by: Objective) -> Choice | None:
+    """The complete trial with the best figure. `trials` may include the baseline: it gives the engine's defaults."""
+    scored = [t for t in trials if t.role == "trial" and _complete(t, by)]
+    if not scored:
+        return None
+    ttft = OBJECTIVES["ttft"]
+
+    def rank(t: Trial) -> tuple[float, float]:
+        predicted = ttft.score(t.summary) if t.on == "sim" else None
+        return by.score(t.summary) or 0.0, float("-inf") if predicted is None else predicted
+
+    return among_equals(max(scored, key=rank), trials, by)
+
+
+def among_equals(leader: Trial, trials: Sequence[Trial], by: Objective) -> Choice:
+    """Of the trials with the leader's figures, the one to take."""
+    tried = [t for t in trials if t.role == "trial" and t.on == leader.on and _complete(t, by)]
+    equals = [t for t in tried if t is leader or equal(t, leader, by)]
+    defaults = _engine_defaults(trials)
+    keys = [(_changed(t, defaults), len(t.settings), -_neighbours(t, tried, by), t.number) for t in equals]
+    taken = min(keys)
+    why = ""
+    if len(equals) > 1:
+        reasons = (
+            "it is nearest to the defaults",
+            "it sets the fewest knobs",
+            "its neighbours do best on average",
+            "it was tried first",
+        )
+        alone = (i for i in range(1, 5) if [key[:i] for key in keys].count(taken[:i]) == 1)
+        why = reasons[next(alone) - 1]
+    return Choice(equals[keys.index(taken)], len(equals), why)
+
+
+def equal(one: Trial, other: Trial, by: Objective) -> bool:
+    """Whether two trials have the same figures in every objective, and about the same predicted first-token time."""
+    pairs = [(o.score(one.summary), o.score(other.summary), EXACT) for o in by.all]
+    if one.on == "sim":
+        ttft = OBJECTIVES["ttft"]
+        pairs.append((ttft.score(one.summary), ttft.score(other.summary), TTFT_SHARE))
+    return all(a == b or (a is not None and b is not None and _near(a, b, share)) for a, b, share in pairs)
+
+
+def no_worse(one: Trial, other: Trial, by: Objective) -> bool:
+    """Whether the first trial is complete and equals the other in every objective, or is better."""
+    figures = [(o.score(one.summary), o.score(other.summary), EXACT) for o in by.all]
+    figures.append(
+        (OBJECTIVES["ttft"].score(one.summary), OBJECTIVES["ttft"].score(other.summary), TTFT_SHARE)
+    )
+    return one.state == "complete" and all(
+        b is None or (a is not None and (a >= b or _near(a, b, share))) for a, b, share in figures
+    )
+
+
+def reason(choice: Choice, by: Objective) -> str:
+    """Why this row was taken, in a sentence; "" where no other has its figures."""
+    if choice.equal < 2:
+        return ""
+    figure = by.of(choice.trial.summary)
+    return (
+        f"{choice.equal} settings reach {by.name} {figure:.4g}: "
+        f"trial {choice.trial.number} was taken because {choice.why}"
+    )
+
+
+def is_default(name: str, value: Scalar) -> bool:
+    """Whether a knob of the core is set to its default."""
+    return name in KNOBS and KNOBS[name].default == value
+
+
+def _complete(t: Trial, by: Objective) -> bool:
+    return t.state == "complete" and by.score(t.summary) is not None
+
+
+def _near(a: float, b: float, share: float) -> bool:
+    return abs(a - b) <= share * max(abs(a), abs(b))
+
+
+def _changed(t: Trial, defaults: Mapping[str, Scalar]) -> int:
+    return sum(
+        not is_default(name, value) and defaults.get(name) != value for name, value in t.settings.items()
+    )
+
+
+def _engine_defaults(trials: Sequence[Trial]) -> dict[str, Scalar]:
+    """vLLM's own values, as the baseline's run reports them."""
+    baseline = next((t for t in trials if t.role == "baseline" and t.state == "complete"), None)
+    engine = baseline.summary.get("engine", {}) if baseline is not None else {}
+    values = {**engine.get("settings", {}), "block_size": engine.get("block_size")}
+    return {name: "none" if value is None else value for name, value in values.items()}
+
+
+def _neighbours(t: Trial, tried: Sequence[Trial], by: Objective) -> float:
+    """The mean figure (larger is better) of the trials that differ in one knob; its own where there are none."""
+    near = [other for other in tried if len(_differing(t, other)) == 1]
+    scores = [by.score(other.summary) or 0.0 for other in near or [t]]
+    return sum(scores) / len(scores)
+
+
+def _differing(one: Trial, other: Trial) -> set[str]:
+    names = one.settings.keys() | other.settings.keys()
+    missing = object()
+    return {n for n in names if one.settings.get(n, missing) != other.settings.get(n, missing)}

@@ -1,0 +1,184 @@
+"""Equal figures: which trial is taken and why, and which knobs a recipe does without."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.sim.cost import NOMINAL
+from kvtune.tune import simplify as simplify_module
+from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.recipes.make import finalists
+from kvtune.tune.simplify import simplify
+from kvtune.tune.sweep import result
+from kvtune.tune.ties import best
+from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.simulated import Answer
+
+HITS = OBJECTIVES["hit-rate"]
+BENCH = Bench(model="m", spec="rounds", seed=0, workload_hash="h", vllm="0.32.0")
+
+
+def summary(hits: float, ttft: float = 10.0) -> dict[str, Any]:
+    engine = {"block_size": 32, "settings": {"max_num_seqs": 128}}
+    return {
+        "prefix_cache": {"hit_rate": hits},
+        "ttft_ms": {"mean": ttft},
+        "engine": engine,
+        "core": {"active": True},
+    }
+
+
+def trial(number: int, hits: float, ttft: float = 10.0, **settings: Any) -> Trial:
+    return Trial(number=number, settings=settings, on="sim", summary=summary(hits, ttft))
+
+
+STOCK = Trial(number=0, settings={}, on="sim", core="stock", role="baseline", summary=summary(0.3))
+
+
+def grid(rates: dict[tuple[int, int], float]) -> list[Trial]:
+    points = product((0, 1024, 2048), (1, 16, 64))
+    return [
+        STOCK,
+        *(
+            trial(number, rates.get((pin, drop), 0.6), pin_window=pin, min_drop=drop)
+            for number, (pin, drop) in enumerate(points, start=1)
+        ),
+    ]
+
+
+def test_equal_trials_go_to_the_one_nearest_to_the_defaults() -> None:
+    """By default a window is not pinned by a fixed size (0), and must lose 16 blocks."""
+    found = result(grid({(0, 64): 0.1}), HITS)
+    assert found.best is not None and found.best.settings == {"pin_window": 0, "min_drop": 16}
+    (why,) = found.notes
+    assert why == "8 settings reach hit-rate 0.6: trial 2 was taken because it is nearest to the defaults"
+
+
+def test_then_to_the_fewest_knobs() -> None:
+    trials = [STOCK, trial(1, 0.6, slack=64, min_drop=16), trial(2, 0.6, slack=64)]
+    found = best(trials, HITS)
+    assert found is not None and (found.trial.number, found.why) == (2, "it sets the fewest knobs")
+
+
+def test_then_to_the_one_whose_neighbours_do_best() -> None:
+    """All change both knobs: (2048, 64) has good neighbours, (1024, 1) bad ones."""
+    bad = {(0, 1): 0.1, (0, 16): 0.1, (0, 64): 0.5, (1024, 16): 0.1, (2048, 16): 0.5}
+    found = best(grid(bad | {(1024, 64): 0.5, (2048, 1): 0.2}), HITS)
+    assert found is not None and found.trial.settings == {"pin_window": 2048, "min_drop": 64}
+    assert (found.equal, found.why) == (2, "its neighbours do best on average")
+
+
+def test_vllms_own_values_are_defaults_too() -> None:
+    trials = [
+        STOCK,
+        trial(1, 0.6, block_size=64),
+        trial(2, 0.6, block_size=32),
+        trial(3, 0.6, max_num_seqs=8),
+    ]
+    found = best(trials, HITS)
+    assert found is not None and found.trial.number == 2
+
+
+def test_a_better_or_clearly_faster_trial_is_no_tie() -> None:
+    better = best([STOCK, trial(1, 0.6, slack=0), trial(2, 0.601, slack=2048)], HITS)
+    assert better is not None and (better.trial.number, better.equal, better.why) == (2, 1, "")
+    faster = best([STOCK, trial(1, 0.6, 10.0, slack=0), trial(2, 0.6, 9.0, slack=2048)], HITS)
+    assert faster is not None and faster.trial.number == 2
+    about = best([STOCK, trial(1, 0.6, 10.0), trial(2, 0.6, 9.95, slack=2048)], HITS)
+    assert about is not None and about.trial.number == 1
+
+
+def test_a_time_measured_once_breaks_no_tie() -> None:
+    from msgspec import structs
+
+    once = [
+        structs.replace(t, on="engine") for t in (STOCK, trial(1, 0.6, 10.0), trial(2, 0.6, 3.0, slack=2048))
+    ]
+    found = best(once, HITS)
+    assert found is not None and found.trial.number == 1
+
+
+def test_finalists_have_different_figures_and_fewest_changes() -> None:
+    trials = [STOCK, trial(1, 0.6, slack=512, windows=8), trial(2, 0.6, slack=512), trial(3, 0.5)]
+    assert [t.number for t in finalists(trials, HITS, 2)] == [2, 3]
+
+
+class Replayed:
+    """Stands in for the simulator: blocks of 64 alone hit 60 %, and slack makes it slower."""
+
+    replays = 0
+    needed = ""  # a knob without which the engine does not start
+
+    def __init__(self, bench: Bench, cost: object) -> None:
+        self.waiting: list[tuple[int, Settings]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *told: object) -> None:
+        assert not self.waiting
+
+    def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
+        self.waiting.append((number, settings))
+
+    def next_done(self) -> tuple[int, Answer]:
+        number, settings = self.waiting.pop()
+        type(self).replays += 1
+        if self.needed and self.needed not in settings:
+            return number, Answer(failed="no room")
+        return number, Answer(summary=summary(0.6 if settings.get("block_size") == 64 else 0.3))
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyJournal:
+    monkeypatch.setattr(simplify_module, "SimPool", Replayed)
+    monkeypatch.setattr(Replayed, "replays", 0)
+    return StudyJournal(tmp_path / "a.jsonl", "tune", BENCH)
+
+
+def test_knobs_that_change_nothing_are_left_out_of_what_is_confirmed(journal: StudyJournal) -> None:
+    full = trial(
+        7,
+        0.6,
+        block_size=64,
+        pin_window=1024,
+        slack=64,
+        min_drop=16,
+        policy="tiered",
+        prefix_cache_retention_interval=512,
+    )
+    said: list[str] = []
+    with journal:
+        for each in (STOCK, full):
+            journal.add(each)
+        (found,) = simplify(BENCH, [full], HITS, journal, NOMINAL, said.append)
+        assert found.trial.settings == {"block_size": 64}
+        assert set(found.dropped) == full.settings.keys() - {"block_size"}
+        assert found.trial in journal.trials and found.trial.number > 7
+        assert said[0] == "without min_drop: the same, left out", "defaults go first"
+        replays = Replayed.replays
+        assert replays == 6
+        assert simplify(BENCH, [full], HITS, journal, NOMINAL, said.append) == [found]
+        assert Replayed.replays == replays, "replays are kept in the journal"
+
+
+def test_a_knob_without_which_the_replay_fails_stays(
+    journal: StudyJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = trial(7, 0.6, block_size=64, windows=2, slack=64)
+    monkeypatch.setattr(Replayed, "needed", "windows")
+    with journal:
+        journal.add(full)
+        (found,) = simplify(BENCH, [full], HITS, journal, NOMINAL, lambda text: None)
+    assert found.trial.settings == {"block_size": 64, "windows": 2} and found.dropped == ("slack",)
+
+
+def test_the_defaults_have_nothing_to_leave_out(journal: StudyJournal) -> None:
+    with journal:
+        (found,) = simplify(BENCH, [trial(1, 0.6)], HITS, journal, NOMINAL, lambda text: None)
+    assert found.dropped == () and not Replayed.replays

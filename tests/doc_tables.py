@@ -17,10 +17,10 @@ from typing import Any
 import grimp
 import typer
 
+from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.cli.app import build_app
 from kvtune.core.settings import KNOBS, LISTED
 from kvtune.run.types import TABLES
-from kvtune.tune.space.knobs import ENGINE_KNOBS
 from kvtune.workload.registry import WORKLOADS
 
 ROOT = Path(__file__).parents[1]

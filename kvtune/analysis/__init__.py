@@ -22,8 +22,8 @@ Imported by: cli, evidence, explain, report, tune.
     rebuild.py      a run's workload, rebuilt from its header
     admission.py    requests that overtook others where the core admits by cached prefix
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
-    listing.py      What a list of runs says about each: a few figures that tell one from another
     claim_results.py The `--json` object of `kvtune evidence`: `kvtune/evidence` makes it, `kvtune/report` draws it
+    knobs.py         What a knob is, in one line with its unit: said wherever knobs are printed
     stalls/         slow token gaps, and the one largest cause of each
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on
 

@@ -84,8 +84,8 @@ def core_knobs(incomplete: str) -> Offer:
 
 def swept_knobs(incomplete: str) -> Offer:
     """For `sweep --set`: KNOB=V1,V2,.. of the core and of vLLM."""
+    from kvtune.analysis.knobs import ENGINE_KNOBS
     from kvtune.core.settings import KNOBS, LISTED
-    from kvtune.tune.space.knobs import ENGINE_KNOBS
 
     name, equals, given = incomplete.partition("=")
     if not equals:

@@ -46,18 +46,33 @@ def list_(json: options.Json = False) -> int:
 
 
 @recipe.command()
-def show(name: Name, json: options.Json = False) -> int:
-    """Show a recipe's settings and evidence."""
+def show(
+    name: Name,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the file, with every digit.")] = False,
+    json: options.Json = False,
+) -> int:
+    """Show what a recipe sets, what it is evidence for, and how to use it."""
     import msgspec
 
-    from kvtune.recipe import to_toml
+    from kvtune.errors import KvtuneError
+    from kvtune.report.console.recipe import recipe_lines
+    from kvtune.terminal import width
     from kvtune.tune.recipes.shelf import find, load
+    from kvtune.tune.recipes.verify import state_of
 
-    tables = msgspec.to_builtins(load(find(name)))
+    path = find(name)
+    loaded = load(path)
     if json:
-        print_json(tables)
+        print_json(msgspec.to_builtins(loaded))
+    elif raw:
+        print(path.read_text(encoding="utf-8").rstrip())
     else:
-        print(to_toml(tables).rstrip())
+        try:
+            state = state_of(loaded)["state"]
+        except KvtuneError as error:  # without vLLM a recipe can still be read
+            state = error.message
+        for line in recipe_lines(loaded, name, state, min(110, width(110))):
+            print(line)
     return 0
 
 

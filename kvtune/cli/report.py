@@ -84,7 +84,7 @@ def _study(
     if console:
         from kvtune.cli.views.trials import print_results
 
-        print_results(shown.result, study.trials, by)
+        print_results(shown, study.trials, by)
         return
     _put(study_page(shown), output or paths[0].with_suffix(".html"), force=force, opened=opened)
 

@@ -33,9 +33,9 @@ def runs(
     json: options.Json = False,
 ) -> int:
     """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
-    from kvtune.analysis.listing import ListedRun, listed
     from kvtune.errors import KvtuneError
     from kvtune.report.console.runs import print_runs
+    from kvtune.report.listing import ListedRun, listed
     from kvtune.run.config import output_folder
     from kvtune.run.file import read_run
     from kvtune.run.folder import belongings, newest_first, run_files

@@ -191,7 +191,9 @@ KNOBS: dict[str, Knob] = {
             "windows",
         ),
         _switch("output_window", "keep the last window of the output too (the next turn resumes there)"),
-        _number("protected_share", "largest share of the pool for blocks that were hit", 0.0, 1.0),
+        _number(
+            "protected_share", "largest share of the pool for blocks that were hit", 0.0, 1.0, "of the pool"
+        ),
         _number(
             "reuse_bonus_s",
             "how much older than a single-use block a reused one must be to be evicted first (0 = LRU)",
@@ -199,7 +201,9 @@ KNOBS: dict[str, Knob] = {
             1e9,
             "s",
         ),
-        _number("ghost_factor", "how many evicted hashes are remembered, in pool sizes", 0.0, 64.0),
+        _number(
+            "ghost_factor", "how many evicted hashes are remembered, in pool sizes", 0.0, 64.0, "pool sizes"
+        ),
         Knob("admission", "choice", "which waiting request is admitted next", "fcfs", choices=ADMISSIONS),
         _number(
             "admission_age_s",
@@ -208,9 +212,11 @@ KNOBS: dict[str, Knob] = {
             86_400.0,
             "s",
         ),
-        _integer("gc_threshold0", "gc.set_threshold's first value in EngineCore (0 = leave)", 0, 1 << 31),
-        _integer("gc_threshold1", "gc.set_threshold's second value (0 = leave)", 0, 1 << 31),
-        _integer("gc_threshold2", "gc.set_threshold's third value (0 = leave)", 0, 1 << 31),
+        _integer(
+            "gc_threshold0", "gc.set_threshold's first value in EngineCore (0 = leave)", 0, 1 << 31, "objects"
+        ),
+        _integer("gc_threshold1", "gc.set_threshold's second value (0 = leave)", 0, 1 << 31, "collections"),
+        _integer("gc_threshold2", "gc.set_threshold's third value (0 = leave)", 0, 1 << 31, "collections"),
         _switch("collect_at_wait", "collect garbage while EngineCore waits for requests or for the model"),
         _switch(
             "whole_states",

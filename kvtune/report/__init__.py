@@ -19,6 +19,7 @@ Imported by: cli.
     banners.py    what a reader must know before any number
     files.py      writes whole or not at all, and over nothing without --force
     stalls.py     Slow tokens in words: from the account's `--json` objects to one line a stall and to tables
+    listing.py    What a list of runs says about each: a few figures that tell one from another
     templates/    Jinja2, autoescape
     assets/       one style sheet, one script
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import structs
 
 from kvtune.analysis.comparison.repeats import compare_repeats
+from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.study import Bench, Finalist, Settings, StudyResult, Trial, Verdict
 from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
@@ -24,7 +25,6 @@ from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
 from kvtune.tune.search import SearchSettings, search, tuned_space
 from kvtune.tune.simplify import simplify
 from kvtune.tune.space.grid import Space
-from kvtune.tune.space.knobs import ENGINE_KNOBS
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.ties import among_equals, reason
 from kvtune.tune.trials.journal import StudyJournal

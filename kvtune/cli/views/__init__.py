@@ -4,4 +4,5 @@ progress.py   a run while it runs
 results.py    what `kvtune profile` prints
 trials.py     trials while they run, and their table
 browser.py    Opens a page in the person's browser: what `--open` does
+trial_table.py The table of trials on a terminal: the baseline is a row, and settings that came to the same are one row
 """

@@ -8,14 +8,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
-from kvtune.analysis.study import StudyResult, Trial
+from kvtune.analysis.knobs import knob_lines
+from kvtune.analysis.study import StudyResult, StudyView, Trial
 from kvtune.cli.notices import always
+from kvtune.cli.views.trial_table import common, figures, folded_rows, named, table
 from kvtune.errors import EXIT_INTERRUPTED
-from kvtune.tune.objective import OBJECTIVES, Objective
+from kvtune.report.pages.study import next_step
+from kvtune.terminal import command, folded
+from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import shown
 from kvtune.tune.trials.journal import StudyJournal
 
@@ -51,9 +55,11 @@ class TrialsView:
         if self._console.is_terminal:
             self.note()
         else:
-            name = f"{trial.role} " if trial.role == "baseline" else ""
-            outcome = trial.why if trial.state == "failed" else _figures(trial)
-            line = f"{len(self._trials)}/{self._total} {trial.on} {name}{shown(trial.settings)}: {outcome}"
+            name = "stock (baseline) on" if trial.role == "baseline" else f"trial {trial.number} on"
+            name += f" {trial.on}, "
+            outcome = trial.why if trial.state == "failed" else _outcome(trial)
+            done = f"{len(self._trials)} of {max(self._total, len(self._trials))}"
+            line = f"{done}: {name}{shown(trial.settings)}, {outcome}"
             print(line, file=sys.stderr, flush=True)
 
     def phase(self, text: str) -> None:
@@ -67,40 +73,44 @@ class TrialsView:
         """Redraw the table; `text` stands in its title."""
         if not self._console.is_terminal:
             return
-        title = f"{len(self._trials)}/{self._total} trials {text}".rstrip()
-        rows = sorted(self._trials, key=lambda t: -(self._by.score(t.summary) or float("-inf")))
-        self._live.update(table(rows[:LIVE_ROWS], title), refresh=True)
+        done = f"{len(self._trials)} of {max(self._total, len(self._trials))} trials done"
+        title = Text(", ".join(part for part in (done, text) if part), style="italic")
+        best = sorted(self._trials, key=lambda t: -(self._by.score(t.summary) or float("-inf")))
+        shown_rows = folded_rows(best)[:LIVE_ROWS]
+        parts = [title, table(shown_rows, self._console.width)] if shown_rows else [title]
+        self._live.update(Group(*parts), refresh=True)
 
 
-def table(trials: Sequence[Trial], title: str = "") -> Table:
-    """One row a trial; knobs that any of them sets are columns."""
-    knobs = list(dict.fromkeys(name for t in trials for name in t.settings))
-    made = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for head in ("trial", "on", *knobs):
-        made.add_column(head, overflow="fold")
-    for head in ("hit rate", "ttft", "tok/s"):
-        made.add_column(head, justify="right", no_wrap=True)
-    made.add_column("state", overflow="fold")
-    for t in trials:
-        name = "stock" if t.core == "stock" else str(t.number)
-        values = [_text(t.settings.get(k)) for k in knobs]
-        made.add_row(name, t.on, *values, *_cells(t), t.why if t.state != "complete" else "complete")
-    return made
-
-
-def print_results(result: StudyResult, trials: Sequence[Trial], by: Objective) -> None:
-    """The results table, best first, and the verdict."""
+def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> None:
+    """The results, best first and the baseline among them, what knobs mean, the verdict, and the next command."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPE_WIDTH)
     order = sorted(trials, key=lambda t: -(s if (s := by.score(t.summary)) is not None else float("inf")))
     order.sort(key=lambda t: by.score(t.summary) is None)
-    console.print(table(order[:RESULT_ROWS]))
-    if len(order) > RESULT_ROWS:
-        console.print(f"{len(order) - RESULT_ROWS} more trials: --json lists all")
-    console.print(result.verdict.text)
-    for note in result.notes:
-        console.print(note, markup=False)
+    rows = folded_rows(order)
+    kept = rows[:RESULT_ROWS] + [row for row in rows[RESULT_ROWS:] if row.first.role == "baseline"]
+    console.print(table(kept, console.width))
+    lines = [f"{len(rows) - len(kept)} more rows: --json lists all trials"] if len(rows) > len(kept) else []
+    if shared := common(trials):
+        lines.append(f"every trial: {shared}")
+    result = study.result
+    if any(trial.role == "baseline" for trial in trials):
+        lines.append("baseline: stock vLLM, without any of these settings")
+    lines += [*knob_lines(named(trials)), *predicted(trials), result.verdict.text, *result.notes]
+    advice, command_line = next_step(study)
+    for line in [*lines, advice]:
+        for part in folded(line, console.width):
+            console.print(part, markup=False, soft_wrap=True)
+    console.print(command(f"  {command_line}", "cyan"), soft_wrap=True)
+
+
+def predicted(trials: Sequence[Trial]) -> list[str]:
+    """That no engine measured these times, or which of them."""
+    places = {trial.on for trial in trials}
+    if places == {"sim"}:
+        return ["simulated: no engine ran; hits are exact, times are predicted"]
+    return ["times of trials on sim are predicted"] if "sim" in places else []
 
 
 def finish(
@@ -116,13 +126,13 @@ def finish(
     from kvtune.cli.options import print_json
     from kvtune.tune.sweep import keep_result
 
-    page = _write_page(journal, by, Path(result.recipe) if result.recipe else None)
+    study, page = _write_page(journal, by, Path(result.recipe) if result.recipe else None)
     content = {**result.to_json(), "study": str(journal), "page": str(page)}
     keep_result(content, journal)
     if as_json:
         print_json(content)
     else:
-        print_results(result, trials, by)
+        print_results(study, trials, by)
         print(f"journal   {journal}\npage      {page}")
     if opened:
         from kvtune.cli.views.browser import open_page
@@ -137,29 +147,16 @@ def interrupted(journal: StudyJournal) -> int:
     return EXIT_INTERRUPTED
 
 
-def _write_page(journal: Path, by: Objective, recipe: Path | None) -> Path:
+def _write_page(journal: Path, by: Objective, recipe: Path | None) -> tuple[StudyView, Path]:
     """The study's page beside its journal; an earlier page of the same journal is replaced."""
     from kvtune.report.files import write_new
     from kvtune.report.pages.study import study_page
     from kvtune.tune.study import read_study, view
 
-    html = study_page(view(read_study(journal), by, recipe))
-    return write_new(html, journal.with_suffix(".html"), force=True)
+    study = view(read_study(journal), by, recipe)
+    return study, write_new(study_page(study), journal.with_suffix(".html"), force=True)
 
 
-def _cells(t: Trial) -> tuple[str, str, str]:
-    hit, ttft, rate = (OBJECTIVES[n].of(t.summary) for n in ("hit-rate", "ttft", "throughput"))
-    return (
-        f"{100 * hit:.1f} %" if hit is not None else "–",
-        f"{ttft:.1f} ms" if ttft is not None else "–",
-        f"{rate:,.0f}" if rate is not None else "–",
-    )
-
-
-def _figures(t: Trial) -> str:
-    hit, ttft, rate = _cells(t)
+def _outcome(trial: Trial) -> str:
+    hit, ttft, rate = figures(trial)
     return f"hits {hit}, ttft {ttft}, {rate} tok/s"
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

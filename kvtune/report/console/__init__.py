@@ -8,4 +8,5 @@ admission.py    requests that overtook others
 evidence.py     the published results, a table a claim
 runs.py         The list of runs on a terminal
 stalls.py       slow tokens: their causes, and the worst of them one by one
+recipe.py       A recipe for people: what it sets, what it is evidence for, how to use it
 """

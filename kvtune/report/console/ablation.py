@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import IO
 
 from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth
+from kvtune.analysis.knobs import knob_lines
+from kvtune.core.settings import KNOBS
 from kvtune.terminal import Column, FittedTable
 
 TITLES = {
@@ -36,6 +38,8 @@ def print_ablation(ablation: Ablation, file: IO[str] | None = None) -> None:
         "Each cell is the change against the baseline and its 95 % interval over whole, interleaved runs. "
         "Less is better in every column; = means no difference shown."
     )
+    for line in knob_lines(side.name for side in ablation.turned if side.name in KNOBS):
+        console.print(Text(line, style="dim"))
     if ablation.why:
         console.print(Text(f"{ablation.done} of {ablation.planned} runs: {ablation.why}."))
     for side in (ablation.baseline, *ablation.turned):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from kvtune.analysis.listing import ListedRun
+from kvtune.report.listing import ListedRun
 from kvtune.terminal import Column, FittedTable
 from kvtune.units import ms, percent
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from kvtune.analysis.knobs import knob_note
 from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial
 from kvtune.recipe import Scalar
 from kvtune.report.banners import Banner
@@ -117,6 +118,12 @@ def _outcome(study: StudyView, by: str) -> Section:
     return Section("outcome", heading, "", "sweep.html", values)
 
 
+def next_step(study: StudyView) -> tuple[str, str]:
+    """What to do with the result: the advice, and its command."""
+    _, advice, command = _words(study, study.result.objective)
+    return advice, command
+
+
 def _words(study: StudyView, by: str) -> tuple[str, str, str]:
     """The result, the advice, and the command that follows it."""
     best, stock, verdict, bench = study.result.best, study.result.baseline, study.result.verdict, study.bench
@@ -223,11 +230,16 @@ def _table(study: StudyView, by: str) -> Section:
     best = result.best.number if result.best is not None else None
     names = [n for n in OBJECTIVES if n != "goodput" or any(figure_of(t, n) is not None for t in trials)]
     rows = [_trial_row(t, names, knobs, t.number == best) for t in trials]
-    heads = ("trial", "on", *(OBJECTIVES[name].title for name in names), *knobs, "state")
+    heads = (
+        *("trial", "on", *(OBJECTIVES[name].title for name in names)),
+        *(knob_note(knob).head for knob in knobs),
+        "state",
+    )
     given = ((knob, t.settings[knob]) for t in trials for knob in knobs if knob in t.settings)
     example = next((f"{knob}={shown(value)}" for knob, value in given), "complete")
     lead = "All trials, in the order they ran. Times of simulated trials are predictions."
-    values = {"table": grid(heads, rows, "All trials"), "example": example}
+    notes = [knob_note(knob) for knob in knobs]
+    values = {"table": grid(heads, rows, "All trials"), "example": example, "knobs": notes}
     return Section("trials", "Trials", lead if trials else "There are none.", "trials.html", values)
 
 

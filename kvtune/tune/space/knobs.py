@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 
+from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.core.settings import KNOBS, LISTED
 from kvtune.errors import UsageError
 from kvtune.recipe import Scalar
@@ -17,15 +18,6 @@ ALIASES = {
     "retention": "prefix_cache_retention_interval",
     "chunk": "max_num_batched_tokens",
     "gc_freeze": "freeze",
-}
-
-ENGINE_KNOBS = {
-    "block_size": "tokens per block",
-    "prefix_match_unit": "tokens in which hits are counted: a divisor of the block",
-    "prefix_cache_retention_interval": "tokens between the windows and states that are kept; none: keep all",
-    "max_num_batched_tokens": "most tokens in a step; longer prompts are cut into chunks of it",
-    "max_num_seqs": "requests in a step",
-    "enable_prefix_caching": "whether prompts are looked up and kept",
 }
 
 LAYOUT = "layout"

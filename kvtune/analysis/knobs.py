@@ -1,0 +1,53 @@
+"""What a knob is, in one line with its unit: said wherever knobs are printed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvtune.core.settings import KNOBS
+
+ENGINE_KNOBS = {
+    "block_size": "tokens per block",
+    "prefix_match_unit": "tokens in which hits are counted: a divisor of the block",
+    "prefix_cache_retention_interval": "tokens between the windows and states that are kept; none: keep all",
+    "max_num_batched_tokens": "most tokens in a step; longer prompts are cut into chunks of it",
+    "max_num_seqs": "requests in a step",
+    "enable_prefix_caching": "whether prompts are looked up and kept",
+}
+"""Settings of vLLM that a search can try."""
+ENGINE_UNITS = {
+    "block_size": "tokens",
+    "prefix_match_unit": "tokens",
+    "prefix_cache_retention_interval": "tokens",
+    "max_num_batched_tokens": "tokens",
+    "max_num_seqs": "requests",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KnobNote:
+    """`unit` is empty for switches, choices and shares."""
+
+    name: str
+    unit: str
+    help: str
+
+    @property
+    def head(self) -> str:
+        """The name with its unit, for the head of a column."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
+
+def knob_note(name: str) -> KnobNote:
+    if name in KNOBS:
+        return KnobNote(name, KNOBS[name].unit, KNOBS[name].help)
+    help = ENGINE_KNOBS.get(name, f"vLLM's --{name.replace('_', '-')}")
+    return KnobNote(name, ENGINE_UNITS.get(name, ""), help)
+
+
+def knob_lines(names: Iterable[str]) -> list[str]:
+    """`  pin_window, tokens   tokens kept behind a boundary ..`, one line a knob."""
+    notes = [knob_note(name) for name in names]
+    width = max((len(note.head) for note in notes), default=0)
+    return [f"  {note.head:<{width}}   {note.help}" for note in notes]

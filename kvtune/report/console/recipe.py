@@ -1,0 +1,147 @@
+"""A recipe for people: what it sets, what it is evidence for, how to use it. `--raw` prints the file instead."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvtune.analysis.comparison.compare import Figure
+from kvtune.analysis.knobs import knob_note
+from kvtune.core.settings import KNOBS
+from kvtune.recipe import Recipe, Scalar
+from kvtune.report.measures import change_text, interval_text, measure_text, measure_title
+from kvtune.terminal import Column, FittedTable, folded
+
+FIGURES = ("prefix_cache.hit_rate", "ttft_ms.mean", "e2e_ms.mean", "throughput_tok_s", "goodput.requests_s")
+"""Those that recipes keep, by path; a recipe has `_` for `.`."""
+OBJECTIVES = {"hit-rate": "prefix_cache.hit_rate", "ttft": "ttft_ms.mean", "throughput": "throughput_tok_s"}
+
+
+def recipe_lines(recipe: Recipe, name: str, state: str, width: int) -> Iterator[str]:
+    """Text and tables of at most `width` columns; commands on lines of their own, however long. `state`: fits here?"""
+    for line in _head(recipe, name, state):
+        yield from folded(line, width)
+    yield ""
+    yield from _settings(recipe, width)
+    yield ""
+    for line in _evidence(recipe, width):
+        yield from folded(line, width)
+    yield ""
+    yield "how to use it"
+    yield from _commands(recipe, name)
+
+
+def _head(recipe: Recipe, name: str, state: str) -> Iterator[str]:
+    about = recipe.recipe
+    status = {"confirmed": "confirmed on the engine", "simulated": "simulated: no engine has confirmed it"}
+    yield f"{name}: {about.model} on {about.device or 'any device'}, {status.get(about.status, about.status)}"
+    if about.note:
+        yield f"  {about.note}"
+    made = [
+        about.created[:10],
+        f"kvtune {about.kvtune}",
+        f"vLLM {about.vllm}",
+        f"states in {about.state_dtype}" if about.state_dtype else "",
+    ]
+    yield f"  made {', '.join(part for part in made if part)}"
+    if state:
+        yield f"  here: {state}"
+
+
+def _settings(recipe: Recipe, width: int) -> Iterator[str]:
+    rows = [_setting("vLLM", name, value) for name, value in recipe.engine.items()]
+    rows += [_setting("core", name, value) for name, value in recipe.core.items()]
+    if rows:
+        columns = (
+            Column("sets", right=False),
+            Column("of", right=False, rank=1),
+            Column("to", right=False),
+            Column("what it is", right=False, folds=True, least=24),
+        )
+        yield from FittedTable(columns, rows, gap=2).lines(width)
+    if not recipe.core:
+        yield "kvtune's core at its defaults"
+
+
+def _setting(of: str, name: str, value: Scalar) -> tuple[str, ...]:
+    note = knob_note(name)
+    text = (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+    unit = note.unit if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+    default = " (default)" if name in KNOBS and value == KNOBS[name].default else ""
+    return name, of, f"{text} {unit}".strip() + default, note.help
+
+
+def _evidence(recipe: Recipe, width: int) -> Iterator[str]:
+    evidence = recipe.evidence
+    if not evidence:
+        yield "no evidence: written by hand"
+        return
+    yield "evidence, for this load alone"
+    yield f"  load   {evidence.get('workload', '')}"
+    if flags := shlex.join(str(flag) for flag in evidence.get("engine_args", [])):
+        yield f"  flags  {flags}"
+    figures = [_figure(path, evidence.get("figures", {})) for path in FIGURES]
+    shown = [figure for figure in figures if figure is not None]
+    if shown:
+        runs = len(evidence.get("baseline_runs", [])), len(evidence.get("runs", []))
+        yield f"  {runs[0]} engine runs of stock vLLM, {runs[1]} of the recipe, in turn"
+        yield from (f"  {line}" for line in _table(shown).lines(width - 2))
+    elif "simulated" in evidence:
+        path = OBJECTIVES.get(str(evidence.get("objective", "")), "")
+        stock, mine = (measure_text(path, evidence.get(key)) for key in ("simulated_baseline", "simulated"))
+        yield f"  {measure_title(path)} in simulation: {stock} with stock vLLM, {mine} with the recipe"
+    yield "  Another load, another model or another device needs its own: `kvtune tune`."
+
+
+def _figure(path: str, kept: Mapping[str, Mapping[str, Any]]) -> Figure | None:
+    values = kept.get(path.replace(".", "_"))
+    if values is None:
+        return None
+    return Figure(
+        path=path,
+        a=values.get("baseline"),
+        b=values.get("recipe"),
+        difference=values.get("difference"),
+        relative=values.get("relative"),
+        low=values.get("low"),
+        high=values.get("high"),
+        verdict=values.get("verdict", "no difference shown"),
+    )
+
+
+def _table(figures: list[Figure]) -> FittedTable:
+    columns = (
+        Column("figure", folds=True, least=20),
+        Column("stock"),
+        Column("recipe"),
+        Column("difference"),
+        Column("95 % interval", right=False, rank=1),
+        Column("verdict", right=False, folds=True, least=13),
+    )
+    rows = [
+        (
+            measure_title(f.path),
+            measure_text(f.path, f.a),
+            measure_text(f.path, f.b),
+            change_text(f),
+            interval_text(f),
+            f.verdict,
+        )
+        for f in figures
+    ]
+    return FittedTable(columns, rows, gap=2)
+
+
+def _commands(recipe: Recipe, name: str) -> Iterator[str]:
+    model, recipe_name = shlex.quote(recipe.recipe.model), shlex.quote(name)
+    yield f"  kvtune serve {model} --recipe {recipe_name}"
+    yield f"  kvtune profile {model} --recipe {recipe_name} -w YOUR_LOAD"
+    yield f"  kvtune recipe verify {recipe_name}"
+    yield f"  kvtune recipe export {recipe_name} -o FOLDER    # for plain `vllm serve --config`"

@@ -1,0 +1,107 @@
+"""What sweep, tune and `recipe show` print: rows, knobs with units and help, predicted times, the next command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvtune.analysis.knobs import ENGINE_KNOBS, ENGINE_UNITS, knob_note
+from kvtune.analysis.study import Trial
+from kvtune.cli.app import run
+from kvtune.cli.views.trial_table import folded_rows
+from kvtune.cli.views.trials import TrialsView
+from kvtune.core.settings import KNOBS
+from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.study import read_study
+from tests.cli.terminal import shown
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+STUDY = GOLDEN / "study1-real.jsonl"
+RECIPE = "tiny-gemma3-cpu"
+
+
+def trial(number: int, hit_rate: float, **settings: int | str) -> Trial:
+    summary = {"prefix_cache": {"hit_rate": hit_rate}, "ttft_ms": {"mean": 15.0}, "throughput_tok_s": 112.0}
+    return Trial(number=number, settings=dict(settings), on="sim", summary=summary)
+
+
+def test_settings_that_came_to_the_same_are_one_row_and_the_baseline_is_a_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert len(read_study(STUDY).trials) == 49
+    assert run(["report", str(STUDY), "--console"]) == 0
+    table = capsys.readouterr().out.split("baseline: stock vLLM")[0].splitlines()
+    rows = [line.split("  ")[0] for line in table[1:]]
+    assert rows == ["1 and 11 more", "baseline", "2 and 11 more", "25 and 23 more"]
+    assert "0, 512" in table[1] and "1, 16, 64" in table[1] and "tiered" in table[1]
+
+
+def test_a_row_that_is_no_grid_shows_the_settings_of_its_first_trial() -> None:
+    trials = [trial(1, 0.5, a=1, b=1), trial(2, 0.5, a=2, b=2), trial(3, 0.4, a=1, b=2)]
+    first, second = folded_rows(trials)
+    assert (first.name, first.value("a"), first.value("b")) == ("1 and 1 more", "1", "1")
+    assert second.name == "3"
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_study_on_the_console_has_units_help_predicted_times_and_the_pages_next_command(width: int) -> None:
+    code, text = shown("report", str(STUDY), "--console", columns=width)
+    assert code == 0
+    words = " ".join(text.split())
+    assert "pin_window, tokens tokens kept behind a boundary" in words
+    assert "block_size, tokens tokens per block" in words
+    assert "simulated: no engine ran; hits are exact, times are predicted" in words
+    assert "ttft, predicted" in words or "no room for" in words or re.search(r"ttft, .*predicted", words)
+    (command,) = re.findall(r"^  (kvtune tune .*)$", text, re.M)
+    assert command.rstrip().endswith("--block-size 32") and "…" not in text
+
+
+def test_the_page_says_what_its_knobs_are(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert run(["report", str(STUDY), "-o", str(page)]) == 0
+    text = page.read_text()
+    assert "<dt>pin_window, tokens</dt><dd>tokens kept behind a boundary" in text
+
+
+def test_progress_names_a_trial_by_the_number_that_the_table_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrialsView(3, OBJECTIVES["hit-rate"]) as view:
+        view(trial(7, 0.25, slack=512))
+        view(Trial(number=4, settings={}, on="sim", core="stock", role="baseline"))
+    first, second = capsys.readouterr().err.splitlines()[-2:]
+    assert first == "1 of 3: trial 7 on sim, slack=512, hits 25.0 %, ttft 15.0 ms, 112 tok/s"
+    assert second.startswith("2 of 3: stock (baseline) on sim")
+
+
+def test_every_knob_that_counts_something_has_a_unit_and_every_knob_has_help() -> None:
+    assert set(ENGINE_UNITS) <= set(ENGINE_KNOBS)
+    for name, knob in KNOBS.items():
+        assert knob_note(name).help
+        assert bool(knob.unit) is (knob.kind in ("integer", "number"))
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_recipe_show_is_for_people_and_raw_is_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipe", "show", RECIPE]) == 0
+    text = capsys.readouterr().out
+    words = " ".join(text.split())
+    assert "block_size vLLM 32 tokens tokens per block" in words
+    assert "evidence, for this load alone load rounds:prefixes=12,prefix=2000" in words
+    assert "prefix cache hit rate 32.0 % 64.1 % +32.0 points" in words
+    assert f"\n  kvtune serve tiny-gemma3 --recipe {RECIPE}\n" in text
+    assert not re.search(r"\d\.\d{4}", text)
+    assert run(["recipe", "show", RECIPE, "--raw"]) == 0
+    raw = capsys.readouterr().out
+    assert raw == (Path(__file__).parents[2] / "recipes" / f"{RECIPE}.toml").read_text()
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_recipe_show_says_that_a_simulated_one_was_not_confirmed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipe", "show", "gemma-3-4b-cpu"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "simulated: no engine has confirmed it" in words
+    assert "prefix cache hit rate in simulation: 58.4 % with stock vLLM, 72.5 % with the recipe" in words
+    assert "slack core 512 tokens (default)" in words

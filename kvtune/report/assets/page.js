@@ -221,9 +221,11 @@
 
   // ---- text first, charts after: one a frame, those in sight before those below -------------------------------
   const figures = [...document.querySelectorAll("figure[data-chart]")];
+  let printing = false;
   const drawAll = async () => {
     for (const figure of figures) {
-      await new Promise((done) => setTimeout(done));
+      if (!printing) await new Promise((done) => setTimeout(done));
+      if (figure.dataset.drawn) continue; // drawn for print meanwhile
       try {
         await draw(figure);
       } catch (error) {
@@ -249,13 +251,21 @@
     drawAll();
   };
   // Not at the first paint of any kind: that may be the background alone, and the charts' script would delay the text.
+  // Browsers that show the page to nobody (headless, mail previews, a tab in the background) may never report one.
   const tells = PerformanceObserver.supportedEntryTypes?.includes("paint");
   if (tells) {
     new PerformanceObserver((list) => {
       if (list.getEntriesByName("first-contentful-paint").length) setTimeout(begin);
     }).observe({ type: "paint", buffered: true });
   }
-  setTimeout(begin, tells && !document.hidden ? 10000 : 1000); // a page in the background is not painted, and may be printed
+  setTimeout(begin, tells && !document.hidden ? 900 : 300);
+  // What is printed before that waits for nothing: drawing takes no timer then.
+  addEventListener("beforeprint", () => {
+    printing = true;
+    if (begun) drawAll();
+    else begin();
+  });
+  addEventListener("afterprint", () => { printing = false; });
 
   let waiting;
   addEventListener("resize", () => {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtune.analysis.stalls.causes import CAUSES
+from kvtune.analysis.stalls.sides import side_stalls
 from kvtune.report.names import process_title, source_line
+from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
 
 LEAST_SHOWN = 0.0005
@@ -32,6 +34,35 @@ def cause_rows(account: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         for cause, own in account["causes"].items()
         if own["share"] >= LEAST_SHOWN
     ]
+
+
+def side_by_side(sides: Sequence[Sequence[Run]]) -> list[tuple[str, ...]]:
+    """Rows of a comparison: a title, then a text for each side (its mean run). Empty where no side has a slow token."""
+    found = [side_stalls(runs) for runs in sides]
+    known = [side for side in found if side is not None]
+    if not any(side.slow for side in known):
+        return []
+    rows = [
+        ("a gap is slow over", *("–" if side is None else ms(side.limit_ms) for side in found)),
+        (
+            "all slow gaps",
+            *(
+                "–" if side is None else _side_text(side.slow, side.excess_ms, side.excess_ms)
+                for side in found
+            ),
+        ),
+    ]
+    largest = {cause: max(side.causes.get(cause, (0.0, 0.0))[1] for side in known) for cause in CAUSES}
+    for cause in sorted(CAUSES, key=lambda cause: -largest[cause]):
+        own = [side and (*side.causes.get(cause, (0.0, 0.0)), side.excess_ms) for side in found]
+        if any(cell and cell[2] and cell[1] / cell[2] >= LEAST_SHOWN for cell in own):
+            rows.append((CAUSES[cause], *(_side_text(*cell) if cell else "–" for cell in own)))
+    return rows
+
+
+def _side_text(gaps: float, part_ms: float, excess_ms: float) -> str:
+    """`12 gaps, 840 ms (34.5 %)`: gaps of which it is the largest cause, its time, its share of the side's excess."""
+    return f"{gaps:,.4g} gaps, {ms(part_ms)} ({percent(part_ms, excess_ms)})"
 
 
 def why(stall: Mapping[str, Any]) -> str:

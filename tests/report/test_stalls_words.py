@@ -8,8 +8,12 @@ import pytest
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
+from kvtune.report.console.comparison import markdown, print_comparison
 from kvtune.report.console.summary import summary_text
-from kvtune.report.stalls import cause_rows, lead, why
+from kvtune.report.contrast import contrast
+from kvtune.report.pages.run import compare_page
+from kvtune.report.sections.stalls import section
+from kvtune.report.stalls import cause_rows, lead, side_by_side, why
 from tests.analysis.stall_runs import ENGINE_CORE, FRONT_END, WORKER, Toy
 
 
@@ -62,3 +66,62 @@ def test_the_account_says_how_many_gaps_over_which_limit_and_all_causes() -> Non
 def test_a_run_without_slow_tokens_says_nothing_of_them() -> None:
     found = facts(Toy())
     assert lead(found["stalls"]) == "" and "slow tokens" not in summary_text(found, width=200)
+
+
+def test_a_comparison_shows_the_causes_of_both_sides_beside_each_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = [Toy(in_step={50: 0.5}).run(), Toy(in_step={50: 0.5}, before={70: 0.5}).run()]
+    assert side_by_side([[run] for run in runs]) == [
+        ("a gap is slow over", "22 ms", "22 ms"),
+        ("all slow gaps", "4 gaps, 2 s (100.0 %)", "8 gaps, 4 s (100.0 %)"),
+        ("the step took longer than its work", "4 gaps, 2 s (100.0 %)", "4 gaps, 2 s (50.0 %)"),
+        ("EngineCore took long between two steps", "0 gaps, 0 µs (0.0 %)", "4 gaps, 2 s (50.0 %)"),
+    ]
+    made = contrast(runs, ["a", "b"])
+    row = "EngineCore took long between two steps"
+    assert row in markdown(made) and row in compare_page(made)
+    print_comparison(made)
+    assert row in capsys.readouterr().out
+
+
+def test_repeated_runs_of_a_side_are_shown_as_their_mean() -> None:
+    side = [Toy(in_step={50: 0.5}).run(), Toy(in_step={50: 0.25}).run()]
+    assert ("all slow gaps", "4 gaps, 1.5 s (100.0 %)") in side_by_side([side])
+    assert side_by_side([[Toy().run()]]) == []
+
+
+def test_the_page_has_a_window_of_each_of_the_worst() -> None:
+    toy = collecting()
+    toy.before = {70: 0.3}
+    made = section(RunAnalysis(toy.run()))
+    assert made is not None and [chart.id for chart in made.charts] == ["stall-1", "stall-2"]
+    first = made.charts[0]
+    assert "Request r0, 4 gaps at once. A garbage collection in EngineCore" in first.label
+    lanes = first.data["stall-1"]["lane"]
+    assert set(lanes) == {
+        "slow gap",
+        "EngineCore's steps",
+        "collections, EngineCore",
+        "taken by the front end",
+        "tokens of the request",
+    }
+    gap = lanes.index("slow gap")
+    ends = first.data["stall-1"]["to"][gap] - first.data["stall-1"]["from"][gap]
+    assert ends == pytest.approx(0.511, abs=1e-4)
+    assert "Run with kvtune's core" in made.values["advice"]
+    assert section(RunAnalysis(Toy().run())) is None
+
+
+def test_a_stop_and_a_wait_are_drawn_between_the_samples_around_them() -> None:
+    toy = stopped(WORKER)
+    begin = float(toy.times()[0][50])
+    toy.waits = {FRONT_END: [(begin, 0.0), (begin + 0.2, 0.15), (begin + 0.4, 0.151)]}
+    toy.stopped = [(WORKER, begin - 0.05), (WORKER, begin + 0.3)]
+    made = section(RunAnalysis(toy.run()))
+    assert made is not None
+    data = made.charts[0].data["stall-1"]
+    bars = dict(zip(data["lane"], zip(data["kind"], data["text"], strict=True), strict=True))
+    assert bars["no CPU, worker"] == ("stopped", "stopped by a signal")
+    assert bars["no CPU, front end"] == ("waited for a CPU", "waited 150 ms in this time")
+    assert data["lane"].count("no CPU, front end") == 1

@@ -15,4 +15,5 @@ the gaps were longer than the median. A token's way, and what can be late on it:
     spans.py      time that spans cover
     account.py    `stalls(run)`: the gaps' excess by cause, the worst of them
     evidence.py   what the record says about one of the worst: requests, collection, process
+    sides.py      of each side of a comparison, the mean run by cause
 """

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.stalls.causes import CAUSES, COLUMN, LOST
-from kvtune.analysis.stalls.delivery import delivery
+from kvtune.analysis.stalls.delivery import WithoutCpu, delivery
 from kvtune.analysis.stalls.engine import EngineTime, StepTimes, collected, engine_time, step_times
 from kvtune.analysis.stalls.evidence import Evidence, evidence
 from kvtune.analysis.stalls.gaps import Gaps, Rows, token_gaps
@@ -71,8 +71,8 @@ class Stalls:
     lost_ms: dict[str, float] = field(default_factory=dict)
 
 
-def stalls(run: Run) -> Stalls:
-    """The account of a run. Without recorded steps every cause is unknown."""
+def stalls(run: Run, shown: int = WORST) -> Stalls:
+    """The account of a run, with the `shown` worst. Without recorded steps every cause is unknown."""
     steps = step_times(run)
     gaps = token_gaps(run, steps.end_s if steps is not None else np.empty(0))
     gap_s = gaps.end_s - gaps.begin_s
@@ -84,8 +84,8 @@ def stalls(run: Run) -> Stalls:
     if not len(slow):
         return Stalls(count, median_s * 1000.0, SLOW * median_s * 1000.0)
     excess_s = gap_s[slow] - median_s
-    parts_s, engine = _parts_s(run, steps, gaps, slow, (SLOW - 1.0) * median_s)
-    parts_s = _whole(parts_s, excess_s)
+    records = _records(run, steps, gaps, slow, (SLOW - 1.0) * median_s)
+    parts_s = _whole(records.parts_s, excess_s)
     late = gaps.of(slow)
     group = _group(late, SLOW * median_s)
     leaders = _leaders(group, excess_s)
@@ -99,21 +99,30 @@ def stalls(run: Run) -> Stalls:
         excess_ms=float(excess_s.sum()) * 1000.0,
         causes=_causes(parts_s),
         worst=tuple(
-            _stall(run, steps, engine, late, parts_s, int(row), int((group == group[row]).sum()))
-            for row in ranked[:WORST]
+            _stall(run, steps, records, late, parts_s, int(row), int((group == group[row]).sum()))
+            for row in ranked[:shown]
         ),
         lost_ms={cause: float(parts_s[leaders, COLUMN[cause]].sum()) * 1000.0 for cause in LOST},
     )
 
 
-def _parts_s(
-    run: Run, steps: StepTimes | None, gaps: Gaps, slow: Rows, slow_s: float
-) -> tuple[NDArray[np.float64], EngineTime | None]:
-    """Seconds over the usual by slow gap and cause, as the records have them: they need not add up to the excess."""
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What the records say of the slow gaps: seconds over the usual by cause, which need not add up to the excess.
+
+    `way`: of each gap, time without a CPU on the token's way to the client.
+    """
+
+    parts_s: NDArray[np.float64]
+    way: tuple[WithoutCpu, ...]
+    engine: EngineTime | None = None
+
+
+def _records(run: Run, steps: StepTimes | None, gaps: Gaps, slow: Rows, slow_s: float) -> Records:
     parts_s = np.zeros((len(slow), len(CAUSES)))
     known = np.flatnonzero(gaps.known)
     if steps is None or not len(known):
-        return parts_s, None
+        return Records(parts_s, (WithoutCpu(),) * len(slow))
     usual = gaps.made[known] == gaps.before[known] + 1
     processes = [i for i, p in enumerate(run.header.processes) if p.role in ("engine_core", "worker")]
     pauses = collected(run, sorted({*processes, steps.process}), slow_s)
@@ -121,8 +130,12 @@ def _parts_s(
     at = np.isin(slow, known)
     late = gaps.of(slow[at])
     parts_s[at] = _engine_parts_s(run, steps, engine, late)
-    parts_s[at] += delivery(run, steps, late, gaps.of(known[usual]), slow_s)
-    return parts_s, engine
+    delivered = delivery(run, steps, late, gaps.of(known[usual]), slow_s)
+    parts_s[at] += delivered.parts
+    way = [WithoutCpu()] * len(slow)
+    for row, of in enumerate(np.flatnonzero(at).tolist()):
+        way[of] = delivered.without_cpu(row)
+    return Records(parts_s, tuple(way), engine)
 
 
 def _engine_parts_s(run: Run, steps: StepTimes, engine: EngineTime, late: Gaps) -> NDArray[np.float64]:
@@ -181,7 +194,7 @@ def _causes(parts_s: NDArray[np.float64]) -> dict[str, CauseShare]:
 def _stall(
     run: Run,
     steps: StepTimes | None,
-    engine: EngineTime | None,
+    records: Records,
     late: Gaps,
     parts_s: NDArray[np.float64],
     row: int,
@@ -201,5 +214,5 @@ def _stall(
         gaps=gaps,
         cause=cause,
         parts_ms={name: float(own[i]) * 1000.0 for name, i in COLUMN.items() if own[i] > 0},
-        evidence=evidence(run, steps, engine, one, cause),
+        evidence=evidence(run, steps, records.engine, one, cause, records.way[row]),
     )

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.stalls.causes import CAUSES, COLUMN
 from kvtune.analysis.stalls.engine import StepTimes, collected
 from kvtune.analysis.stalls.gaps import Gaps, steps_of
-from kvtune.analysis.stalls.off_cpu import cpu_waits, off_cpu
+from kvtune.analysis.stalls.off_cpu import OffCpu, cpu_waits, off_cpu
 from kvtune.analysis.stalls.spans import Seconds, covered
 from kvtune.run.types import Run
 
 
-def delivery(run: Run, steps: StepTimes, gaps: Gaps, usual: Gaps, slow_s: float) -> NDArray[np.float64]:
-    """Seconds over the usual by gap and cause, after the token was made. The steps of all these gaps are known."""
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """`parts`: seconds over the usual by gap and cause, after the token was made."""
+
+    parts: NDArray[np.float64]
+    off_cpu: OffCpu
+
+    def without_cpu(self, row: int) -> WithoutCpu:
+        """Of one gap."""
+        return WithoutCpu(
+            float(self.parts[row, COLUMN["off_cpu"]]),
+            int(self.off_cpu.process[row]),
+            bool(self.off_cpu.stopped[row]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutCpu:
+    """Seconds in which a process on a token's way to the client had no CPU; -1: which one is not known."""
+
+    seconds: float = 0.0
+    process: int = -1
+    stopped: bool = False
+
+
+def delivery(run: Run, steps: StepTimes, gaps: Gaps, usual: Gaps, slow_s: float) -> Delivery:
+    """The steps of all these gaps are known."""
     made_s = steps.end_s[gaps.made]
     taken_s = _taken_s(run, steps, gaps)
     usual_taken_s = _taken_s(run, steps, usual)
@@ -33,11 +60,13 @@ def delivery(run: Run, steps: StepTimes, gaps: Gaps, usual: Gaps, slow_s: float)
     late_s = way_s + rest_s
     # Tokens of one step are late together: time in which any was late counts once.
     late = covered(gaps.end_s - late_s, late_s)
-    found = off_cpu(cpu_waits(run, "front_end"), made_s, gaps.end_s, late, late_s)
+    # A thread of EngineCore's sends the tokens: a stopped EngineCore does not.
+    senders = [own.only_stops() for own in cpu_waits(run, "engine_core")]
+    found = off_cpu([*cpu_waits(run, "front_end"), *senders], made_s, gaps.end_s, late, late_s)
     parts[:, front_end] = way_s * (1.0 - found.share)
     parts[:, client] = rest_s * (1.0 - found.share)
     parts[:, COLUMN["off_cpu"]] += late_s * found.share
-    return parts
+    return Delivery(parts, found)
 
 
 def _median(values: Seconds) -> float:

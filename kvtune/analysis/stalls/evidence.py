@@ -8,9 +8,9 @@ import numpy as np
 
 from kvtune.analysis.processes import process_keys
 from kvtune.analysis.stalls.causes import COLUMN
+from kvtune.analysis.stalls.delivery import WithoutCpu
 from kvtune.analysis.stalls.engine import EngineTime, StepTimes
 from kvtune.analysis.stalls.gaps import Gaps, Rows
-from kvtune.analysis.stalls.off_cpu import cpu_waits
 from kvtune.run.types import Run
 
 MOST_REQUESTS = 8
@@ -36,8 +36,10 @@ class Evidence:
     fitted_ms: float | None = None
 
 
-def evidence(run: Run, steps: StepTimes | None, engine: EngineTime | None, gap: Gaps, cause: str) -> Evidence:
-    """Of a gap (one row) with this largest cause."""
+def evidence(
+    run: Run, steps: StepTimes | None, engine: EngineTime | None, gap: Gaps, cause: str, way: WithoutCpu
+) -> Evidence:
+    """Of a gap (one row) with this largest cause. `way`: of its token to the client."""
     if steps is None or engine is None or not gap.known[0]:
         return Evidence()
     own = np.arange(int(gap.before[0]) + 1, int(gap.made[0]) + 1)
@@ -50,12 +52,10 @@ def evidence(run: Run, steps: StepTimes | None, engine: EngineTime | None, gap: 
     step_ms, fitted_ms = float(step_s[longest]) * 1000.0, float(engine.fitted_s[own[longest]]) * 1000.0
     if cause != "off_cpu":
         return Evidence(step_ms=step_ms, fitted_ms=fitted_ms)
-    late_s = float(gap.end_s[0] - steps.end_s[own[-1]])
     parts_s = engine.parts[own, COLUMN["off_cpu"]]
     keys = process_keys(run)
-    if float(parts_s.sum()) < late_s and (waits := cpu_waits(run, "front_end")):
-        halted = bool(waits[0].stopped_in(steps.end_s[own[-1:]], gap.end_s)[0])
-        return Evidence(process=keys[waits[0].process], stopped=halted)
+    if float(parts_s.sum()) < way.seconds:
+        return Evidence(process=keys[way.process] if way.process >= 0 else "front_end", stopped=way.stopped)
     step = own[int(parts_s.argmax())]
     process = int(engine.off_cpu.process[step])
     return Evidence(keys[process], bool(engine.off_cpu.stopped[step]), step_ms=step_ms, fitted_ms=fitted_ms)

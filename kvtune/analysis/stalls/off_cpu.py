@@ -38,6 +38,10 @@ class CpuWaits:
             np.maximum(self.wait_s[last] - self.wait_s[first], 0.0),
         )
 
+    def only_stops(self) -> CpuWaits:
+        """Where the process is on the way, but the thread that waits for a CPU may be another."""
+        return CpuWaits(self.process, np.empty(0), np.empty(0), self.stopped_s)
+
     def stopped_in(self, begin_s: Seconds, end_s: Seconds) -> NDArray[np.bool_]:
         """Whether a sample within each span has the process stopped."""
         before = np.searchsorted(self.stopped_s, begin_s, side="right")

@@ -11,11 +11,13 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.report.contrast import Contrast, sentence
 from kvtune.report.measures import change_text, interval_text, measure_text, measure_title, reasons
+from kvtune.report.stalls import side_by_side
 from kvtune.terminal import Column, FittedTable
 from kvtune.workload.types import Workload
 
 STYLES = {"better": "green", "worse": "red", "no difference shown": "dim", "not judged": "dim"}
 TO_JUDGE = "To judge times, run the sides in turns, several times each:"
+STALLS = "slow tokens, by largest cause"
 SCHEMA = 1
 PIPE_WIDTH = 140  # columns where there is no terminal
 
@@ -35,6 +37,10 @@ def print_comparison(contrast: Contrast) -> None:
         console.print(FittedTable(_columns(first, side.name), rows, [STYLES[row[-1]] for row in rows], gap=2))
         for line in reasons(comparison.figures):
             console.print(Text(line, style="dim"))
+    if rows_of_stalls := side_by_side([side.runs for side in contrast.sides]):
+        sides = [Column(side.name, right=False, folds=True) for side in contrast.sides]
+        console.print()
+        console.print(FittedTable([Column(STALLS, folds=True, least=22), *sides], rows_of_stalls, gap=2))
     if contrast.repeat_command:
         console.print(TO_JUDGE)
         print(f"  {contrast.repeat_command}")  # on one line, to be copied
@@ -57,6 +63,9 @@ def markdown(contrast: Contrast) -> str:
         lines.append("|" + "|".join("---:" if align == "right" else "---" for align in ALIGN) + "|")
         lines += [_md_row(row) for row in _rows(comparison)]
         lines += ["", *(f"{_md(line)}  " for line in reasons(comparison.figures)), ""]
+    if rows_of_stalls := side_by_side([side.runs for side in contrast.sides]):
+        lines += [_md_row((STALLS, *(side.name for side in contrast.sides)))]
+        lines += ["|---|" + "---|" * len(contrast.sides), *map(_md_row, rows_of_stalls), ""]
     if contrast.repeat_command:
         lines += [TO_JUDGE, "", "```", contrast.repeat_command, "```"]
     return "\n".join(lines)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtune.report.console.collector import MakeTable
 from kvtune.report.stalls import cause_rows, lead, why
 from kvtune.units import count, ms
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-def stalls_view(s: Mapping[str, Any], table: MakeTable) -> list[Any]:
+
+def stalls_view(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType | None]:
     """A sentence and two tables; nothing where no token was slow. `s` is the `--json` object."""
     from rich.padding import Padding
     from rich.text import Text

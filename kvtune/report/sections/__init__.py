@@ -18,6 +18,7 @@ def run_sections(analysis: RunAnalysis) -> list[Section]:
         latency,
         memory,
         stacks,
+        stalls,
         timeline,
         verdict,
     )
@@ -26,6 +27,7 @@ def run_sections(analysis: RunAnalysis) -> list[Section]:
     made = [
         verdict.section(analysis),
         latency.section(analysis),
+        stalls.section(analysis),
         cache.section(analysis),
         admission.section(analysis),
         timeline.section(run),

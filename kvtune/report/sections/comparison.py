@@ -14,6 +14,7 @@ from kvtune.report.charts import SERIES, Cell, Chart, Grid, Section, columns, fo
 from kvtune.report.contrast import Contrast, RunGroup, sentence
 from kvtune.report.measures import SHARES, change_text, interval_text, measure_text, measure_title, reasons
 from kvtune.report.names import command_text, when
+from kvtune.report.stalls import side_by_side
 from kvtune.units import ms, percent
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def sections(contrast: Contrast) -> list[Section]:
         _outcome(contrast),
         _figures(contrast),
         _distributions(contrast),
+        _stalls(contrast),
         _rounds(contrast),
         _differences(contrast),
     ]
@@ -183,6 +185,24 @@ def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]])
     ]
     table = grid(("share", *(label for label, _ in finite)), rows, title)
     return Chart(name, title, label, spec_of(drawing), table, {name: data})
+
+
+def _stalls(contrast: Contrast) -> Section | None:
+    rows = side_by_side([side.runs for side in contrast.sides])
+    if not rows:
+        return None
+    return Section(
+        id="stalls",
+        title="Slow tokens",
+        lead="Gaps between deliveries of tokens that are longer than twice the side's median, by their largest cause: "
+        "how many, the cause's time over the median, its share. Of several runs, the mean.",
+        template="memory.html",
+        values={
+            "table": grid(
+                ("largest cause", *(side.name for side in contrast.sides)), rows, "Slow gaps by cause"
+            )
+        },
+    )
 
 
 def _rounds(contrast: Contrast) -> Section | None:

@@ -1,0 +1,191 @@
+"""Slow tokens: by cause, the worst one by one, and for each what happened around it on one time axis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+
+from kvtune.analysis.run import RunAnalysis
+from kvtune.analysis.stalls.account import Stall
+from kvtune.analysis.stalls.causes import ADVICE, CAUSES
+from kvtune.analysis.stalls.spans import Seconds
+from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
+from kvtune.report.names import process_name
+from kvtune.report.stalls import LEAST_SHOWN, lead, why
+from kvtune.run.types import Run, Table
+from kvtune.units import count, ms, percent
+
+Bar = tuple[str, float, float, str, str]
+"""Lane, from, to, kind, what the reader sees when pointing at it."""
+
+MARGIN = 0.3
+"""What is drawn before and after a gap, of its length."""
+
+MOST_BARS = 200
+"""Of a lane; the longest are drawn."""
+
+LEAST_WIDTH = 0.002
+"""Of the axis: a moment is drawn this wide."""
+
+LEAST_WAIT = 0.1
+"""A wait for a CPU is drawn from this share of the time between two samples on."""
+
+KINDS = {
+    "gap": "var(--c-rule)",
+    "decode only": SERIES[0],
+    "with prefill": SERIES[1],
+    "collection": "var(--c-gen2)",
+    "stopped": SERIES[3],
+    "waited for a CPU": SERIES[4],
+    "taken": SERIES[5],
+    "token": SERIES[2],
+}
+
+
+def section(analysis: RunAnalysis) -> Section | None:
+    found = analysis.stalls
+    if not found.slow:
+        return None
+    told = asdict(found)
+    causes = [
+        (
+            CAUSES[cause],
+            Cell(count(own.gaps), own.gaps),
+            Cell(ms(own.excess_ms), own.excess_ms),
+            Cell(percent(own.share), own.share),
+        )
+        for cause, own in found.causes.items()
+        if own.share >= LEAST_SHOWN
+    ]
+    worst = [
+        (
+            Cell(f"{stall.start_s:.3f} s", stall.start_s),
+            Cell(ms(stall.gap_ms), stall.gap_ms),
+            Cell(count(stall.gaps), stall.gaps),
+            why(words),
+        )
+        for stall, words in zip(found.worst, told["worst"], strict=True)
+    ]
+    largest = next(iter(found.causes))
+    return Section(
+        id="stalls",
+        title="Slow tokens",
+        lead=lead(told),
+        template="stalls.html",
+        values={
+            "causes": grid(
+                ("largest cause", "gaps", "over the median", "share"), causes, "Slow gaps by cause"
+            ),
+            "worst": grid(("at", "longest gap", "gaps", "cause"), worst, "The worst stalls"),
+            "advice": f"Most of the time: {CAUSES[largest]}. {ADVICE[largest]}",
+        },
+        charts=tuple(
+            _window(analysis.run, stall, number, why(words))
+            for number, (stall, words) in enumerate(zip(found.worst, told["worst"], strict=True), start=1)
+        ),
+    )
+
+
+def _window(run: Run, stall: Stall, number: int, cause: str) -> Chart:
+    import altair as alt
+
+    margin_s = MARGIN * (stall.end_s - stall.start_s)
+    from_s, to_s = max(0.0, stall.start_s - margin_s), stall.end_s + margin_s
+    bars = [("slow gap", stall.start_s, stall.end_s, "gap", f"{ms(stall.gap_ms)} without a token")]
+    bars += _longest(_steps(run.table("steps"), from_s, to_s))
+    bars += _longest(_collections(run, from_s, to_s))
+    bars += _longest(_without_cpu(run, from_s, to_s))
+    bars += _longest(_moments("taken by the front end", "taken", run.table("receipts")["t_s"], from_s, to_s))
+    tokens, ids = run.table("tokens"), run.table("requests")["id"]
+    own = np.isin(tokens["request"], np.flatnonzero(ids == stall.request))
+    bars += _longest(_moments("tokens of the request", "token", tokens["t_s"][own], from_s, to_s))
+    name = f"stall-{number}"
+    lanes = list(dict.fromkeys(bar[0] for bar in bars))
+    kinds = [kind for kind in KINDS if any(bar[3] == kind for bar in bars)]
+    color = alt.Scale(domain=kinds, range=[KINDS[kind] for kind in kinds])
+    drawing = (
+        alt.Chart(alt.NamedData(name=name), height=24 * len(lanes))
+        .mark_bar(clip=True, opacity=0.85)
+        .encode(
+            x=alt.X(
+                "from:Q",
+                scale=alt.Scale(domain=[from_s, to_s], nice=False, zero=False),
+                title="time since measuring began (s)",
+            ),
+            x2="to:Q",
+            y=alt.Y("lane:N", sort=lanes, title="what happened", axis=alt.Axis(labelLimit=150)),
+            color=alt.Color("kind:N", scale=color, title=None),
+            tooltip=[
+                alt.Tooltip("lane:N", title="what"),
+                alt.Tooltip("text:N", title=" "),
+                alt.Tooltip("from:Q", title="from (s)", format=".5~f"),
+                alt.Tooltip("to:Q", title="to (s)", format=".5~f"),
+            ],
+        )
+    )
+    parts = sorted(stall.parts_ms.items(), key=lambda item: -item[1])
+    rows = [
+        (CAUSES[part], Cell(ms(part_ms), part_ms), Cell(percent(part_ms, stall.excess_ms), part_ms))
+        for part, part_ms in parts
+    ]
+    lane, begin, end, kind, text = zip(*bars, strict=True)
+    visible_s = LEAST_WIDTH * (to_s - from_s)
+    drawn_end = [max(to, start + visible_s) for start, to in zip(begin, end, strict=True)]
+    return Chart(
+        id=name,
+        title=f"{stall.start_s:.3f} s: {ms(stall.gap_ms)} without a token",
+        label=f"Request {stall.request}, {count(stall.gaps)} gaps at once. {cause[0].upper()}{cause[1:]}.",
+        spec=spec_of(drawing),
+        grid=grid(("part of the gap over the median", "time", "share"), rows, "What it was made of"),
+        note=f"Of each lane, the {MOST_BARS} longest bars are drawn."
+        if max(Counter(lane).values()) == MOST_BARS
+        else "",
+        data={name: columns(**{"lane": lane, "from": begin, "to": drawn_end, "kind": kind, "text": text})},
+    )
+
+
+def _longest(bars: Iterator[Bar]) -> list[Bar]:
+    return sorted(bars, key=lambda bar: bar[1] - bar[2])[:MOST_BARS]
+
+
+def _steps(steps: Table, from_s: float, to_s: float) -> Iterator[Bar]:
+    end_s = steps["t_s"] + steps["step_us"] / 1e6
+    for row in np.flatnonzero((end_s > from_s) & (steps["t_s"] < to_s)).tolist():
+        prefill = int(steps["prefill_tokens"][row])
+        text = f"{ms(steps['step_us'][row] / 1000)}, {count(steps['requests'][row])} requests"
+        more = f", {count(prefill)} prompt tokens" if prefill else ""
+        kind = "with prefill" if prefill else "decode only"
+        yield ("EngineCore's steps", float(steps["t_s"][row]), float(end_s[row]), kind, text + more)
+
+
+def _collections(run: Run, from_s: float, to_s: float) -> Iterator[Bar]:
+    gc = run.table("gc")
+    end_s = gc["t_s"] + np.nan_to_num(gc["pause_us"]) / 1e6
+    for row in np.flatnonzero((end_s > from_s) & (gc["t_s"] < to_s)).tolist():
+        text = f"generation {gc['generation'][row]}, {ms(gc['pause_us'][row] / 1000)}"
+        lane = f"collections, {process_name(run, int(gc['process'][row]))}"
+        yield (lane, float(gc["t_s"][row]), float(end_s[row]), "collection", text)
+
+
+def _without_cpu(run: Run, from_s: float, to_s: float) -> Iterator[Bar]:
+    """Between two samples: stopped at the later one, or the time that the process waited."""
+    memory = run.table("memory")
+    for process in np.unique(memory["process"]).tolist():
+        own = np.flatnonzero(memory["process"] == process)
+        at, waited = memory["t_s"][own], np.nan_to_num(np.diff(memory["wait_s"][own], prepend=np.nan))
+        for i in range(1, len(own)):
+            if at[i] < from_s or at[i - 1] > to_s:
+                continue
+            stopped = memory["stopped"][own[i]] > 0
+            if stopped or waited[i] >= LEAST_WAIT * (at[i] - at[i - 1]):
+                text = "stopped by a signal" if stopped else f"waited {ms(waited[i] * 1000)} in this time"
+                kind = "stopped" if stopped else "waited for a CPU"
+                yield (f"no CPU, {process_name(run, process)}", float(at[i - 1]), float(at[i]), kind, text)
+
+
+def _moments(lane: str, kind: str, t_s: Seconds, from_s: float, to_s: float) -> Iterator[Bar]:
+    for at in t_s[(t_s >= from_s) & (t_s <= to_s)].tolist():
+        yield (lane, at, at, kind, f"{at:.4f} s")

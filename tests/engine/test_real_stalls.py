@@ -1,0 +1,208 @@
+"""Stalls planted in a real engine, in one run: each gets its cause, and the process, line or request behind it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic_ns
+
+import psutil
+import pytest
+
+from kvtune.analysis.stalls.account import Stall, Stalls, stalls
+from kvtune.engine.messages import Event
+from kvtune.engine.profile import ProfileJob, profile
+from kvtune.probe.status import read_statuses
+from kvtune.run.types import Run
+from kvtune.workload.spec import build
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+
+DECODES, OUTPUT = 4, 4000
+STOPPED_S, NEIGHBOUR_S, QUIET_S = 0.8, 1.5, 1.0
+EVERYTHING = 10_000
+
+# In every process of the engine. The first signal makes objects, the second has them collected.
+COLLECTS = """
+import gc, signal
+kept = []
+def collect(number, frame):
+    if kept:
+        for _ in range(3):
+            gc.collect()
+        return
+    gc.disable()
+    kept.extend([] for _ in range(2_000_000))
+    gc.enable()
+signal.signal(signal.SIGUSR2, collect)
+"""
+LINE = 1 + COLLECTS.splitlines().index("            gc.collect()")
+
+BUSY = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+
+
+@dataclass
+class Plants:
+    """Plants one stall after the other once the long prompts are done, then ends the run; remembers when each was.
+
+    Events that came while a plant was at work are read late: the time tells when the stall before is over.
+    """
+
+    output: Path
+    zero_ns: int = 0
+    windows: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _due: Iterator[tuple[str, Callable[[], None]]] | None = None
+    _quiet_until_ns: int = 0
+
+    def on_event(self, event: Event) -> None:
+        if event.kind == "phase" and event.name == "measuring":
+            self.zero_ns = event.at_ns
+        if event.kind != "progress" or event.finished < len(PROMPTS) or monotonic_ns() < self._quiet_until_ns:
+            return
+        self._due = self._due or iter(self._plants())
+        if (plant := next(self._due, None)) is not None:
+            name, act = plant
+            with self._timed(name):
+                act()
+            self._quiet_until_ns = monotonic_ns() + int(QUIET_S * 1e9)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = monotonic_ns()
+        yield
+        self.windows[name] = ((start - self.zero_ns) / 1e9, (monotonic_ns() - self.zero_ns) / 1e9)
+
+    def _plants(self) -> list[tuple[str, Callable[[], None]]]:
+        return [
+            ("objects", partial(self._signal, "engine_core", signal.SIGUSR2)),
+            ("collection", partial(self._signal, "engine_core", signal.SIGUSR2)),
+            *((f"stop {role}", partial(self._stop, role)) for role in ("engine_core", "worker", "front_end")),
+            ("neighbour", self._crowd),
+            ("end", partial(self._signal, "front_end", signal.SIGTERM)),
+        ]
+
+    def _pid(self, role: str) -> int:
+        (folder,) = self.output.glob(".kvtune-*")
+        (pid,) = [status["pid"] for status in read_statuses(folder) if status["role"] == role]
+        return int(pid)
+
+    def _signal(self, role: str, number: signal.Signals) -> None:
+        os.kill(self._pid(role), number)
+
+    def _stop(self, role: str) -> None:
+        pid = self._pid(role)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        os.kill(pid, signal.SIGCONT)
+
+    def _crowd(self) -> None:
+        """Four busy processes on each core that the worker may use."""
+        threads = psutil.Process(self._pid("worker")).threads()
+        cores = set().union(*(os.sched_getaffinity(thread.id) for thread in threads))
+        crowd = [subprocess.Popen([sys.executable, "-c", BUSY, str(core)]) for core in sorted(cores) * 4]
+        time.sleep(NEIGHBOUR_S)
+        for process in crowd:
+            process.kill()
+            process.wait()
+
+
+PROMPTS = [{"timestamp": 1500, "input_length": 4000, "output_length": 1}] * 2
+
+
+@dataclass(frozen=True)
+class Planted:
+    run: Run
+    account: Stalls
+    windows: dict[str, tuple[float, float]]
+
+    def during(self, name: str, after_s: float = 0.5) -> Stall:
+        """The longest stall that overlaps with a plant."""
+        begin_s, end_s = self.windows[name]
+        here = [s for s in self.account.worst if s.start_s < end_s + after_s and s.end_s > begin_s]
+        return max(here, key=lambda stall: stall.excess_ms)
+
+
+def traced(rows: list[dict[str, int]]) -> Iterator[str]:
+    """Lines of a Mooncake trace in which no two prompts share a block."""
+    blocks = itertools.count()
+    for row in rows:
+        ids = list(itertools.islice(blocks, -(-row["input_length"] // 512)))
+        yield json.dumps({**row, "hash_ids": ids})
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
+    folder = tmp_path_factory.mktemp("stalls")
+    (folder / "sitecustomize.py").write_text(COLLECTS)
+    decodes, later = (
+        [{"timestamp": at, "input_length": 32, "output_length": OUTPUT}] * DECODES for at in (0, 5000)
+    )
+    trace = folder / "trace.jsonl"
+    trace.write_text("".join(f"{line}\n" for line in traced([*decodes, *PROMPTS, *later])))
+    plants = Plants(folder / "out")
+    job = ProfileJob(
+        model="tiny-opt",
+        workload=build(f"trace:path={trace}"),
+        core="stock",
+        engine_args=("--max-num-batched-tokens", "8192"),
+        output=plants.output,
+        environment={"PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))},
+    )
+    done = profile(job, plants.on_event)
+    assert done.error is None, done.error
+    assert "end" in plants.windows, "the decodes ended before the last plant"
+    return Planted(done.run, stalls(done.run, shown=EVERYTHING), plants.windows)
+
+
+def test_a_huge_prefill_is_named_with_its_requests(planted: Planted) -> None:
+    requests = planted.run.table("requests")
+    prompts = requests["id"][requests["prompt_tokens"] == 4000]
+    own = [s for s in planted.account.worst if s.cause == "prefill" and s.start_s > 1.0]
+    assert own, planted.account.causes
+    longest = max(own, key=lambda stall: stall.excess_ms)
+    assert set(longest.evidence.requests) <= set(prompts) and longest.evidence.requests
+    assert longest.evidence.prompt_tokens >= 4000
+    assert longest.gaps == DECODES
+
+
+def test_a_collection_in_engine_core_is_named_with_its_line(planted: Planted) -> None:
+    stall = planted.during("collection")
+    assert stall.cause == "collection", stall
+    assert (stall.evidence.process, stall.evidence.generation) == ("engine_core", 2)
+    assert stall.evidence.line.endswith(f"sitecustomize.py:{LINE}")
+
+
+@pytest.mark.parametrize("role", ["engine_core", "worker", "front_end"])
+def test_a_stopped_process_is_named(planted: Planted, role: str) -> None:
+    stall = planted.during(f"stop {role}")
+    assert (stall.cause, stall.evidence.process, stall.evidence.stopped) == ("off_cpu", role, True), stall
+    assert stall.gap_ms > 900 * STOPPED_S
+
+
+def test_a_busy_neighbour_on_the_workers_cores_is_time_without_a_cpu(planted: Planted) -> None:
+    begin_s, end_s = planted.windows["neighbour"]
+    here = [s for s in planted.account.worst if s.start_s < end_s and s.end_s > begin_s + 0.2]
+    without_cpu_ms = sum(stall.parts_ms.get("off_cpu", 0.0) for stall in here)
+    assert without_cpu_ms > 0.5 * sum(stall.excess_ms for stall in here) > 0
+    assert {s.evidence.process for s in here if s.cause == "off_cpu"} <= {
+        "worker",
+        "engine_core",
+        "front_end",
+    }
+
+
+def test_the_shares_of_a_real_run_add_up_to_all_of_the_lost_time(planted: Planted) -> None:
+    found = planted.account
+    assert sum(cause.share for cause in found.causes.values()) == pytest.approx(1.0)
+    assert sum(cause.gaps for cause in found.causes.values()) == found.slow
+    assert {"off_cpu", "prefill", "collection"} <= found.causes.keys()

@@ -10,9 +10,9 @@ import psutil
 
 def living(pids: Iterable[int]) -> list[int]:
     """Those that are neither gone nor waiting to be collected by their parent, asked one at a time."""
-    found: list[int] = []
+    still_alive: list[int] = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):  # it may end between two questions
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-    return found
+                still_alive.append(pid)
+    return still_alive

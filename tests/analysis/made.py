@@ -42,13 +42,13 @@ def workload_of(
 def table(name: str, **columns: Sequence[Any]) -> Table:
     """A table; columns that are not given are zero or empty."""
     rows = len(next(iter(columns.values())))
-    found: Table = {}
+    by_name: Table = {}
     for column, kind in TABLES[name].items():
         if column in columns:
-            found[column] = np.array(columns[column], dtype=None if kind == "U" else kind)
+            by_name[column] = np.array(columns[column], dtype=None if kind == "U" else kind)
         else:
-            found[column] = np.full(rows, "" if kind == "U" else 0, dtype="U1" if kind == "U" else kind)
-    return found
+            by_name[column] = np.full(rows, "" if kind == "U" else 0, dtype="U1" if kind == "U" else kind)
+    return by_name
 
 
 def header_of(workload: Workload | None = None, **fields: Any) -> Header:

@@ -39,13 +39,13 @@ def runs(draw: st.DrawFn) -> tuple[Workload, Run]:
 @given(runs())
 def test_hits_and_causes_add_up_exactly(made: tuple[Workload, Run]) -> None:
     workload, run = made
-    found = prefix_cache(run, workload)
-    assert set(found.misses) == set(CAUSES)
-    assert min(found.misses.values()) >= 0
-    assert found.hit_tokens + sum(found.misses.values()) == found.query_tokens
+    cache = prefix_cache(run, workload)
+    assert set(cache.misses) == set(CAUSES)
+    assert min(cache.misses.values()) >= 0
+    assert cache.hit_tokens + sum(cache.misses.values()) == cache.query_tokens
     table = run.table("requests")
     told = table["hit_tokens"] >= 0
-    assert found.query_tokens == table["prompt_tokens"][told].sum()
+    assert cache.query_tokens == table["prompt_tokens"][told].sum()
     causes = miss_causes(run, workload)
     per_request = sum(causes.values()) + np.clip(table["hit_tokens"], 0, table["prompt_tokens"])
     assert (per_request == table["prompt_tokens"])[told].all()
@@ -70,10 +70,10 @@ def test_every_cause_equals_the_one_found_by_hand() -> None:
         "last_token": [0, 0, 0, 16, 0],
         "not_cached": [0, 0, 48, 0, 48],
     }
-    found = prefix_cache(run, workload)
-    assert found.misses == {"cold": 160, "partial_block": 16, "last_token": 16, "not_cached": 96}
-    assert (found.query_tokens, found.hit_tokens) == (496, 208)
-    assert found.hit_rate == 208 / 496
+    cache = prefix_cache(run, workload)
+    assert cache.misses == {"cold": 160, "partial_block": 16, "last_token": 16, "not_cached": 96}
+    assert (cache.query_tokens, cache.hit_tokens) == (496, 208)
+    assert cache.hit_rate == 208 / 496
 
 
 def test_a_prompt_without_its_first_token_is_not_seen() -> None:
@@ -123,8 +123,8 @@ def test_rounds_that_hit_only_at_the_third_visit() -> None:
         Round(1, 15, 0, 60_960, 500.0),
         Round(2, 15, 60_000, 60_960, 500.0),
     ]
-    found = prefix_cache(run, workload)
-    assert found.misses == {
+    cache = prefix_cache(run, workload)
+    assert cache.misses == {
         "cold": 60_960 + 2 * 15 * 64,
         "partial_block": 0,
         "last_token": 0,
@@ -176,9 +176,9 @@ def test_without_its_workload_a_run_still_adds_up() -> None:
 
 
 def test_an_empty_run_has_no_queries() -> None:
-    found = prefix_cache(Run(header_of()), workload_of([]))
-    assert (found.query_tokens, found.hit_tokens, found.hit_rate) == (0, 0, None)
-    assert sum(found.misses.values()) == 0
+    cache = prefix_cache(Run(header_of()), workload_of([]))
+    assert (cache.query_tokens, cache.hit_tokens, cache.hit_rate) == (0, 0, None)
+    assert sum(cache.misses.values()) == 0
 
 
 def test_the_match_unit_is_the_engines() -> None:

@@ -32,10 +32,10 @@ def probed() -> Run:
 
 
 def test_counts_are_scaled_from_samples_to_steps(probed: Run) -> None:
-    found = culprits(probed)
-    assert list(found) == ["engine_core"]
-    assert found["engine_core"].level == "sites"
-    first = found["engine_core"].rows[0]
+    by_process = culprits(probed)
+    assert list(by_process) == ["engine_core"]
+    assert by_process["engine_core"].level == "sites"
+    first = by_process["engine_core"].rows[0]
     assert (first.type, first.line, first.count) == ("list", 984, 900)
     assert first.share == pytest.approx(0.9)
     assert first.per_step == pytest.approx(900 / 4 * 80 / 500)

@@ -34,16 +34,16 @@ def test_collections_pauses_and_share_of_step() -> None:
             "steps": table("steps", process=[1, 1], step_us=[40_000.0, 60_000.0], requests=[1, 1]),
         },
     )
-    found = collectors(run)
-    assert list(found) == ["front_end", "engine_core", "worker_0", "worker_1"]
-    core = found["engine_core"]
+    by_process = collectors(run)
+    assert list(by_process) == ["front_end", "engine_core", "worker_0", "worker_1"]
+    core = by_process["engine_core"]
     assert core.collections == (2, 0, 1)
     assert core.pause_total_ms == pytest.approx(6.0)
     assert core.pause_max_ms == pytest.approx(5.6)
     assert core.share_of_step == pytest.approx(0.06)
     assert core.frozen == 500
-    assert found["front_end"].share_of_step == pytest.approx(0.02)
-    assert found["worker_0"] == Collector(share_of_step=0.0)
+    assert by_process["front_end"].share_of_step == pytest.approx(0.02)
+    assert by_process["worker_0"] == Collector(share_of_step=0.0)
 
 
 def test_a_share_needs_steps() -> None:
@@ -64,13 +64,13 @@ def test_host_cost_is_per_step_and_per_request_and_step() -> None:
         step_us=[1000.0, 3000.0, 1.0, 1.0],
         requests=[10, 30, 0, 5],  # the third scheduled nothing, of the fourth one part is unknown
     )
-    found = host_cost(Run(header_of(), {"steps": steps}))
-    assert found.steps == 2
-    assert found.schedule_us == pytest.approx(200)
-    assert found.update_us == pytest.approx(100)
-    assert found.per_request_step_us == pytest.approx(15)
-    assert found.step_ms.mean == pytest.approx(2)
-    assert found.objects is None
+    cost = host_cost(Run(header_of(), {"steps": steps}))
+    assert cost.steps == 2
+    assert cost.schedule_us == pytest.approx(200)
+    assert cost.update_us == pytest.approx(100)
+    assert cost.per_request_step_us == pytest.approx(15)
+    assert cost.step_ms.mean == pytest.approx(2)
+    assert cost.objects is None
     assert host_cost(Run(header_of())) == HostCost()
 
 
@@ -83,8 +83,8 @@ def test_net_allocations_are_means_over_steps_that_scheduled() -> None:
         schedule_objects=[100, 200, 7777],
         execute_objects=[-10, 30, 7777],
     )
-    found = host_cost(Run(header_of(), {"steps": steps}))
-    assert found.objects == {"schedule": 150, "execute": 10, "update": 0, "other": 0}
+    cost = host_cost(Run(header_of(), {"steps": steps}))
+    assert cost.objects == {"schedule": 150, "execute": 10, "update": 0, "other": 0}
 
 
 def test_memory_peak_and_slope_of_the_second_half() -> None:
@@ -93,9 +93,9 @@ def test_memory_peak_and_slope_of_the_second_half() -> None:
         5000 + 10 * (i - 5) for i in range(6, 11)
     ]  # warm-up, then 10 B/s
     samples = table("memory", process=[1] * 11 + [0], t_s=[*t, 0.0], rss_bytes=[*growing, 77])
-    found = memory(Run(header_of(), {"memory": samples}))
-    assert list(found) == ["front_end", "engine_core"]
-    assert found["engine_core"].rss_peak_bytes == 5050
-    assert found["engine_core"].rss_last_bytes == 5050
-    assert found["engine_core"].slope_bytes_s == pytest.approx(10)
-    assert found["front_end"].slope_bytes_s is None
+    by_process = memory(Run(header_of(), {"memory": samples}))
+    assert list(by_process) == ["front_end", "engine_core"]
+    assert by_process["engine_core"].rss_peak_bytes == 5050
+    assert by_process["engine_core"].rss_last_bytes == 5050
+    assert by_process["engine_core"].slope_bytes_s == pytest.approx(10)
+    assert by_process["front_end"].slope_bytes_s is None

@@ -40,22 +40,22 @@ def test_latencies_equal_those_computed_by_hand() -> None:
 
 
 def test_totals_and_rates() -> None:
-    found = RunAnalysis(three()).latency
-    assert (found.requests, found.finished) == (3, 2)
-    assert (found.prompt_tokens, found.output_tokens) == (30, 7)
-    assert found.throughput_tok_s == pytest.approx(0.7)
-    assert found.prompt_tok_s == pytest.approx(3.0)
-    assert found.requests_s == pytest.approx(0.2)
-    assert found.ttft_ms.mean == pytest.approx(1250)
-    assert found.ttft_ms.count == 2
-    assert found.itl_ms.p50 == pytest.approx(200)
+    latency = RunAnalysis(three()).latency
+    assert (latency.requests, latency.finished) == (3, 2)
+    assert (latency.prompt_tokens, latency.output_tokens) == (30, 7)
+    assert latency.throughput_tok_s == pytest.approx(0.7)
+    assert latency.prompt_tok_s == pytest.approx(3.0)
+    assert latency.requests_s == pytest.approx(0.2)
+    assert latency.ttft_ms.mean == pytest.approx(1250)
+    assert latency.ttft_ms.count == 2
+    assert latency.itl_ms.p50 == pytest.approx(200)
 
 
 def test_requests_that_were_never_sent_do_not_count() -> None:
     workload = workload_of([(Span(0, 0, 10),), (Span(1, 0, 20),)])
     run = served(workload, [0, -1], sent=[0.0, np.nan], output=[4, 0], finish=["length", ""])
-    found = RunAnalysis(run).latency
-    assert (found.requests, found.finished, found.prompt_tokens) == (1, 1, 10)
+    latency = RunAnalysis(run).latency
+    assert (latency.requests, latency.finished, latency.prompt_tokens) == (1, 1, 10)
 
 
 def test_a_front_end_that_sends_late_shows_in_the_send_lag() -> None:
@@ -68,10 +68,10 @@ def test_a_front_end_that_sends_late_shows_in_the_send_lag() -> None:
 
 
 def test_an_empty_run_has_no_latencies() -> None:
-    found = RunAnalysis(Run(header_of(wall_s=0.0))).latency
-    assert found.requests == found.output_tokens == 0
-    assert found.throughput_tok_s is None
-    assert found.ttft_ms == found.itl_ms == found.e2e_ms == Spread()
+    latency = RunAnalysis(Run(header_of(wall_s=0.0))).latency
+    assert latency.requests == latency.output_tokens == 0
+    assert latency.throughput_tok_s is None
+    assert latency.ttft_ms == latency.itl_ms == latency.e2e_ms == Spread()
 
 
 def test_percentiles_equal_numpys() -> None:

@@ -14,10 +14,10 @@ from tests.golden.synthetic import empty_run, header, rounds_run
 
 
 def test_the_parts_of_steps_add_up() -> None:
-    found = step_time(rounds_run())
-    assert found.schedule_s + found.execute_s + found.update_s + found.other_s == pytest.approx(found.total_s)
-    assert 0 < found.prefill_s < found.total_s
-    assert found.busy_share == pytest.approx(1.0)
+    times = step_time(rounds_run())
+    assert times.schedule_s + times.execute_s + times.update_s + times.other_s == pytest.approx(times.total_s)
+    assert 0 < times.prefill_s < times.total_s
+    assert times.busy_share == pytest.approx(1.0)
 
 
 def test_without_steps_all_times_are_zero() -> None:
@@ -44,11 +44,11 @@ def test_a_pause_lands_in_the_step_that_held_it() -> None:
         [(0.0, 1000), (0.01, 1000)], [(1, 0.0005, 200), (1, 0.005, 900), (1, 0.0101, 50), (0, 0.0102, 700)]
     )
     np.testing.assert_allclose(pauses_in_steps_ms(run), [0.2, 0.05])
-    found = RunAnalysis(run).paused_steps
-    assert found is not None
-    assert (found.paused, found.steps) == (2, 2)
-    assert found.pause_ms_mean == pytest.approx(0.125)
-    assert found.share == pytest.approx(0.125)
+    paused_steps = RunAnalysis(run).paused_steps
+    assert paused_steps is not None
+    assert (paused_steps.paused, paused_steps.steps) == (2, 2)
+    assert paused_steps.pause_ms_mean == pytest.approx(0.125)
+    assert paused_steps.share == pytest.approx(0.125)
 
 
 @settings(deadline=None)
@@ -62,9 +62,9 @@ def test_pauses_agree_with_looking_at_every_step(gaps: list[tuple[float, float]]
         now += gap
         steps.append((now, length))
         now += length / 1e6
-    found = pauses_in_steps_ms(run_of(steps, [(1, t, 100) for t in times]))
+    pauses_ms = pauses_in_steps_ms(run_of(steps, [(1, t, 100) for t in times]))
     # A time on the edge between two steps may count to either.
-    for (start, length), pause in zip(steps, found, strict=True):
+    for (start, length), pause in zip(steps, pauses_ms, strict=True):
         end = start + length / 1e6
         surely = sum(start + 1e-9 < t < end - 1e-9 for t in times)
         perhaps = sum(start - 1e-9 <= t <= end + 1e-9 for t in times)

@@ -76,19 +76,19 @@ def full() -> tuple[Run, Any]:
 
 def test_every_field_of_the_contract_is_there() -> None:
     run, workload = full()
-    found = summary(RunAnalysis(run, workload))
-    check(found, CONTRACT, "", nulls=False)
-    assert found["rounds"] == [
+    fields = summary(RunAnalysis(run, workload))
+    check(fields, CONTRACT, "", nulls=False)
+    assert fields["rounds"] == [
         {"round": 0, "requests": 2, "hit_tokens": 0, "query_tokens": 220, "ttft_ms_mean": 500.0},
         {"round": 1, "requests": 2, "hit_tokens": 96, "query_tokens": 220, "ttft_ms_mean": 500.0},
     ]
-    assert found["memory"] == {"engine_core": 4096}
-    core = found["gc"]["engine_core"]
+    assert fields["memory"] == {"engine_core": 4096}
+    core = fields["gc"]["engine_core"]
     assert core["collections"] == [1, 0, 0]
     assert core["pause_ms"] == {"total": 0.01, "max": 0.01, "p99": 0.01}
     assert core["share_of_step"] == 0.01
     assert core["frozen"] == 500
-    assert found["host_us"] == {"schedule": 10.0, "update": 5.0, "per_request_step": 15.0}
+    assert fields["host_us"] == {"schedule": 10.0, "update": 5.0, "per_request_step": 15.0}
 
 
 def strict(found: dict[str, Any]) -> str:
@@ -99,10 +99,10 @@ def strict(found: dict[str, Any]) -> str:
 def test_runs_with_nothing_in_them_have_every_field_too(state: str) -> None:
     for workload in (None, workload_of([])):
         run = Run(header_of(state=state, processes=[], wall_s=0.0, engine=EngineInfo()))
-        found = summary(RunAnalysis(run, workload))
-        check(found, CONTRACT, "", nulls=True)
-        strict(found)
-        assert found["state"] == state
+        fields = summary(RunAnalysis(run, workload))
+        check(fields, CONTRACT, "", nulls=True)
+        strict(fields)
+        assert fields["state"] == state
 
 
 @settings(deadline=None)
@@ -126,10 +126,10 @@ def test_partial_runs_never_crash_and_never_print_nan(data: st.DataObject) -> No
         wall_s=data.draw(st.sampled_from([0.0, 1.5])),
     )
     for known in (workload, None):
-        found = summary(RunAnalysis(run, known))
-        check(found, CONTRACT, "", nulls=True)
-        assert strict(found)
-        cache = found["prefix_cache"]
+        fields = summary(RunAnalysis(run, known))
+        check(fields, CONTRACT, "", nulls=True)
+        assert strict(fields)
+        cache = fields["prefix_cache"]
         assert cache["hit_tokens"] + sum(cache["misses"].values()) == cache["query_tokens"]
 
 
@@ -142,28 +142,28 @@ def test_odd_values_become_plain_json() -> None:
         "deep": [(1, math.inf)],
     }
     run = Run(header_of(engine=EngineInfo(settings=settings), valid=Validity(timings=False, why="census")))
-    found = summary(RunAnalysis(run))
-    strict(found)
-    assert found["engine"]["settings"]["path"] is None
-    assert found["engine"]["settings"]["3"] == [1, 2]
-    assert found["engine"]["settings"]["dtype"] == 1.5
-    assert found["engine"]["settings"]["deep"] == [[1, None]]
-    assert found["valid"] == {"timings": False, "why": "census"}
+    fields = summary(RunAnalysis(run))
+    strict(fields)
+    assert fields["engine"]["settings"]["path"] is None
+    assert fields["engine"]["settings"]["3"] == [1, 2]
+    assert fields["engine"]["settings"]["dtype"] == 1.5
+    assert fields["engine"]["settings"]["deep"] == [[1, None]]
+    assert fields["valid"] == {"timings": False, "why": "census"}
 
 
 def test_a_run_of_one_span_is_summed_by_hand() -> None:
     workload = workload_of([(Span(0, 0, 100),), (Span(0, 0, 100),)])
-    found = summary(RunAnalysis(served(workload, [0, 96]), workload))
-    assert found["prefix_cache"] == {
+    fields = summary(RunAnalysis(served(workload, [0, 96]), workload))
+    assert fields["prefix_cache"] == {
         "query_tokens": 200,
         "hit_tokens": 96,
         "hit_rate": 0.48,
         "misses": {"cold": 100, "partial_block": 4, "last_token": 0, "not_cached": 0},
     }
-    assert (found["requests"], found["finished"], found["prompt_tokens"], found["output_tokens"]) == (
+    assert (fields["requests"], fields["finished"], fields["prompt_tokens"], fields["output_tokens"]) == (
         2,
         2,
         200,
         8,
     )
-    assert found["throughput_tok_s"] == 0.8
+    assert fields["throughput_tok_s"] == 0.8

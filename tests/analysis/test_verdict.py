@@ -44,22 +44,22 @@ def words(found: Verdict) -> list[str]:
 
 
 def test_a_run_that_measured_nothing_says_why() -> None:
-    found = RunAnalysis(empty_run()).verdict
-    assert found.kind == "nothing"
-    assert "CUDA out of memory" in found.limit
-    assert words(found) == ["kvtune", "doctor", "tiny-gemma3"]
+    verdict = RunAnalysis(empty_run()).verdict
+    assert verdict.kind == "nothing"
+    assert "CUDA out of memory" in verdict.limit
+    assert words(verdict) == ["kvtune", "doctor", "tiny-gemma3"]
 
 
 def test_recomputed_prompts_are_named_with_their_share_of_time() -> None:
     run = rounds_run()
-    found = RunAnalysis(run, workload_of(run)).verdict
-    assert found.kind == "cache"
-    assert "60,000 of 182,880" in found.limit
-    assert found.share is not None and 0.1 < found.share < 0.6
-    assert "sliding windows" in found.advice
-    assert words(found)[:2] == ["kvtune", "profile"]
-    assert words(found)[words(found).index("--core") + 1] == "kvtune"
-    assert words(found)[words(found).index("--") :] == [
+    verdict = RunAnalysis(run, workload_of(run)).verdict
+    assert verdict.kind == "cache"
+    assert "60,000 of 182,880" in verdict.limit
+    assert verdict.share is not None and 0.1 < verdict.share < 0.6
+    assert "sliding windows" in verdict.advice
+    assert words(verdict)[:2] == ["kvtune", "profile"]
+    assert words(verdict)[words(verdict).index("--core") + 1] == "kvtune"
+    assert words(verdict)[words(verdict).index("--") :] == [
         "--",
         "--num-gpu-blocks-override",
         "8000",
@@ -81,18 +81,18 @@ def test_with_kvtunes_core_a_pool_that_is_too_small_suggests_bounds() -> None:
 
 
 def test_partial_blocks_suggest_smaller_blocks() -> None:
-    found = RunAnalysis(told(rounds_run(), partial_block=60_000)).verdict
-    assert found.kind == "block"
-    assert "whole blocks of 32 tokens" in found.limit
-    assert "--block-size" in words(found)
+    verdict = RunAnalysis(told(rounds_run(), partial_block=60_000)).verdict
+    assert verdict.kind == "block"
+    assert "whole blocks of 32 tokens" in verdict.limit
+    assert "--block-size" in words(verdict)
 
 
 def test_the_collector_is_named_when_it_costs_most() -> None:
     run = told(rounds_run())
     gc = {**run.tables["gc"], "pause_us": run.tables["gc"]["pause_us"] * 100}
-    found = RunAnalysis(Run(run.header, {**run.tables, "gc": gc})).verdict
-    assert found.kind == "collector"
-    assert "--core" in words(found)
+    verdict = RunAnalysis(Run(run.header, {**run.tables, "gc": gc})).verdict
+    assert verdict.kind == "collector"
+    assert "--core" in words(verdict)
     ours = replace_header(Run(run.header, {**run.tables, "gc": gc}), core=KVTUNE)
     assert "--probe" in words(RunAnalysis(ours).verdict)
 
@@ -106,49 +106,51 @@ def test_the_scheduler_is_named_when_it_costs_most() -> None:
 def test_preemptions_come_first() -> None:
     run = rounds_run()
     requests = {**run.tables["requests"], "preemptions": np.full(45, 2, "i4")}
-    found = RunAnalysis(Run(run.header, {**run.tables, "requests": requests}), workload_of(run)).verdict
-    assert found.kind == "pool"
-    assert "90 times" in found.limit
-    assert words(found)[-2:] == ["--max-num-seqs", "64"]
+    verdict = RunAnalysis(Run(run.header, {**run.tables, "requests": requests}), workload_of(run)).verdict
+    assert verdict.kind == "pool"
+    assert "90 times" in verdict.limit
+    assert words(verdict)[-2:] == ["--max-num-seqs", "64"]
 
 
 def test_an_engine_that_waits_for_work_is_not_the_limit() -> None:
     run = told(open_run(requests=20, rate=0.5, output=10))
-    found = RunAnalysis(run).verdict
-    assert found.kind == "load"
-    assert found.share is None
+    verdict = RunAnalysis(run).verdict
+    assert verdict.kind == "load"
+    assert verdict.share is None
 
 
 def test_a_run_without_other_limits_is_limited_by_its_model() -> None:
-    found = RunAnalysis(told(rounds_run())).verdict
-    assert found.kind == "model"
-    assert "98 % of the step time" in found.limit
+    verdict = RunAnalysis(told(rounds_run())).verdict
+    assert verdict.kind == "model"
+    assert "98 % of the step time" in verdict.limit
 
 
 def test_unknown_causes_are_not_called_a_limit_of_the_model() -> None:
-    found = RunAnalysis(rounds_run()).verdict
-    assert found.kind == "unknown"
-    assert "is not known" in found.limit
+    verdict = RunAnalysis(rounds_run()).verdict
+    assert verdict.kind == "unknown"
+    assert "is not known" in verdict.limit
 
 
 def test_without_step_times_shares_are_of_tokens() -> None:
     run = told(rounds_run(), evicted=60_960)
     bare = Run(run.header, {k: v for k, v in run.tables.items() if k != "steps"})
-    found = RunAnalysis(bare).verdict
-    assert found.kind == "cache"
-    assert found.share == pytest.approx(60_960 / 182_880)
+    verdict = RunAnalysis(bare).verdict
+    assert verdict.kind == "cache"
+    assert verdict.share == pytest.approx(60_960 / 182_880)
 
 
 def test_hostile_strings_stay_one_word_of_the_command() -> None:
-    found = words(RunAnalysis(hostile_run()).verdict)
-    assert found[0] == "kvtune"
-    assert found.count(f"/models/{HOSTILE}") == 1
-    assert not any(word.startswith("<") and word != HOSTILE for word in found)
+    verdict = words(RunAnalysis(hostile_run()).verdict)
+    assert verdict[0] == "kvtune"
+    assert verdict.count(f"/models/{HOSTILE}") == 1
+    assert not any(word.startswith("<") and word != HOSTILE for word in verdict)
 
 
 def test_every_verdict_of_the_made_up_runs_is_three_filled_sentences() -> None:
     for run in (rounds_run(), empty_run(), hostile_run(), open_run(requests=5), Run(header())):
-        found = RunAnalysis(run, workload_of(run)).verdict
+        verdict = RunAnalysis(run, workload_of(run)).verdict
         assert (
-            found.limit.endswith(".") and found.advice.endswith(".") and found.command.startswith("kvtune ")
+            verdict.limit.endswith(".")
+            and verdict.advice.endswith(".")
+            and verdict.command.startswith("kvtune ")
         )

@@ -93,10 +93,10 @@ def times(run: Run, kind: str = "") -> NDArray[np.float64]:
 
 
 def overtaken(run: Run) -> str:
-    found = admission(run)
-    if found is None:
+    counted = admission(run)
+    if counted is None:
         return "- | - | -"
-    return f"{found.overtaken} | {found.longest_wait_s:.0f} | {found.by_age}"
+    return f"{counted.overtaken} | {counted.longest_wait_s:.0f} | {counted.by_age}"
 
 
 def trace_rows(simulators: Simulators, spec: str, mode: Mode, blocks: int) -> list[str]:

@@ -72,19 +72,19 @@ def measured(load: str, waiting: int, calls: int, ours: bool) -> tuple[list[floa
         store(0, PREFIX // BLOCK)
     arrivals = [cpu_us(lambda one=one: scheduler.add_request(one)) for one in made]  # type: ignore[misc]
     scheduler.current_step += 2
-    found, chosen, own = [], [], [0.0]
+    result, chosen, own = [], [], [0.0]
     for name in ("peek_request", "pop_request"):
         setattr(scheduler.waiting, name, timed(getattr(scheduler.waiting, name), own))
     for call in range(calls):
         if load == "stored" and call < PREFIX // BLOCK // 4:
             store(4 * call, 4 * call + 4)
         own[0] = 0.0
-        found.append(cpu_us(scheduler.schedule))
+        result.append(cpu_us(scheduler.schedule))
         chosen.append(own[0])
         scheduler.finish_requests(
             [one.request_id for one in scheduler.running], RequestStatus.FINISHED_ABORTED
         )
-    return found, chosen, arrivals
+    return result, chosen, arrivals
 
 
 def timed(work: Callable[[], Any], spent_us: list[float]) -> Callable[[], Any]:

@@ -126,7 +126,7 @@ def main() -> None:
         for name, side in layouts.items()
     }  # fmt: skip
     facts = {name: answer(child) for name, child in children.items()}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in layouts}
+    by_layout: dict[str, list[dict[str, float]]] = {name: [] for name in layouts}
     for turn in range(given.turns + WARM_TURNS):
         order = list(layouts)
         for name in order if turn % 2 else reversed(order):
@@ -136,7 +136,7 @@ def main() -> None:
             stdin.flush()
             told = answer(children[name])
             if turn >= WARM_TURNS:
-                found[name].append(told)
+                by_layout[name].append(told)
     for child in children.values():
         child.kill()
     base = next(iter(layouts))
@@ -147,10 +147,10 @@ def main() -> None:
         + "|---" * 7
         + "|"
     )
-    for name, rows in found.items():
+    for name, rows in by_layout.items():
         cells = []
         for figure in ("decode_ms", "prefill_ms"):
-            own, first = (np.array([row[figure] for row in r]) for r in (rows, found[base]))
+            own, first = (np.array([row[figure] for row in r]) for r in (rows, by_layout[base]))
             cells += [f"{np.median(own):.2f}", "1" if name == base else interval(own / first)]
         print(f"| {name} | {facts[name]['block']} | {facts[name]['groups']} | {' | '.join(cells)} |")
 

@@ -244,7 +244,7 @@ def measure(batch: int, core: str, kind: type[Instrument], fills: int) -> list[t
         step = instrument.attach(decoding)
         steps = SHORT.get(batch, 8) if kind.short else LONG.get(batch, 64)
         quads = (STEPS_A_FILL if batch <= 128 else STEPS_A_FILL // 2) // (4 * steps)
-        found = []
+        collected = []
         for number in range(max(1, quads) * (fills + 1)):
             if number % max(1, quads) == 0:
                 decoding.fresh(bare)
@@ -257,8 +257,8 @@ def measure(batch: int, core: str, kind: type[Instrument], fills: int) -> list[t
                 if side and (at == 3 or not order[at + 1]):
                     instrument.off()
             if number >= max(1, quads):
-                found.append((sums[0] / 2e3 / steps, sums[1] / 2e3 / steps))
-        return found
+                collected.append((sums[0] / 2e3 / steps, sums[1] / 2e3 / steps))
+        return collected
 
 
 def row(title: str, kind: type[Instrument], found: list[tuple[float, float]]) -> str:
@@ -303,11 +303,11 @@ def main() -> None:
                     except ImportError as error:
                         return str(error.name or error)
 
-                found = in_a_fork(work)
-                if isinstance(found, str):
-                    print(f"| {title} | | | not installed: {found} | | | | |", flush=True)
+                result = in_a_fork(work)
+                if isinstance(result, str):
+                    print(f"| {title} | | | not installed: {result} | | | | |", flush=True)
                 else:
-                    print(row(title, kind, found), flush=True)
+                    print(row(title, kind, result), flush=True)
     print(f"\nLoad {os.getloadavg()[0]:.1f} at the end.")
 
 

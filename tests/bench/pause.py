@@ -66,9 +66,9 @@ class GcDebug(logging.Handler):
         self.module, self.clock, self.said = gc_utils, gc_utils.time, 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = re.match(r"GC took ([\d.]+)ms", record.getMessage())
-        if found:
-            self.said = float(found.group(1))
+        match = re.match(r"GC took ([\d.]+)ms", record.getMessage())
+        if match:
+            self.said = float(match.group(1))
 
     def install(self, clock: Clock) -> None:
         logger = self.module.logger
@@ -92,7 +92,7 @@ class GcDebugTop(GcDebug):
 
 def measured(make: Callable[[Path], Any], generation: int, times: int = 5) -> list[tuple[float, float]]:
     """(reported, true) milliseconds, in turns."""
-    found = []
+    collected = []
     clock: Clock = thread_time_ns if generation == 2 else monotonic_ns
     was_enabled = gc.isenabled()
     gc.disable()
@@ -111,13 +111,13 @@ def measured(make: Callable[[Path], Any], generation: int, times: int = 5) -> li
                 young = [[i] for i in range(YOUNG)]
                 instrument.install(clock)
                 gc.collect(generation)
-                found.append((instrument.remove(clock), true_ms))
+                collected.append((instrument.remove(clock), true_ms))
                 del young
     finally:
         del heap
         if was_enabled:
             gc.enable()
-    return found
+    return collected
 
 
 def main() -> None:

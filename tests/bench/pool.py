@@ -142,10 +142,12 @@ def main() -> None:
         gc.freeze()
         for name in sides["stock"]:
             rates = measure(sides, name)
-            for side, found in rates.items():
-                ratios = sorted(mine / stock for mine, stock in zip(found, rates["stock"], strict=True))
+            for side, rates_of_side in rates.items():
+                ratios = sorted(
+                    mine / stock for mine, stock in zip(rates_of_side, rates["stock"], strict=True)
+                )
                 low, middle, high = statistics.quantiles(ratios, n=4)
-                cost_us = 1e6 / statistics.median(found)
+                cost_us = 1e6 / statistics.median(rates_of_side)
                 print(
                     f"{name:18s} {size:8d} {side:12s} {cost_us:11.2f}   {middle:.3f} [{low:.3f}, {high:.3f}]",
                     flush=True,

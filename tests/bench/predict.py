@@ -95,10 +95,10 @@ def compare(real: Run, fitted: Run) -> bool:
 
 
 def measured(model: str, core: str, workload: str, folder: Path) -> Run:
-    found = profile(job(model, core, workload, folder))
-    if found.error is not None:
-        raise found.error
-    return found.run
+    profiled = profile(job(model, core, workload, folder))
+    if profiled.error is not None:
+        raise profiled.error
+    return profiled.run
 
 
 def main() -> int:

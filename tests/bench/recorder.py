@@ -99,11 +99,11 @@ class Side:
 
 def _clock_ns() -> int:
     """What lies between two readings of the clock with nothing between them."""
-    found = []
+    collected = []
     for _ in range(1000):
         start = thread_time_ns()
-        found.append(thread_time_ns() - start)
-    return sorted(found)[500]
+        collected.append(thread_time_ns() - start)
+    return sorted(collected)[500]
 
 
 def batch(number: int, prompt: int, output: int, chance: random.Random) -> list[Any]:
@@ -113,7 +113,7 @@ def batch(number: int, prompt: int, output: int, chance: random.Random) -> list[
 
     encoder = MsgpackEncoder()
     params = rig.SamplingParams(max_tokens=output, ignore_eos=True, output_kind=rig.RequestOutputKind.DELTA)
-    found = []
+    collected = []
     for i in range(BATCH):
         tokens = [chance.randrange(rig.VOCAB) for _ in range(prompt)]
         made = EngineCoreRequest(
@@ -127,8 +127,8 @@ def batch(number: int, prompt: int, output: int, chance: random.Random) -> list[
             cache_salt=None,
             data_parallel_rank=None,
         )
-        found.append([bytes(part) for part in encoder.encode(made)])
-    return found
+        collected.append([bytes(part) for part in encoder.encode(made)])
+    return collected
 
 
 def front_end_us(prompt: int, outputs: list[int], batches: int = 6) -> dict[int, float]:
@@ -137,7 +137,7 @@ def front_end_us(prompt: int, outputs: list[int], batches: int = 6) -> dict[int,
 
     from tests.tune.recipes.test_full_circle import ask, kvtune, served
 
-    found = {}
+    by_name = {}
     chance = random.Random(1)
     with tempfile.TemporaryDirectory(prefix="kvtune-recorder-") as folder:
         command = kvtune("serve", "tiny-opt", "--record", str(Path(folder) / "trace.jsonl"), "--")
@@ -151,8 +151,8 @@ def front_end_us(prompt: int, outputs: list[int], batches: int = 6) -> dict[int,
                     list(pool.map(lambda tokens, n=output: ask(base, tokens, "tiny-opt", n), prompts))
                 after = server.cpu_times()
                 spent_s = after.user + after.system - before.user - before.system
-                found[output] = 1e6 * spent_s / batches / BATCH
-    return found
+                by_name[output] = 1e6 * spent_s / batches / BATCH
+    return by_name
 
 
 def measure(prompt: int, output: int, pairs: int, core: str, front_us: float) -> str:

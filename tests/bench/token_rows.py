@@ -54,10 +54,10 @@ def tracked(act: Callable[[], Any]) -> int:
     gc.disable()
     before = gc.get_count()[0]
     held = act()
-    found = gc.get_count()[0] - before
+    objects = gc.get_count()[0] - before
     gc.enable()
     del held
-    return found
+    return objects
 
 
 def main() -> None:
@@ -80,9 +80,9 @@ def main() -> None:
     bare_stock, bare_ours = dumps(bare, False), dumps(bare, True)
 
     def made(data: bytes) -> Any:
-        found = pickle.loads(data)
-        tokens.make_rows(found)
-        return found
+        unpickled = pickle.loads(data)
+        tokens.make_rows(unpickled)
+        return unpickled
 
     lines: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
         ("pickle, from lists", lambda: dumps(stock, False), lambda: dumps(ours, True)),

@@ -106,7 +106,7 @@ def main() -> int:
     cut = int(len(paths) * TUNED_ON)
     sizes = [int(size) for size in options.blocks.split(",")]
     early = build(f"trace:path={options.trace},limit={cut}", seed=0)
-    found: dict[tuple[int, str], dict[str, float]] = {}
+    by_name: dict[tuple[int, str], dict[str, float]] = {}
     with Simulators() as simulators:
         tried = [(size, bonus_s) for size in sizes for bonus_s in BONUSES_S]
         tuned = replayed(
@@ -119,18 +119,18 @@ def main() -> int:
             jobs += [(size, "stock", 0.0), (size, "two_class", max(shares, key=lambda s: shares[s]))]
         wanted = [settings(options.mode, size, bonus_s, name, options.faster) for size, name, bonus_s in jobs]
         for (size, name, bonus_s), run in zip(jobs, replayed(simulators, work, wanted), strict=True):
-            found[size, name] = {
+            by_name[size, name] = {
                 "reuse_bonus_s": bonus_s,
                 "whole": share(run, 0),
                 "later": share(run, cut),
                 "held": held(run, size),
             }
-            print(size, name, found[size, name], flush=True)
+            print(size, name, by_name[size, name], flush=True)
     rows = []
     for size in sizes:
         best = optimum(paths, size * BLOCK // NODE)
         for part, since in (("whole", 0), ("later", cut)):
-            stock, ours = found[size, "stock"][part], found[size, "two_class"][part]
+            stock, ours = by_name[size, "stock"][part], by_name[size, "two_class"][part]
             most = hit_share(best, paths, since)
             rows.append(
                 {
@@ -138,9 +138,9 @@ def main() -> int:
                     "part": part,
                     "stock": stock,
                     "two_class": ours,
-                    "reuse_bonus_s": found[size, "two_class"]["reuse_bonus_s"],
+                    "reuse_bonus_s": by_name[size, "two_class"]["reuse_bonus_s"],
                     "optimum": most,
-                    "held": found[size, "two_class"]["held"],
+                    "held": by_name[size, "two_class"]["held"],
                     "faster": options.faster,
                     "closed": (ours - stock) / (most - stock),
                     "mode": options.mode,

@@ -239,11 +239,11 @@ def tuned(kept: Kept, name: str) -> Row | None:
 
 def elsewhere(kept: Kept) -> None:
     """Every tuned setting, and stock's defaults, on every workload, in the simulator."""
-    found = [row for name in WORKLOADS if (row := tuned(kept, name)) is not None]
-    found += [row for name in WORKLOADS for row in kept.rows("guarded", name).values()]
+    result = [row for name in WORKLOADS if (row := tuned(kept, name)) is not None]
+    result += [row for name in WORKLOADS for row in kept.rows("guarded", name).values()]
     for name in WORKLOADS:
         asked = [("stock", Settings()), ("kvtune", Settings())]
-        asked += [("kvtune", row["settings"]) for row in found if row["settings"]]  # {}: the core's own
+        asked += [("kvtune", row["settings"]) for row in result if row["settings"]]  # {}: the core's own
         simulate(kept, name, asked, "elsewhere")
 
 
@@ -253,7 +253,7 @@ def shown(kept: Kept) -> None:
     for name in WORKLOADS:
         prompt = build(WORKLOADS[name][0], seed=0).prompt_tokens
         simulated, real = kept.rows("simulate", name), kept.rows("grid", name)
-        found = tuned(kept, name)
+        settings = tuned(kept, name)
         both = [(simulated[k]["hits"], row["hits"]) for k, row in real.items() if k in simulated]
         wrong = [pair for pair in both if pair[0] != pair[1]]
         print(f"{name}: {WORKLOADS[name][0]}, {WORKLOADS[name][1]} blocks of {BLOCK}")
@@ -274,18 +274,18 @@ def shown(kept: Kept) -> None:
                 f"{rate(best['hits'], prompt)}, worst {rate(min(r['hits'] for r in rows), prompt)}; stock with blocks "
                 f"of {BLOCK} {rate(stock, prompt)}"
             )
-            if found is not None:
-                gap = 100 * (best["hits"] - found["hits"]) / prompt
+            if settings is not None:
+                gap = 100 * (best["hits"] - settings["hits"]) / prompt
                 print(
-                    f"  tune: {rate(found['hits'], prompt)} (stock {rate(found['stock'], prompt)}), {gap:+.2f} points "
-                    f"to the grid's best; {found['settings']}; {found['verdict']}"
+                    f"  tune: {rate(settings['hits'], prompt)} (stock {rate(settings['stock'], prompt)}), "
+                    f"{gap:+.2f} points to the grid's best; {settings['settings']}; {settings['verdict']}"
                 )
-                if found["engine_trial_s"] is not None:
-                    whole = size * found["engine_trial_s"]
-                    ratio = f"1/{whole / found['wall_s']:.1f}"
+                if settings["engine_trial_s"] is not None:
+                    whole = size * settings["engine_trial_s"]
+                    ratio = f"1/{whole / settings['wall_s']:.1f}"
                     print(
-                        f"        {found['wall_s']:.0f} s, {ratio} of {size} engine trials of "
-                        f"{found['engine_trial_s']} s = {whole:.0f} s"
+                        f"        {settings['wall_s']:.0f} s, {ratio} of {size} engine trials of "
+                        f"{settings['engine_trial_s']} s = {whole:.0f} s"
                     )
         for row in kept.rows("guarded", name).values():
             print(

@@ -188,18 +188,18 @@ def test_a_chats_next_turn_hits_the_last_answer() -> None:
 
 
 def test_a_larger_pool_never_hits_less() -> None:
-    found = bounds(build("zipf:prefixes=20,prefix=400,requests=100", seed=3))
-    for less, more in pairwise(found.curve):
+    result = bounds(build("zipf:prefixes=20,prefix=400,requests=100", seed=3))
+    for less, more in pairwise(result.curve):
         assert less.pool_blocks < more.pool_blocks
         assert less.lru <= more.lru and less.optimum <= more.optimum
-    last = found.curve[-1]
-    assert last.lru == pytest.approx(found.infinite) and last.optimum == pytest.approx(found.infinite)
+    last = result.curve[-1]
+    assert last.lru == pytest.approx(result.infinite) and last.optimum == pytest.approx(result.infinite)
 
 
 def test_requests_larger_than_the_pool_are_named() -> None:
-    found = bounds(build("prefill:requests=4,prompt=1000", seed=0), [40])
-    assert found.curve[0].oversized == 4
-    assert any("larger than a pool" in note for note in found.notes)
+    result = bounds(build("prefill:requests=4,prompt=1000", seed=0), [40])
+    assert result.curve[0].oversized == 4
+    assert any("larger than a pool" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("text", ["0", "x", "10q", "-5k", "nan", "1e400"])
@@ -221,8 +221,8 @@ def test_a_pool_smaller_than_a_node_is_refused(tmp_path: Path) -> None:
 
 
 def test_bounds_of_a_model_with_windows_name_their_relaxation() -> None:
-    found = bounds(build("rounds", seed=0), shape=shape_named("tiny-gemma3"))
-    assert "window" in found.relaxation and found.curve[0].pool_bytes > 0
+    result = bounds(build("rounds", seed=0), shape=shape_named("tiny-gemma3"))
+    assert "window" in result.relaxation and result.curve[0].pool_bytes > 0
     assert not bounds(build("rounds", seed=0), shape=shape_named("tiny-llama")).relaxation
 
 
@@ -236,9 +236,9 @@ def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) 
 
     assert run(["bounds", "-w", "rounds", "--pools", "200,2k", "--model", "tiny-llama", "--json"]) == 0
     out = capsys.readouterr()
-    found = json.loads(out.out)
-    assert [rung["pool_blocks"] for rung in found["curve"]] == [200, 2000]
-    assert found["curve"][1]["optimum"] == found["infinite"] > 0 and found["token_bytes"] > 0
+    parsed = json.loads(out.out)
+    assert [rung["pool_blocks"] for rung in parsed["curve"]] == [200, 2000]
+    assert parsed["curve"][1]["optimum"] == parsed["infinite"] > 0 and parsed["token_bytes"] > 0
     assert not out.err
 
 
@@ -274,5 +274,5 @@ def test_prompts_shorter_than_a_block_have_nothing_to_hit() -> None:
     paths = paths_of(workload, 128)
     assert paths.nodes == [0, 0, 0, 0] and paths.pieces == [[], [], [], []]
     for pools in ([], [100]):
-        found = bounds(workload, pools, block_tokens=128)
-        assert found.infinite == 0.0
+        result = bounds(workload, pools, block_tokens=128)
+        assert result.infinite == 0.0

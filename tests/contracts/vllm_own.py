@@ -157,9 +157,9 @@ def main() -> int:
             files = sorted({name.partition("::")[0].rpartition(".")[2] + ".py" for name in lost})
             settings = json.dumps({**json.loads(options.set or "{}"), "pinning": False})
             unpinned = run(root, files, "kvtune", again, settings)
-    for core, found in results.items():
-        counts = {kind: list(found.values()).count(kind) for kind in sorted(set(found.values()))}
-        print(f"{core:7s} {len(found)} tests: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
+    for core, result in results.items():
+        counts = {kind: list(result.values()).count(kind) for kind in sorted(set(result.values()))}
+        print(f"{core:7s} {len(result)} tests: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
     stock, ours = results["stock"], results["kvtune"]
     deliberate = {} if options.set else DELIBERATE
     faults = 0

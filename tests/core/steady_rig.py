@@ -210,7 +210,7 @@ def plain(scheduled: Any) -> dict[str, Any]:
 
 def put_out(outputs: Any) -> dict[int, Any]:
     """What update_from_output returned, as data that compares; times left out."""
-    found = {}
+    by_name = {}
     for client, one in (outputs or {}).items():
         rows = []
         for output in one.outputs:
@@ -219,13 +219,13 @@ def put_out(outputs: Any) -> dict[int, Any]:
             row["events"] = [event.type for event in row["events"] or ()]
             rows.append(row)
         stats = one.scheduler_stats
-        found[client] = (
+        by_name[client] = (
             rows,
             one.finished_requests,
             None if stats is None else (stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage),
         )
-    found["order"] = list(found)
-    return found
+    by_name["order"] = list(by_name)
+    return by_name
 
 
 def inside(scheduler: Scheduler) -> dict[str, Any]:

@@ -137,9 +137,9 @@ def test_the_table_in_the_docs_is_what_is_installed(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("installed "))
-    found = json.loads(line.removeprefix("installed "))
-    installed = [Patch(*row) for row in found["installed"]]
-    assert found["left"] == 0 and installed
+    parsed = json.loads(line.removeprefix("installed "))
+    installed = [Patch(*row) for row in parsed["installed"]]
+    assert parsed["left"] == 0 and installed
     listed = [
         Patch(*row) for row in re.findall(r"^\| `(vllm\.[^`]+)` \| `([^`]+)` \|", DOCS.read_text(), re.M)
     ]

@@ -29,13 +29,13 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4
 
 def both(model: str, folder: Path, *more: str) -> dict[str, Ran]:
     prefix, pool = POOLS[model]
-    found = {}
+    by_core = {}
     for core, settings in (("stock", ()), ("kvtune", core_settings(model))):
         output = folder / core
         output.mkdir()
         arguments = (model, "-w", LOAD.format(prefix=prefix), "--core", core, *settings)
-        found[core] = profiled(output, *arguments, engine=(*FLAGS, *pool, *more))
-    return found
+        by_core[core] = profiled(output, *arguments, engine=(*FLAGS, *pool, *more))
+    return by_core
 
 
 def core_settings(model: str) -> tuple[str, ...]:
@@ -44,8 +44,8 @@ def core_settings(model: str) -> tuple[str, ...]:
 
 
 def answers(ran: Ran) -> list[int]:
-    found: list[int] = ran.run.table("requests")["answer_crc"].tolist()
-    return found
+    checksums: list[int] = ran.run.table("requests")["answer_crc"].tolist()
+    return checksums
 
 
 @pytest.mark.parametrize("model", models.NAMES)

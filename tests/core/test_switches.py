@@ -48,7 +48,7 @@ def in_force(asynchronous: bool, **texts: str) -> dict[str, bool]:
         ]
         pool = manager.block_pool
         tiers = pool.free_block_queue
-        found = {
+        in_place = {
             "pool": isinstance(pool, TieredPool),
             "pinning": all(isinstance(group, KeepingWindowManager) for group in windows),
             "output_window": isinstance(manager, KeepingManager),
@@ -62,7 +62,7 @@ def in_force(asynchronous: bool, **texts: str) -> dict[str, bool]:
     finally:
         for part in (freeze, scheduler, tokens, adopt):
             part.uninstall()
-    return found
+    return in_place
 
 
 ALL = ("pool", "pinning", "output_window", "reuse", "steady", "empty_blocks", "rows", "freeze")

@@ -75,12 +75,12 @@ def by_topic(facts: Facts) -> dict[str, Finding]:
 
 
 def test_a_hybrids_defaults_warn_about_retention_and_match_unit() -> None:
-    found = by_topic(HYBRID)
-    assert found["retention"].level == "note"
-    assert found["match unit"].level == "warning"
-    assert "up to 543 cached tokens" in found["match unit"].text
-    assert "--prefix-match-unit 32" in found["match unit"].hint
-    assert set(found) == {"retention", "match unit"}
+    topics = by_topic(HYBRID)
+    assert topics["retention"].level == "note"
+    assert topics["match unit"].level == "warning"
+    assert "up to 543 cached tokens" in topics["match unit"].text
+    assert "--prefix-match-unit 32" in topics["match unit"].hint
+    assert set(topics) == {"retention", "match unit"}
     assert "match unit" not in by_topic(changed(match_unit=32))
 
 
@@ -95,11 +95,13 @@ def test_settings_without_effect_are_warnings() -> None:
 def test_a_default_block_says_which_smaller_one_is_possible_and_what_it_changes() -> None:
     plain = msgspec.structs.replace(ATTENTION, block_tokens=128)
     facts = changed(device="cpu", groups=[plain], block_tokens=128, default_block_tokens=128, hit_tokens=128)
-    found = by_topic(facts)["block size"]
-    assert found.level == "note"
-    assert "only the cpu backend's default: it takes any multiple of 32" in found.text
-    assert "at most 31 cached tokens again in place of 127" in found.text and "4 times as many" in found.text
-    assert found.hint == (
+    topics = by_topic(facts)["block size"]
+    assert topics.level == "note"
+    assert "only the cpu backend's default: it takes any multiple of 32" in topics.text
+    assert (
+        "at most 31 cached tokens again in place of 127" in topics.text and "4 times as many" in topics.text
+    )
+    assert topics.hint == (
         "--block-size 32; what it is worth for a load: `kvtune sweep hybrid -w LOAD --block-size`"
     )
     assert "block size" not in by_topic(msgspec.structs.replace(facts, given={"block-size": "128"}))
@@ -136,9 +138,9 @@ def test_chunks_and_retention_that_lose_states_are_warnings() -> None:
 
 
 def test_caching_off_is_the_only_finding() -> None:
-    found = by_topic(changed(caching=False))
-    assert list(found) == ["prefix caching"]
-    assert found["prefix caching"].hint == "--enable-prefix-caching"
+    topics = by_topic(changed(caching=False))
+    assert list(topics) == ["prefix caching"]
+    assert topics["prefix caching"].hint == "--enable-prefix-caching"
     refused = by_topic(changed(caching=False, given={"no-enable-prefix-caching": ""}))
     assert refused["prefix caching"].hint == "leave the flag out"
 
@@ -360,9 +362,9 @@ def test_missing_blocked_and_unknown_plugins_and_variables_are_named(monkeypatch
     assert (missing.level, other.level) == ("error", "note")
     assert ENTRY_POINTS[0] in missing.text and other.text.endswith(": other")
     points.append(SimpleNamespace(name=ENTRY_POINTS[0], value="z"))
-    found = list(plugin_findings({"VLLM_PLUGINS": "other,kvtune_core"}))
-    assert [f.level for f in found] == ["ok", "warning", "note"]
-    assert "kvtune_probe" in found[1].text
+    findings = list(plugin_findings({"VLLM_PLUGINS": "other,kvtune_core"}))
+    assert [f.level for f in findings] == ["ok", "warning", "note"]
+    assert "kvtune_probe" in findings[1].text
     unknown, known = variable_findings({"KVTUNE_COER": "kvtune", "KVTUNE_SET": "{}", "PATH": ""})
     assert (unknown.level, known.level) == ("warning", "note")
     assert "KVTUNE_COER" in unknown.text
@@ -377,9 +379,9 @@ def test_a_refused_trace_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(command, **options)
 
     monkeypatch.setattr(subprocess, "run", refused)
-    (found,) = ptrace_findings()
-    assert found.level == "warning"
-    assert "SYS_PTRACE" in found.hint
+    (findings,) = ptrace_findings()
+    assert findings.level == "warning"
+    assert "SYS_PTRACE" in findings.hint
 
 
 @pytest.mark.parametrize(
@@ -392,11 +394,11 @@ def test_cores_of_the_machine_and_of_the_container(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     monkeypatch.setattr(doctor_environment, "cpu_limit", lambda: allowed)
     monkeypatch.setattr(shutil, "which", lambda name, **options: None)
-    found = list(doctor_environment.device_findings())
-    assert [f.level for f in found] == said
-    assert f"CPU with {cores} cores" in found[0].text
+    findings = list(doctor_environment.device_findings())
+    assert [f.level for f in findings] == said
+    assert f"CPU with {cores} cores" in findings[0].text
     if allowed:
-        assert "may use 2 of the 64 cores" in found[1].text and "OMP_NUM_THREADS=1" in found[1].hint
+        assert "may use 2 of the 64 cores" in findings[1].text and "OMP_NUM_THREADS=1" in findings[1].hint
 
 
 @pytest.mark.parametrize(
@@ -414,8 +416,8 @@ def test_memory_of_the_machine_and_of_the_container(
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     monkeypatch.setattr(doctor_environment, "memory_limit_bytes", lambda: limit)
     monkeypatch.setattr(doctor_environment, "memory_used_bytes", lambda: used)
-    (found,) = doctor_environment.memory_findings()
-    assert (found.level, found.text) == (level, text)
+    (findings,) = doctor_environment.memory_findings()
+    assert (findings.level, findings.text) == (level, text)
 
 
 def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,17 +51,17 @@ def facts(tmp_path_factory: pytest.TempPathFactory, avx512_bf16: bool) -> dict[s
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-qwen3next"])
 def test_the_planner_agrees_with_vllm(facts: dict[str, Facts], name: str, avx512_bf16: bool) -> None:
-    found = facts[name]
+    result = facts[name]
     dtype = "bfloat16" if name == "tiny-qwen3next" else "float32"
     backend = cpu_backend(avx512_bf16)
     shape = shape_of(models.config(name), name, dtype=dtype, float32_states=backend.float32_states)
     plan = plan_per_layer(shape, backend)
-    assert found.avx512_bf16 is avx512_bf16
-    assert plan.block_tokens == found.block_tokens
-    assert plan.groups == len(found.groups)
-    assert plan.block_bytes == found.block_bytes
-    assert plan.shape.token_bytes == ModelReport(found, None).token_bytes
-    assert plan.shape.state_bytes * plan.shape.state_layers == ModelReport(found, None).state_bytes
+    assert result.avx512_bf16 is avx512_bf16
+    assert plan.block_tokens == result.block_tokens
+    assert plan.groups == len(result.groups)
+    assert plan.block_bytes == result.block_bytes
+    assert plan.shape.token_bytes == ModelReport(result, None).token_bytes
+    assert plan.shape.state_bytes * plan.shape.state_layers == ModelReport(result, None).state_bytes
 
 
 def test_a_given_block_size_is_only_ever_raised(facts: dict[str, Facts], avx512_bf16: bool) -> None:
@@ -74,30 +74,30 @@ def test_a_given_block_size_is_only_ever_raised(facts: dict[str, Facts], avx512_
 def test_float32_states_are_named_where_they_raise_the_block(
     facts: dict[str, Facts], name: str, bf16: int, float32: int, avx512_bf16: bool
 ) -> None:
-    found = with_state_rule(facts[name])
-    assert found.block_tokens == (float32 if avx512_bf16 else bf16)
-    assert found.state_dtype == ("float32" if avx512_bf16 else "bfloat16")
-    said = list(states_in_float32(found))
+    completed = with_state_rule(facts[name])
+    assert completed.block_tokens == (float32 if avx512_bf16 else bf16)
+    assert completed.state_dtype == ("float32" if avx512_bf16 else "bfloat16")
+    said = list(states_in_float32(completed))
     assert [f.hint for f in said] == (
         [f"--mamba-ssm-cache-dtype bfloat16 gives blocks of {bf16}"] if avx512_bf16 else []
     )
     # Where vLLM is missing, the planner says the same, and what it took for granted.
-    planned = read_config(found.model, ["--enable-prefix-caching"], "cpu")
-    assert (planned.block_tokens, planned.state_dtype) == (found.block_tokens, found.state_dtype)
+    planned = read_config(completed.model, ["--enable-prefix-caching"], "cpu")
+    assert (planned.block_tokens, planned.state_dtype) == (completed.block_tokens, completed.state_dtype)
     assert ("so recurrent states in float32" in planned.assumed) is avx512_bf16
     assert planned.assumed.startswith("this machine's CPU, with")
 
 
 def test_the_flag_that_doctor_names_gives_the_smaller_block(facts: dict[str, Facts]) -> None:
-    found = with_state_rule(facts["asked"])
-    assert (found.block_tokens, found.state_dtype) == (256, "bfloat16")
-    assert not list(states_in_float32(found))
+    completed = with_state_rule(facts["asked"])
+    assert (completed.block_tokens, completed.state_dtype) == (256, "bfloat16")
+    assert not list(states_in_float32(completed))
 
 
 def test_models_without_states_have_no_finding_about_their_type(facts: dict[str, Facts]) -> None:
     for name in ("tiny-llama", "tiny-gemma3"):
-        found = with_state_rule(facts[name])
-        assert found.state_dtype == "" and not list(states_in_float32(found))
+        completed = with_state_rule(facts[name])
+        assert completed.state_dtype == "" and not list(states_in_float32(completed))
 
 
 def hits(visits: Any) -> dict[int, list[int]]:
@@ -107,21 +107,21 @@ def hits(visits: Any) -> dict[int, list[int]]:
 def test_qwen3_nexts_shortest_hit_is_explained_and_replayed(
     facts: dict[str, Facts], avx512_bf16: bool
 ) -> None:
-    found = facts["real"]
+    result = facts["real"]
     block = 1152 if avx512_bf16 else 640
-    floor = floor_of(found)
+    floor = floor_of(result)
     assert floor is not None
-    assert floor.tokens == found.block_tokens == block
+    assert floor.tokens == result.block_tokens == block
     assert "must hold one state" in floor.why
-    replayed = hits(found.shared_prefix)
+    replayed = hits(result.shared_prefix)
     assert replayed[floor.tokens - 1] == [0, 0, 0, 0]
     assert replayed[floor.tokens] == [0, block, block, block]
     assert (floor.first_visit, floor.last_first_visit) == (2, 3)
-    assert hits(found.resent)[floor.tokens] == [0, 0]
-    assert hits(found.resent)[floor.tokens + 1] == [0, block]
+    assert hits(result.resent)[floor.tokens] == [0, 0]
+    assert hits(result.resent)[floor.tokens + 1] == [0, block]
 
 
 def test_windows_hit_from_the_third_visit(facts: dict[str, Facts]) -> None:
-    found = facts["tiny-gemma3"]
-    assert found.retention == 0
-    assert hits(found.shared_prefix)[4 * found.block_tokens] == [0, 0, 512, 512]
+    result = facts["tiny-gemma3"]
+    assert result.retention == 0
+    assert hits(result.shared_prefix)[4 * result.block_tokens] == [0, 0, 512, 512]

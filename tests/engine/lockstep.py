@@ -94,8 +94,8 @@ def main(job: dict[str, Any], out: Path) -> None:
                     index = int(output.request_id)
                     self.answers.setdefault(index, []).extend(output.new_token_ids)
                     if output.new_logprobs is not None:
-                        found = output.new_logprobs.logprobs[:, 0].tolist()
-                        self.logprobs.setdefault(index, []).extend(found)
+                        answer = output.new_logprobs.logprobs[:, 0].tolist()
+                        self.logprobs.setdefault(index, []).extend(answer)
             return super().take(result)
 
     flags = ["--distributed-executor-backend", "uni", *job.get("args", [])]

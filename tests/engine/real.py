@@ -57,8 +57,8 @@ def lockstep(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    found: dict[str, Any] = json.loads((folder / "out.json").read_text())
-    return found
+    parsed: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return parsed
 
 
 def counts_as_vllm(ran: Ran) -> None:
@@ -80,17 +80,17 @@ def measured_until_the_last_step(run: Run) -> None:
 
 def engine_of(output: Path) -> list[psutil.Process]:
     """The processes of the engine whose host works under `output`: its session (other tests run engines too)."""
-    found: list[psutil.Process] = []
+    still_alive: list[psutil.Process] = []
     for host in psutil.process_iter(["cmdline"]):
         line = " ".join(host.info["cmdline"] or [])
         if "kvtune.engine.host" in line and str(output) in line:
             for process in psutil.process_iter():
                 try:
                     if os.getsid(process.pid) == host.pid:
-                        found.append(process)
+                        still_alive.append(process)
                 except OSError:
                     continue
-    return found
+    return still_alive
 
 
 def alive(processes: list[psutil.Process]) -> list[int]:
@@ -119,8 +119,8 @@ def left_in_shared_memory(before: set[int]) -> set[Path]:
 
 def commands(processes: list[psutil.Process]) -> dict[int, str]:
     """The command lines of those that still run."""
-    found: dict[int, str] = {}
+    command_lines: dict[int, str] = {}
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            found[process.pid] = " ".join(process.cmdline())
-    return found
+            command_lines[process.pid] = " ".join(process.cmdline())
+    return command_lines

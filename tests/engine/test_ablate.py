@@ -48,15 +48,15 @@ JOB = ProfileJob(model="tiny-opt", workload=build("decode:requests=2,prompt=8,ou
 
 
 def test_each_switch_and_the_thresholds_are_flipped_once() -> None:
-    found = variants(JOB)
+    chosen = variants(JOB)
     switches = [
         n for n, k in KNOBS.items() if k.kind == "switch" and not n.startswith(LEGACY) and n not in NAMED_ONLY
     ]
-    assert [v.name for v in found] == [BASELINE, *switches, "thresholds"]
-    for variant in found[1:-1]:
+    assert [v.name for v in chosen] == [BASELINE, *switches, "thresholds"]
+    for variant in chosen[1:-1]:
         assert variant.settings == {variant.name: not getattr(CoreSettings(), variant.name)}
         parse(variant.settings)
-    assert parse(found[-1].settings).gc_threshold0 == THRESHOLDS[0]
+    assert parse(chosen[-1].settings).gc_threshold0 == THRESHOLDS[0]
 
 
 def test_legacy_switches_are_flipped_only_when_named() -> None:
@@ -66,9 +66,9 @@ def test_legacy_switches_are_flipped_only_when_named() -> None:
 
 def test_a_switch_that_the_job_has_off_is_turned_on() -> None:
     job = ProfileJob(model="m", workload=JOB.workload, core_settings={"rows": False, "gc_threshold0": 9000})
-    found = {v.name: v for v in variants(job)}
-    assert found["rows"].settings == {"rows": True} and found["rows"].turned == "on"
-    assert found["thresholds"].settings["gc_threshold0"] == 0
+    result = {v.name: v for v in variants(job)}
+    assert result["rows"].settings == {"rows": True} and result["rows"].turned == "on"
+    assert result["thresholds"].settings["gc_threshold0"] == 0
 
 
 def test_a_wrong_name_and_the_stock_core_are_refused() -> None:
@@ -80,14 +80,14 @@ def test_a_wrong_name_and_the_stock_core_are_refused() -> None:
 
 @pytest.mark.parametrize(("count", "repeats"), [(1, 1), (3, 4), (10, 3)])
 def test_the_order_is_interleaved(count: int, repeats: int) -> None:
-    found = list(order(count, repeats))
-    assert Counter(variant for _, variant in found) == dict.fromkeys(range(count), repeats)
-    assert [repeat for repeat, _ in found] == sorted(repeat for repeat, _ in found)
+    pairs = list(order(count, repeats))
+    assert Counter(variant for _, variant in pairs) == dict.fromkeys(range(count), repeats)
+    assert [repeat for repeat, _ in pairs] == sorted(repeat for repeat, _ in pairs)
     if repeats >= 2 and count > 1:
-        first = [v for r, v in found if r == 0]
-        assert [v for r, v in found if r == 1] == first[::-1]
+        first = [v for r, v in pairs if r == 0]
+        assert [v for r, v in pairs if r == 1] == first[::-1]
     if repeats >= 3 and count > 2:
-        assert len({tuple(v for r, v in found if r == n) for n in range(repeats)}) > 1
+        assert len({tuple(v for r, v in pairs if r == n) for n in range(repeats)}) > 1
 
 
 def run_of(pause_us: float, step_us: float) -> Run:
@@ -102,10 +102,10 @@ def run_of(pause_us: float, step_us: float) -> Run:
 def test_verdicts() -> None:
     base = [figures(run_of(1000 + n, 5000 + 900 * n)) for n in range(3)]
     better = [figures(run_of(500 + n, 5100 + 900 * n)) for n in range(3)]
-    found = {w.figure: w for w in worths(base, better)}
-    assert found["pause_ms"].verdict == "better" and found["pause_ms"].difference == pytest.approx(-1.0)
-    assert found["step_ms"].verdict == "no difference shown"
-    assert found["collections"].difference == 0 and found["collections"].verdict == "no difference shown"
+    result = {w.figure: w for w in worths(base, better)}
+    assert result["pause_ms"].verdict == "better" and result["pause_ms"].difference == pytest.approx(-1.0)
+    assert result["step_ms"].verdict == "no difference shown"
+    assert result["collections"].difference == 0 and result["collections"].verdict == "no difference shown"
     assert worths(base, better[:1])[0].verdict == "too few runs"
     assert base[0]["rss_growth_bytes_s"] is None
 
@@ -120,10 +120,10 @@ def result() -> Ablation:
 
 
 def test_what_is_stored_is_read_again() -> None:
-    found = result()
-    assert (found.planned, found.done, found.repeats, found.why) == (8, 7, 4, "interrupted")
-    assert found.baseline.files == ("a", "b", "c") and found.baseline.worths == ()
-    (side,) = found.turned
+    ablation = result()
+    assert (ablation.planned, ablation.done, ablation.repeats, ablation.why) == (8, 7, 4, "interrupted")
+    assert ablation.baseline.files == ("a", "b", "c") and ablation.baseline.worths == ()
+    (side,) = ablation.turned
     assert (side.name, side.turned, side.settings, side.failed) == (
         "freeze",
         "off",
@@ -183,9 +183,9 @@ def silent(now: AblationProgress) -> object:
 
 @pytest.fixture
 def job(tmp_path: Path) -> ProfileJob:
-    found = job_in(tmp_path)
-    folder_of(found).mkdir()
-    return found
+    result = job_in(tmp_path)
+    folder_of(result).mkdir()
+    return result
 
 
 @pytest.mark.parametrize("stop", [130, KeyboardInterrupt])
@@ -193,17 +193,17 @@ def test_a_failed_run_is_reported_and_an_interrupted_command_resumes(
     job: ProfileJob, monkeypatch: pytest.MonkeyPatch, stop: int | type[BaseException]
 ) -> None:
     with_engine(monkeypatch, 0, 1, 0, stop)
-    found = ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
-    assert found.why == "interrupted" and found.planned == 6
-    assert (len(found.made[BASELINE].files), len(found.made["freeze"].files)) == (1, 1)
-    assert found.made["freeze"].failed == ["no"]
+    ablation = ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
+    assert ablation.why == "interrupted" and ablation.planned == 6
+    assert (len(ablation.made[BASELINE].files), len(ablation.made["freeze"].files)) == (1, 1)
+    assert ablation.made["freeze"].failed == ["no"]
     with (folder_of(job) / JOURNAL).open("a") as journal:
         journal.write('{"variant": "fre')  # cut off by a crash
     again = with_engine(monkeypatch)
     again.ran = 10
-    found = ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
-    assert again.ran - 10 == 4 and found.why == ""
-    assert [len(made.files) for made in found.made.values()] == [3, 3]
+    ablation = ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
+    assert again.ran - 10 == 4 and ablation.why == ""
+    assert [len(made.files) for made in ablation.made.values()] == [3, 3]
 
 
 def test_an_ablation_ends_at_once_if_its_baseline_fails(
@@ -224,8 +224,8 @@ def test_no_run_starts_that_would_exceed_the_budget(job: ProfileJob, monkeypatch
         now[0] += 30.0  # what a run takes
         return lambda event: None
 
-    found = ablate(job, CHOSEN, 3, start, budget_s=100.0, clock=lambda: now[0])  # type: ignore[arg-type]
-    assert engine.ran == 3 and "budget" in found.why
+    ablation = ablate(job, CHOSEN, 3, start, budget_s=100.0, clock=lambda: now[0])  # type: ignore[arg-type]
+    assert engine.ran == 3 and "budget" in ablation.why
     assert [(p.number, p.run_s, p.left_s) for p in told] == [
         (1, None, None),
         (2, 30.0, 150.0),
@@ -255,8 +255,8 @@ def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
     assert "3 of them done before" in err
     told = json.loads(out)
     run = read_run(Path(told["run_file"]))
-    found = stored(run)
-    assert found is not None and found.why == "" and Path(told["page"]).is_file()
-    assert {w.figure: w.verdict for w in found.turned[0].worths}["pause_ms"] in ("worse", "too few runs")
-    assert found.turned[0].worths[0].verdict == "no difference shown"  # as many collections, exactly
+    kept = stored(run)
+    assert kept is not None and kept.why == "" and Path(told["page"]).is_file()
+    assert {w.figure: w.verdict for w in kept.turned[0].worths}["pause_ms"] in ("worse", "too few runs")
+    assert kept.turned[0].worths[0].verdict == "no difference shown"  # as many collections, exactly
     assert not (folder_of(job) / JOURNAL).exists()  # the next one begins anew

@@ -17,9 +17,9 @@ POOL = Path("v1/core/block_pool.py")
 @pytest.fixture
 def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in front of the import path, with the installed vLLM by links, but for one edited method."""
-    found = importlib.util.find_spec("vllm")
-    assert found is not None and found.origin is not None
-    installed = Path(found.origin).parent
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.origin is not None
+    installed = Path(spec.origin).parent
     folder = tmp_path / "changed"
     shutil.copytree(installed, folder / "vllm", copy_function=os.symlink)
     source = (installed / POOL).read_text()

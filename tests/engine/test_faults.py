@@ -24,9 +24,9 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 
 
 def test_the_first_failure_is_the_cause_not_its_consequences() -> None:
-    found = cause(WORKER_FAILED)
-    assert found.startswith("ValueError: Available memory on node 0 (6.69/8.59 GiB)")
-    assert "kv-cache-memory-bytes" in hint_for(found, "x.log")
+    line = cause(WORKER_FAILED)
+    assert line.startswith("ValueError: Available memory on node 0 (6.69/8.59 GiB)")
+    assert "kv-cache-memory-bytes" in hint_for(line, "x.log")
 
 
 def test_a_consequence_is_the_cause_if_there_is_no_other() -> None:

@@ -18,8 +18,8 @@ WORDS = ["--block-size", "64", "--max_model_len=512", "--no-enable-prefix-cachin
 
 
 def test_names_and_values() -> None:
-    found = {flag.name: flag.values for flag in parse_flags(WORDS)}
-    assert found == {
+    result = {flag.name: flag.values for flag in parse_flags(WORDS)}
+    assert result == {
         "block-size": ("64",),
         "max-model-len": ("512",),
         "no-enable-prefix-caching": (),

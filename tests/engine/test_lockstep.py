@@ -40,8 +40,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("lockstep")
     cases = [{"workload": work, "blocks": blocks} for work, blocks, _, _ in CASES]
     job = {"model": "tiny-gemma3", "cores": ["stock", "kvtune"], "args": FLAGS, "cases": cases}
-    found: list[dict[str, Any]] = lockstep(folder, job)["cases"]
-    return found
+    results: list[dict[str, Any]] = lockstep(folder, job)["cases"]
+    return results
 
 
 @pytest.mark.parametrize("core", ["stock", "kvtune"])
@@ -79,9 +79,9 @@ STATE_CASES = [
 def test_states_of_either_type_are_replayed_step_by_step(tmp_path: Path, avx512_bf16: bool) -> None:
     cases = [{"workload": work, "blocks": blocks} for work, blocks in STATE_CASES]
     job = {"model": "tiny-qwen3next", "cores": ["stock", "kvtune"], "args": STATES, "cases": cases}
-    found = lockstep(tmp_path, job)["cases"]
-    assert len(found) == 4
-    for case in found:
+    results = lockstep(tmp_path, job)["cases"]
+    assert len(results) == 4
+    for case in results:
         assert case["block"] == (384 if avx512_bf16 else 256)
         assert case["hits"][0] == case["hits"][1] and sum(case["hits"][0]) > 0
         assert case["digests"][0] == case["digests"][1] and len(case["digests"][0]) > 10

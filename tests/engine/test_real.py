@@ -69,10 +69,12 @@ def test_every_process_has_its_own_instruments(decode: Ran) -> None:
 
 
 def test_the_second_pass_names_lines_and_leaves_the_timed_one_alone(decode: Ran) -> None:
-    found = culprits(decode.run)["engine_core"]
-    assert found.level == "sites" and found.samples >= 1
-    assert all(row.per_step is not None for row in found.rows)
-    assert any(row.file for row in found.rows) and not [r for r in found.rows if "/kvtune/probe/" in r.file]
+    by_process = culprits(decode.run)["engine_core"]
+    assert by_process.level == "sites" and by_process.samples >= 1
+    assert all(row.per_step is not None for row in by_process.rows)
+    assert any(row.file for row in by_process.rows) and not [
+        r for r in by_process.rows if "/kvtune/probe/" in r.file
+    ]
     assert decode.facts["valid"]["timings"] is True
 
 

@@ -37,9 +37,9 @@ def test_sites_name_the_sampled_tokens_of_stock(tmp_path: Path) -> None:
 
 def test_types_and_stacks(tmp_path: Path) -> None:
     ran = run(tmp_path, "--probe", "types", "--stacks", "--core", "stock")
-    found = culprits(ran.run)["engine_core"]
-    assert found.level == "types" and found.samples >= 1
-    assert found.rows[0].type == "list" and not found.rows[0].file
+    by_process = culprits(ran.run)["engine_core"]
+    assert by_process.level == "types" and by_process.samples >= 1
+    assert by_process.rows[0].type == "list" and not by_process.rows[0].file
     assert ran.facts["valid"]["timings"] is False
     stacks = ran.facts["stacks"]["engine_core"]
     assert stacks["top"][0]["share"] > 0 and sum(f["share"] for f in stacks["top"]) <= 1.001
@@ -68,9 +68,9 @@ def test_an_ablation_is_cut_off_goes_on_and_ends_in_one_run_file(tmp_path: Path)
     assert second.returncode == 0, second.stderr
     assert "1 of them made before" in second.stderr and "left, until" in second.stderr
     told = json.loads(second.stdout)
-    found = stored(read_run(Path(told["run_file"])))
-    assert found is not None and (found.done, found.planned, found.why) == (4, 4, "")
-    (freeze,) = found.turned
+    kept = stored(read_run(Path(told["run_file"])))
+    assert kept is not None and (kept.done, kept.planned, kept.why) == (4, 4, "")
+    (freeze,) = kept.turned
     assert [w.figure for w in freeze.worths] == list(FIGURES)
     assert all(
         w.low is not None and w.high is not None for w in freeze.worths if w.figure != "rss_growth_bytes_s"
@@ -84,10 +84,10 @@ def test_two_runs_at_once_in_one_folder(tmp_path: Path) -> None:
 
     load = "decode:requests=16,prompt=16,output=64"
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: profiled(tmp_path, "tiny-opt", "-w", load), range(2)))
-    assert found[0].facts["run_file"] != found[1].facts["run_file"]
-    for ran in found:
+        findings = list(pool.map(lambda _: profiled(tmp_path, "tiny-opt", "-w", load), range(2)))
+    assert findings[0].facts["run_file"] != findings[1].facts["run_file"]
+    for ran in findings:
         assert ran.facts["finished"] == 16 and ran.run.header.state == "complete"
         assert int(ran.run.table("steps")["scheduled_tokens"].sum()) == 16 * (16 + 63)
-    pids = [{p.pid for p in ran.run.header.processes} for ran in found]
+    pids = [{p.pid for p in ran.run.header.processes} for ran in findings]
     assert not pids[0] & pids[1]

@@ -50,9 +50,9 @@ def test_flags_with_underscores_are_recognised() -> None:
 
 
 def test_a_hub_name_goes_to_vllm_as_it_is() -> None:
-    found = resolve("facebook/opt-125m", dummy=True, engine_args=["--seed", "1"])
-    assert found.args == ["--model", "facebook/opt-125m", "--load-format", "dummy", "--seed", "1"]
-    assert not found.offline
+    resolved = resolve("facebook/opt-125m", dummy=True, engine_args=["--seed", "1"])
+    assert resolved.args == ["--model", "facebook/opt-125m", "--load-format", "dummy", "--seed", "1"]
+    assert not resolved.offline
 
 
 def test_a_folder_with_weights(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_runs_that_start_in_the_same_second_have_separate_files(
     monkeypatch.setattr(profile_module, "run_name", lambda job: "tiny-opt_decode_kvtune_20261121-120000")
     job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: reserve(job), range(8)))
-    assert len({folder for folder, _, _ in found}) == len({path for _, path, _ in found}) == 8
-    for folder, _, lock in found:
+        findings = list(pool.map(lambda _: reserve(job), range(8)))
+    assert len({folder for folder, _, _ in findings}) == len({path for _, path, _ in findings}) == 8
+    for folder, _, lock in findings:
         os.close(lock)
         (folder / LOCK).unlink()
         folder.rmdir()
@@ -202,5 +202,5 @@ def test_a_run_is_what_its_file_says_whatever_the_shell_has_set(monkeypatch: pyt
     monkeypatch.setenv("KVTUNE_RECIPE", "recipes/tiny-gemma3-cpu.toml")
     job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"))
     seen = {**os.environ, **profile_module._environment(job, offline=True)}
-    found = from_environment(seen)
-    assert found is not None and found.changed() == {}
+    settings = from_environment(seen)
+    assert settings is not None and settings.changed() == {}

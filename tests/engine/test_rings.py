@@ -34,16 +34,16 @@ def test_steps_and_collections_of_the_measuring_phase(tmp_path: Path) -> None:
         ring.write(collection(start))
     times = (3000, 9_000, 2_000, 3_000, 1_000, 4_000)
     ring.write(Step(False, 5, *times, 8, 2, 6, 7, 99, 0, 0, 0, 0, 0, 0, preempted=3))
-    found = tables(tmp_path, {os.getpid(): 4}, outcome(end_ns=3500))
-    assert found.gc["t_s"].tolist() == pytest.approx([1e-6]) and found.gc["process"].tolist() == [4]
-    assert (found.gc["pause_us"][0], found.gc["cpu_us"][0], found.gc["collected"][0]) == (7.0, 6.0, 3)
+    merged = tables(tmp_path, {os.getpid(): 4}, outcome(end_ns=3500))
+    assert merged.gc["t_s"].tolist() == pytest.approx([1e-6]) and merged.gc["process"].tolist() == [4]
+    assert (merged.gc["pause_us"][0], merged.gc["cpu_us"][0], merged.gc["collected"][0]) == (7.0, 6.0, 3)
     (row,) = zip(
-        *(found.steps[c].tolist() for c in ("step_us", "scheduled_tokens", "prefill_tokens", "waiting")),
+        *(merged.steps[c].tolist() for c in ("step_us", "scheduled_tokens", "prefill_tokens", "waiting")),
         strict=True,
     )
     assert row == (9.0, 8, 2, 7)
-    assert found.steps["preempted"].tolist() == [3] and found.gc["line"].tolist() == [0]
-    assert found.lost == {4: 0} and found.backwards == {}
+    assert merged.steps["preempted"].tolist() == [3] and merged.gc["line"].tolist() == [0]
+    assert merged.lost == {4: 0} and merged.backwards == {}
 
 
 def test_a_collection_names_the_line_that_set_it_off(tmp_path: Path) -> None:
@@ -82,6 +82,6 @@ def test_a_clock_that_goes_backwards_is_counted_and_its_records_are_left_out(
         for phase in ("start", "stop"):
             probe._call(phase, {"generation": 2, "collected": 0, "uncollectable": 0})
     assert probe.failed == ""
-    found = tables(tmp_path, {os.getpid(): 0})
-    assert found.gc["pause_us"].tolist() == pytest.approx([0.1, 0.3])
-    assert found.backwards == {0: 1}
+    merged = tables(tmp_path, {os.getpid(): 0})
+    assert merged.gc["pause_us"].tolist() == pytest.approx([0.1, 0.3])
+    assert merged.backwards == {0: 1}

@@ -159,11 +159,11 @@ def test_real_answers_are_counted(
 def test_only_what_was_asked_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(published, "check_engine", lambda: "0.32.0")
-    found = published.evidence(
+    measured = published.evidence(
         ["real-weights"], CPU, tmp_path, lambda *_: lambda event: None, lambda *_: None
     )
-    assert [claim["name"] for claim in found["claims"]] == ["real-weights"]
-    assert found["command"] == "kvtune evidence --scale cpu --only real-weights" and found["runs"] == 0
+    assert [claim["name"] for claim in measured["claims"]] == ["real-weights"]
+    assert measured["command"] == "kvtune evidence --scale cpu --only real-weights" and measured["runs"] == 0
 
 
 def turned(case: Case, on_turn: Any) -> dict[str, list[dict[str, Any]]]:
@@ -189,17 +189,17 @@ def test_turns_are_compared_in_pairs_and_kept(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(published, "check_engine", lambda: "0.32.0")
     monkeypatch.setattr(evidence, "in_turns", turned)
     asked = (["token-rows"], CPU, tmp_path, lambda *_: lambda event: None, lambda *_: None)
-    found = published.evidence(*asked)
-    speed = found["claims"][0]["figures"][0]
+    measured = published.evidence(*asked)
+    speed = measured["claims"][0]["figures"][0]
     assert speed["ratio"] == pytest.approx(1.3) and speed["low"] == pytest.approx(1.3) and speed["runs"] == 4
-    assert speed["verdict"] == "holds" and found["runs"] == 4
+    assert speed["verdict"] == "holds" and measured["runs"] == 4
     assert speed["commands"][0] == "kvtune evidence --scale cpu --only token-rows"
 
     def again(case: Case, on_turn: Any) -> Any:
         raise AssertionError("measured again")
 
     monkeypatch.setattr(evidence, "in_turns", again)
-    assert published.evidence(*asked)["claims"] == found["claims"]
+    assert published.evidence(*asked)["claims"] == measured["claims"]
 
 
 def test_engines_that_fail_are_named_under_their_claim(
@@ -230,7 +230,7 @@ def test_a_claim_without_runs_says_so_and_is_drawn() -> None:
     assert {figure["verdict"] for figure in claim["figures"]} == {"not measured"}
     figures, why = planned_blocks()
     aggregate = {**claim, "name": "a", "figures": figures, "why": why, "verdict": in_short(figures)}
-    found = {
+    result = {
         "schema": 1,
         "made_at": "2026-01-01",
         "machine": {
@@ -248,7 +248,7 @@ def test_a_claim_without_runs_says_so_and_is_drawn() -> None:
         "wall_s": 2.5,
         "claims": [claim, aggregate],
     }
-    page = evidence_page(found)
+    page = evidence_page(result)
     assert hostile not in page and "not measured" in page
 
 

@@ -14,11 +14,11 @@ FIGURES = st.lists(st.floats(0.1, 1e6), min_size=2, max_size=6)
 
 
 def test_a_ratio_is_of_the_second_over_the_first() -> None:
-    found = ratio([100.0, 102.0, 98.0], [201.0, 199.0, 200.0])
-    assert found.ratio == pytest.approx(2.0, rel=0.01)
-    assert found.low is not None and found.high is not None
-    assert found.low < 2.0 < found.high and found.low > 1.8
-    assert found.runs == 3
+    measured = ratio([100.0, 102.0, 98.0], [201.0, 199.0, 200.0])
+    assert measured.ratio == pytest.approx(2.0, rel=0.01)
+    assert measured.low is not None and measured.high is not None
+    assert measured.low < 2.0 < measured.high and measured.low > 1.8
+    assert measured.runs == 3
 
 
 @given(FIGURES, FIGURES)
@@ -40,10 +40,10 @@ def test_pairs_of_a_machine_that_drifts() -> None:
 
 
 def test_pairs_with_nothing_on_one_side() -> None:
-    found = ratio([4.0, 5.0, 6.0, 5.0], [0.0, 1.0, 0.0, 0.0], paired=True)
-    assert found.ratio == pytest.approx(0.05) and found.low == 0.0
-    assert found.high is not None and 0.05 < found.high < 0.3
-    assert judge(found, "lower", None) == "holds"
+    measured = ratio([4.0, 5.0, 6.0, 5.0], [0.0, 1.0, 0.0, 0.0], paired=True)
+    assert measured.ratio == pytest.approx(0.05) and measured.low == 0.0
+    assert measured.high is not None and 0.05 < measured.high < 0.3
+    assert judge(measured, "lower", None) == "holds"
     assert judge(ratio([3.0] * 3, [0.0] * 3, paired=True), "lower", None) == "holds"
     assert judge(ratio([0.0] * 3, [1.0] * 3, paired=True), "lower", None) == "not measured"
 
@@ -58,9 +58,9 @@ def test_nothing_measured(a: list[float], b: list[float]) -> None:
 
 
 def test_a_zero_gives_no_interval() -> None:
-    found = ratio([2.0, 2.0], [0.0, 0.0])
-    assert (found.ratio, found.low) == (0.0, None)
-    assert judge(found, "lower", None) == "no difference shown"
+    measured = ratio([2.0, 2.0], [0.0, 0.0])
+    assert (measured.ratio, measured.low) == (0.0, None)
+    assert judge(measured, "lower", None) == "no difference shown"
 
 
 @pytest.mark.parametrize(

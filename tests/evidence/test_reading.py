@@ -15,11 +15,11 @@ def test_every_answer_stands_near_the_beginning_of_its_text() -> None:
 
 
 def test_texts_take_turns_and_share_their_beginning() -> None:
-    found = questions(texts=3, per_text=2)
-    assert [q.text for q in found] == [0, 1, 2, 0, 1, 2]
-    texts = [q.prompt.rpartition("Country:")[0] for q in found]
+    drawn = questions(texts=3, per_text=2)
+    assert [q.text for q in drawn] == [0, 1, 2, 0, 1, 2]
+    texts = [q.prompt.rpartition("Country:")[0] for q in drawn]
     assert texts[:3] == texts[3:] and len(set(texts)) == 3
-    assert len({q.prompt for q in found}) == 6
+    assert len({q.prompt for q in drawn}) == 6
 
 
 def test_the_same_seed_asks_the_same() -> None:

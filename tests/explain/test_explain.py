@@ -90,9 +90,9 @@ def explained() -> tuple[Run, Explanation]:
 
 
 def test_verdicts_are_summed_by_cause_class_and_group() -> None:
-    _, found = explained()
-    assert (found.query_tokens, found.hit_tokens) == (300, 32)
-    assert {cause: tokens for cause, tokens in found.misses.items() if tokens} == {
+    _, explanation = explained()
+    assert (explanation.query_tokens, explanation.hit_tokens) == (300, 32)
+    assert {cause: tokens for cause, tokens in explanation.misses.items() if tokens} == {
         "cold": 100,
         "not_retained": 96,
         "evicted": 32,
@@ -100,32 +100,32 @@ def test_verdicts_are_summed_by_cause_class_and_group() -> None:
         "partial_block": 6,
         "last_token": 2,
     }
-    assert found.hit_tokens + sum(found.misses.values()) == found.query_tokens
-    assert list(found.by_class) == ["prefix, visit 1", "prefix, visit 2", "prefix, visit 3"]
-    assert found.by_group["full attention"] == {"not_retained": 0, "evicted": 32, "lagging_group": 32}
-    assert found.by_group["sliding window 512"]["not_retained"] == 96
-    (eviction,) = found.evictions
+    assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
+    assert list(explanation.by_class) == ["prefix, visit 1", "prefix, visit 2", "prefix, visit 3"]
+    assert explanation.by_group["full attention"] == {"not_retained": 0, "evicted": 32, "lagging_group": 32}
+    assert explanation.by_group["sliding window 512"]["not_retained"] == 96
+    (eviction,) = explanation.evictions
     assert (eviction.pressure, eviction.tokens, eviction.median_age_s) == (
         "prefill of prefix, visit 2",
         32,
         5.0,
     )
-    assert not found.disagreements
+    assert not explanation.disagreements
 
 
 def test_a_run_that_hit_otherwise_is_reported_not_scaled() -> None:
-    found = add_up(run_of([0, 64, 32]), run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
-    (different,) = found.disagreements
+    explanation = add_up(run_of([0, 64, 32]), run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
+    (different,) = explanation.disagreements
     assert (different.request, different.run_hit_tokens, different.replayed_hit_tokens) == ("r1", 64, 0)
-    assert (found.run_hit_tokens, found.hit_tokens) == (96, 32)
-    assert any("differs from the run in 1 of 3" in line for line in lines(found))
+    assert (explanation.run_hit_tokens, explanation.hit_tokens) == (96, 32)
+    assert any("differs from the run in 1 of 3" in line for line in lines(explanation))
     with pytest.raises(KvtuneError, match="not stored: the replay differs"):
-        with_misses(run_of([0, 64, 32]), found)
+        with_misses(run_of([0, 64, 32]), explanation)
 
 
 def test_requests_that_were_never_admitted_do_not_count() -> None:
-    found = add_up(run_of([0, -1, 32]), run_of([0, -1, 32], [COLD, None, EVICTED]))
-    assert (found.query_tokens, found.requests, found.not_admitted) == (200, 2, 1)
+    explanation = add_up(run_of([0, -1, 32]), run_of([0, -1, 32], [COLD, None, EVICTED]))
+    assert (explanation.query_tokens, explanation.requests, explanation.not_admitted) == (200, 2, 1)
 
 
 def sent_only(run: Run, sent: int) -> Run:
@@ -135,18 +135,19 @@ def sent_only(run: Run, sent: int) -> Run:
 
 def test_a_partial_run_is_explained_by_what_it_sent() -> None:
     run = sent_only(run_of([0, 0, -1]), 2)
-    found = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
-    assert (found.query_tokens, found.hit_tokens, found.requests, found.not_admitted) == (200, 0, 2, 0)
+    explanation = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
+    assert (explanation.query_tokens, explanation.hit_tokens) == (200, 0)
+    assert (explanation.requests, explanation.not_admitted) == (2, 0)
     assert settings_of(run).requests == [0, 1] and settings_of(run_of([0] * 3)).requests == []
-    assert sum(with_misses(run, found).header.extra.misses.values()) == 200
+    assert sum(with_misses(run, explanation).header.extra.misses.values()) == 200
 
 
 def test_a_request_that_was_in_flight_at_the_end_is_left_out_and_counted() -> None:
     run = run_of([0, 0, -1])
-    found = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
-    assert (found.query_tokens, found.requests, found.not_admitted) == (200, 2, 1)
-    assert any("left out: 1 request that" in line for line in lines(found))
-    assert sum(with_misses(run, found).header.extra.misses.values()) == 200
+    explanation = add_up(run, run_of([0, 0, 32], [COLD, UNKEPT, EVICTED]))
+    assert (explanation.query_tokens, explanation.requests, explanation.not_admitted) == (200, 2, 1)
+    assert any("left out: 1 request that" in line for line in lines(explanation))
+    assert sum(with_misses(run, explanation).header.extra.misses.values()) == 200
 
 
 @pytest.mark.vllm
@@ -161,10 +162,12 @@ def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_sen
     whole = simulate(build(spec), settings)
     run = sent_only(whole, 5)
     run.table("requests")["hit_tokens"][5:] = -1
-    found = explain(run, tries=2)
-    assert (found.requests, found.query_tokens) == (5, 5 * 1564)
-    assert found.hit_tokens == found.run_hit_tokens and not found.disagreements
-    assert found.remedies and all(0 <= r.hit_tokens <= found.query_tokens for r in found.remedies)
+    explanation = explain(run, tries=2)
+    assert (explanation.requests, explanation.query_tokens) == (5, 5 * 1564)
+    assert explanation.hit_tokens == explanation.run_hit_tokens and not explanation.disagreements
+    assert explanation.remedies and all(
+        0 <= r.hit_tokens <= explanation.query_tokens for r in explanation.remedies
+    )
 
 
 def test_a_run_that_sent_nothing_cannot_be_explained() -> None:
@@ -180,36 +183,37 @@ boundaries = st.builds(Boundaries, st.just(100), *[st.integers(0, 120)] * 6, st.
 @given(st.lists(boundaries, min_size=3, max_size=3))
 def test_sums_are_exact_in_total_and_in_each_class(cut: list[Boundaries]) -> None:
     verdicts = [verdict(number, at) for number, at in enumerate(cut)]
-    found = add_up(run_of([0] * 3), run_of([0] * 3, verdicts))
-    assert found.hit_tokens + sum(found.misses.values()) == found.query_tokens == 300
-    for counts in found.by_class.values():
+    explanation = add_up(run_of([0] * 3), run_of([0] * 3, verdicts))
+    assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens == 300
+    for counts in explanation.by_class.values():
         assert counts["hit"] + sum(counts[cause] for cause in CAUSES) == counts["query"]
         assert min(counts.values()) >= 0
 
 
 def test_stored_causes_are_what_the_summary_reads() -> None:
-    run, found = explained()
-    stored = with_misses(run, found)
+    run, explanation = explained()
+    stored = with_misses(run, explanation)
     from kvtune.analysis.cache import prefix_cache
 
     cache = prefix_cache(stored, None)
-    assert dict(cache.misses) == found.misses
+    assert dict(cache.misses) == explanation.misses
     assert cache.hit_tokens + sum(cache.misses.values()) == cache.query_tokens
 
 
 def test_text_and_json_say_the_same() -> None:
     from dataclasses import replace
 
-    _, found = explained()
-    found = replace(
-        found, remedies=(Remedy("evicted", "2x the pool", 160, 128), Remedy("evicted", "bad", 0, 0, "no"))
+    _, explanation = explained()
+    explanation = replace(
+        explanation,
+        remedies=(Remedy("evicted", "2x the pool", 160, 128), Remedy("evicted", "bad", 0, 0, "no")),
     )
-    text = "\n".join(lines(found))
+    text = "\n".join(lines(explanation))
     assert "not_retained               96   32.0 %" in text
     assert "+42.7 %  2x the pool: 53.3 % hit (for evicted)" in text
     assert "failed  bad: no" in text
-    printed = json.loads(msgspec.json.encode(to_json(found)))
-    assert printed["prefix_cache"]["misses"] == found.misses
+    printed = json.loads(msgspec.json.encode(to_json(explanation)))
+    assert printed["prefix_cache"]["misses"] == explanation.misses
     assert printed["differing_requests"] == 0
     assert printed["remedies"][0]["gain_tokens"] == 128
 
@@ -224,20 +228,20 @@ def changes(misses: dict[str, int], where: Situation) -> list[str]:
 
 
 def test_the_largest_cause_comes_first_and_small_ones_are_left_out() -> None:
-    found = changes({"evicted": 300, "not_retained": 500, "partial_block": 2, "cold": 198}, at())
-    assert found[0] == "--core kvtune"
-    assert "--prefix-cache-retention-interval 0 -> 512" in found[:3]
-    assert "2x the pool (100 -> 200 blocks)" in found
-    assert len(found) == len(set(found))
-    assert not any("blocks of" in change for change in found)
+    remedies = changes({"evicted": 300, "not_retained": 500, "partial_block": 2, "cold": 198}, at())
+    assert remedies[0] == "--core kvtune"
+    assert "--prefix-cache-retention-interval 0 -> 512" in remedies[:3]
+    assert "2x the pool (100 -> 200 blocks)" in remedies
+    assert len(remedies) == len(set(remedies))
+    assert not any("blocks of" in change for change in remedies)
     assert changes({"cold": 900, "last_token": 100}, at()) == []
 
 
 def test_the_kvtune_cores_remedy_is_a_larger_slack() -> None:
-    found = candidates({"not_retained": 500}, 1000, at(core="kvtune", core_settings={"slack": 64}))
-    assert found[0].change == "core.slack 64 -> 128"
-    assert found[0].settings.core_settings == {"slack": 128}
-    assert found[0].settings.engine_args == ["--max-num-seqs", "8"]
+    values = candidates({"not_retained": 500}, 1000, at(core="kvtune", core_settings={"slack": 64}))
+    assert values[0].change == "core.slack 64 -> 128"
+    assert values[0].settings.core_settings == {"slack": 128}
+    assert values[0].settings.engine_args == ["--max-num-seqs", "8"]
 
 
 def test_a_retention_interval_for_states_comes_with_chunks_of_its_size() -> None:

@@ -14,14 +14,14 @@ CHUNK = 2048
 def whole(name: str, table: Table) -> Table:
     """With the kinds of the record, and its columns that this loop knows nothing of as a reader fills them."""
     rows = len(next(iter(table.values())))
-    found = {}
+    by_name = {}
     for column, kind in TABLES[name].items():
         if column in table:
-            found[column] = table[column] if kind == "U" else table[column].astype(kind)
+            by_name[column] = table[column] if kind == "U" else table[column].astype(kind)
         else:
             fill = np.nan if kind == "f8" else ("" if kind == "U" else 0)
-            found[column] = np.full(rows, fill, dtype="U1" if kind == "U" else kind)
-    return found
+            by_name[column] = np.full(rows, fill, dtype="U1" if kind == "U" else kind)
+    return by_name
 
 
 def engine_loop(

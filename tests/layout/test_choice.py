@@ -31,20 +31,20 @@ def real(name: str) -> ModelShape:
 
 
 def test_a_short_shared_prefix_picks_the_blocks_that_hit_it() -> None:
-    found = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
-    stock, packed = found.rows[0], found.rows[found.recommended]
+    layouts = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
+    stock, packed = layouts.rows[0], layouts.rows[layouts.recommended]
     assert (stock.plan.block_tokens, stock.hit_share, stock.plan.groups) == (1280, 0.0, 2)
     # Blocks of 160 hit no more of 700 tokens than blocks of 320, and have nine groups instead of five.
     assert (packed.states, packed.plan.block_tokens, packed.plan.groups) == (2, 320, 5)
-    assert found.rows[1].states == 1 and found.rows[1].hit_share == packed.hit_share
+    assert layouts.rows[1].states == 1 and layouts.rows[1].hit_share == packed.hit_share
     assert packed.hit_share == pytest.approx(16 * 640 / (24 * 764))  # the first visit of each prefix is cold
     assert packed.resend_tokens == 32 and packed.on_front and packed.capacity > 1.0
 
 
 def test_the_table_recommends_a_layout_and_fits_a_terminal() -> None:
     config_facts = read_config("tiny-granite", [])
-    found = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
-    report = ModelReport(config_facts, floor_of(config_facts), found)
+    layouts = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
+    report = ModelReport(config_facts, floor_of(config_facts), layouts)
     text = [line for _, line in lines(Diagnosis((), (), report))]
     assert any(line.startswith("  ->*packed 2") and "320" in line and "55.8%" in line for line in text)
     assert any(line.startswith("     stock") and "1,280" in line for line in text)
@@ -56,8 +56,8 @@ def test_the_table_recommends_a_layout_and_fits_a_terminal() -> None:
 
 def test_stock_stays_where_smaller_blocks_gain_nothing() -> None:
     cold = load_of(build("decode:requests=20,prompt=48,output=200"))
-    found = layouts_of(GRANITE, CPU, POOL, load=cold)
-    assert found.recommended == 0 and "gain this workload 0.0 points" in found.why
+    layouts = layouts_of(GRANITE, CPU, POOL, load=cold)
+    assert layouts.recommended == 0 and "gain this workload 0.0 points" in layouts.why
 
 
 def test_a_layout_with_less_capacity_is_recommended_only_where_hits_pay_for_it() -> None:
@@ -77,8 +77,8 @@ def test_a_layout_with_less_capacity_is_recommended_only_where_hits_pay_for_it()
 
 
 def test_an_engine_that_cannot_pack_has_stocks_layout_only() -> None:
-    found = layouts_of(GRANITE, CPU, POOL, refusal="a KV connector moves pages by stock's layout")
-    assert (len(found.rows), found.recommended) == (1, 0) and "KV connector" in found.why
+    layouts = layouts_of(GRANITE, CPU, POOL, refusal="a KV connector moves pages by stock's layout")
+    assert (len(layouts.rows), layouts.recommended) == (1, 0) and "KV connector" in layouts.why
     assert packed_plans(shape_of(config("tiny-gemma3")), CPU, 4096) == {}
 
 
@@ -115,7 +115,7 @@ def test_no_layout_below_least_capacity_is_recommended_unless_hits_pay(
 ) -> None:
     shared = tuple(int(tokens * share) for tokens, share in requests)
     load = Load(tuple(t for t, _ in requests), sum(t for t, _ in requests) if weighed else 0, shared)
-    found = layouts_of(shape, GPU, 8 << 30, load=load)
-    row = found.rows[found.recommended]
-    assert found.recommended == 0 or row.capacity >= LEAST_CAPACITY or pays(row, found.rows[0])
-    assert any(r.on_front for r in found.rows)
+    layouts = layouts_of(shape, GPU, 8 << 30, load=load)
+    row = layouts.rows[layouts.recommended]
+    assert layouts.recommended == 0 or row.capacity >= LEAST_CAPACITY or pays(row, layouts.rows[0])
+    assert any(r.on_front for r in layouts.rows)

@@ -130,5 +130,5 @@ def usable(path: Path) -> dict[str, Any]:
         pytest.skip("vLLM 0.32 has no class for this model")
     if path.stem in NEED_TORCHVISION:
         pytest.importorskip("torchvision")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    parsed: dict[str, Any] = json.loads(path.read_text())
+    return parsed

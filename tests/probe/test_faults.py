@@ -89,8 +89,8 @@ def test_a_stale_file_of_another_process_with_this_pid_is_replaced(tmp_path: Pat
         old.write(Collection(2, *[n] * 8))
     new = Ring(path, 1 << 16)
     new.write(Collection(0, *[7] * 8))
-    found = read_ring(path)
-    assert found.rows == [Collection(0, *[7] * 8)] and found.lost == 0
+    records = read_ring(path)
+    assert records.rows == [Collection(0, *[7] * 8)] and records.lost == 0
 
 
 def test_two_runs_at_once_do_not_mix(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def test_one_record_per_collection(installed: tuple[CollectorProbe, Path]) -> No
     for generation in (0, 1, 2):
         gc.collect(generation)
     after = monotonic_ns()
-    found = read_ring(path)
-    rows = found.of(Collection)
-    assert len(found.rows) == 3 and [row.generation for row in rows] == [0, 1, 2]
+    records = read_ring(path)
+    rows = records.of(Collection)
+    assert len(records.rows) == 3 and [row.generation for row in rows] == [0, 1, 2]
     for row in rows:
         assert before <= row.start_ns and row.pause_ns > 0 and row.start_ns + row.pause_ns <= after
 

@@ -170,8 +170,8 @@ def test_the_wait_of_an_interval_is_that_of_the_thread_that_waited_longest(tmp_p
         for thread, waited in (("1", first), ("2", second)):
             (tmp_path / thread).mkdir(exist_ok=True)
             (tmp_path / thread / "schedstat").write_text(f"1 {waited} 3\n")
-        found = wait.read_s()
-    assert found == pytest.approx(11e-6)  # 4 and then 7 microseconds; not 4 + 3 and then 7
+        result = wait.read_s()
+    assert result == pytest.approx(11e-6)  # 4 and then 7 microseconds; not 4 + 3 and then 7
 
 
 def test_mapped_shared_memory_is_found() -> None:

@@ -75,11 +75,11 @@ def test_no_token_and_no_salt_reach_the_file(tmp_path: Path) -> None:
 
 def block_hashes(tokens: list[int], block: int) -> list[bytes]:
     """Chained, as an engine makes them: of full blocks only."""
-    found, last = [], b""
+    result, last = [], b""
     for end in range(block, len(tokens) + 1, block):
         last = hashlib.sha256(last + str(tokens[end - block : end]).encode()).digest()
-        found.append(last)
-    return found
+        result.append(last)
+    return result
 
 
 @pytest.mark.parametrize("block", [0, 16, 128, 512, 544])

@@ -21,10 +21,10 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "r", HEADER + 100 * SIZE)
     for i in range(50):
         ring.write(Digest(i * 10**9, -i))
-    found = read_ring(tmp_path / "r")
-    assert found.pid == os.getpid()
-    assert found.lost == 0
-    assert found.rows == [Digest(i * 10**9, -i) for i in range(50)]
+    records = read_ring(tmp_path / "r")
+    assert records.pid == os.getpid()
+    assert records.lost == 0
+    assert records.rows == [Digest(i * 10**9, -i) for i in range(50)]
 
 
 HALF = st.integers(0, (1 << 31) - 1)
@@ -71,8 +71,8 @@ def test_a_kind_that_this_version_does_not_know_is_skipped_and_not_lost(tmp_path
     ring = Ring(tmp_path / "r", 4 * SIZE)
     ring.write(Newer())
     ring.write(Digest(1, 2))
-    found = read_ring(tmp_path / "r")
-    assert found.rows == [Digest(1, 2)] and found.lost == 0
+    records = read_ring(tmp_path / "r")
+    assert records.rows == [Digest(1, 2)] and records.lost == 0
 
 
 @settings(deadline=None)
@@ -84,10 +84,10 @@ def test_a_full_ring_keeps_the_newest_and_counts_the_rest(
     ring = Ring(path, capacity * SIZE)
     for i in range(written):
         ring.write(Digest(0, i))
-    found = read_ring(path)
+    records = read_ring(path)
     kept = min(capacity, written)
-    assert found.rows == [Digest(0, i) for i in range(written - kept, written)]
-    assert found.lost == written - kept
+    assert records.rows == [Digest(0, i) for i in range(written - kept, written)]
+    assert records.lost == written - kept
 
 
 def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
     ) as file:  # the last record, killed before its sequence number was written
         file.seek(HEADER + 4 * SIZE + RECORD.size - 8)
         file.write(bytes(8))
-    found = read_ring(tmp_path / "r")
-    assert found.rows == [Digest(0, i) for i in range(4)]
+    records = read_ring(tmp_path / "r")
+    assert records.rows == [Digest(0, i) for i in range(4)]
 
 
 def test_threads_never_share_a_slot(tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_threads_never_share_a_slot(tmp_path: Path) -> None:
         t.start()
     for t in threads:
         t.join()
-    found = read_ring(tmp_path / "r")
-    assert len(found.rows) == 6000 and found.lost == 0
+    records = read_ring(tmp_path / "r")
+    assert len(records.rows) == 6000 and records.lost == 0
     for thread in range(4):
-        assert [row for row in found.rows if row.start_ns == thread] == [
+        assert [row for row in records.rows if row.start_ns == thread] == [
             Digest(thread, i) for i in range(1500)
         ]
 
@@ -146,9 +146,9 @@ def test_nothing_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     writer.stdout.close()
-    found = read_ring(path)
-    values = [row.start_ns for row in found.rows]
-    assert len(values) + found.lost >= 1000
+    records = read_ring(path)
+    values = [row.start_ns for row in records.rows]
+    assert len(values) + records.lost >= 1000
     assert values == list(range(values[0], values[0] + len(values)))
 
 

@@ -54,7 +54,7 @@ def scheme(page: Any, preference: str, media: str = "") -> None:
 def wait(done: Callable[[], Any], seconds: float = 40) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := done():
-            return found
+        if result := done():
+            return result
         time.sleep(0.05)
     raise AssertionError(f"not within {seconds} s")

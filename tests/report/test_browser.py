@@ -174,10 +174,10 @@ def test_charts_fit_again_when_the_window_changes(opened: Open) -> None:
 
     def width() -> float:
         """Asked in one step: a chart that is drawn anew is another element."""
-        found = page.execute_script(
+        value = page.execute_script(
             "return document.querySelector('#chart-causes svg')?.getBoundingClientRect().width"
         )
-        return float(found or 0)
+        return float(value or 0)
 
     wide = width()
     size(page, 700)

@@ -74,10 +74,10 @@ LANES = {
 
 
 def domain(page: Any) -> tuple[float, float]:
-    found = page.execute_script(
+    value = page.execute_script(
         "const d = document.querySelector('#chart-timeline').dataset; return [Number(d.from), Number(d.to)]"
     )
-    return found[0], found[1]
+    return value[0], value[1]
 
 
 def ticks(page: Any) -> list[str]:

@@ -105,13 +105,13 @@ def test_compare_does_not_call_times_of_one_run_a_side_worse(
 def test_compare_prints_one_json_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(folder / f"{name}.kvrun") for name in ("stock", "kvtune", "stock")]
     assert kvtune(["compare", *runs, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [run["name"] for run in found["runs"]] == ["stock (1)", "kvtune (2)", "stock (3)"]
-    assert [c["name"] for c in found["comparisons"]] == ["kvtune (2)", "stock (3)"]
-    figures = {f["path"]: f for f in found["comparisons"][0]["figures"]}
+    parsed = json.loads(capsys.readouterr().out)
+    assert [run["name"] for run in parsed["runs"]] == ["stock (1)", "kvtune (2)", "stock (3)"]
+    assert [c["name"] for c in parsed["comparisons"]] == ["kvtune (2)", "stock (3)"]
+    figures = {f["path"]: f for f in parsed["comparisons"][0]["figures"]}
     assert figures["prefix_cache.hit_rate"]["verdict"] == "better"
     assert figures["ttft_ms.mean"]["verdict"] == "not judged" and figures["ttft_ms.mean"]["high"] is None
-    assert found["comparable"] is True and found["failed"] == []
+    assert parsed["comparable"] is True and parsed["failed"] == []
 
 
 def test_compare_prints_markdown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

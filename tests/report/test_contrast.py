@@ -28,41 +28,41 @@ def kvtune(speed: float = 1.0) -> Run:
 
 
 def test_two_runs_are_two_sides() -> None:
-    found = contrast([stock(), kvtune()], ["a", "b"])
-    assert [side.name for side in found.sides] == ["stock", "kvtune"]
-    assert not found.repeated
-    assert ("core pin_window", ("–", "1024")) in found.differing
+    compared = contrast([stock(), kvtune()], ["a", "b"])
+    assert [side.name for side in compared.sides] == ["stock", "kvtune"]
+    assert not compared.repeated
+    assert ("core pin_window", ("–", "1024")) in compared.differing
 
 
 def test_interleaved_repetitions_are_two_sides_of_two_runs() -> None:
-    found = contrast([stock(), kvtune(1.01), stock(0.99), kvtune()], ["a1", "b1", "a2", "b2"])
-    assert [(side.name, len(side.runs)) for side in found.sides] == [("stock", 2), ("kvtune", 2)]
-    assert found.repeated
-    throughput = next(f for f in found.comparisons[0].figures if f.path == "throughput_tok_s")
+    compared = contrast([stock(), kvtune(1.01), stock(0.99), kvtune()], ["a1", "b1", "a2", "b2"])
+    assert [(side.name, len(side.runs)) for side in compared.sides] == [("stock", 2), ("kvtune", 2)]
+    assert compared.repeated
+    throughput = next(f for f in compared.comparisons[0].figures if f.path == "throughput_tok_s")
     assert throughput.low is not None, "a figure of one value a run has an interval now"
-    assert len(found.sides[0].values(ttft_ms)) == 2 * 12
-    assert "come from repeated runs (2 of stock, 2 of kvtune)" in compare_page(found)
+    assert len(compared.sides[0].values(ttft_ms)) == 2 * 12
+    assert "come from repeated runs (2 of stock, 2 of kvtune)" in compare_page(compared)
 
 
 def test_a_machine_that_drifts_more_than_the_settings_differ_shows_no_difference() -> None:
-    found = contrast([stock(0.5), kvtune(1.0), stock(1.5), kvtune(0.6)], ["a1", "b1", "a2", "b2"])
-    itl = next(f for f in found.comparisons[0].figures if f.path == "itl_ms.mean")
+    compared = contrast([stock(0.5), kvtune(1.0), stock(1.5), kvtune(0.6)], ["a1", "b1", "a2", "b2"])
+    itl = next(f for f in compared.comparisons[0].figures if f.path == "itl_ms.mean")
     assert itl.verdict == "no difference shown"
 
 
 def test_one_repetition_without_its_like_makes_every_run_a_side() -> None:
-    found = contrast([stock(), kvtune(), stock()], ["a1", "b", "a2"])
-    assert [len(side.runs) for side in found.sides] == [1, 1, 1]
-    assert len({side.name for side in found.sides}) == 3
+    compared = contrast([stock(), kvtune(), stock()], ["a1", "b", "a2"])
+    assert [len(side.runs) for side in compared.sides] == [1, 1, 1]
+    assert len({side.name for side in compared.sides}) == 3
 
 
 def test_runs_of_one_setting_are_compared_one_by_one() -> None:
-    found = contrast([stock(), stock()], ["same", "same"])
-    assert [side.name for side in found.sides] == ["same (1)", "same (2)"]
-    assert found.differing == ()
+    compared = contrast([stock(), stock()], ["same", "same"])
+    assert [side.name for side in compared.sides] == ["same (1)", "same (2)"]
+    assert compared.differing == ()
     judged = "no difference shown in any figure that is judged"
-    assert sentence(found.comparisons[0]) == f"{judged}; times not judged (one run a side)"
-    assert not found.repeat_command, "settings that are equal cannot be told apart as sides"
+    assert sentence(compared.comparisons[0]) == f"{judged}; times not judged (one run a side)"
+    assert not compared.repeat_command, "settings that are equal cannot be told apart as sides"
 
 
 def test_a_sentence_names_one_figure_of_a_kind_and_counts_the_rest() -> None:
@@ -78,18 +78,18 @@ def test_one_measured_run_a_side_comes_with_the_line_that_repeats_both_in_turns(
     a = [program, "profile", "tiny-gemma3", "--core", "stock", "-o", "x", "--repeat=1", "--json", *flags]
     b = [program, "profile", "tiny-gemma3", "-w", "rounds:prefixes=2", "--output", "y y", *flags]
     made = [replace_header(run, command=words) for run, words in ((stock(), a), (kvtune(), b))]
-    found = contrast(made, ["a", "b"])
+    compared = contrast(made, ["a", "b"])
     line = (
         "for run in 1 2 3; do kvtune profile tiny-gemma3 --core stock -o ab -- --max-num-seqs 8; "
         "kvtune profile tiny-gemma3 -w rounds:prefixes=2 -o ab -- --max-num-seqs 8; done; kvtune compare ab/*.kvrun"
     )
-    assert found.repeat_command == line
-    assert sentence(found.comparisons[0]).endswith("times not judged (one run a side)")
-    html = compare_page(found)
+    assert compared.repeat_command == line
+    assert sentence(compared.comparisons[0]).endswith("times not judged (one run a side)")
+    html = compare_page(compared)
     (shown,) = re.findall(r'<pre id="repeat-command">(.*?)</pre>', html, re.S)
     assert " ".join(unescape(re.sub("<[^>]*>", "", shown)).split()) == line
     assert "not judged" in html and 'class="worse"' not in html
-    assert line in markdown(found).splitlines()
+    assert line in markdown(compared).splitlines()
     tuned = [replace_header(run, command=["kvtune", "tune"]) for run in made]
     assert not contrast(tuned, ["a", "b"]).repeat_command
     again = contrast([*made, *made], ["a", "b", "a2", "b2"])
@@ -111,5 +111,5 @@ def test_the_average_of_summaries_is_leaf_by_leaf() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_average_of_equal_summaries_is_that_summary(count: int) -> None:
     summary = {"a": 0.5, "rounds": [{"hit_tokens": 3}], "why": ""}
-    found = average([summary] * count)
-    assert found["rounds"] == [{"hit_tokens": 3}] and np.isclose(found["a"], 0.5)
+    mean = average([summary] * count)
+    assert mean["rounds"] == [{"hit_tokens": 3}] and np.isclose(mean["a"], 0.5)

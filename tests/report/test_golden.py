@@ -43,9 +43,9 @@ def test_every_view_draws_a_golden_run(golden: Path, tmp_path: Path) -> None:
     workload = workload_of(run)
     html = run_page(RunAnalysis(run, workload))
     assert html.startswith("<!doctype html>") and html.rstrip().endswith("</html>")
-    found = summary(RunAnalysis(run, workload))
-    json.dumps(found, allow_nan=False)
-    assert run.header.model in summary_text(found, width=400)
+    fields = summary(RunAnalysis(run, workload))
+    json.dumps(fields, allow_nan=False)
+    assert run.header.model in summary_text(fields, width=400)
     json.dumps(chrome_trace(run), allow_nan=False)
     json.dumps(speedscope(run), allow_nan=False)
     assert write_csv(run, tmp_path / "csv")
@@ -84,14 +84,14 @@ def test_causes_of_misses_come_from_the_workload_made_again() -> None:
 def test_a_real_engines_run_has_evictions_and_a_flame_graph_on_its_page() -> None:
     """Recorded with `--stacks` on a pool of 700 blocks, which is too small for its load."""
     run = read_run(FOLDER / "schema1-real.kvrun")
-    found = {s.id: s for s in run_sections(RunAnalysis(run, workload_of(run)))}
-    timeline = found["timeline"].data
+    result = {s.id: s for s in run_sections(RunAnalysis(run, workload_of(run)))}
+    timeline = result["timeline"].data
     assert sum(timeline["evicted"]["blocks"]) == run.tables["pool"]["evicted"].sum() == 4070
     assert set(timeline["evicted"]["tier"]) <= set(run.header.engine.settings["tiers"])
-    flames = [c for c in found["stacks"].charts if c.title.endswith("flame graph")]
+    flames = [c for c in result["stacks"].charts if c.title.endswith("flame graph")]
     assert [c.title for c in flames] == ["EngineCore: flame graph", "worker: flame graph"]
-    functions = found["stacks"].data[flames[0].id]["function"]
+    functions = result["stacks"].data[flames[0].id]["function"]
     assert "EngineCoreProc.run_busy_loop" in functions and "EngineCore.step" in functions
     for chart in flames:
-        data = found["stacks"].data[chart.id]
+        data = result["stacks"].data[chart.id]
         assert min(data["start"]) >= 0 and max(data["end"]) <= 100.01

@@ -84,9 +84,9 @@ def pair() -> tuple[Run, Run]:
 
 
 def embedded(html: str, name: str) -> Any:
-    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', html, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
+    match = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', html, re.DOTALL)
+    assert match is not None
+    return json.loads(match[1])
 
 
 def test_a_page_names_no_address_but_xml_namespaces(any_page: str) -> None:
@@ -161,14 +161,14 @@ def axes(spec: Any) -> list[str | None]:
     if lanes:
         last = [lane["encoding"]["x"]["axis"]["title"] for lane in lanes[-1:]]
         return last + [lane["encoding"]["y"]["title"] for lane in lanes]
-    found: list[str | None] = []
+    collected: list[str | None] = []
     for layer in spec.get("layer", [spec]):
-        found += axes(layer) if "layer" in layer else []
+        collected += axes(layer) if "layer" in layer else []
         for channel in ("x", "y"):
             drawn = layer.get("encoding", {}).get(channel, {})
             if "title" in drawn or "title" in (drawn.get("axis") or {}):
-                found.append(drawn.get("title") or (drawn.get("axis") or {}).get("title"))
-    return found
+                collected.append(drawn.get("title") or (drawn.get("axis") or {}).get("title"))
+    return collected
 
 
 def data_names(node: Any) -> set[str]:
@@ -332,16 +332,16 @@ def test_three_runs_are_compared_with_the_first(pair: tuple[Run, Run]) -> None:
 
 
 def test_identical_runs_show_no_difference(rounds: Run) -> None:
-    found = contrast([rounds, rounds], ["a", "b"])
-    html = compare_page(found)
+    compared = contrast([rounds, rounds], ["a", "b"])
+    html = compare_page(compared)
     assert "no difference shown in any figure" in html
     assert 'class="better"' not in html and 'class="worse"' not in html
 
 
 def test_incomparable_runs_are_drawn_with_a_warning(rounds: Run, long_run: Run) -> None:
-    found = contrast([rounds, long_run], ["a", "b"])
-    assert not found.comparable
-    html = compare_page(found)
+    compared = contrast([rounds, long_run], ["a", "b"])
+    assert not compared.comparable
+    html = compare_page(compared)
     assert "did not do the same work" in html
     assert "Checked fields that differ" in html
 

@@ -48,9 +48,9 @@ def test_boxes_are_bounded() -> None:
 def test_threads_that_only_wait_are_left_out() -> None:
     frames = [{"name": n} for n in ("EngineCoreProc.run_busy_loop", "step", "Condition.wait")]
     threads = [{"samples": [[0, 1], [0]], "weights": [3, 1]}, {"samples": [[2]], "weights": [40]}]
-    found = of_loops({"shared": {"frames": frames}, "profiles": threads})
-    assert found is not None
-    assert [(f.function, f.share) for f in top_functions(found)] == [
+    loops = of_loops({"shared": {"frames": frames}, "profiles": threads})
+    assert loops is not None
+    assert [(f.function, f.share) for f in top_functions(loops)] == [
         ("step", 0.75),
         ("EngineCoreProc.run_busy_loop", 0.25),
     ]
@@ -66,11 +66,11 @@ def with_stacks() -> Run:
 
 
 def test_the_page_draws_it_with_its_numbers_and_as_text() -> None:
-    found = section(with_stacks())
-    assert found is not None
-    assert [chart.title.split(": ")[1] for chart in found.charts] == [
+    drawn = section(with_stacks())
+    assert drawn is not None
+    assert [chart.title.split(": ")[1] for chart in drawn.charts] == [
         "where the time was spent",
         "flame graph",
     ]
-    assert len(found.charts[1].grid.rows) == 4
+    assert len(drawn.charts[1].grid.rows) == 4
     assert "<img src=x" not in run_page(RunAnalysis(with_stacks()))

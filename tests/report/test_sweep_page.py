@@ -50,9 +50,9 @@ def test_a_winner_in_simulation_is_named_and_the_command_confirms_it_on_the_engi
 
 
 def test_values_with_which_nothing_hits_are_noticed() -> None:
-    found = studies.viewed(studies.grid_study())
-    assert "Noticed" not in study_page(found)
-    html = study_page(with_result(found, notes=("nothing hit with pin_window=4096: look",)))
+    shown = studies.viewed(studies.grid_study())
+    assert "Noticed" not in study_page(shown)
+    html = study_page(with_result(shown, notes=("nothing hit with pin_window=4096: look",)))
     assert "Noticed" in html and "Nothing hit with pin_window=4096: look." in html
 
 
@@ -81,12 +81,12 @@ def test_a_study_without_a_trial_has_a_page() -> None:
 
 
 def test_finalists_on_the_engine_without_their_run_files_keep_their_figures() -> None:
-    found = studies.viewed(studies.tuned_study())
-    assert [row.core for row in found.engine_runs] == ["stock", "kvtune"]
-    assert [len(row.values) for row in found.engine_runs] == [3, 3]
-    assert found.engine_runs[1].mean == pytest.approx(0.61)
-    assert [row.why for row in found.engine_runs] == ["the baseline", "its run files are gone"]
-    html = study_page(found)
+    shown = studies.viewed(studies.tuned_study())
+    assert [row.core for row in shown.engine_runs] == ["stock", "kvtune"]
+    assert [len(row.values) for row in shown.engine_runs] == [3, 3]
+    assert shown.engine_runs[1].mean == pytest.approx(0.61)
+    assert [row.why for row in shown.engine_runs] == ["the baseline", "its run files are gone"]
+    html = study_page(shown)
     assert "Finalists on the engine" in html
     assert "No winner" in html, "nothing is called a winner without its intervals"
 
@@ -107,10 +107,10 @@ def test_intervals_outlive_the_run_files_in_the_saved_result(tmp_path: Path) -> 
     }
     assert saved_result(path, study) is None
     keep_result(stored, path)
-    found = view(study, by, saved=saved_result(path, study))
-    figure_again = found.engine_runs[1].figure
-    assert found.result.verdict.winner and figure_again is not None and figure_again.low == 0.25
-    html = study_page(found)
+    shown = view(study, by, saved=saved_result(path, study))
+    figure_again = shown.engine_runs[1].figure
+    assert shown.result.verdict.winner and figure_again is not None and figure_again.low == 0.25
+    html = study_page(shown)
     assert "+25 to +31" in html and "No winner" not in html
     assert not view(study, objective("ttft"), saved=saved_result(path, study)).result.verdict.winner
     more = studies.Study(
@@ -126,9 +126,9 @@ def test_markup_anywhere_in_a_study_stays_text() -> None:
     settings = {"policy": HOSTILE, "pin_window": 1024, "block_size": 32}
     trials = tuple(msgspec.structs.replace(t, settings=settings, why=HOSTILE) for t in study.trials)
     bench = studies.bench(model=HOSTILE, spec=HOSTILE, engine_args=[HOSTILE], vllm=HOSTILE)
-    found = view(studies.Study("tune", bench, trials), studies.HIT_RATE)
+    shown = view(studies.Study("tune", bench, trials), studies.HIT_RATE)
     html = study_page(
-        msgspec.structs.replace(with_result(found, recipe=f"{HOSTILE}.toml"), recipe_text=HOSTILE)
+        msgspec.structs.replace(with_result(shown, recipe=f"{HOSTILE}.toml"), recipe_text=HOSTILE)
     )
     assert "<img src=x" not in html
     assert html.count("<script") == study_page(studies.viewed(study)).count("<script")
@@ -150,9 +150,9 @@ def test_the_front_holds_what_nothing_beats() -> None:
 
 def test_the_best_setting_keeps_the_pools_size_in_tokens() -> None:
     study = studies.grid_study(blocks=(64,), fails=())
-    found = studies.viewed(study)
-    assert "--num-gpu-blocks-override 1500" in " ".join(found.best_flags)
-    assert "--num-gpu-blocks-override 1500" in words(study_page(found))
+    shown = studies.viewed(study)
+    assert "--num-gpu-blocks-override 1500" in " ".join(shown.best_flags)
+    assert "--num-gpu-blocks-override 1500" in words(study_page(shown))
 
 
 def test_a_thousand_trials_stay_below_three_megabytes() -> None:
@@ -186,14 +186,14 @@ def test_report_draws_every_golden_study(
 
 def test_a_real_sweep_of_the_simulator_is_drawn_whole() -> None:
     """48 settings of tiny-gemma3 on a pool of 3000 blocks, as `kvtune sweep` left them."""
-    found = view(read_study(FOLDER / "study1-real.jsonl"), studies.HIT_RATE)
-    made = {s.id: s for s in study_sections(found)}
+    shown = view(read_study(FOLDER / "study1-real.jsonl"), studies.HIT_RATE)
+    made = {s.id: s for s in study_sections(shown)}
     assert made["outcome"].title == "Ahead in simulation"
     assert [c.title for c in made["maps"].charts] == ["block_size 32", "block_size 64"]
     assert [len(made["maps"].data[c.id]["figure"]) for c in made["maps"].charts] == [12, 12]
     assert {c.title for c in made["effects"].charts} == {"pin_window", "min_drop", "block_size", "policy"}
     assert len(made["trials"].values["table"].rows) == 49, "and stock"
-    assert found.result.best is not None and found.result.best.settings["policy"] == "tiered"
+    assert shown.result.best is not None and shown.result.best.settings["policy"] == "tiered"
 
 
 def test_there_is_a_golden_study() -> None:

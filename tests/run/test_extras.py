@@ -82,8 +82,8 @@ def test_what_was_not_recorded_is_not_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", Extras.__struct_fields__)
 def test_a_damaged_part_reads_as_never_recorded_and_the_others_stand(name: str) -> None:
     stored = msgspec.to_builtins(EVERYTHING)
-    found = read_extras({**stored, name: "damaged", "a_part_of_a_later_version": 3})
-    assert found == msgspec.structs.replace(EVERYTHING, **{name: getattr(Extras(), name)})
+    extras = read_extras({**stored, name: "damaged", "a_part_of_a_later_version": 3})
+    assert extras == msgspec.structs.replace(EVERYTHING, **{name: getattr(Extras(), name)})
 
 
 @pytest.mark.parametrize("stored", [None, [], 7, "extra"])

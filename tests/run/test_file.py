@@ -70,9 +70,9 @@ def test_every_table_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: 
 
 def test_a_table_that_was_not_recorded_is_empty(tmp_path: Path) -> None:
     write_run(Run(header()), tmp_path / "a.kvrun")
-    found = read_run(tmp_path / "a.kvrun")
-    assert found.tables == {}
-    assert set(found.table("steps")) == set(TABLES["steps"]) and len(found.table("steps")["t_s"]) == 0
+    read = read_run(tmp_path / "a.kvrun")
+    assert read.tables == {}
+    assert set(read.table("steps")) == set(TABLES["steps"]) and len(read.table("steps")["t_s"]) == 0
 
 
 def test_a_column_that_the_writer_did_not_know_is_filled(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_log_without_noise_is_fitted_exactly(parts: tuple[float, ...]) -> None
         prefill_kv_us=parts[5],
     )
     log = made_steps(truth)
-    found = fit(run_with(log))
+    fitted = fit(run_with(log))
     other = made_steps(truth, seed=1)
     for p, d, k, own, us in zip(
         other["prefill_tokens"].tolist(),
@@ -111,16 +111,16 @@ def test_a_log_without_noise_is_fitted_exactly(parts: tuple[float, ...]) -> None
         other["cpu_us"].tolist(),
         strict=True,
     ):
-        assert found.seconds(p, d, k - own, p * (own + p / 2)) * 1e6 == pytest.approx(us, rel=1e-3)
-    assert found.error_share < 1e-6 and found.trusted
+        assert fitted.seconds(p, d, k - own, p * (own + p / 2)) * 1e6 == pytest.approx(us, rel=1e-3)
+    assert fitted.error_share < 1e-6 and fitted.trusted
 
 
 def test_pauses_are_left_out_of_the_fit_but_count_in_its_error() -> None:
     steps = made_steps(TRUTH, noise=0.01)
     steps["cpu_us"][::23] *= 30
-    found = fit(run_with(steps))
-    np.testing.assert_allclose(weights(found), weights(TRUTH), rtol=0.25)
-    assert found.error_share > 0.3 and not found.trusted  # a reader of the prediction must know
+    fitted = fit(run_with(steps))
+    np.testing.assert_allclose(weights(fitted), weights(TRUTH), rtol=0.25)
+    assert fitted.error_share > 0.3 and not fitted.trusted  # a reader of the prediction must know
 
 
 def test_weights_are_never_negative() -> None:
@@ -193,17 +193,17 @@ def test_transport_delays_and_the_gap_between_steps_are_recovered() -> None:
     gaps_s[5::100] = 3.0  # pauses of the machine
     made = in_a_row(made_steps(TRUTH), gaps_s, (0.0013, 0.0021))
     run = run_with(made["steps"])
-    found = fit(Run(run.header, {**run.tables, **made}))
+    fitted = fit(Run(run.header, {**run.tables, **made}))
     np.testing.assert_allclose(
-        [found.between_us, found.enter_us, found.leave_us], [300.0, 1300.0, 2100.0], rtol=1e-6
+        [fitted.between_us, fitted.enter_us, fitted.leave_us], [300.0, 1300.0, 2100.0], rtol=1e-6
     )
-    assert not found.trusted  # four pauses of three seconds
+    assert not fitted.trusted  # four pauses of three seconds
     calm = in_a_row(made_steps(TRUTH), np.full(400, 0.0003), (0.0013, 0.0021))
-    found = fit(Run(run.header, {**run.tables, **calm}))
-    assert found.trusted and found.unexplained_share < 0.01
+    fitted = fit(Run(run.header, {**run.tables, **calm}))
+    assert fitted.trusted and fitted.unexplained_share < 0.01
     calm["steps"]["running"][:] = 1  # never idle: request delay is hidden
-    found = fit(Run(run.header, {**run.tables, **calm}))
-    assert found.enter_us == found.leave_us == pytest.approx(2100.0)
+    fitted = fit(Run(run.header, {**run.tables, **calm}))
+    assert fitted.enter_us == fitted.leave_us == pytest.approx(2100.0)
     nothing = TRUTH.seconds(0, 1, 10) + 300e-6
     assert msgspec.structs.replace(TRUTH, between_us=300.0).seconds(0, 1, 10) == pytest.approx(nothing)
 
@@ -214,8 +214,8 @@ def test_gaps_that_no_median_shows_count_against_a_cost(gap_s: float, trusted: b
     gaps_s = np.where(np.arange(400) % 5 < 2, 3 * gap_s, 0.0)
     made = in_a_row(made_steps(TRUTH), gaps_s, (0.0, 0.0))
     run = run_with(made["steps"])
-    found = fit(Run(run.header, {**run.tables, **made}))
-    assert found.trusted is trusted and (found.unexplained_share > 0.3) is not trusted
+    fitted = fit(Run(run.header, {**run.tables, **made}))
+    assert fitted.trusted is trusted and (fitted.unexplained_share > 0.3) is not trusted
 
 
 def test_too_few_steps_are_refused() -> None:
@@ -226,8 +226,8 @@ def test_too_few_steps_are_refused() -> None:
 
 
 def test_a_cost_survives_json() -> None:
-    found = fit(run_with(made_steps(TRUTH, noise=0.05)))
-    assert read_cost(msgspec.json.encode(found).decode()) == found
-    assert found.fitted and not NOMINAL.fitted and math.isfinite(found.p90_error_us)
+    fitted = fit(run_with(made_steps(TRUTH, noise=0.05)))
+    assert read_cost(msgspec.json.encode(fitted).decode()) == fitted
+    assert fitted.fitted and not NOMINAL.fitted and math.isfinite(fitted.p90_error_us)
     with pytest.raises(KvtuneError, match="not a step cost"):
         read_cost("{}")

@@ -28,11 +28,11 @@ FLAGS = ["--num-gpu-blocks-override", "300", "--block-size", "32", "--max-model-
 
 
 def replayed(simulators: Simulators, workload: Workload, *wanted: Any) -> list[Run]:
-    found: dict[int, Run] = {}
+    by_name: dict[int, Run] = {}
     for number, outcome in simulators.map(workload, list(wanted)):
         assert isinstance(outcome, Run), outcome
-        found[number] = outcome
-    return [found[number] for number in range(len(wanted))]
+        by_name[number] = outcome
+    return [by_name[number] for number in range(len(wanted))]
 
 
 @pytest.mark.vllm

@@ -47,11 +47,11 @@ def settings(model: str, blocks: int, **more: Any) -> SimSettings:
 
 
 def replays(simulators: Simulators, workload: str, wanted: list[SimSettings]) -> list[Run]:
-    found: dict[int, Run] = {}
+    by_name: dict[int, Run] = {}
     for number, outcome in simulators.map(build(workload, seed=1), wanted):
         assert isinstance(outcome, Run), outcome
-        found[number] = outcome
-    return [found[number] for number in range(len(wanted))]
+        by_name[number] = outcome
+    return [by_name[number] for number in range(len(wanted))]
 
 
 def failure(simulators: Simulators, workload: str, wanted: SimSettings) -> KvtuneError:

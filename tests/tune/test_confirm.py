@@ -45,8 +45,10 @@ def summaries_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_exact_gain_wins() -> None:
-    found = judge(side("baseline", [10, 11, 10], 0.3), [side("trial", [9, 9.5], 0.6)], OBJECTIVES["hit-rate"])
-    assert found.winner is found.leader is not None
+    judged = judge(
+        side("baseline", [10, 11, 10], 0.3), [side("trial", [9, 9.5], 0.6)], OBJECTIVES["hit-rate"]
+    )
+    assert judged.winner is judged.leader is not None
 
 
 def test_the_better_finalist_leads() -> None:
@@ -55,23 +57,23 @@ def test_the_better_finalist_leads() -> None:
 
 
 def test_no_difference_is_no_winner() -> None:
-    found = judge(side("baseline", [10, 14, 9], 0.3), [side("trial", [9, 15, 10], 0.3)], OBJECTIVES["ttft"])
-    assert found.winner is None
-    assert "no difference" in found.why
+    judged = judge(side("baseline", [10, 14, 9], 0.3), [side("trial", [9, 15, 10], 0.3)], OBJECTIVES["ttft"])
+    assert judged.winner is None
+    assert "no difference" in judged.why
 
 
 def test_worse_is_no_winner() -> None:
-    found = judge(side("baseline", [10, 10], 0.6), [side("trial", [10, 10], 0.3)], OBJECTIVES["hit-rate"])
-    assert found.winner is None
-    assert "worse" in found.why
+    judged = judge(side("baseline", [10, 10], 0.6), [side("trial", [10, 10], 0.3)], OBJECTIVES["hit-rate"])
+    assert judged.winner is None
+    assert "worse" in judged.why
 
 
 def test_a_drift_as_large_as_the_gain_is_no_winner() -> None:
     stock = side("baseline", [14.0, 13.9, 14.0, 13.9, 12.5], 0.3)
-    found = judge(stock, [side("trial", [12.3, 12.35, 12.3, 12.32], 0.3)], OBJECTIVES["ttft"])
-    assert found.drift == pytest.approx(12.5 / 14 - 1)
-    assert found.winner is None
-    assert "drifted" in found.why
+    judged = judge(stock, [side("trial", [12.3, 12.35, 12.3, 12.32], 0.3)], OBJECTIVES["ttft"])
+    assert judged.drift == pytest.approx(12.5 / 14 - 1)
+    assert judged.winner is None
+    assert "drifted" in judged.why
 
 
 def both(ttft: Sequence[float], hits: float) -> Contender:
@@ -81,20 +83,20 @@ def both(ttft: Sequence[float], hits: float) -> Contender:
 def test_of_several_objectives_one_must_be_better_and_none_worse() -> None:
     by = objective("hit-rate,ttft")
     stock = side("baseline", [10, 10.1, 9.9], 0.3)
-    found = judge(stock, [both([10.1, 10, 9.9], 0.6)], by)
-    assert found.winner is not None and found.why.startswith("better than stock in hit-rate, worse in none")
+    judged = judge(stock, [both([10.1, 10, 9.9], 0.6)], by)
+    assert judged.winner is not None and judged.why.startswith("better than stock in hit-rate, worse in none")
     assert judge(stock, [both([15, 15.1, 14.9], 0.6)], by).winner is None
     assert "worse" in judge(stock, [both([15, 15.1, 14.9], 0.6)], by).why
 
 
 def test_a_finalist_that_loses_nothing_leads_one_that_gains_more_and_loses() -> None:
     greedy, fair = both([15, 15.1, 14.9], 0.9), both([10, 10.1, 9.9], 0.5)
-    found = judge(side("baseline", [10, 10.1, 9.9], 0.3), [greedy, fair], objective("hit-rate,ttft"))
-    assert found.winner is fair
+    judged = judge(side("baseline", [10, 10.1, 9.9], 0.3), [greedy, fair], objective("hit-rate,ttft"))
+    assert judged.winner is fair
 
 
 def test_failed_finalists_are_reported() -> None:
     broken = Contender({}, "trial", failed="out of memory")
-    found = judge(side("baseline", [10, 10], 0.3), [broken], OBJECTIVES["hit-rate"])
-    assert found.winner is None
-    assert "out of memory" in found.why
+    judged = judge(side("baseline", [10, 10], 0.3), [broken], OBJECTIVES["hit-rate"])
+    assert judged.winner is None
+    assert "out of memory" in judged.why

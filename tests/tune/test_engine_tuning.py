@@ -20,8 +20,8 @@ def kvtune(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-c", "from kvtune.cli.app import main; main()", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
 
 
 def test_a_tuned_recipe_holds(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ TUNED = [trial(2, slack=64), trial(3, slack=128), trial(4, slack=256)]
 
 def kept(*guards: str, of: list[Trial] | None = None) -> list[int]:
     said: list[str] = []
-    found = guard.holding(BENCH, guards, of or [*TUNED, DEFAULTS], NOMINAL, said.append)
+    held = guard.holding(BENCH, guards, of or [*TUNED, DEFAULTS], NOMINAL, said.append)
     assert len(said) <= len(guards)
-    return [t.number for t in found]
+    return [t.number for t in held]
 
 
 def test_only_what_holds_on_every_guard_is_left_in_its_order() -> None:

@@ -23,8 +23,8 @@ SLO = {"ttft": 500.0, "tpot": 50.0}
 
 
 def trial(number: int, ttft: float, rate: float) -> Trial:
-    found = {"ttft_ms": {"mean": ttft}, "throughput_tok_s": rate, "prefix_cache": {"hit_rate": 0.5}}
-    return Trial(number=number, settings={"slack": number}, on="sim", summary=found)
+    result = {"ttft_ms": {"mean": ttft}, "throughput_tok_s": rate, "prefix_cache": {"hit_rate": 0.5}}
+    return Trial(number=number, settings={"slack": number}, on="sim", summary=result)
 
 
 @pytest.mark.parametrize(
@@ -47,20 +47,20 @@ def test_goodput_counts_requests_that_kept_every_limit() -> None:
     waits = ttft_ms(run)
     ended = np.isfinite(e2e_ms(run))
     limit = float(np.median(waits[np.isfinite(waits)]))
-    found = RunAnalysis(with_slo(run, {"ttft": limit})).goodput
-    assert found is not None
+    goodput = RunAnalysis(with_slo(run, {"ttft": limit})).goodput
+    assert goodput is not None
     kept = int((ended & (waits <= limit)).sum())
     assert 0 < kept < ended.sum()
-    assert found["requests"] == kept
-    assert found["requests_s"] == pytest.approx(kept / run.header.wall_s)
+    assert goodput["requests"] == kept
+    assert goodput["requests_s"] == pytest.approx(kept / run.header.wall_s)
     strict = RunAnalysis(with_slo(run, {"ttft": limit, "e2e": 1e-6})).goodput
     assert strict is not None and strict["requests"] == 0 and strict["share"] == 0.0
 
 
 def test_requests_that_did_not_end_keep_nothing() -> None:
     run = synthetic.partial_run()
-    found = RunAnalysis(with_slo(run, {"e2e": 1e12})).goodput
-    assert found is not None and found["requests"] == int(np.isfinite(e2e_ms(run)).sum())
+    goodput = RunAnalysis(with_slo(run, {"e2e": 1e12})).goodput
+    assert goodput is not None and goodput["requests"] == int(np.isfinite(e2e_ms(run)).sum())
     assert RunAnalysis(with_slo(synthetic.empty_run(), SLO)).goodput["requests"] == 0  # type: ignore[index]
 
 

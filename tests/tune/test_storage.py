@@ -127,10 +127,10 @@ def test_a_server_that_goes_away_and_comes_back(cluster: Cluster, tmp_path: Path
     cluster.start()
     Simulator.on_submit = lambda number: began.append(number)
     before = len(began)
-    found = worker(own, tmp_path / "c.jsonl", cluster.url, trials=12)
+    answered = worker(own, tmp_path / "c.jsonl", cluster.url, trials=12)
     again = len(began) - before
     assert again <= 2 + 12 - 6, "the six trials that were told before are kept"
-    assert len(found) >= 12
+    assert len(answered) >= 12
 
 
 def test_one_seed_is_one_study(tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ def test_two_objectives_are_searched_at_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(module, "SimPool", Trading)
     own, by = bench("two"), objective("hit-rate,ttft")
     with StudyJournal(tmp_path / "a.jsonl", "tune", own) as journal:
-        found = search(own, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
-    ahead = front([t for t in found if t.role == "trial"], axes(by))
+        searched = search(own, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
+    ahead = front([t for t in searched if t.role == "trial"], axes(by))
     assert len(ahead) > 2, "hits are bought with waiting: several settings are worth having"
     with StudyJournal(tmp_path / "b.jsonl", "tune", own) as journal:
         again = search(own, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
-    assert [t.settings for t in again] == [t.settings for t in found]
+    assert [t.settings for t in again] == [t.settings for t in searched]

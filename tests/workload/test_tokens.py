@@ -79,9 +79,9 @@ def test_hashes_are_equal_exactly_where_the_prompts_are(made: list[tuple[Span, .
         tokens = _tokens(prompt)
         hashes = block_hashes(prompt, block)
         assert len(hashes) == len(tokens) // block
-        for i, found in enumerate(hashes):
+        for i, result in enumerate(hashes):
             content = tuple(tokens[: (i + 1) * block])
-            assert by_content.setdefault(content, found) == found
+            assert by_content.setdefault(content, result) == result
     assert len(set(by_content.values())) == len(by_content)
 
 

@@ -61,46 +61,46 @@ def figures(found: Comparison) -> dict[str, Figure]:
 
 
 def test_a_real_difference_is_shown_with_its_interval() -> None:
-    found = figures(compare(run(noise(1)), run(noise(2) * 0.9)))["ttft_ms.mean"]
-    assert found.verdict == "better"
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low < found.difference < found.high < 0  # type: ignore[operator]
-    assert found.relative == pytest.approx(-0.1, abs=0.02)
+    by_path = figures(compare(run(noise(1)), run(noise(2) * 0.9)))["ttft_ms.mean"]
+    assert by_path.verdict == "better"
+    assert by_path.low is not None
+    assert by_path.high is not None
+    assert by_path.low < by_path.difference < by_path.high < 0  # type: ignore[operator]
+    assert by_path.relative == pytest.approx(-0.1, abs=0.02)
     back = figures(compare(run(noise(2) * 0.9), run(noise(1))))["ttft_ms.mean"]
     assert back.verdict == "worse"
 
 
 def test_the_interval_agrees_with_normal_theory() -> None:
     a, b = noise(1), noise(2)
-    found = figures(compare(run(a), run(b)))["ttft_ms.mean"]
+    by_path = figures(compare(run(a), run(b)))["ttft_ms.mean"]
     half = 1.96 * (b - a).std(ddof=1) / COUNT**0.5 * 1000
-    assert found.low == pytest.approx((b - a).mean() * 1000 - half, abs=half * 0.15)
-    assert found.high == pytest.approx((b - a).mean() * 1000 + half, abs=half * 0.15)
+    assert by_path.low == pytest.approx((b - a).mean() * 1000 - half, abs=half * 0.15)
+    assert by_path.high == pytest.approx((b - a).mean() * 1000 + half, abs=half * 0.15)
 
 
 def test_noise_is_rarely_called_a_difference() -> None:
     """Of 40 comparisons without a difference about 2 may be called one at 95 %; 9 would be 5 in a million."""
     shown = 0
     for seed in range(40):
-        found = figures(compare(run(noise(2 * seed)), run(noise(2 * seed + 1)), seed=seed))
-        shown += found["ttft_ms.mean"].verdict != "no difference shown"
+        by_path = figures(compare(run(noise(2 * seed)), run(noise(2 * seed + 1)), seed=seed))
+        shown += by_path["ttft_ms.mean"].verdict != "no difference shown"
     assert shown < 9
 
 
 def test_pairing_finds_what_differs_request_by_request() -> None:
     wide = np.random.default_rng(0).uniform(0.1, 5.0, COUNT)
-    found = figures(compare(run(wide), run(wide * 0.99)))["ttft_ms.mean"]
-    assert found.verdict == "better"
+    by_path = figures(compare(run(wide), run(wide * 0.99)))["ttft_ms.mean"]
+    assert by_path.verdict == "better"
 
 
 def test_hits_are_better_when_there_are_more() -> None:
-    found = figures(compare(run(noise(1), hit=48), run(noise(1), hit=64)))
-    rate = found["prefix_cache.hit_rate"]
+    by_path = figures(compare(run(noise(1), hit=48), run(noise(1), hit=64)))
+    rate = by_path["prefix_cache.hit_rate"]
     assert rate.verdict == "better"
     assert rate.difference == pytest.approx(190 * 16 / 20_000)
-    assert found["ttft_ms.mean"].verdict == "no difference shown"
-    assert found["ttft_ms.mean"].low == found["ttft_ms.mean"].high == 0.0
+    assert by_path["ttft_ms.mean"].verdict == "no difference shown"
+    assert by_path["ttft_ms.mean"].low == by_path["ttft_ms.mean"].high == 0.0
 
 
 def test_a_figure_with_one_number_a_run_gets_no_verdict() -> None:
@@ -116,13 +116,13 @@ def test_measured_times_of_one_run_a_side_are_not_judged_but_counts_are() -> Non
         made = run(noise(1) * speed, hit=hit, source="engine")
         return Run(made.header, {**made.tables, "gc": gc})
 
-    found = figures(compare(measured(1.0, 48, 40), measured(2.137, 64, 10)))
-    timed = {path: f for path, f in found.items() if is_timed(path)}
+    by_path = figures(compare(measured(1.0, 48, 40), measured(2.137, 64, 10)))
+    timed = {path: f for path, f in by_path.items() if is_timed(path)}
     assert {f.verdict for f in timed.values()} == {"not judged"} and len(timed) > 8
     assert timed["ttft_ms.mean"].why == "one run a side: not judged" and timed["ttft_ms.mean"].low is None
     assert timed["ttft_ms.mean"].relative == pytest.approx(1.137, abs=0.01)
-    assert found["prefix_cache.hit_rate"].verdict == "better"
-    assert found["gc.engine_core.collections_total"].verdict == "better"
+    assert by_path["prefix_cache.hit_rate"].verdict == "better"
+    assert by_path["gc.engine_core.collections_total"].verdict == "better"
     few = figures(compare(measured(1.0, 48, 12), measured(1.0, 48, 10)))["gc.engine_core.collections_total"]
     assert few.verdict == "no difference shown" and few.low == pytest.approx(-2 - 1.96 * 22**0.5)
 
@@ -155,21 +155,21 @@ def test_a_partial_run_did_other_work_than_a_whole_one() -> None:
         replace(whole.header, state="partial"),
         {**whole.tables, "requests": {**whole.table("requests"), "sent_s": sent}},
     )
-    (found,) = mismatches(whole, cut)
-    assert (found.field, found.a, found.b) == ("requests sent", "200 of 200", "44 of 200")
+    (differing,) = mismatches(whole, cut)
+    assert (differing.field, differing.a, differing.b) == ("requests sent", "200 of 200", "44 of 200")
     assert mismatches(cut, cut) == ()
 
 
 def test_every_figure_equals_the_summarys() -> None:
     a, b = run(noise(1)), run(noise(2))
-    found = compare(a, b)
-    assert len(found.figures) >= 8
-    for figure in found.figures:
+    comparison = compare(a, b)
+    assert len(comparison.figures) >= 8
+    for figure in comparison.figures:
         assert figure.a == value_at(summary(RunAnalysis(a)), figure.path)
         assert figure.b == value_at(summary(RunAnalysis(b)), figure.path)
         if figure.low is not None:  # the statistic that is resampled is the figure itself
             assert figure.low <= figure.difference <= figure.high  # type: ignore[operator]
-    assert json.dumps(found.plain(), allow_nan=False)
+    assert json.dumps(comparison.plain(), allow_nan=False)
 
 
 def test_a_comparison_is_reproducible() -> None:
@@ -179,16 +179,16 @@ def test_a_comparison_is_reproducible() -> None:
 
 def test_distorted_times_get_no_verdict_but_hits_do() -> None:
     bad = run(noise(1) * 2, hit=64, source="engine", valid=Validity(timings=False, why="tracemalloc"))
-    found = figures(compare(run(noise(1), source="engine"), bad))
-    assert found["ttft_ms.mean"].verdict == "not judged"
-    assert "tracemalloc" in found["ttft_ms.mean"].why
-    assert found["prefix_cache.hit_rate"].verdict == "better"
+    by_path = figures(compare(run(noise(1), source="engine"), bad))
+    assert by_path["ttft_ms.mean"].verdict == "not judged"
+    assert "tracemalloc" in by_path["ttft_ms.mean"].why
+    assert by_path["prefix_cache.hit_rate"].verdict == "better"
 
 
 def test_few_requests_and_empty_runs_get_no_interval() -> None:
     few = workload_of([(Span(0, 0, 10),)] * 3)
-    found = figures(compare(served(few, [0] * 3, source="sim"), served(few, [0] * 3, source="sim")))
-    assert found["ttft_ms.mean"].why == "3 observations are too few: it takes 8"
+    by_path = figures(compare(served(few, [0] * 3, source="sim"), served(few, [0] * 3, source="sim")))
+    assert by_path["ttft_ms.mean"].why == "3 observations are too few: it takes 8"
     nothing = Run(header_of(wall_s=0.0, processes=[]))
     assert compare(nothing, nothing).figures == ()
     one_sided = figures(compare(run(noise(1)), Run(header_of(wall_s=0.0))))
@@ -224,8 +224,8 @@ def states(dtype: str, has: bool | None, args: list[str] | None = None) -> Run:
 
 
 def test_states_of_another_data_type_are_a_mismatch() -> None:
-    (found,) = mismatches(states("float32", True), states("bfloat16", None))
-    assert (found.field, found.a, found.b) == (
+    (differing,) = mismatches(states("float32", True), states("bfloat16", None))
+    assert (differing.field, differing.a, differing.b) == (
         "recurrent states",
         "float32 (CPU with AVX-512 BF16)",
         "bfloat16",
@@ -241,24 +241,24 @@ def test_requests_are_paired_only_where_they_are_the_same() -> None:
     """Pairing requests of different workloads would narrow the interval without a reason."""
     wide = np.random.default_rng(0).uniform(0.1, 5.0, COUNT)
     other = replace(run(wide * 0.99).header, workload=replace(run(wide).header.workload, hash="other"))
-    found = figures(compare(run(wide), Run(other, run(wide * 0.99).tables)))["ttft_ms.mean"]
-    assert found.verdict == "no difference shown"
-    assert found.low is not None
+    by_path = figures(compare(run(wide), Run(other, run(wide * 0.99).tables)))["ttft_ms.mean"]
+    assert by_path.verdict == "no difference shown"
+    assert by_path.low is not None
 
 
 def test_a_99th_percentile_takes_many_requests() -> None:
     few = workload_of([(Span(0, 0, 10),)] * 50)
-    found = figures(compare(served(few, [0] * 50, source="sim"), served(few, [0] * 50, source="sim")))
-    assert found["ttft_ms.p99"].low is None
-    assert found["ttft_ms.p50"].low == 0.0
+    by_path = figures(compare(served(few, [0] * 50, source="sim"), served(few, [0] * 50, source="sim")))
+    assert by_path["ttft_ms.p99"].low is None
+    assert by_path["ttft_ms.p50"].low == 0.0
     assert figures(compare(run(noise(1)), run(noise(2))))["ttft_ms.p99"].low is not None
 
 
 def test_repeats_give_every_figure_an_interval() -> None:
     a = [run(noise(i), wall_s=10.0 + 0.1 * i) for i in range(4)]
     b = [run(noise(9 + i), wall_s=12.0 + 0.1 * i) for i in range(4)]
-    found = figures(compare_repeats(a, b))
-    tok_s = found["throughput_tok_s"]
+    by_path = figures(compare_repeats(a, b))
+    tok_s = by_path["throughput_tok_s"]
     assert tok_s.verdict == "worse"
     ours, theirs = ([800 / s for s in side] for side in ((10.0, 10.1, 10.2, 10.3), (12.0, 12.1, 12.2, 12.3)))
     assert (tok_s.a, tok_s.b) == (pytest.approx(np.mean(ours)), pytest.approx(np.mean(theirs)))
@@ -268,7 +268,7 @@ def test_repeats_give_every_figure_an_interval() -> None:
     half = stats.t.ppf(0.975, freedom) * sum(parts) ** 0.5
     assert tok_s.low == pytest.approx(np.mean(theirs) - np.mean(ours) - half)
     assert tok_s.high == pytest.approx(np.mean(theirs) - np.mean(ours) + half)
-    assert found["prefix_cache.hit_rate"].low == found["prefix_cache.hit_rate"].high == 0.0
+    assert by_path["prefix_cache.hit_rate"].low == by_path["prefix_cache.hit_rate"].high == 0.0
 
 
 def test_a_drifting_machine_is_no_difference() -> None:

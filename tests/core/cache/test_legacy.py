@@ -52,11 +52,11 @@ def test_each_empty_list_is_new_and_nothing_else_changes(asynchronous: bool) -> 
         empty = manager.create_kv_cache_blocks(([], [], []))
         assert empty == manager.create_kv_cache_blocks(([], [], []))
         assert empty is not manager.create_kv_cache_blocks(([], [], []))
-        found: list[Any] = []
-        random_steps(ours, 5, 120, lambda: found.append(inside(ours.scheduler)))
+        collected: list[Any] = []
+        random_steps(ours, 5, 120, lambda: collected.append(inside(ours.scheduler)))
     finally:
         legacy.uninstall()
-    assert found == expected
+    assert collected == expected
     assert stock.scheduler.kv_cache_manager.create_kv_cache_blocks(([], [], [])) is (
         stock.scheduler.kv_cache_manager.empty_kv_cache_blocks
     )

@@ -37,14 +37,14 @@ def runs() -> dict[str, dict[str, Any]]:
         SimSettings(model="tiny-granite", engine_args=CACHING, core="kvtune", core_settings=chosen)
         for chosen in LAYOUTS.values()
     ]
-    found = {}
+    by_name = {}
     with Simulators(1) as simulators:
         for prefix in (700, 1500):
             workload = build(f"rounds:prefixes=2,prefix={prefix},suffix=64,output=8,rounds=3", seed=1)
             for number, run in simulators.map(workload, settings):
                 assert not isinstance(run, Exception), run
-                found[f"{list(LAYOUTS)[number]} {prefix}"] = summary(RunAnalysis(run, workload))
-    return found
+                by_name[f"{list(LAYOUTS)[number]} {prefix}"] = summary(RunAnalysis(run, workload))
+    return by_name
 
 
 def hits(runs: dict[str, dict[str, Any]], name: str) -> int:

@@ -56,9 +56,9 @@ def test_answers_depend_on_the_first_block(ran: rig.Ran) -> None:
     [(layout, c["workload"]) for layout, job in GRANITE.items() if layout != "stock" for c in job["cases"]],
 )
 def test_fp32_answers_are_stocks(ran: rig.Ran, layout: str, work: str) -> None:
-    stock, own = ran("stock")[work], ran(layout)[work]
-    assert own["answers"] == stock["answers"]
-    assert rig.difference(own, stock) < 1e-4
+    stock, answered = ran("stock")[work], ran(layout)[work]
+    assert answered["answers"] == stock["answers"]
+    assert rig.difference(answered, stock) < 1e-4
 
 
 def test_they_were_compared_under_hits_evictions_and_preemptions(ran: rig.Ran) -> None:

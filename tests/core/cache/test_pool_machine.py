@@ -97,19 +97,19 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(name=st.integers(0, 12))
     def hit(self, name: int) -> None:
-        found = [pool.get_cached_block(b"%032d" % name, [0]) for pool in (self.stock, self.ours)]
+        cached = [pool.get_cached_block(b"%032d" % name, [0]) for pool in (self.stock, self.ours)]
         if self.policy == "lru":
-            assert (found[0] is None) == (found[1] is None)
-        if found[0] is None or found[1] is None:
+            assert (cached[0] is None) == (cached[1] is None)
+        if cached[0] is None or cached[1] is None:
             return
         # Of two blocks with one hash, which is found depends on which was evicted; one may be in use, the other free.
-        in_use = [blocks[0].ref_cnt > 0 for blocks in found]
+        in_use = [blocks[0].ref_cnt > 0 for blocks in cached]
         assert self.policy != "lru" or in_use[0] == in_use[1]
         if in_use[0] != in_use[1]:
             return
-        self.stock.touch(found[0])
-        self.ours.touch(found[1])
-        self.held.append((found[0], found[1]))
+        self.stock.touch(cached[0])
+        self.ours.touch(cached[1])
+        self.held.append((cached[0], cached[1]))
 
     @rule(data=st.data(), seconds=st.floats(0, 100))
     def free(self, data: st.DataObject, seconds: float) -> None:

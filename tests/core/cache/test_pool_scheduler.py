@@ -28,8 +28,8 @@ def test_invariants_hold_after_every_step(shape: str, settings: str, asynchronou
     engine = Engine(replace(SHAPES[shape], asynchronous=asynchronous), parse(SETTINGS[settings]), seed=1)
 
     def each() -> None:
-        found = audit.check(engine.scheduler)
-        assert not found, found
+        problems = audit.check(engine.scheduler)
+        assert not problems, problems
 
     random_steps(engine, seed=1, steps=90, each=each)
     engine.drain()
@@ -83,14 +83,14 @@ def test_reset_gives_everything_up() -> None:
 def test_a_pool_is_as_good_after_a_reset_as_before(policy: str) -> None:
     """Blocks that lost their hash must not wait in a late tier while hashed ones are given out."""
     engine = Engine(replace(HYBRID, blocks=600), parse({"policy": policy, "min_drop": 2}))
-    found = []
+    collected = []
     for _ in range(4):
         assert engine.scheduler.reset_prefix_cache()
         visits = [
             [engine.serve(tokens(i, 160) + tokens(100 * v + i, 6)) for i in range(8)] for v in (1, 2, 3)
         ]
-        found.append([sum(visit) for visit in visits])
-    assert found[0][2] > 0 and found == [found[0]] * 4
+        collected.append([sum(visit) for visit in visits])
+    assert collected[0][2] > 0 and collected == [collected[0]] * 4
 
 
 def test_plain_compares_schedules() -> None:

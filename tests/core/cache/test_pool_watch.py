@@ -23,9 +23,9 @@ def test_evictions_are_the_pools_own(core: CoreSettings | None) -> None:
     evict, evicted = engine.pool._maybe_evict_cached_block, []
 
     def watched(block: Any) -> bool:
-        found = evict(block)
-        evicted.append(found)
-        return bool(found)
+        result = evict(block)
+        evicted.append(result)
+        return bool(result)
 
     engine.pool._maybe_evict_cached_block = watched
     watch = PoolWatch(engine.pool)

@@ -21,12 +21,12 @@ def test_a_new_suffix_hits_at_the_second_visit(asynchronous: bool, suffix: int) 
     prefix = tokens(1, 200)
     ours = Engine(shape, parse({"slack": 40, "min_drop": 2}))
     stock = Engine(shape, None)
-    found = {}
+    by_name = {}
     for name, engine in (("ours", ours), ("stock", stock)):
-        found[name] = [engine.serve(prefix + tokens(10 + visit, suffix)) for visit in range(3)]
-    assert found["ours"] == [0, 200, 200]
+        by_name[name] = [engine.serve(prefix + tokens(10 + visit, suffix)) for visit in range(3)]
+    assert by_name["ours"] == [0, 200, 200]
     if suffix > shape.block:
-        assert found["stock"] == [0, 0, 200]
+        assert by_name["stock"] == [0, 0, 200]
 
 
 @BOTH

@@ -31,12 +31,12 @@ def unpacked(rows: list[list[int]]) -> PackedRows:
 
 @given(ragged)
 def test_rows_survive_pickling(rows: list[list[int]]) -> None:
-    found = unpacked(rows)
-    assert isinstance(found, list)
-    assert len(found) == len(rows)
-    assert found == rows
-    assert type(found) is TokenRows
-    assert all(type(row) is list for row in found)
+    made = unpacked(rows)
+    assert isinstance(made, list)
+    assert len(made) == len(rows)
+    assert made == rows
+    assert type(made) is TokenRows
+    assert all(type(row) is list for row in made)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_passing_rows_share_nothing() -> None:
 def test_one_each_is_strict(rows: list[list[int]]) -> None:
     single = all(len(row) == 1 for row in rows)
     for given_rows in (rows, unpacked(rows)):
-        found = one_each(given_rows)
-        assert (found is not None) == single
-        if found is not None:
-            assert found.tolist() == [row[0] for row in rows]
+        tokens = one_each(given_rows)
+        assert (tokens is not None) == single
+        if tokens is not None:
+            assert tokens.tolist() == [row[0] for row in rows]
 
 
 def test_one_each_leaves_packed_rows_unmade() -> None:
@@ -180,8 +180,8 @@ def test_a_model_output_is_pickled_as_bytes() -> None:
     pickler = pickle.Pickler(buffer, protocol=5)
     pickler.dispatch_table = {**copyreg.dispatch_table, ModelRunnerOutput: install._reduce_output}
     pickler.dump(output)
-    found = pickle.loads(buffer.getvalue())
-    assert type(found) is ModelRunnerOutput
-    assert type(found.sampled_token_ids) is PackedRows
-    assert found == stock
+    unpickled = pickle.loads(buffer.getvalue())
+    assert type(unpickled) is ModelRunnerOutput
+    assert type(unpickled.sampled_token_ids) is PackedRows
+    assert unpickled == stock
     assert output.sampled_token_ids == [[4], [5]]

@@ -46,10 +46,10 @@ CULPRIT_LINE = engine_steps.__code__.co_firstlineno + 4
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[CollectorProbe]:
-    found = CollectorProbe(Ring(tmp_path / "ring", 1 << 22))
-    found.install()
-    yield found
-    found.remove()
+    probe = CollectorProbe(Ring(tmp_path / "ring", 1 << 22))
+    probe.install()
+    yield probe
+    probe.remove()
     if tracemalloc.is_tracing():
         tracemalloc.stop()
 
@@ -147,8 +147,8 @@ class Plain:
 def test_instances_with_a_dict_have_a_site() -> None:
     tracemalloc.start(1)
     try:
-        found = Plain()
-        assert site_reader()(found)[0] == __file__
+        plain = Plain()
+        assert site_reader()(plain)[0] == __file__
     finally:
         tracemalloc.stop()
 
@@ -203,9 +203,9 @@ def test_a_pause_is_the_collection_alone_to_the_nanosecond(
     probe.listeners.append(Works(now, 50_000_000))
     gc.disable()
     try:
-        found = Garbage()
-        found.itself = found  # type: ignore[attr-defined]
-        del found
+        garbage = Garbage()
+        garbage.itself = garbage  # type: ignore[attr-defined]
+        del garbage
         now[0] = 2_000_000
         gc.collect(0)
     finally:
@@ -229,18 +229,18 @@ def test_a_pause_of_a_large_heap_is_within_five_percent_of_an_outside_clock(tmp_
         if info["generation"] == 2:
             (inner if phase == "start" else outer).append(thread_time_ns())
 
-    found = CollectorProbe(Ring(tmp_path / "own", 1 << 16))
+    probe = CollectorProbe(Ring(tmp_path / "own", 1 << 16))
     heap = [[i] for i in range(1_000_000)]
     gc.collect()
     gc.callbacks.append(before_the_probe)
-    found.install()
+    probe.install()
     gc.callbacks.append(after_the_probe)
     try:
         for _ in range(3):
             gc.collect()
     finally:
         gc.callbacks.remove(before_the_probe)
-        found.remove()
+        probe.remove()
         gc.callbacks.remove(after_the_probe)
     del heap
     reported = [c.cpu_ns for c in read_ring(tmp_path / "own").of(Collection) if c.generation == 2][-3:]

@@ -45,8 +45,8 @@ def replayed(workload: Workload, engine: str) -> tuple[list[int], list[PromptVer
     alone = replay(workload, chosen).table("requests")["hit_tokens"].tolist()
     assert listened == alone
     assert observer.listener is not None
-    found = observer.listener.verdicts
-    return listened, [found.get(str(index)) for index in range(len(listened))]
+    verdicts = observer.listener.verdicts
+    return listened, [verdicts.get(str(index)) for index in range(len(listened))]
 
 
 def check(workload: Workload, engine: str) -> Counter[str]:

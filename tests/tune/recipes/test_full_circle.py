@@ -83,8 +83,8 @@ def ask(base: str, tokens: list[int], model: str, output: int) -> dict[str, Any]
         f"{base}/v1/completions", body.encode(), {"Content-Type": "application/json"}, method="POST"
     )
     with urllib.request.urlopen(asked, timeout=120) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
+        parsed: dict[str, Any] = json.load(answer)
+    return parsed
 
 
 def metric(base: str, name: str) -> float:

@@ -59,11 +59,11 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_read_again(written: Path) -> None:
-    found = read_recipe(written)
-    assert found.engine == RECIPE.engine
-    assert found.core == RECIPE.core
-    assert found.evidence == EVIDENCE
-    assert found.recipe.checksum == checksum(RECIPE)
+    recipe = read_recipe(written)
+    assert recipe.engine == RECIPE.engine
+    assert recipe.core == RECIPE.core
+    assert recipe.evidence == EVIDENCE
+    assert recipe.recipe.checksum == checksum(RECIPE)
 
 
 scalars = st.one_of(
@@ -276,24 +276,24 @@ SHIPPED = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
 def test_a_shipped_recipe_is_whole_can_be_verified_and_stands_in_the_list(path: Path, tmp_path: Path) -> None:
-    found = load(path)
-    assert found.recipe.checksum and found.recipe.status in ("confirmed", "simulated")
-    bench, settings = bench_of(found, path.name)
+    loaded = load(path)
+    assert loaded.recipe.checksum and loaded.recipe.status in ("confirmed", "simulated")
+    bench, settings = bench_of(loaded, path.name)
     assert build(bench.spec, seed=bench.seed).hash == bench.workload_hash
-    assert bench.model == found.recipe.model and builtin(bench.model) is not None
+    assert bench.model == loaded.recipe.model and builtin(bench.model) is not None
     flags_of(bench, settings)
-    about = f"| `{path.stem}` | {found.recipe.status} |"
+    about = f"| `{path.stem}` | {loaded.recipe.status} |"
     text = path.with_name("README.md").read_text()
     assert about in text and bench.spec in text
-    if found.recipe.status == "confirmed":
-        hits = found.evidence["figures"]["prefix_cache_hit_rate"]
+    if loaded.recipe.status == "confirmed":
+        hits = loaded.evidence["figures"]["prefix_cache_hit_rate"]
         stock, mine = hits["baseline"], hits["recipe"]
-        assert hits["verdict"] == "better" and len(found.evidence["runs"]) >= 2
+        assert hits["verdict"] == "better" and len(loaded.evidence["runs"]) >= 2
     else:
-        stock, mine = found.evidence["simulated_baseline"], found.evidence["simulated"]
+        stock, mine = loaded.evidence["simulated_baseline"], loaded.evidence["simulated"]
     assert f"| {100 * stock:.1f} % | {100 * mine:.1f} % |" in text
     assert mine > stock
-    export(found, tmp_path)
+    export(loaded, tmp_path)
 
 
 def test_recipes_are_shipped() -> None:

@@ -119,14 +119,14 @@ def test_facts_of_built_in_models() -> None:
 
 def test_a_model_with_states_is_searched_over_layouts() -> None:
     facts = model_facts("tiny-granite", None, 780, caching_off=True)
-    found = list(grid(build_space(["block_size"], [], facts)))
-    stock = [s for s in found if "block_size" in s]
-    packed = [s for s in found if s.get("packed")]
+    findings = list(grid(build_space(["block_size"], [], facts)))
+    stock = [s for s in findings if "block_size" in s]
+    packed = [s for s in findings if s.get("packed")]
     assert [s["block_size"] for s in stock] == [1216]  # a larger one could hit none of these requests
-    assert [s["states_per_block"] for s in packed] == [1, 2] and len(found) == 3
+    assert [s["states_per_block"] for s in packed] == [1, 2] and len(findings) == 3
     # Caching is asked for, and what keeps stock's layout from crashing on the CPU then.
-    assert all(s["enable_prefix_caching"] for s in found)
-    assert all(s.get("whole_states", s.get("packed")) for s in found)
+    assert all(s["enable_prefix_caching"] for s in findings)
+    assert all(s.get("whole_states", s.get("packed")) for s in findings)
     told = list(grid(build_space(["block_size"], [], model_facts("tiny-granite", None, 780))))
     assert not any("enable_prefix_caching" in s for s in told) and len(told) == 3
 
@@ -134,13 +134,13 @@ def test_a_model_with_states_is_searched_over_layouts() -> None:
 def test_packed_blocks_multiply_with_other_knobs_and_nothing_is_tried_twice() -> None:
     facts = model_facts("tiny-granite", None, 780)
     named = ["packed=true,false", "states_per_block=1,4", "prefix_match_unit=none,32", "retention=0,none"]
-    found = list(grid(build_space(["block_size"], named, facts)))
+    findings = list(grid(build_space(["block_size"], named, facts)))
     assert all(
-        "enable_prefix_caching" not in s for s in found
+        "enable_prefix_caching" not in s for s in findings
     )  # the person names the layout, and all it needs
-    assert len(found) == len({shown(s) for s in found}) == (2 + 1) * 2 * 2
-    assert all("states_per_block" not in s for s in found if not s["packed"])
-    assert core_part(found[0]) == {"packed": True, "states_per_block": 1}
+    assert len(findings) == len({shown(s) for s in findings}) == (2 + 1) * 2 * 2
+    assert all("states_per_block" not in s for s in findings if not s["packed"])
+    assert core_part(findings[0]) == {"packed": True, "states_per_block": 1}
 
 
 @pytest.mark.parametrize(

@@ -62,21 +62,21 @@ def test_a_trial_that_fails_is_kept_with_its_cause_and_the_sweep_goes_on(
     engines.fails[2] = KvtuneError("EngineCore died: out of memory", "give it less", EXIT_FAILED)
     engines.fails[3] = UsageError("vLLM does not take it", "take another")
     path = tmp_path / "a.jsonl"
-    found = sweep(path, [1, 2, 3, 4], [])
-    assert [(t.role, t.state) for t in found] == [
+    result = sweep(path, [1, 2, 3, 4], [])
+    assert [(t.role, t.state) for t in result] == [
         ("baseline", "complete"),
         ("trial", "complete"),
         ("trial", "failed"),
         ("trial", "failed"),
         ("trial", "complete"),
     ]
-    assert found[2].why == "EngineCore died: out of memory"
-    assert found[3].why == "vLLM does not take it (take another)"
-    outcome = sweeps.result(found, BY)
+    assert result[2].why == "EngineCore died: out of memory"
+    assert result[3].why == "vLLM does not take it (take another)"
+    outcome = sweeps.result(result, BY)
     assert [t.state for t in outcome.trials] == ["complete", "failed", "failed", "complete"]
     assert outcome.best is not None and outcome.best.number in (1, 4)
     again: list[Trial] = []
-    assert [t.why for t in sweep(path, [1, 2, 3, 4], again)] == [t.why for t in found]
+    assert [t.why for t in sweep(path, [1, 2, 3, 4], again)] == [t.why for t in result]
     assert again == [], "the same command makes nothing again"
 
 
@@ -114,8 +114,10 @@ def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Pat
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
         bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None)
         sides = [Contender({"slack": 1}, "trial"), Contender({"slack": 2}, "trial")]
-        found = confirm(bout, Contender({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
-        assert found.leader is sides[1] and found.winner is None, "the same run on both sides is no gain"
+        confirmed = confirm(bout, Contender({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
+        assert confirmed.leader is sides[1] and confirmed.winner is None, (
+            "the same run on both sides is no gain"
+        )
         assert sides[0].failed == "EngineCore died"
         states = [(t.role, t.state) for t in journal.trials]
     assert states.count(("trial", "failed")) == 1

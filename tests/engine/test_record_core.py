@@ -36,7 +36,7 @@ def test_blocks_are_packed_if_engine_core_and_workers_report_it(worker: bool, in
 
 def test_a_workers_refusal_is_in_the_notes_and_on_the_page() -> None:
     why = "packed: a KV connector moves pages by stock's layout"
-    assert _core_notes([ENGINE, state({}, [why, "a"]), state({}, [])]) == ["a", why]
+    assert _core_notes("0.32.0", [ENGINE, state({}, [why, "a"]), state({}, [])]) == ["a", why]
     core = CoreInfo(name="kvtune", active=True, parts={"packed": False})
     run = rounds_run(core=core)
     titles = [banner.title for banner in banners(run)]

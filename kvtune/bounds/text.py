@@ -55,15 +55,16 @@ def shape_named(model: str) -> ModelShape:
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int], None]]:
-    """Shows progress in one line of stderr, where that is a terminal."""
-    shown = sys.stderr.isatty()
+    """Shows progress on stderr: in one line that goes away again where that is a terminal, else line by line."""
+    terminal = sys.stderr.isatty()
+    begin, end = ("\r", "") if terminal else ("", "\n")
+    print("computing bounds ..", end=end, file=sys.stderr, flush=True)
 
     def done(number: int, of: int) -> None:
-        if shown:
-            print(f"\rpool sizes {number}/{of}", end="", file=sys.stderr, flush=True)
+        print(f"{begin}pool sizes {number}/{of}", end=end, file=sys.stderr, flush=True)
 
     yield done
-    if shown:
+    if terminal:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvtune.cli.notices import always
 from kvtune.cli.views.browser import open_page
+from kvtune.cli.views.plan import minutes
 from kvtune.engine.ablate import (
     BASELINE,
     Ablated,
@@ -24,6 +25,7 @@ from kvtune.engine.ablate import (
 from kvtune.engine.messages import Event
 from kvtune.engine.profile import ProfileJob, check_output
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.run.durations import known_durations
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 
@@ -81,11 +83,11 @@ def _tell_plan(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int, budge
     total = len(chosen) * repeats
     held, run_s = known(job, chosen, repeats)
     if run_s is None:
-        run_s = _seconds_before(job)
+        run_s = known_durations(job.output, job.model, job.workload.hash).run_s
     say = [f"--ablate: {len(chosen)} variants x {repeats} = {total} engine runs"]
     say += [f"{held} of them done before"] if held else []
     if run_s is not None:
-        say.append(f"at about {run_s:.0f} s each that takes {_minutes(run_s * (total - held))}")
+        say.append(f"at about {run_s:.0f} s each that takes {minutes(run_s * (total - held))}")
     else:
         say.append(
             "each starts an engine (20 to 60 s) and runs the workload; the total time is known after the first"
@@ -95,30 +97,13 @@ def _tell_plan(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int, budge
     print(f"  {', '.join(f'{v.name} {v.turned}'.strip() for v in chosen)}", file=sys.stderr, flush=True)
 
 
-def _seconds_before(job: ProfileJob) -> float | None:
-    """How long the newest run of this model and workload in the output folder took; None without one."""
-    files = sorted(job.output.glob(f"*_{job.workload.name}_*.kvrun"), key=lambda p: p.stat().st_mtime)
-    for path in reversed(files[-20:]):
-        try:
-            header = read_run(path).header
-        except KvtuneError:
-            continue
-        if header.model == job.model and header.workload.hash == job.workload.hash:
-            return header.startup_s + header.wall_s
-    return None
-
-
 def _tell(now: AblationProgress) -> Callable[[Event], None]:
     left = ""
     if now.left_s is not None:
         at = datetime.now() + timedelta(seconds=now.left_s)
-        left = f"; {_minutes(now.left_s)} left, until {at:%H:%M}"
+        left = f"; {minutes(now.left_s)} left, until {at:%H:%M}"
     print(f"{now.number}/{now.total} {now.name}{left}", file=sys.stderr, flush=True)
     return lambda event: None
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _store(ablated: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:

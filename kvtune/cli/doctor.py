@@ -46,6 +46,7 @@ def doctor(
 ) -> int:
     """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no engine and no weights."""
     from kvtune.cli.app import engine_args
+    from kvtune.cli.views.plan import begin
     from kvtune.doctor.diagnosis import examine
     from kvtune.doctor.finding import LEVELS
     from kvtune.workload.spec import build
@@ -56,6 +57,7 @@ def doctor(
         raise UsageError(f"vLLM's flags ({flags[0]} ..) need a model", "kvtune doctor MODEL -- FLAGS")
     if workload and model is None:
         raise UsageError("-w needs a model", "kvtune doctor MODEL -w WORKLOAD")
+    begin(f"reading this machine{f' and what vLLM makes of {model}' if model else ''}")
     diagnosis = examine(model, flags, output, build(workload) if workload else None)
     if json:
         options.print_json(diagnosis.to_json())

@@ -31,6 +31,7 @@ def evidence(
     import json as encoder
     import sys
 
+    from kvtune.cli.views.plan import announce, evidence_plan
     from kvtune.cli.views.progress import ProgressView
     from kvtune.errors import EXIT_FAILED
     from kvtune.evidence.claims import Case, CaseSide
@@ -48,6 +49,9 @@ def evidence(
         for kept in (folder / JOURNAL, *folder.glob("turns-*.json")):
             kept.unlink(missing_ok=True)
     cases = cases_of(names, at)
+
+    starts = sum(len(case.sides) * (1 if case.turns else case.repeats) for case in cases)
+    announce(evidence_plan(len(cases), starts, folder))
 
     def tell(case: Case, what: str) -> None:
         number = f"case {cases.index(case) + 1} of {len(cases)}"

@@ -24,12 +24,18 @@ def explain(
     json: options.Json = False,
 ) -> int:
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
+    from kvtune.cli.views.plan import announce
     from kvtune.explain.explanation import explain as explain_run
     from kvtune.explain.explanation import with_misses
     from kvtune.explain.text import ConsoleView
     from kvtune.run.file import read_run
+    from kvtune.units import count
 
     recorded = read_run(run)
+    replays = f"up to {tries + 1} replays" if tries else "1 replay"
+    announce(
+        f"{replays} of {count(recorded.header.workload.requests)} requests without a model, no engine start"
+    )
     explanation = explain_run(recorded, tries=tries, view=ConsoleView())
     if json:
         from kvtune.explain.text import to_json

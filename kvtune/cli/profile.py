@@ -95,6 +95,7 @@ def profile(
     from kvtune.cli.settings import PROBES, core_choice, with_recipe
     from kvtune.engine.profile import Profiled, ProfileJob
     from kvtune.engine.profile import profile as run_profile
+    from kvtune.engine.resolve import resolve
     from kvtune.run.slo import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
@@ -125,13 +126,17 @@ def profile(
         from kvtune.cli.ablate import run_ablation
 
         return run_ablation(job, ablate_only, repeat, ablate_budget, as_json=json, opened=open_)
+    from kvtune.cli.views.plan import announce, engine_plan
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
 
+    resolve(model, dummy=dummy, engine_args=flags)  # a wrong MODEL is refused before a plan is made
+    announce(engine_plan(model, job.workload, repeat, output))
     done: list[Profiled] = []
     for number in range(repeat):
         label = model if repeat == 1 else f"{model} {number + 1}/{repeat}"
         with ProgressView(len(job.workload.requests), label) as view:
+            view.phase("starting")
             result = run_profile(job, view)
             view.phase("analysing")
         done.append(result)

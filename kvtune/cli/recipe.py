@@ -85,15 +85,27 @@ def verify(
     json: options.Json = False,
 ) -> int:
     """Run a recipe's evidence again: exit 0 when it holds, 1 when it does not."""
+    from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView
     from kvtune.errors import EXIT_FAILED
     from kvtune.tune.objective import OBJECTIVES
+    from kvtune.tune.recipes.make import bench_of
     from kvtune.tune.recipes.shelf import find, load
+    from kvtune.tune.recipes.verify import refuse_foreign
     from kvtune.tune.recipes.verify import verify as check
+    from kvtune.workload.spec import build
 
     path = find(name)
-    with TrialsView(2 * rounds + 1, OBJECTIVES["hit-rate"]) as view:
-        verified = check(load(path), str(path), rounds=rounds, output=output, say=view, anyway=anyway)
+    loaded = load(path)
+    refuse_foreign(loaded, str(path), anyway)
+    bench, _ = bench_of(loaded, str(path))
+    simulated = loaded.recipe.status == "simulated"
+    runs = 0 if simulated else 2 * rounds + 1
+    announce_study(
+        bench, build(bench.spec, seed=bench.seed), output, replays=2 * simulated, runs=runs, most=True
+    )
+    with TrialsView(runs, OBJECTIVES["hit-rate"]) as view:
+        verified = check(loaded, str(path), rounds=rounds, output=output, say=view, anyway=anyway)
     if json:
         print_json({"recipe": str(path), **verified})
     else:

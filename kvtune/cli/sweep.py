@@ -58,6 +58,7 @@ def sweep(
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags go after `--`."""
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice
+    from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.run.slo import read_slo
     from kvtune.tune import sweep as sweeps
@@ -86,8 +87,12 @@ def sweep(
     planned = sweeps.planned_trials(bench, choose(space, trials, seed))
     path = benches.study_path(study, output, "sweep", bench)
     with StudyJournal(path, "sweep", bench) as journal:
+        held = {trial.key for trial in journal.trials}
+        replays, runs = (sum(w.key(at, bench) not in held for w in planned) for at in ("sim", "engine"))
+        replays, runs = replays * (on != "engine"), runs * (on != "sim")
+        announce_study(bench, work, output, replays=replays, runs=runs)
         try:
-            with TrialsView(len(planned) * (1 + (on == "both")) - len(journal.trials), by) as view:
+            with TrialsView(replays + runs, by) as view:
                 if on != "engine":
                     sweeps.run_sim(bench, planned, journal, view)
                 if on != "sim":

@@ -70,6 +70,7 @@ def tune(
 ) -> int:
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags go after `--`."""
     from kvtune.cli.app import engine_args
+    from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.run.slo import read_slo
     from kvtune.tune import tune as tuning
@@ -115,6 +116,9 @@ def tune(
         admission=admission,
         collector=gc,
     )
+    engine_sides = 1 + finalists + gc * len(tuning.COLLECTOR)
+    most = (on == "both" and not join) * (rounds * engine_sides + 1)
+    announce_study(bench, work, output, replays=trials + 1, runs=most, most=True)
     with StudyJournal(path, "tune", bench) as journal:
         try:
             with TrialsView(trials + 2 + (on == "both") * (finalists + 1) * 2, by) as view:

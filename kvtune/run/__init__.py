@@ -18,4 +18,5 @@ measuring phase began. Units stand in the names. docs/run-file.md describes the 
     config.py    Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml
     folder.py    The run files of a folder: which there are, which is the newest, and which files belong to each
     step_work.py how long a step takes by the work in it: a fit to the steps of a recorded run
+    durations.py How long engine runs took on this machine: read from the run files of a folder
 """

@@ -26,6 +26,11 @@ from kvtune.workload.types import Workload
 STOP_S = 20.0
 
 
+def replays_at_once() -> int:
+    """One per core, at most two."""
+    return max(1, min(2, len(os.sched_getaffinity(0))))
+
+
 class Simulators:
     """Up to `parallel` replays at once (default: one per core, at most 2). Entering does not wait for vLLM to load.
 
@@ -33,7 +38,7 @@ class Simulators:
     """
 
     def __init__(self, parallel: int | None = None, model: str = "") -> None:
-        self.parallel = parallel or max(1, min(2, len(os.sched_getaffinity(0))))
+        self.parallel = parallel or replays_at_once()
         self.running: set[int] = set()
         self._queued: list[ReplayJob] = []
         self._model = model

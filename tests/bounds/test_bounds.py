@@ -239,7 +239,7 @@ def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) 
     parsed = json.loads(out.out)
     assert [rung["pool_blocks"] for rung in parsed["curve"]] == [200, 2000]
     assert parsed["curve"][1]["optimum"] == parsed["infinite"] > 0 and parsed["token_bytes"] > 0
-    assert not out.err
+    assert out.err.splitlines()[-1] == "pool sizes 2/2"
 
 
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:

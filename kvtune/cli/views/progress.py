@@ -17,6 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from kvtune.cli.views.ticker import Ticker
 from kvtune.engine.messages import Event
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ PHASES = {
     "over": "stopping engine",
     "analysing": "analysing",
 }
-PLAIN_EVERY_S = 10.0
 
 
 class ProgressView:
@@ -46,7 +46,9 @@ class ProgressView:
         self._quiet = quiet
         self._phase = ""
         self._measuring_since = 0.0
-        self._last_plain = 0.0
+        self._last = ""
+        self._phase_since = monotonic()
+        self._ticker = Ticker(self._still)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -60,15 +62,15 @@ class ProgressView:
         self._task = self._bar.add_task(label, total=total, detail="")
 
     def __enter__(self) -> Self:
-        if not self._quiet and not self._plain:
-            self._bar.start()
+        if not self._quiet:
+            self._ticker.__enter__() if self._plain else self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._quiet and not self._plain:
-            self._bar.stop()
+        if not self._quiet:
+            self._ticker.__exit__(kind, error, trace) if self._plain else self._bar.stop()
 
     def __call__(self, event: Event) -> None:
         if self._quiet:
@@ -79,11 +81,14 @@ class ProgressView:
             self._progress(event)
 
     def phase(self, name: str) -> None:
-        self._phase = name
+        if name == self._phase:
+            return
+        self._phase, self._phase_since, self._last = name, monotonic(), ""
         text = f"{self._label}: {PHASES.get(name, name)}"
         if name == "measuring":
             self._measuring_since = monotonic()
         if self._plain:
+            self._ticker.said()
             print(
                 f"{text} ({self._total} requests)" if name == "measuring" else text,
                 file=sys.stderr,
@@ -109,8 +114,14 @@ class ProgressView:
         self._show(event.finished, detail)
 
     def _show(self, finished: int, detail: str) -> None:
-        if not self._plain:
+        if self._plain:
+            self._last = f"{finished}/{self._total} requests  {detail}"
+        else:
             self._bar.update(self._task, completed=finished, detail=detail)
-        elif monotonic() - self._last_plain > PLAIN_EVERY_S:
-            self._last_plain = monotonic()
-            print(f"{self._label}: {finished}/{self._total} requests  {detail}", file=sys.stderr, flush=True)
+
+    def _still(self) -> str:
+        """A line for pipes: what is going on, since when, and how far it is."""
+        text = (
+            f"{self._label}: {PHASES.get(self._phase, self._phase)}, {monotonic() - self._phase_since:.0f} s"
+        )
+        return f"{text}, {self._last}" if self._last else text

@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from kvtune.analysis.knobs import knob_lines
 from kvtune.analysis.study import StudyResult, StudyView, Trial
 from kvtune.cli.notices import always
+from kvtune.cli.views.plan import minutes
+from kvtune.cli.views.ticker import Ticker
 from kvtune.cli.views.trial_table import common, figures, folded_rows, named, table
 from kvtune.errors import EXIT_INTERRUPTED
 from kvtune.report.pages.study import next_step
@@ -35,26 +38,31 @@ class TrialsView:
         self._total, self._by = total, by
         self._trials: list[Trial] = []
         self._console = Console(stderr=True)
-        self._live = Live(console=self._console, transient=True, auto_refresh=False)
+        self._phase = "starting"
+        self._began = monotonic()
+        self._ticker = Ticker(self._done)
+        self._live = Live(console=self._console, transient=True, get_renderable=self._drawn)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
-            self.note("starting")
         else:
-            print(f"{self._total} trials", file=sys.stderr, flush=True)
+            print(self._done(), file=sys.stderr, flush=True)
+            self._ticker.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
+        if self._console.is_terminal:
+            self._live.stop()
+        else:
+            self._ticker.__exit__(kind, error, trace)
 
     def __call__(self, trial: Trial) -> None:
         self._trials.append(trial)
-        if self._console.is_terminal:
-            self.note()
-        else:
+        if not self._console.is_terminal:
+            self._ticker.said()
             name = "stock (baseline) on" if trial.role == "baseline" else f"trial {trial.number} on"
             name += f" {trial.on}, "
             outcome = trial.why if trial.state == "failed" else _outcome(trial)
@@ -64,21 +72,23 @@ class TrialsView:
 
     def phase(self, text: str) -> None:
         """A new stage begins."""
-        if self._console.is_terminal:
-            self.note(text)
-        else:
+        self._phase = text
+        if not self._console.is_terminal:
+            self._ticker.said()
             print(text, file=sys.stderr, flush=True)
 
-    def note(self, text: str = "") -> None:
-        """Redraw the table; `text` stands in its title."""
-        if not self._console.is_terminal:
-            return
-        done = f"{len(self._trials)} of {max(self._total, len(self._trials))} trials done"
-        title = Text(", ".join(part for part in (done, text) if part), style="italic")
+    def _done(self) -> str:
+        """`3 of 9 trials done, searching in simulation, 12 s, about 24 s left`."""
+        done, of, took = len(self._trials), max(self._total, len(self._trials)), monotonic() - self._began
+        left = f", about {minutes(took / done * (of - done))} left" if 0 < done < of else ""
+        return f"{done} of {of} trials done, {self._phase}, {minutes(took)}{left}"
+
+    def _drawn(self) -> RenderableType:
+        """What the terminal shows, drawn several times a second."""
         best = sorted(self._trials, key=lambda t: -(self._by.score(t.summary) or float("-inf")))
-        shown_rows = folded_rows(best)[:LIVE_ROWS]
-        parts = [title, table(shown_rows, self._console.width)] if shown_rows else [title]
-        self._live.update(Group(*parts), refresh=True)
+        rows = folded_rows(best)[:LIVE_ROWS]
+        title = Text(self._done(), style="italic")
+        return Group(title, table(rows, self._console.width)) if rows else title
 
 
 def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> None:

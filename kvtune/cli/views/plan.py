@@ -1,0 +1,91 @@
+"""Before work that takes long: what will run, how many engines start, about how long. On stderr, at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from statistics import mean
+
+from kvtune.analysis.study import Bench
+from kvtune.run.durations import known_durations
+from kvtune.units import count
+from kvtune.workload.types import Workload
+
+JOURNALS = 10
+"""Newest studies that are asked how long a replay of a load took."""
+
+
+def begin(text: str) -> None:
+    """What takes a moment before there is anything to show."""
+    print(f"{text} ..", file=sys.stderr, flush=True)
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def engine_plan(model: str, workload: Workload, runs: int, folder: Path, *, most: bool = False) -> str:
+    """`2 engine runs of rounds (36 requests) ..`. `most`: fewer may be enough."""
+    known = known_durations(folder, model, workload.hash)
+    what = (
+        f"{'up to ' if most else ''}{runs} engine run{'s' if runs > 1 else ''} of {workload.name} "
+        f"({count(len(workload.requests))} requests), {runs} engine start{'s' if runs > 1 else ''}"
+    )
+    if known.run_s is not None:
+        return (
+            f"{what}; about {minutes(runs * known.run_s)}: a run of this load takes {known.run_s:.0f} s here"
+        )
+    if known.start_s is not None:
+        starts = f"the start{'s' if runs > 1 else ''} about {minutes(runs * known.start_s)}"
+        return f"{what}; {starts}, and the load, which was not measured here yet"
+    return f"{what}; how long is not known: nothing was measured here yet"
+
+
+def replay_plan(bench: Bench, replays: int, at_once: int, folder: Path) -> str:
+    """`9 replays, 2 at a time, no engine start ..`."""
+    what = (
+        f"{replays} replay{'s' if replays > 1 else ''} without a model, {at_once} at a time, no engine start"
+    )
+    each = replay_seconds(bench, folder)
+    if each is None:
+        return f"{what}; how long is known after the first"
+    return f"{what}; about {minutes(replays * each / at_once)}: a replay of this load takes {each:.0f} s here"
+
+
+def replay_seconds(bench: Bench, folder: Path) -> float | None:
+    """How long replays of this model and load took, by the newest study of them in the folder."""
+    from kvtune.errors import KvtuneError
+    from kvtune.tune.study import read_study
+
+    for path in sorted(folder.glob("*.jsonl"), key=lambda p: p.stat().st_mtime, reverse=True)[:JOURNALS]:
+        try:
+            study = read_study(path)
+        except KvtuneError:
+            continue
+        if (study.bench.model, study.bench.workload_hash) == (bench.model, bench.workload_hash):
+            took = [trial.elapsed_s for trial in study.trials if trial.on == "sim" and trial.elapsed_s > 0]
+            if took:
+                return mean(took)
+    return None
+
+
+def evidence_plan(cases: int, starts: int, folder: Path) -> str:
+    what = f"{cases} cases, up to {starts} engine starts (fewer where an earlier call measured some)"
+    start_s = known_durations(folder.parent, "", "").start_s
+    return f"{what}; the starts about {minutes(starts * start_s)}" if start_s is not None else what
+
+
+def announce_study(
+    bench: Bench, workload: Workload, folder: Path, *, replays: int, runs: int, most: bool = False
+) -> None:
+    """The plan of a search: what is replayed, and what the engine runs (`most`: at most)."""
+    from kvtune.sim.simulators import replays_at_once
+
+    if replays:
+        announce(replay_plan(bench, replays, min(replays, replays_at_once()), folder))
+    if runs:
+        announce(engine_plan(bench.model, workload, runs, folder, most=most))
+
+
+def announce(text: str) -> None:
+    print(f"plan: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,62 @@
+"""How long engine runs took on this machine: read from the run files of a folder, so that a plan can say how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from kvtune.errors import KvtuneError
+from kvtune.run.file import read_header
+from kvtune.run.folder import run_files
+from kvtune.run.machine import this_host
+from kvtune.run.types import Header
+
+NEWEST = 40
+"""Files that are looked at: what older ones say is seldom true any more, and reading takes time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Seconds, or None where nothing was measured: a run of this model and load, start included; an engine's start."""
+
+    run_s: float | None = None
+    start_s: float | None = None
+
+
+def known_durations(folder: Path, model: str, workload_hash: str) -> Known:
+    """Medians over the newest runs on this machine. A start is this model's, or where there is none any model's."""
+    here = this_host()
+    headers = [
+        header
+        for header in _newest(folder)
+        if header.source == "engine" and (header.host.cpu, header.host.cores) == (here.cpu, here.cores)
+    ]
+    same = [h for h in headers if h.model == model]
+    whole = [h for h in same if h.workload.hash == workload_hash and h.state == "complete"]
+    started = [h for h in same or headers if h.startup_s > 0]
+    return Known(
+        run_s=_median([h.startup_s + h.wall_s for h in whole]),
+        start_s=_median([h.startup_s for h in started]),
+    )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _newest(folder: Path) -> list[Header]:
+    def written(path: Path) -> float:
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    headers = []
+    for path in sorted(run_files(folder), key=written)[-NEWEST:]:
+        try:
+            headers.append(read_header(path))
+        except KvtuneError:
+            continue
+    return headers

@@ -1,0 +1,144 @@
+"""Before long work its plan, and progress from the first second, off a terminal too."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvtune.analysis.study import Bench, Trial
+from kvtune.cli.app import run
+from kvtune.cli.views.plan import evidence_plan, replay_plan
+from kvtune.cli.views.progress import ProgressView
+from kvtune.cli.views.trials import TrialsView
+from kvtune.engine.messages import Event
+from kvtune.errors import KvtuneError
+from kvtune.run.file import read_run, write_run
+from kvtune.run.machine import this_host
+from kvtune.run.types import Run
+from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.trials.journal import StudyJournal
+from kvtune.workload.spec import DEFAULT_SPEC, build
+from tests.cli.terminal import bare, shown
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+BENCH = Bench(model="tiny-gemma3", spec="rounds", seed=0, workload_hash="abc")
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise KvtuneError("no engine here")
+
+    monkeypatch.setattr("kvtune.engine.profile.profile", refuse)
+
+
+def remember(folder: Path, *, load: str) -> None:
+    """A run of tiny-gemma3 on this machine that took 30 s, 20 of them the engine's start."""
+    recorded = read_run(GOLDEN / "schema1-rounds.kvrun")
+    workload = msgspec.structs.replace(recorded.header.workload, hash=load)
+    header = msgspec.structs.replace(
+        recorded.header, host=this_host(), workload=workload, startup_s=20.0, wall_s=10.0
+    )
+    write_run(Run(header, {}), folder / f"{load}.kvrun")
+
+
+def test_profile_says_first_what_runs_and_how_long_it_takes_here(
+    tmp_path: Path, no_engine: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["profile", "tiny-gemma3", "-o", str(tmp_path)]
+
+    def first_line(*more: str) -> str:
+        assert run([*argv, *more]) == 1
+        return capsys.readouterr().err.splitlines()[0]
+
+    what = "plan: 1 engine run of rounds (36 requests), 1 engine start; "
+    assert first_line() == f"{what}how long is not known: nothing was measured here yet"
+    remember(tmp_path, load="another")
+    assert first_line() == f"{what}the start about 20 s, and the load, which was not measured here yet"
+    remember(tmp_path, load=build(DEFAULT_SPEC).hash)
+    assert first_line() == f"{what}about 30 s: a run of this load takes 30 s here"
+    assert "4 engine runs of rounds (36 requests), 4 engine starts; about 2 min" in first_line(
+        "--repeat", "4"
+    )
+
+
+def test_a_search_knows_how_long_replays_of_the_same_load_took(tmp_path: Path) -> None:
+    assert replay_plan(BENCH, 9, 2, tmp_path).endswith(
+        "9 replays without a model, 2 at a time, no engine start; how long is known after the first"
+    )
+    with StudyJournal(tmp_path / "a.jsonl", "sweep", BENCH) as journal:
+        for number, elapsed_s in enumerate((8.0, 12.0)):
+            journal.add(Trial(number=number, settings={"slack": number}, on="sim", elapsed_s=elapsed_s))
+    assert replay_plan(BENCH, 9, 2, tmp_path).endswith("; about 45 s: a replay of this load takes 10 s here")
+    other = msgspec.structs.replace(BENCH, workload_hash="xyz")
+    assert replay_plan(other, 9, 2, tmp_path).endswith("how long is known after the first")
+
+
+def test_evidence_counts_its_engine_starts(tmp_path: Path) -> None:
+    assert evidence_plan(3, 12, tmp_path / "evidence-runs").startswith("3 cases, up to 12 engine starts")
+    remember(tmp_path, load="any")
+    assert evidence_plan(3, 12, tmp_path / "evidence-runs").endswith("; the starts about 4 min")
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lines of progress at once; the function waits for one."""
+    printed = threading.Event()
+    monkeypatch.setattr("kvtune.cli.views.ticker.EVERY_S", 0.0)
+    said = "kvtune.cli.views.ticker.Ticker.said"
+    monkeypatch.setattr(said, lambda ticker: printed.set())
+
+    def wait() -> None:
+        printed.clear()
+        assert printed.wait(30)
+        printed.clear()
+        assert printed.wait(30)  # the one before was printed
+
+    return wait
+
+
+def test_a_pipe_is_told_what_goes_on_while_an_engine_starts_and_between_events(
+    ticks: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ProgressView(36, "tiny-gemma3") as view:
+        view.phase("starting")
+        view(Event(kind="phase", name="starting"))
+        ticks()
+        first, *rest = capsys.readouterr().err.splitlines()
+        assert first == "tiny-gemma3: starting engine"
+        assert re.fullmatch(r"tiny-gemma3: starting engine, \d+ s", rest[0])
+        view(Event(kind="phase", name="measuring"))
+        view(Event(kind="progress", finished=9, output_tokens=100, query_tokens=10, hit_tokens=5))
+        ticks()
+    assert "9/36 requests" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_pipe_is_told_how_many_trials_are_done_while_none_ends(
+    ticks: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TrialsView(9, OBJECTIVES["hit-rate"]) as view:
+        ticks()
+        assert capsys.readouterr().err.splitlines()[1].startswith("0 of 9 trials done, starting, ")
+        view.phase("searching in simulation")
+        view(Trial(number=0, settings={}, on="sim"))
+        ticks()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("1 of 9 trials done, searching in simulation, ") and last.endswith(" left")
+
+
+@pytest.mark.vllm
+def test_a_terminal_shows_the_plan_and_the_trials_as_they_end(tmp_path: Path) -> None:
+    load = "rounds:prefixes=1,prefix=64,output=2,rounds=2"
+    code, text = shown(
+        *("sweep", "tiny-gemma3", "-w", load, "--set", "block_size=32,64", "-o", str(tmp_path)),
+        environment=bare(),
+    )
+    assert code == 0
+    assert "plan: 3 replays without a model" in text
+    assert "0 of 3 trials done, starting" in text
+    assert "baseline" in text.split("journal")[0]

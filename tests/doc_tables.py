@@ -18,6 +18,7 @@ import grimp
 import typer
 
 from kvtune.analysis.knobs import ENGINE_KNOBS
+from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.cli.app import build_app
 from kvtune.core.settings import KNOBS, LISTED
 from kvtune.run.types import TABLES
@@ -72,6 +73,12 @@ def knob_table() -> Iterator[str]:
         yield f"| `core.{knob.name}` | `{default}` | {_cell(knob.legal)} | {_cell(knob.help)} |"
 
 
+def stall_cause_table() -> Iterator[str]:
+    yield "| cause | | what can be tried |\n|---|---|---|"
+    for cause, text in CAUSES.items():
+        yield f"| `{cause}` | {_cell(text)} | {_cell(ADVICE[cause])} |"
+
+
 def engine_knob_table() -> Iterator[str]:
     yield "| knob of vLLM | |\n|---|---|"
     for name, text in ENGINE_KNOBS.items():
@@ -98,6 +105,7 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "commands": command_table,
     "knobs": knob_table,
     "engine_knobs": engine_knob_table,
+    "stall_causes": stall_cause_table,
     "workloads": workload_table,
     "columns": column_table,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING
@@ -116,7 +117,7 @@ class Driver:
             output_kind=RequestOutputKind.DELTA,
             detokenize=self._engine.tokenizer is not None,
         )
-        times, counts = array("q"), array("i")
+        times, counts, made = array("q"), array("i"), array("d")
         answer = array("i")
         total, hits, finish, ended = 0, -1, "", 0
         self.sent += 1
@@ -131,6 +132,7 @@ class Driver:
                     if new:
                         times.append(now)
                         counts.append(new)
+                        made.append(output.metrics.last_token_ts if output.metrics is not None else nan)
                         total += new
                         self.output_tokens += new
                         answer.extend(part.token_ids)
@@ -148,7 +150,18 @@ class Driver:
                 self.failure = self.failure or (error if self.finished == 0 else None)
         crc = crc32(answer.tobytes()) if total else 0
         self._log.append(
-            Served(index, sent, ended, hits, total, finish, times.tobytes(), counts.tobytes(), crc)
+            Served(
+                index,
+                sent,
+                ended,
+                hits,
+                total,
+                finish,
+                times.tobytes(),
+                counts.tobytes(),
+                crc,
+                made.tobytes(),
+            )
         )
         if ended:
             self.finished += 1

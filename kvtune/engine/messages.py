@@ -46,7 +46,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True):
-    """One request, measured in the front end. Times are monotonic ns; `times`, `counts`: packed int64, int32 arrays."""
+    """One request, measured in the front end. Times are monotonic ns; `times`, `counts`: packed int64, int32 arrays.
+
+    `made`: monotonic seconds at which EngineCore made the last token of each delivery, packed doubles.
+    """
 
     index: int
     sent_ns: int
@@ -57,3 +60,4 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     times: bytes
     counts: bytes
     answer_crc: int = 0
+    made: bytes = b""

@@ -247,6 +247,7 @@ def _request_tables(
     token_rows: list[NDArray[np.int32]] = []
     token_times: list[NDArray[np.float64]] = []
     token_counts: list[NDArray[np.int32]] = []
+    token_made: list[NDArray[np.float64]] = []
     for i in sorted(served):
         s = served[i]
         hits[i], output[i], finish[i] = s.hit_tokens, s.output_tokens, s.finish
@@ -256,6 +257,8 @@ def _request_tables(
             first[i] = (times[0] - zero) / 1e9
             token_times.append((times - zero) / 1e9)
             token_counts.append(np.frombuffer(s.counts, "i4"))
+            made = np.frombuffer(s.made, "f8") if s.made else np.full(len(times), np.nan)
+            token_made.append(made - zero / 1e9)
             token_rows.append(np.full(len(times), i, "i4"))
         if s.finished_ns:
             finished[i] = (s.finished_ns - zero) / 1e9
@@ -278,6 +281,7 @@ def _request_tables(
         "request": np.concatenate(token_rows) if token_rows else np.empty(0, "i4"),
         "t_s": np.concatenate(token_times) if token_times else np.empty(0),
         "count": np.concatenate(token_counts) if token_counts else np.empty(0, "i4"),
+        "made_s": np.concatenate(token_made) if token_made else np.empty(0),
     }
     return requests, tokens
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvtune.analysis.stalls.causes import CAUSES
+from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.analysis.stalls.sides import side_stalls
 from kvtune.report.names import process_title, source_line
 from kvtune.run.types import Run
@@ -25,6 +25,12 @@ def lead(account: Mapping[str, Any]) -> str:
         f"{ms(account['limit_ms'])} (twice their median), in {count(stalls)} {noun}: "
         f"{ms(account['excess_ms'])} more than the median in sum."
     )
+
+
+def advice(account: Mapping[str, Any]) -> str:
+    """The cause of most of the time, and what can be tried."""
+    largest = next(iter(account["causes"]))
+    return f"Most of the time: {CAUSES[largest]}. {ADVICE[largest]}"
 
 
 def cause_rows(account: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

@@ -38,7 +38,8 @@ TABLES: dict[str, dict[str, str]] = {
         "answer_crc": "i8",  # of the generated token ids as int32, equal for equal answers; 0 = no answer
     },
     # One row each time the front end received tokens of a request; `request` is the row in `requests`.
-    "tokens": {"request": "i4", "t_s": "f8", "count": "i4"},
+    # `made_s`: when EngineCore made the last of them, NaN where it was not recorded.
+    "tokens": {"request": "i4", "t_s": "f8", "count": "i4", "made_s": "f8"},
     # One row an EngineCore step. Host parts in microseconds; `process` indexes Header.processes.
     "steps": {
         "process": "i2",

@@ -134,6 +134,7 @@ def _tokens(journal: ReplayJournal, leave_s: float) -> Table:
     return {
         "request": rows,
         "t_s": np.frombuffer(journal.token_s, "f8") + leave_s,
+        "made_s": np.frombuffer(journal.token_s, "f8").copy(),
         "count": np.ones(len(rows), "i4"),
     }
 

@@ -47,6 +47,8 @@ class Toy:
     """(process, second) of samples in which it was stopped."""
     lines: Sequence[str] = ()
     receipts: bool = True
+    stamps: bool = True
+    """Whether EngineCore's own time of each token is recorded."""
 
     def times(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Begin and end of each step."""
@@ -65,12 +67,13 @@ class Toy:
         # The front end takes steps in order, and hands out what has piled up at once.
         taken = np.maximum.accumulate(end + WAY_S + [self.way.get(i, 0.0) for i in range(self.steps)])
         given = np.maximum.accumulate(taken + REST_S + [self.rest.get(i, 0.0) for i in range(self.steps)])
-        rows: list[tuple[int, float, int]] = []
+        rows: list[tuple[int, float, int, float]] = []
         for request in range(REQUESTS):
             made = [i for i in range(self.steps) if request not in self.without.get(i, ())]
-            rows += [
-                (request, at, sum(given[i] == at for i in made)) for at in sorted({given[i] for i in made})
-            ]
+            for at in sorted({given[i] for i in made}):
+                together = [i for i in made if given[i] == at]
+                stamp = end[together[-1]] - 1e-5 if self.stamps else np.nan
+                rows.append((request, at, len(together), stamp))
         absent = [len(self.without.get(i, ())) for i in range(self.steps)]
         prompts = [self.prefill.get(i, 0) for i in range(self.steps)]
         decodes = np.array([REQUESTS - n + self.more(i) for i, n in enumerate(absent)])
@@ -84,6 +87,7 @@ class Toy:
             "tokens": table(
                 "tokens",
                 request=[row[0] for row in rows], t_s=[row[1] for row in rows], count=[row[2] for row in rows],
+                made_s=[row[3] for row in rows],
             ),
             "steps": table(
                 "steps", process=[ENGINE_CORE] * self.steps, t_s=begin, step_us=step_s * 1e6, execute_us=step_s * 1e6,

@@ -229,6 +229,25 @@ def test_what_piled_up_was_made_in_steps_of_its_own() -> None:
     assert steps_of(np.array([0.5]), np.ones(1, "i8"), np.zeros(1, "i8"), ends).tolist() == [-1]
 
 
+@pytest.mark.parametrize("stamps", [True, False])
+def test_a_front_end_that_stopped_and_then_catches_up_slowly_was_late_once(stamps: bool) -> None:
+    """For half a second the engine goes on, then the front end takes a step a millisecond until it has caught up."""
+    toy = Toy(steps=200, stamps=stamps)
+    end = toy.times()[1]
+    toy.way = {i: max(0.0, STALL_S - 0.010 * (i - AT)) for i in range(AT, 200)}
+    toy.stopped = [(FRONT_END, float(end[AT]) + 0.3)]
+    found = account(toy)
+    assert (found.slow, found.stalls) == (REQUESTS, 1)
+    assert found.causes["off_cpu"].share > 0.95
+
+
+def test_a_file_without_engine_cores_times_and_a_backlog_to_the_end_is_read_by_what_is_possible() -> None:
+    """With the times the front end is late; without, the latest steps that are possible are taken for the makers."""
+    late = dict.fromkeys(range(AT, 100), STALL_S)
+    assert account(Toy(way=late)).worst[0].cause == "front_end"
+    assert account(Toy(way=late, stamps=False)).worst[0].gaps == REQUESTS
+
+
 def test_every_cause_has_words_and_advice() -> None:
     assert ADVICE.keys() == CAUSES.keys()
 
@@ -283,6 +302,7 @@ def toys(draw: st.DrawFn) -> Toy:
         waits=dict.fromkeys((FRONT_END, ENGINE_CORE, WORKER), samples),
         stopped=draw(st.lists(st.tuples(PROCESS, st.floats(0.0, 3.0)), max_size=3)),
         receipts=draw(st.booleans()),
+        stamps=draw(st.booleans()),
         spins=draw(st.booleans()),
     )
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 
+import numpy as np
 import psutil
 import pytest
 
@@ -206,3 +207,13 @@ def test_the_shares_of_a_real_run_add_up_to_all_of_the_lost_time(planted: Plante
     assert sum(cause.share for cause in found.causes.values()) == pytest.approx(1.0)
     assert sum(cause.gaps for cause in found.causes.values()) == found.slow
     assert {"off_cpu", "prefill", "collection"} <= found.causes.keys()
+
+
+def test_every_token_names_the_step_that_made_it(planted: Planted) -> None:
+    tokens, steps = planted.run.table("tokens"), planted.run.table("steps")
+    made = np.searchsorted(steps["t_s"], tokens["made_s"], side="right") - 1
+    assert (made >= 0).all() and (tokens["made_s"] <= tokens["t_s"]).all()
+    within = tokens["made_s"] <= steps["t_s"][made] + steps["step_us"][made] / 1e6
+    assert within.mean() > 0.99  # EngineCore's last steps may be left out of the run
+    receipts = planted.run.table("receipts")["t_s"]
+    assert len(receipts) and (np.diff(receipts) >= 0).all()

@@ -13,7 +13,7 @@ from kvtune.report.console.summary import summary_text
 from kvtune.report.contrast import contrast
 from kvtune.report.pages.run import compare_page
 from kvtune.report.sections.stalls import section
-from kvtune.report.stalls import cause_rows, lead, side_by_side, why
+from kvtune.report.stalls import advice, cause_rows, lead, side_by_side, why
 from tests.analysis.stall_runs import ENGINE_CORE, FRONT_END, WORKER, Toy
 
 
@@ -48,7 +48,8 @@ def stopped(process: int) -> Toy:
 def test_the_worst_stall_is_one_line_on_the_terminal(toy: Toy, line: str) -> None:
     found = facts(toy)
     assert why(found["stalls"]["worst"][0]) == line
-    assert line in summary_text(found, width=200)
+    text = summary_text(found, width=200)
+    assert line in text and advice(found["stalls"]) in text
 
 
 def test_the_account_says_how_many_gaps_over_which_limit_and_all_causes() -> None:

@@ -74,7 +74,8 @@ class Stalls:
 def stalls(run: Run, shown: int = WORST) -> Stalls:
     """The account of a run, with the `shown` worst. Without recorded steps every cause is unknown."""
     steps = step_times(run)
-    gaps = token_gaps(run, steps.end_s if steps is not None else np.empty(0))
+    none = np.empty(0)
+    gaps = token_gaps(run, *((steps.start_s, steps.end_s) if steps is not None else (none, none)))
     gap_s = gaps.end_s - gaps.begin_s
     if not len(gap_s):
         return Stalls()
@@ -130,6 +131,9 @@ def _records(run: Run, steps: StepTimes | None, gaps: Gaps, slow: Rows, slow_s: 
     at = np.isin(slow, known)
     late = gaps.of(slow[at])
     parts_s[at] = _engine_parts_s(run, steps, engine, late)
+    # A token that was made before the one before it was delivered waited for no step.
+    waited_s = np.maximum(steps.end_s[late.made] - late.begin_s, 0.0)
+    parts_s[at] *= np.minimum(waited_s / np.maximum(parts_s[at].sum(axis=1), 1e-12), 1.0)[:, None]
     delivered = delivery(run, steps, late, gaps.of(known[usual]), slow_s)
     parts_s[at] += delivered.parts
     way = [WithoutCpu()] * len(slow)

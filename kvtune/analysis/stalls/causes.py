@@ -23,9 +23,9 @@ LOST = ("off_cpu", "device", "engine_wait", "front_end", "client")
 
 ADVICE = {
     "preemption": "Let fewer requests run at once (--max-num-seqs), or give the engine more blocks.",
-    "collection": "Run with kvtune's core, which freezes long-lived objects and makes fewer new ones.",
+    "collection": "Run with kvtune's core, which collects less; if it runs already, see which objects: --probe types.",
     "off_cpu": "Give the engine's processes cores that nothing else uses (taskset, cpusets), and look who runs there.",
-    "prefill": "Shorter chunks of prompts hold decodes up less, and prompts longer: try --max-num-batched-tokens.",
+    "prefill": "Compute prompts in smaller chunks (--max-num-batched-tokens): steps get shorter, prompts take longer.",
     "batch": "Fewer requests at once (--max-num-seqs) make each step shorter.",
     "device": "Repeat the run: a step that takes longer again at the same place is the model's, not the machine's.",
     "engine_wait": "See what EngineCore does between steps: sample its stacks (--stacks).",

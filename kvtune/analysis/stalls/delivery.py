@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvtune.analysis.stalls.causes import CAUSES, COLUMN
 from kvtune.analysis.stalls.engine import StepTimes, collected
-from kvtune.analysis.stalls.gaps import Gaps, steps_of
+from kvtune.analysis.stalls.gaps import Gaps
 from kvtune.analysis.stalls.off_cpu import OffCpu, cpu_waits, off_cpu
 from kvtune.analysis.stalls.spans import Seconds, covered
 from kvtune.run.types import Run
@@ -42,10 +42,9 @@ class WithoutCpu:
 
 def delivery(run: Run, steps: StepTimes, gaps: Gaps, usual: Gaps, slow_s: float) -> Delivery:
     """The steps of all these gaps are known."""
-    made_s = steps.end_s[gaps.made]
-    taken_s = _taken_s(run, steps, gaps)
-    usual_taken_s = _taken_s(run, steps, usual)
-    way_s, usual_way_s = taken_s - made_s, _median(usual_taken_s - steps.end_s[usual.made])
+    made_s, taken_s = _made_and_taken_s(run, steps, gaps)
+    usual_made_s, usual_taken_s = _made_and_taken_s(run, steps, usual)
+    way_s, usual_way_s = taken_s - made_s, _median(usual_taken_s - usual_made_s)
     rest_s, usual_rest_s = np.maximum(gaps.end_s - taken_s, 0.0), _median(usual.end_s - usual_taken_s)
     roles = [i for i, process in enumerate(run.header.processes) if process.role == "front_end"]
     collecting, paused = collected(run, roles, slow_s)
@@ -73,14 +72,15 @@ def _median(values: Seconds) -> float:
     return float(np.median(values)) if len(values) else 0.0
 
 
-def _taken_s(run: Run, steps: StepTimes, gaps: Gaps) -> Seconds:
-    """When the front end took the step of each gap's token; the token's own time where that was not recorded."""
+def _made_and_taken_s(run: Run, steps: StepTimes, gaps: Gaps) -> tuple[Seconds, Seconds]:
+    """Within each gap, when its token was made, and when the front end took it: the first that it took after that.
+
+    Where that was not recorded, the front end took it when the client got it.
+    """
     receipts = np.sort(run.table("receipts")["t_s"])
-    made_s = steps.end_s[gaps.made]
+    made_s = np.clip(steps.end_s[gaps.made], gaps.begin_s, gaps.end_s)
     if not len(receipts):
-        return np.maximum(gaps.end_s, made_s)
-    ones = np.ones(len(receipts), np.int64)
-    step = steps_of(receipts, ones, np.zeros(len(receipts), np.int64), steps.end_s)
-    at = np.searchsorted(step, gaps.made, side="left")
+        return made_s, gaps.end_s
+    at = np.searchsorted(receipts, made_s, side="right")
     taken_s = np.where(at < len(receipts), receipts[np.minimum(at, len(receipts) - 1)], gaps.end_s)
-    return np.clip(taken_s, made_s, np.maximum(gaps.end_s, made_s))
+    return made_s, np.minimum(taken_s, gaps.end_s)

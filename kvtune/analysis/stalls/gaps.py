@@ -1,5 +1,6 @@
 """Gaps between the deliveries of a request's tokens, and the step that made each token. Pure.
 
+EngineCore's own time of a token names its step. Files that do not have it get the latest step that is possible.
 A delivery can hold several tokens: a front end that is late hands out what has piled up. A gap is the time without any.
 """
 
@@ -36,13 +37,18 @@ class Gaps:
         )
 
 
-def token_gaps(run: Run, step_end_s: Seconds) -> Gaps:
-    """All gaps of a run, by request and time. `step_end_s`: ends of the steps that made tokens, in order."""
+def token_gaps(run: Run, step_start_s: Seconds, step_end_s: Seconds) -> Gaps:
+    """All gaps of a run, by request and time, with the steps that made tokens, in order."""
     tokens = run.table("tokens")
     order = np.lexsort((tokens["t_s"], tokens["request"]))
     request = tokens["request"][order].astype(np.int64)
     t_s, count = tokens["t_s"][order], np.maximum(tokens["count"][order], 1).astype(np.int64)
-    last = steps_of(t_s, count, request, step_end_s)
+    made_s = tokens["made_s"][order] if "made_s" in tokens else np.full(len(t_s), np.nan)
+    last = np.where(
+        np.isfinite(made_s),
+        np.searchsorted(step_start_s, made_s, side="right") - 1,
+        steps_of(t_s, count, request, step_end_s),
+    )
     follows = request[1:] == request[:-1]
     return Gaps(
         request[1:][follows],

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvtune.report.console.collector import MakeTable
-from kvtune.report.stalls import cause_rows, lead, why
+from kvtune.report.stalls import advice, cause_rows, lead, why
 from kvtune.units import count, ms
 
 if TYPE_CHECKING:
@@ -29,4 +29,5 @@ def stalls_view(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType |
         Padding(Text(text), (1, 0, 0, 0)),
         table(("slow tokens", "gaps", "over the median", "share"), cause_rows(account)),
         table(("the worst", "at", "longest", "gaps"), worst),
+        Padding(Text(advice(account)), (1, 0, 0, 0)),
     ]

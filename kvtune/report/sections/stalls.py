@@ -10,11 +10,11 @@ import numpy as np
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.stalls.account import Stall
-from kvtune.analysis.stalls.causes import ADVICE, CAUSES
+from kvtune.analysis.stalls.causes import CAUSES
 from kvtune.analysis.stalls.spans import Seconds
 from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
 from kvtune.report.names import process_name
-from kvtune.report.stalls import LEAST_SHOWN, lead, why
+from kvtune.report.stalls import LEAST_SHOWN, advice, lead, why
 from kvtune.run.types import Run, Table
 from kvtune.units import count, ms, percent
 
@@ -69,7 +69,6 @@ def section(analysis: RunAnalysis) -> Section | None:
         )
         for stall, words in zip(found.worst, told["worst"], strict=True)
     ]
-    largest = next(iter(found.causes))
     return Section(
         id="stalls",
         title="Slow tokens",
@@ -80,7 +79,7 @@ def section(analysis: RunAnalysis) -> Section | None:
                 ("largest cause", "gaps", "over the median", "share"), causes, "Slow gaps by cause"
             ),
             "worst": grid(("at", "longest gap", "gaps", "cause"), worst, "The worst stalls"),
-            "advice": f"Most of the time: {CAUSES[largest]}. {ADVICE[largest]}",
+            "advice": advice(told),
         },
         charts=tuple(
             _window(analysis.run, stall, number, why(words))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
 class KvtuneError(Exception):
-    """What went wrong, in one line that names the file, flag or field; and what to do next, in another."""
+    """What went wrong, in one line that names the file, flag or field; and what to do next, in another.
 
-    def __init__(self, message: str, hint: str = "", exit_code: int = EXIT_FAILED) -> None:
+    `details`: lines of evidence between the two, such as the end of a log.
+    """
+
+    def __init__(
+        self, message: str, hint: str = "", exit_code: int = EXIT_FAILED, details: Sequence[str] = ()
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.exit_code = exit_code
+        self.details = tuple(details)
 
 
 class UsageError(KvtuneError):

@@ -102,7 +102,7 @@ def run(argv: Sequence[str]) -> int:
     except KvtuneError as error:
         if debug:
             raise
-        _say(error.message, error.hint)
+        _say(error.message, error.hint, error.details)
         return error.exit_code
     except KeyboardInterrupt:
         if debug:
@@ -165,8 +165,10 @@ def _defaults(command: Any, config: Config) -> dict[str, Any]:
     return defaults
 
 
-def _say(message: str, hint: str) -> None:
+def _say(message: str, hint: str, details: Sequence[str] = ()) -> None:
     notices.always(f"kvtune: {message}")
+    for line in details:
+        notices.always(f"  {line}")
     if hint:
         notices.always(f"  next: {hint}")
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
+from collections.abc import Mapping
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((ERROR|WARNING|INFO|CRITICAL)\s[\d-]+\s[\d:]+\s(\[[^\]]*\]\s?)?)?")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)):?\s*(.*)$")
+_NOTICED = re.compile(r"(exited|died) unexpectedly")
+_WORKER = re.compile(r"Worker proc (\S+) died unexpectedly \(exit code: (-?\d+)\)")
+_AT_START = re.compile(r"Failed core proc\(s\): \{'([^']+)': (-?\d+)")
 # Exceptions that follow from another failure: the cause only if there is no other exception.
 _FOLLOWS = (
     "Engine core initialization failed",
@@ -21,6 +26,11 @@ _FOLLOWS = (
 )
 
 _HINTS = (
+    (
+        re.compile(r"killed by SIGKILL"),
+        "the kernel sends SIGKILL when memory runs out (`dmesg` then says so): lower --max-model-len, --max-num-seqs "
+        "or the cache size after `--`, or end what else uses the memory",
+    ),
     (
         re.compile(
             r"not a valid model identifier|is not a local folder|couldn't connect|offline|Repo id", re.I
@@ -62,6 +72,42 @@ def cause(log: str) -> str:
     first = [line for line in raised if not any(f in line for f in _FOLLOWS)]
     chosen = first[0] if first else (raised[0] if raised else "")
     return chosen[:400]
+
+
+def killer(exit_code: int) -> str:
+    """The signal behind a negative exit code."""
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def killed(died: Mapping[str, int], log: str) -> str:
+    """Which process of the engine a signal killed, by exit codes and by vLLM's log; "" where none was."""
+    logged = [(name, int(code)) for found in (_WORKER, _AT_START) for name, code in found.findall(log)]
+    for name, code in (*logged, *died.items()):
+        if code < 0:
+            return f"{name} was killed by {killer(code)}"
+    return ""
+
+
+def last_lines(log: str, most: int = 5) -> list[str]:
+    """The last lines up to the one in which the engine noticed that it failed; no tracebacks, no shutdown."""
+    found: list[str] = []
+    in_traceback = False
+    for line in map(clean, log.splitlines()):
+        if _NOTICED.search(line):
+            found.append(line)
+            break
+        if line.startswith("Traceback (most recent call last)"):
+            in_traceback = True
+        elif in_traceback and _RAISED.match(line):
+            in_traceback = False
+            if not any(f in line for f in _FOLLOWS):
+                found.append(line)
+        elif not in_traceback and line and not any(f in line for f in _FOLLOWS):
+            found.append(line)
+    return [line[:200] for line in found[-most:]]
 
 
 def hint_for(message: str, log_path: str) -> str:

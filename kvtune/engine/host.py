@@ -7,9 +7,12 @@ output and error are the engine's log. SIGTERM and SIGINT end the measuring phas
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic_ns
 from types import FrameType
@@ -141,6 +144,7 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
         config, stat_loggers=[counts.factory()], disable_log_stats=False, enable_log_requests=False
     )
     vocab = int(config.model_config.get_vocab_size())
+    children = multiprocessing.active_children()
     try:
         reporter.send(Event(kind="engine", facts=_jsonable(describe_engine(engine.vllm_config))))
         if plan.warm_up:
@@ -189,10 +193,20 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
             reporter.send(Event(kind="phase", name="over", at_ns=monotonic_ns(), message=why))
         phase.enter(OVER)
         await _tallies_written(level, folder)
+    except Exception:
+        reporter.send(Event(kind="died", codes=_ended(children)))
+        raise
     finally:
         # EngineCore of vLLM 0.32 does not react to SIGTERM in time even without an error. Its workers end with it.
         engine.shutdown(timeout=1.0)
     reporter.send(Event(kind="done"))
+
+
+def _ended(children: Sequence[BaseProcess]) -> dict[str, int]:
+    """Exit codes of those that have ended, by name; negative: the signal that killed it."""
+    for child in children:
+        child.join(timeout=0.2)
+    return {child.name: child.exitcode for child in children if child.exitcode is not None}
 
 
 async def _tallies_written(level: str, folder: Path) -> None:

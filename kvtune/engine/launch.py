@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from kvtune.engine.faults import cause, hint_for
+from kvtune.engine.faults import cause, hint_for, killed, killer, last_lines
 from kvtune.engine.messages import LOG_FILE, PLAN_FILE, Event, HostPlan
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.process import (
@@ -34,6 +34,7 @@ from kvtune.probe.process import (
     shared_memory_in_use,
 )
 
+FRONT_END = "the engine's front end"
 GRACE_S = 15.0
 """Time for the host to save and shut the engine down before it is killed."""
 
@@ -49,6 +50,9 @@ class HostOutcome:
     culprits_ns: int = 0  # start and (over_ns) end of the second pass, for allocation sites
     over_ns: int = 0
     notes: list[str] = field(default_factory=list)
+    died: dict[str, int] = field(
+        default_factory=dict
+    )  # exit codes of the engine's processes, where one failed
     engine: dict[str, Any] = field(default_factory=dict)
     error: KvtuneError | None = None
     sampler: ProcessSampler | None = None
@@ -100,7 +104,7 @@ def launch(
     if outcome.culprits_ns and not outcome.over_ns:
         outcome.over_ns = monotonic_ns()
     if outcome.error is not None and outcome.error.exit_code != EXIT_INTERRUPTED:
-        outcome.error = _explain(outcome.error, folder)
+        outcome.error = _explain(outcome.error, outcome.died, folder)
     return outcome
 
 
@@ -143,6 +147,8 @@ def _follow(
             outcome.notes += [event.message] if event.message else []
         elif event.kind == "engine":
             outcome.engine = dict(event.facts)
+        elif event.kind == "died":
+            outcome.died = dict(event.codes)
         elif event.kind == "failed":
             message = f"{event.name}: {event.message}" if event.name else event.message
             outcome.error = KvtuneError(message, event.hint, event.exit_code)
@@ -151,10 +157,15 @@ def _follow(
         on_event(event)
     try:
         code = host.wait(timeout=GRACE_S)
+        how = (
+            f"{FRONT_END} was killed by {killer(code)}"
+            if code < 0
+            else f"{FRONT_END} ended with exit code {code}"
+        )
     except subprocess.TimeoutExpired:
-        code = -9
+        how = f"{FRONT_END} did not end"
     if outcome.error is None and not finished:
-        outcome.error = KvtuneError(f"the engine's front end ended with exit code {code}")
+        outcome.error = KvtuneError(how)
 
 
 def _events(reader: int, host: subprocess.Popen[bytes]) -> Iterator[Event]:
@@ -175,15 +186,17 @@ def _events(reader: int, host: subprocess.Popen[bytes]) -> Iterator[Event]:
             yield decode(line)
 
 
-def _explain(error: KvtuneError, folder: Path) -> KvtuneError:
-    """Replace vLLM's `see root cause above` by the cause from the engine's log."""
+def _explain(error: KvtuneError, died: Mapping[str, int], folder: Path) -> KvtuneError:
+    """Replace vLLM's `see root cause above` by the signal that killed a process, or the cause in the engine's log."""
     if error.hint:
         return error
     log_path = folder / LOG_FILE
     log = log_path.read_text(errors="replace") if log_path.exists() else ""
-    reason = cause(log)
-    message = reason or error.message.splitlines()[0][:400]
-    return KvtuneError(f"the engine failed: {message}", hint_for(message, str(log_path)), error.exit_code)
+    by_signal, raised = killed(died, log), cause(log)
+    message = by_signal or raised or error.message.splitlines()[0][:400]
+    details = [f"engine's log: {line}" for line in last_lines(log)] if by_signal or not raised else []
+    hint = hint_for(message, str(log_path))
+    return KvtuneError(f"the engine failed: {message}", hint, error.exit_code, details)
 
 
 def _sweep(sampler: ProcessSampler) -> None:

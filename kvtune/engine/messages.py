@@ -29,9 +29,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     phase: starting, warm-up, measuring, finishing; with `--probe sites` also culprits (the second pass) and over.
     engine: `facts` about the engine's configuration. progress: counts. failed: an error with its message and hint.
+    died: `codes`, the exit codes of the engine's processes that had ended when it failed.
     """
 
-    kind: Literal["phase", "engine", "progress", "failed", "done"]
+    kind: Literal["phase", "engine", "progress", "died", "failed", "done"]
     name: str = ""
     at_ns: int = 0
     facts: dict[str, object] = {}
@@ -43,6 +44,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
     hint: str = ""
     exit_code: int = 1
+    codes: dict[str, int] = {}
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True):

@@ -18,12 +18,12 @@ import msgspec
 
 from kvtune.core.settings import Value
 from kvtune.engine.launch import launch
-from kvtune.engine.messages import Event, HostPlan
+from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.record import record
 from kvtune.engine.resolve import check_engine, installed_engine, resolve
 from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.engine.sockets import socket_folder
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.scratch import hold, sweep
 from kvtune.run.slo import with_slo
@@ -89,8 +89,11 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
             )
         if stacks is not None:
             stacks.stop()
+        if outcome.error is not None and outcome.error.exit_code == EXIT_FAILED:
+            kept = path.with_suffix(".log") if outcome.start_ns else job.output / "engine-failed.log"
+            outcome.error = _with_log(outcome.error, folder, kept)
         if not outcome.start_ns and outcome.error is not None:
-            raise _before_measuring(outcome.error, folder, job.output)
+            raise outcome.error
         run = record(
             folder,
             plan,
@@ -191,13 +194,12 @@ def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
     return variables
 
 
-def _before_measuring(error: KvtuneError, folder: Path, output: Path) -> KvtuneError:
-    """Without a run file, keep the engine's log in the output folder and name it in the hint."""
-    from kvtune.engine.messages import LOG_FILE
-
-    if str(folder) not in error.hint:
-        return error
-    kept = output / "engine-failed.log"
-    with contextlib.suppress(OSError):
+def _with_log(error: KvtuneError, folder: Path, kept: Path) -> KvtuneError:
+    """Keep the engine's whole log beside the run file, and name it in the hint."""
+    try:
         shutil.copyfile(folder / LOG_FILE, kept)
-    return KvtuneError(error.message, f"the engine's full log is {kept}", error.exit_code)
+    except OSError:
+        return error
+    whole = f"the engine's whole log is {kept}"
+    hint = error.hint if error.hint and str(folder) not in error.hint else ""
+    return KvtuneError(error.message, f"{hint}; {whole}" if hint else whole, error.exit_code, error.details)

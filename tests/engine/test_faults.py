@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.faults import cause, clean, hint_for, tail
+from kvtune.engine.faults import cause, clean, hint_for, killed, killer, last_lines, tail
 
 WORKER_FAILED = """\
 INFO 11-21 09:57:40 [__init__.py:1] Automatically detected platform cpu.
@@ -38,6 +38,43 @@ def test_a_consequence_is_the_cause_if_there_is_no_other() -> None:
 def test_a_log_without_an_exception_has_no_cause() -> None:
     assert cause("INFO all is well\n") == ""
     assert cause("") == ""
+
+
+KILLED = """\
+(Worker pid=5) INFO 11-22 14:52:52 [cpu_worker.py:260] Explicitly set (1.0/15.59) GiB for KV cache on node 0.
+(MainProcess pid=2) WARNING 11-22 14:52:54 [base.py:413] Using None for EOS token id
+(MainProcess pid=2) WARNING 11-22 14:52:58 [core_client.py:817] [shutdown] MPClient: engine core exited unexpectedly; \
+starting cleanup
+(MainProcess pid=2) INFO 11-22 14:52:58 [core_client.py:777] [shutdown] MPClient: complete
+(MainProcess pid=2) ERROR 11-22 14:52:58 [async_llm.py:906] Traceback (most recent call last):
+(MainProcess pid=2) ERROR 11-22 14:52:58 [async_llm.py:906]   File "async_llm.py", line 849, in output_handler
+(MainProcess pid=2) ERROR 11-22 14:52:58 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore \
+encountered an issue. See stack trace (above) for the root cause.
+"""
+
+
+def test_a_process_that_a_signal_killed_is_named_with_the_signal() -> None:
+    assert killed({"EngineCore": -9}, KILLED) == "EngineCore was killed by SIGKILL"
+    assert killed({"EngineCore": -11}, "") == "EngineCore was killed by SIGSEGV"
+    assert killed({"EngineCore": -64}, "").endswith("killed by SIGRTMAX") and killer(-99) == "signal 99"
+    assert killed({"EngineCore": 1}, "") == killed({}, WORKER_FAILED) == ""
+    worker = "ERROR 11-22 14:52:58 [x.py:3] Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down"
+    assert killed({"EngineCore": -15}, worker) == "VllmWorker-0 was killed by SIGKILL"
+    start = "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore': -9}"
+    assert killed({}, start) == "EngineCore was killed by SIGKILL"
+    assert "dmesg" in hint_for("the engine failed: EngineCore was killed by SIGKILL", "x.log")
+
+
+def test_the_end_of_a_log_is_what_came_before_the_failure() -> None:
+    assert last_lines(KILLED) == [
+        "Explicitly set (1.0/15.59) GiB for KV cache on node 0.",
+        "Using None for EOS token id",
+        "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup",
+    ]
+    assert last_lines(KILLED, 1)[0].startswith("[shutdown]")
+    own = "a\nTraceback (most recent call last):\n  File x\nValueError: odd\nb\n"
+    assert last_lines(own) == ["a", "ValueError: odd", "b"]
+    assert last_lines("") == []
 
 
 def test_colours_and_prefixes_are_removed() -> None:

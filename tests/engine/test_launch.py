@@ -83,6 +83,27 @@ sys.exit(1)
     assert str(tmp_path / LOG_FILE) in outcome.error.hint
 
 
+def test_a_process_that_was_killed_is_named_with_its_signal_and_the_log_before_it(run_script) -> None:  # type: ignore[no-untyped-def]
+    outcome, _ = run_script(
+        """
+print("(EngineCore pid=1) INFO 11-21 09:58:00 [x.py:9] all is well", flush=True)
+print("EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.", flush=True)
+send(kind="died", codes={"EngineCore": -9})
+send(kind="failed", name="EngineDeadError", message="EngineCore encountered an issue. See stack trace (above).")
+sys.exit(1)
+"""
+    )
+    assert outcome.error is not None
+    assert outcome.error.message == "the engine failed: EngineCore was killed by SIGKILL"
+    assert outcome.error.details == ("engine's log: all is well",)
+
+
+def test_a_front_end_that_a_signal_killed_is_named_with_the_signal(run_script) -> None:  # type: ignore[no-untyped-def]
+    outcome, _ = run_script("os.kill(os.getpid(), signal.SIGSEGV)")
+    assert outcome.error is not None
+    assert outcome.error.message == "the engine failed: the engine's front end was killed by SIGSEGV"
+
+
 def test_a_usage_error_of_the_host_is_passed_on(run_script) -> None:  # type: ignore[no-untyped-def]
     outcome, _ = run_script(
         'send(kind="failed", message="no such flag", hint="look", exit_code=2)\nsys.exit(2)'

@@ -59,4 +59,9 @@ def test_an_engine_that_is_killed_leaves_a_partial_run(tmp_path: Path, role: str
     assert len(run.table("memory")["t_s"]) > 0
     measured_until_the_last_step(run)
     assert not [p for p in tmp_path.iterdir() if p.is_dir()]
+    process = "EngineCore" if role == "EngineCore" else "VllmWorker-0"
+    assert result.error.message == run.header.why == f"the engine failed: {process} was killed by SIGKILL"
+    assert any("unexpectedly" in line for line in result.error.details)
+    log = result.path.with_suffix(".log")
+    assert f"the engine's whole log is {log}" in result.error.hint and "KV cache" in log.read_text()
     assert not left_in_shared_memory(shared_before)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvtune.core.vllm_types import BlockIds, NewRequestData
 from kvtune.sim.vllm_types import EngineCore, Outputs, ScheduledStep
 
 
@@ -29,6 +30,23 @@ class ExecutedStep:
     prefill_context_tokens: int
     scheduled: ScheduledStep
     jump_ends_s: Sequence[float] | None
+
+
+@dataclass(slots=True)
+class DecodedRows:
+    """Rows of a step that was made without a SchedulerOutput, as `digest` reads them."""
+
+    new_block_ids: Sequence[BlockIds | None]
+    num_computed_tokens: Sequence[int]
+
+
+@dataclass(slots=True)
+class BulkStep:
+    """A step that was made without a SchedulerOutput, or only partly with one: what `digest` reads of it."""
+
+    num_scheduled_tokens: dict[str, int]
+    scheduled_new_reqs: Sequence[NewRequestData]
+    scheduled_cached_reqs: DecodedRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,6 @@ def test_the_page_names_the_culprit_and_its_line(probed: Run) -> None:
 )
 def test_incomplete_probe_data_raises_nothing(stored: dict[str, Any]) -> None:
     run = replace_header(rounds_run(prefixes=2), extra=read_extras(stored))
-    for own in culprits(run).values():
-        assert all(row.per_step is None for row in own.rows)
+    for sampled in culprits(run).values():
+        assert all(row.per_step is None for row in sampled.rows)
     assert grown(run) == {}

@@ -86,10 +86,10 @@ def test_shares_by_generation_and_preempted_pauses() -> None:
         "gc", process=[1] * 4, generation=[0, 0, 1, 2], pause_us=[1e3, 2e3, 5e3, 50e3],
         cpu_us=[1e3, 2e3, 5e3, 10e3],
     )  # fmt: skip
-    own = ledgers(run_of(steps=STEPS, gc=gc))["engine_core"]
-    assert own.share_of_step == pytest.approx((3e3 / 500e3, 5e3 / 500e3, 50e3 / 500e3))
-    assert own.cpu_ms == pytest.approx(18.0)
-    assert own.preempted == 1 and own.preempted_ms == pytest.approx(40.0)
+    ledger = ledgers(run_of(steps=STEPS, gc=gc))["engine_core"]
+    assert ledger.share_of_step == pytest.approx((3e3 / 500e3, 5e3 / 500e3, 50e3 / 500e3))
+    assert ledger.cpu_ms == pytest.approx(18.0)
+    assert ledger.preempted == 1 and ledger.preempted_ms == pytest.approx(40.0)
 
 
 def test_survivors_per_step_come_from_the_ring() -> None:

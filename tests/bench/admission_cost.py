@@ -43,8 +43,8 @@ def prompts(load: str, count: int) -> list[list[int]]:
     shared = [chance.randrange(512) for _ in range(PREFIX)]
     made = []
     for number in range(count):
-        own = [number % 512, number // 512] * ((PROMPT if load == "none" else PROMPT - PREFIX) // 2)
-        made.append(own if load == "none" or (load == "half" and number % 2) else shared + own)
+        tail = [number % 512, number // 512] * ((PROMPT if load == "none" else PROMPT - PREFIX) // 2)
+        made.append(tail if load == "none" or (load == "half" and number % 2) else shared + tail)
     return made
 
 
@@ -72,15 +72,15 @@ def measured(load: str, waiting: int, calls: int, ours: bool) -> tuple[list[floa
         store(0, PREFIX // BLOCK)
     arrivals = [cpu_us(lambda one=one: scheduler.add_request(one)) for one in made]  # type: ignore[misc]
     scheduler.current_step += 2
-    result, chosen, own = [], [], [0.0]
+    result, chosen, figures = [], [], [0.0]
     for name in ("peek_request", "pop_request"):
-        setattr(scheduler.waiting, name, timed(getattr(scheduler.waiting, name), own))
+        setattr(scheduler.waiting, name, timed(getattr(scheduler.waiting, name), figures))
     for call in range(calls):
         if load == "stored" and call < PREFIX // BLOCK // 4:
             store(4 * call, 4 * call + 4)
-        own[0] = 0.0
+        figures[0] = 0.0
         result.append(cpu_us(scheduler.schedule))
-        chosen.append(own[0])
+        chosen.append(figures[0])
         scheduler.finish_requests(
             [one.request_id for one in scheduler.running], RequestStatus.FINISHED_ABORTED
         )

@@ -150,8 +150,8 @@ def main() -> None:
     for name, rows in by_layout.items():
         cells = []
         for figure in ("decode_ms", "prefill_ms"):
-            own, first = (np.array([row[figure] for row in r]) for r in (rows, by_layout[base]))
-            cells += [f"{np.median(own):.2f}", "1" if name == base else interval(own / first)]
+            of_side, first = (np.array([row[figure] for row in r]) for r in (rows, by_layout[base]))
+            cells += [f"{np.median(of_side):.2f}", "1" if name == base else interval(of_side / first)]
         print(f"| {name} | {facts[name]['block']} | {facts[name]['groups']} | {' | '.join(cells)} |")
 
 

@@ -174,13 +174,13 @@ def measure(prompt: int, output: int, pairs: int, core: str, front_us: float) ->
     times = np.array(spent, dtype=float)
     logs = np.log(times[:, 1] / times[:, 0])
     half = stats.t.ppf(0.975, pairs - 1) * logs.std(ddof=1) / np.sqrt(pairs)
-    own = (times[:, 1] - times[:, 0]) / BATCH / 1000
+    cost_us = (times[:, 1] - times[:, 0]) / BATCH / 1000
     hooks_us, share = recorded.in_hooks_ns / BATCH / pairs / 1000, recorded.in_hooks_ns / times[:, 1].sum()
     both_us = times[:, 1].mean() / BATCH / 1000 + front_us
     whole = f"{front_us:6.0f} us, {100 * hooks_us / both_us:.2f} %" if front_us else "not measured"
     return (
         f"{core:<7} {prompt:>7} {output:>7}  {times[:, 0].mean() / BATCH / 1000:9.0f} us  "
-        f"{hooks_us:7.1f} us = {100 * share:.2f} %  {whole}  {np.median(own):7.1f} us  "
+        f"{hooks_us:7.1f} us = {100 * share:.2f} %  {whole}  {np.median(cost_us):7.1f} us  "
         f"{np.exp(logs.mean()):.4f} ({np.exp(logs.mean() - half):.4f} to {np.exp(logs.mean() + half):.4f})"
     )
 

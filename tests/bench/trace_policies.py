@@ -87,9 +87,9 @@ def share(run: Run, since: int) -> float:
 def held(run: Run, blocks: int) -> float:
     """Mean share of the pool that running requests hold."""
     requests = run.table("requests")
-    own = (requests["prompt_tokens"] + requests["output_tokens"]) / BLOCK
+    tokens = (requests["prompt_tokens"] + requests["output_tokens"]) / BLOCK
     stays_s = requests["finished_s"] - requests["sent_s"]
-    return float(np.sum(own * stays_s) / requests["finished_s"].max() / blocks)
+    return float(np.sum(tokens * stays_s) / requests["finished_s"].max() / blocks)
 
 
 def main() -> int:

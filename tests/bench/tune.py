@@ -94,8 +94,10 @@ class Kept:
     def rows(self, what: str, name: str) -> dict[str, Row]:
         lines = self.path.read_text().splitlines() if self.path.is_file() else []
         mine = (what, name, list(WORKLOADS[name]))
-        own = [row for row in map(json.loads, lines) if (row["what"], row["workload"], row["spec"]) == mine]
-        return {row["key"]: row for row in own}
+        rows_of_load = [
+            row for row in map(json.loads, lines) if (row["what"], row["workload"], row["spec"]) == mine
+        ]
+        return {row["key"]: row for row in rows_of_load}
 
     def add(self, what: str, name: str, key: str, **told: Any) -> None:
         row = {"what": what, "workload": name, "spec": WORKLOADS[name], "key": key, **told}
@@ -115,10 +117,12 @@ def simulate(kept: Kept, name: str, asked: list[tuple[str, Settings]], what: str
     todo = [(core, s) for core, s in asked if key_of(s, core) not in known]
     if not todo:
         return
-    own = bench(name)
+    tuned_bench = bench(name)
     if what == "elsewhere":
-        own = msgspec.structs.replace(own, engine_args=any_block(own), block_tokens=DEFAULT_BLOCK)
-    with SimPool(own) as pool:
+        tuned_bench = msgspec.structs.replace(
+            tuned_bench, engine_args=any_block(tuned_bench), block_tokens=DEFAULT_BLOCK
+        )
+    with SimPool(tuned_bench) as pool:
         waiting = list(enumerate(todo))
         while waiting or pool.running:
             while waiting and pool.free:
@@ -135,7 +139,7 @@ def on_engine(kept: Kept, name: str, budget_s: float, part: int, parts: int, sha
     """The grid on the real engine, in forks of this process."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
-    own = bench(name)
+    tuned_bench = bench(name)
     simulated = kept.rows("simulate", name)
     order = [s for s in grid() if simulated.get(key_of(s), {}).get("hits") is not None]
     order.sort(key=lambda s: -simulated[key_of(s)]["hits"])
@@ -153,7 +157,7 @@ def on_engine(kept: Kept, name: str, budget_s: float, part: int, parts: int, sha
         if time.monotonic() - begun > budget_s:
             return
         start = time.monotonic()
-        hits, prompt = in_a_fork(lambda core=core, settings=settings: real_hits(own, core, settings))
+        hits, prompt = in_a_fork(lambda core=core, settings=settings: real_hits(tuned_bench, core, settings))
         told = {"settings": settings, "core": core, "hits": hits, "prompt": prompt}
         kept.add("grid", name, key_of(settings, core), **told, wall_s=round(time.monotonic() - start, 2))
 
@@ -198,7 +202,7 @@ def tune(kept: Kept, name: str, folder: Path, what: str) -> None:
     """`kvtune tune` as a person calls it, with its time; `search` and `guarded`: in simulation only."""
     if kept.rows(what, name):
         return
-    own = bench(name)
+    tuned_bench = bench(name)
     out = folder / f"bench-{what}-{name}"
     command = [sys.executable, "-c", "from kvtune.cli.app import main; main()", "tune", MODEL]
     command += ["-w", WORKLOADS[name][0], "--trials", str(TRIALS), "--rounds", "2", "--finalists", "1"]
@@ -206,7 +210,7 @@ def tune(kept: Kept, name: str, folder: Path, what: str) -> None:
     if what == "guarded":
         for other in WORKLOADS:
             command += ["--guard", WORKLOADS[other][0]] if other != name else []
-    command += ["-o", str(out), "--study", str(out / "study.jsonl"), "--json", "--", *any_block(own)]
+    command += ["-o", str(out), "--study", str(out / "study.jsonl"), "--json", "--", *any_block(tuned_bench)]
     start = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     wall_s = time.monotonic() - start

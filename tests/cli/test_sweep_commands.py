@@ -47,10 +47,10 @@ def test_bad_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(arguments) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert says in told.err
-    assert len(told.err.strip().splitlines()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert says in printed.err
+    assert len(printed.err.strip().splitlines()) == 2
     assert not any(tmp_path.iterdir())
 
 
@@ -78,6 +78,6 @@ def test_a_database_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureF
         str(tmp_path),
     ]
     assert run([*command, "--study", url]) == 1
-    told = capsys.readouterr()
-    assert "does not answer" in told.err and "hush" not in told.err
-    assert told.out == ""
+    printed = capsys.readouterr()
+    assert "does not answer" in printed.err and "hush" not in printed.err
+    assert printed.out == ""

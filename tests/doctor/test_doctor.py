@@ -347,12 +347,12 @@ def test_parts_that_load_and_parts_that_stand_aside_are_listed_with_the_symbol(
 
 
 def test_the_entry_points_are_those_of_the_package() -> None:
-    own = [
+    files = [
         p.name
         for p in importlib.metadata.distribution("kvtune").entry_points
         if p.value.startswith("kvtune.")
     ]
-    assert set(ENTRY_POINTS) == set(own) - {"kvtune"}  # the command
+    assert set(ENTRY_POINTS) == set(files) - {"kvtune"}  # the command
 
 
 def test_missing_blocked_and_unknown_plugins_and_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

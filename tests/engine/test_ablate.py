@@ -216,17 +216,17 @@ def test_an_ablation_ends_at_once_if_its_baseline_fails(
 
 
 def test_no_run_starts_that_would_exceed_the_budget(job: ProfileJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, told = [0.0], []
+    now, shown = [0.0], []
     engine = with_engine(monkeypatch)
 
     def start(progress: AblationProgress) -> object:
-        told.append(progress)
+        shown.append(progress)
         now[0] += 30.0  # what a run takes
         return lambda event: None
 
     ablation = ablate(job, CHOSEN, 3, start, budget_s=100.0, clock=lambda: now[0])  # type: ignore[arg-type]
     assert engine.ran == 3 and "budget" in ablation.why
-    assert [(p.number, p.run_s, p.left_s) for p in told] == [
+    assert [(p.number, p.run_s, p.left_s) for p in shown] == [
         (1, None, None),
         (2, 30.0, 150.0),
         (3, 30.0, 120.0),
@@ -253,10 +253,10 @@ def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
     assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=True) == 0
     out, err = capsys.readouterr()
     assert "3 of them done before" in err
-    told = json.loads(out)
-    run = read_run(Path(told["run_file"]))
+    printed = json.loads(out)
+    run = read_run(Path(printed["run_file"]))
     kept = stored(run)
-    assert kept is not None and kept.why == "" and Path(told["page"]).is_file()
+    assert kept is not None and kept.why == "" and Path(printed["page"]).is_file()
     assert {w.figure: w.verdict for w in kept.turned[0].worths}["pause_ms"] in ("worse", "too few runs")
     assert kept.turned[0].worths[0].verdict == "no difference shown"  # as many collections, exactly
     assert not (folder_of(job) / JOURNAL).exists()  # the next one begins anew

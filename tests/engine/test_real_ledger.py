@@ -67,16 +67,16 @@ def test_an_ablation_is_cut_off_goes_on_and_ends_in_one_run_file(tmp_path: Path)
     second = kvtune(*arguments, "--json", output=tmp_path)
     assert second.returncode == 0, second.stderr
     assert "1 of them made before" in second.stderr and "left, until" in second.stderr
-    told = json.loads(second.stdout)
-    kept = stored(read_run(Path(told["run_file"])))
+    printed = json.loads(second.stdout)
+    kept = stored(read_run(Path(printed["run_file"])))
     assert kept is not None and (kept.done, kept.planned, kept.why) == (4, 4, "")
     (freeze,) = kept.turned
     assert [w.figure for w in freeze.worths] == list(FIGURES)
     assert all(
         w.low is not None and w.high is not None for w in freeze.worths if w.figure != "rss_growth_bytes_s"
     )
-    assert Path(told["page"]).is_file()
-    assert len(list(Path(told["folder"]).glob("*.kvrun"))) == 4
+    assert Path(printed["page"]).is_file()
+    assert len(list(Path(printed["folder"]).glob("*.kvrun"))) == 4
 
 
 def test_two_runs_at_once_in_one_folder(tmp_path: Path) -> None:

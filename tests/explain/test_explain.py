@@ -274,8 +274,8 @@ def test_with_states_the_shortest_hit_is_named_and_small_blocks_are_tried() -> N
     )
     assert "together hold" in floor_of(engine, packed=True)
     assert floor_of(EngineInfo(groups=[{"kind": "FullAttentionSpec", "block_size": 16}]), False) == ""
-    own = SimSettings(model="m", engine_args=["--num-gpu-blocks-override", "10"], specs={"version": 1})
-    here, elsewhere = (situation(own, engine, ran_on=device) for device in ("cpu", "cuda"))
+    result = SimSettings(model="m", engine_args=["--num-gpu-blocks-override", "10"], specs={"version": 1})
+    here, elsewhere = (situation(result, engine, ran_on=device) for device in ("cpu", "cuda"))
     (packed,) = [o for o in candidates({"partial_block": 500}, 1000, here) if "core.packed" in o.change]
     assert packed.settings.engine_args == ["--kv-cache-memory-bytes", "80000"] and not packed.settings.specs
     assert packed.settings.core_settings == {"packed": True}

@@ -62,7 +62,7 @@ def test_runs_of_one_setting_are_compared_one_by_one() -> None:
     assert compared.differing == ()
     judged = "no difference shown in any figure that is judged"
     assert sentence(compared.comparisons[0]) == f"{judged}; times not judged (one run a side)"
-    assert not compared.repeat_command, "settings that are equal cannot be told apart as sides"
+    assert not compared.repeat_command, "settings that are equal do not distinguish sides"
 
 
 def test_a_sentence_names_one_figure_of_a_kind_and_counts_the_rest() -> None:

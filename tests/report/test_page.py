@@ -176,8 +176,8 @@ def data_names(node: Any) -> set[str]:
         return set().union(*map(data_names, node)) if node else set()
     if not isinstance(node, dict):
         return set()
-    own = {node["data"]["name"]} if isinstance(node.get("data"), dict) and "name" in node["data"] else set()
-    return own.union(*map(data_names, node.values()))
+    named = {node["data"]["name"]} if isinstance(node.get("data"), dict) and "name" in node["data"] else set()
+    return named.union(*map(data_names, node.values()))
 
 
 def fields(node: Any) -> set[str]:
@@ -185,8 +185,8 @@ def fields(node: Any) -> set[str]:
         return set().union(*map(fields, node)) if node else set()
     if not isinstance(node, dict):
         return set()
-    own = {node["field"]} if isinstance(node.get("field"), str) else set()
-    return own.union(*map(fields, node.values()))
+    named = {node["field"]} if isinstance(node.get("field"), str) else set()
+    return named.union(*map(fields, node.values()))
 
 
 def test_a_run_of_ten_thousand_steps_stays_under_three_megabytes(long_run: Run) -> None:

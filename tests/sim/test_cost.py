@@ -48,11 +48,11 @@ def made_steps(cost: StepCost, count: int = 400, noise: float = 0.0, seed: int =
     decodes = random.integers(0, 64, count)
     decodes[prefill == 0] += 1
     context = random.integers(100, 50_000, count)
-    own = random.integers(0, 4_000, count) * (prefill > 0)
+    cached = random.integers(0, 4_000, count) * (prefill > 0)
     time_us = np.array(
         [
             cost.seconds(int(p), int(d), int(k), p * (o + p / 2)) * 1e6
-            for p, d, k, o in zip(prefill, decodes, context, own, strict=True)
+            for p, d, k, o in zip(prefill, decodes, context, cached, strict=True)
         ]
     ) * (1 + noise * random.standard_normal(count))
     steps = {name: np.zeros(count, column.dtype) for name, column in empty_table("steps").items()}
@@ -63,8 +63,8 @@ def made_steps(cost: StepCost, count: int = 400, noise: float = 0.0, seed: int =
         "scheduled_tokens": (prefill + decodes).astype("i4"),
         "requests": (decodes + (prefill > 0)).astype("i4"),
         "prefill_tokens": prefill.astype("i4"),
-        "context_tokens": (context + own).astype("i8"),
-        "prefill_context_tokens": own.astype("i8"),
+        "context_tokens": (context + result).astype("i8"),
+        "prefill_context_tokens": result.astype("i8"),
     }
 
 
@@ -103,7 +103,7 @@ def test_a_log_without_noise_is_fitted_exactly(parts: tuple[float, ...]) -> None
     log = made_steps(truth)
     fitted = fit(run_with(log))
     other = made_steps(truth, seed=1)
-    for p, d, k, own, us in zip(
+    for p, d, k, expected, us in zip(
         other["prefill_tokens"].tolist(),
         (other["scheduled_tokens"] - other["prefill_tokens"]).tolist(),
         other["context_tokens"].tolist(),
@@ -111,7 +111,7 @@ def test_a_log_without_noise_is_fitted_exactly(parts: tuple[float, ...]) -> None
         other["cpu_us"].tolist(),
         strict=True,
     ):
-        assert fitted.seconds(p, d, k - own, p * (own + p / 2)) * 1e6 == pytest.approx(us, rel=1e-3)
+        assert fitted.seconds(p, d, k - expected, p * (expected + p / 2)) * 1e6 == pytest.approx(us, rel=1e-3)
     assert fitted.error_share < 1e-6 and fitted.trusted
 
 

@@ -99,7 +99,7 @@ def test_shortcuts_change_no_step(
 
 
 def test_shortcuts_change_no_step_where_a_steps_budget_cuts_chunks(simulators: Simulators) -> None:
-    """States in align mode, a budget of one block: who prefills gets nothing in a step that decodes others."""
+    """States in align mode, a budget of one block: a request in prefill gets nothing in a step that decodes others."""
     flags = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "160"]
     wanted = [
         SimSettings(
@@ -293,8 +293,8 @@ def test_a_pool_of_one_block_is_refused(simulators: Simulators) -> None:
 
 def test_a_refusal_quotes_vllm(simulators: Simulators) -> None:
     small = ["--num-gpu-blocks-override", "100", "--max-num-batched-tokens", "16", "--max-num-seqs", "64"]
-    told = failure(simulators, "rounds", SimSettings(model="tiny-llama", engine_args=[*SMALL, *small]))
-    assert "must be greater than or equal to max_num_seqs" in told.message
+    error = failure(simulators, "rounds", SimSettings(model="tiny-llama", engine_args=[*SMALL, *small]))
+    assert "must be greater than or equal to max_num_seqs" in error.message
 
 
 def test_a_prompt_that_never_fits_is_refused(simulators: Simulators) -> None:

@@ -55,5 +55,5 @@ class Cluster:
         assert done.returncode == 0, command
 
     def _options(self) -> dict[str, Any]:
-        own = {"user": self._user, "group": pwd.getpwnam(self._user).pw_gid} if self._user else {}
-        return {**own, "cwd": self.folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        as_user = {"user": self._user, "group": pwd.getpwnam(self._user).pw_gid} if self._user else {}
+        return {**as_user, "cwd": self.folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

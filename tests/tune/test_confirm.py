@@ -37,7 +37,9 @@ def summaries_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         figures = []
         for m in MEASURES:
             if m.path in ("ttft_ms.mean", "prefix_cache.hit_rate"):
-                one, two = ([v for s in own if (v := value_at(s, m.path)) is not None] for own in (a, b))
+                one, two = (
+                    [v for s in values if (v := value_at(s, m.path)) is not None] for values in (a, b)
+                )
                 figures.append(_figure(m, one, two, ""))
         return Comparison((), tuple(figures))
 

@@ -27,14 +27,14 @@ def kvtune(*arguments: str) -> dict[str, Any]:
 def test_a_tuned_recipe_holds(tmp_path: Path) -> None:
     recipe = tmp_path / "found.toml"
     limits = ("--trials", "16", "--rounds", "2", "--finalists", "1")
-    told = kvtune(
+    printed = kvtune(
         *("tune", "tiny-gemma3", "-w", LOAD, *limits, "--recipe", str(recipe), "-o", str(tmp_path), "--json"),
         *FLAGS,
     )
-    assert told["verdict"]["winner"] and told["verdict"]["confirmed"]
-    assert told["verdict"]["engine_runs"] == {"baseline": 3, "leader": 2}
-    assert told["verdict"]["drift_ttft"] is not None
-    (finalist,) = told["finalists"]
+    assert printed["verdict"]["winner"] and printed["verdict"]["confirmed"]
+    assert printed["verdict"]["engine_runs"] == {"baseline": 3, "leader": 2}
+    assert printed["verdict"]["drift_ttft"] is not None
+    (finalist,) = printed["finalists"]
     hits = next(f for f in finalist["figures"] if f["path"] == "prefix_cache.hit_rate")
     assert finalist["winner"] and hits["verdict"] == "better"
     assert 'status = "confirmed"' in recipe.read_text()
@@ -44,13 +44,13 @@ def test_a_tuned_recipe_holds(tmp_path: Path) -> None:
 
 def test_a_sweep_on_both_keeps_what_failed(tmp_path: Path) -> None:
     load = "rounds:prefixes=3,prefix=600,suffix=32,output=4,rounds=2"
-    told = kvtune(
+    printed = kvtune(
         *("sweep", "tiny-gemma3", "-w", load, "--set", "max_num_batched_tokens=512,16", "--on", "both"),
         *("-o", str(tmp_path), "--json", *FLAGS, "--max-num-seqs", "64"),
     )
-    by_place = {on: [t for t in told["trials"] if t["on"] == on] for on in ("sim", "engine")}
-    for own in by_place.values():
-        assert [t["state"] for t in own] == ["complete", "failed"]
-        assert own[1]["why"], "fewer tokens a step than requests in it: vLLM refuses"
-    assert told["verdict"]["on"] == "engine"
-    assert told["baseline"]["on"] == "engine"
+    by_place = {on: [t for t in printed["trials"] if t["on"] == on] for on in ("sim", "engine")}
+    for trials in by_place.values():
+        assert [t["state"] for t in trials] == ["complete", "failed"]
+        assert trials[1]["why"], "fewer tokens a step than requests in it: vLLM refuses"
+    assert printed["verdict"]["on"] == "engine"
+    assert printed["baseline"]["on"] == "engine"

@@ -32,7 +32,7 @@ class Replayed:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *told: object) -> None:
+    def __exit__(self, *details: object) -> None:
         assert not self.waiting
 
     def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:

@@ -100,10 +100,10 @@ def test_two_machines_tune_together_and_survive_an_outage(cluster: Cluster, tmp_
         cluster.stop()
         for worker in (first, second):
             code, said = worker.end()
-            told = "".join(worker.lines)
-            assert (code, said) == (1, ""), told
-            assert "does not answer" in told and "storage is back" in told
-            assert "hush" not in told, "the URL's password is nobody's business"
+            printed = "".join(worker.lines)
+            assert (code, said) == (1, ""), printed
+            assert "does not answer" in printed and "storage is back" in printed
+            assert "hush" not in printed, "the URL's password is not printed"
         kept = journal(one)
         assert len(kept) >= 4
         cluster.start()

@@ -93,9 +93,9 @@ def test_finalists_of_several_objectives_are_each_ones_best_first() -> None:
 
 
 def test_a_recipe_keeps_objectives_and_limits() -> None:
-    own = Bench(model="m", spec="rounds", seed=0, workload_hash="w", vllm="0.32.0", slo=SLO)
+    slo_bench = Bench(model="m", spec="rounds", seed=0, workload_hash="w", vllm="0.32.0", slo=SLO)
     by = objective("goodput,ttft")
-    recipe = simulated_recipe(own, by, trial(1, 10, 5), trial(0, 20, 5), 2)
+    recipe = simulated_recipe(slo_bench, by, trial(1, 10, 5), trial(0, 20, 5), 2)
     bench, _ = bench_of(recipe, "r")
     assert bench.slo == SLO
     assert objective(str(recipe.evidence["objective"])).names == ("goodput", "ttft")
@@ -103,8 +103,10 @@ def test_a_recipe_keeps_objectives_and_limits() -> None:
 
 def test_a_study_in_a_database_goes_on_with_its_own_journal(tmp_path: Path) -> None:
     def path(url: str, **changes: Any) -> Path:
-        own = Bench(**{"model": "m", "spec": "rounds:prefixes=2", "seed": 0, "workload_hash": "w", **changes})
-        return benches.stored_study_path(url, tmp_path, own)
+        slo_bench = Bench(
+            **{"model": "m", "spec": "rounds:prefixes=2", "seed": 0, "workload_hash": "w", **changes}
+        )
+        return benches.stored_study_path(url, tmp_path, slo_bench)
 
     assert path("postgresql://a/b") == path("postgresql://a/b")
     assert len({path("postgresql://a/b"), path("postgresql://a/c"), path("postgresql://a/b", slo=SLO)}) == 3

@@ -88,8 +88,8 @@ def test_a_value_that_was_tried_once_is_not_blamed() -> None:
     """In a search its trial differs in other knobs, too."""
 
     def tried(number: int, slack: int, pin: int, hits: float) -> Trial:
-        own = trial(number, hits, 10)
-        return structs.replace(own, settings={"slack": slack, "pin_window": pin})
+        made = trial(number, hits, 10)
+        return structs.replace(made, settings={"slack": slack, "pin_window": pin})
 
     trials = [tried(0, 0, 0, 0.5), tried(1, 64, 8, 0.0), tried(2, 0, 1, 0.4), tried(3, 0, 2, 0.4)]
     assert not any("nothing hit" in note for note in result(trials, OBJECTIVES["ttft"]).notes)

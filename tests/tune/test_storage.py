@@ -39,7 +39,7 @@ class Simulator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *told: object) -> None:
+    def __exit__(self, *details: object) -> None:
         pass
 
     def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
@@ -73,20 +73,20 @@ def worker(own: Bench, path: Path, url: str, *, trials: int = 20, join: bool = F
 
 
 def test_two_workers_share_one_study(cluster: Cluster, tmp_path: Path) -> None:
-    own = bench("shared")
-    first = worker(own, tmp_path / "a.jsonl", cluster.url, trials=4)
+    shared = bench("shared")
+    first = worker(shared, tmp_path / "a.jsonl", cluster.url, trials=4)
     assert len(first) == 2 + 4
     with ThreadPoolExecutor(2) as pool:
         began, joined = (
-            pool.submit(worker, own, tmp_path / f"{name}.jsonl", cluster.url, trials=30, join=name == "c")
+            pool.submit(worker, shared, tmp_path / f"{name}.jsonl", cluster.url, trials=30, join=name == "c")
             for name in ("b", "c")
         )
         both = [began.result(), joined.result()]
     sizes = [simulator.submitted for simulator in Simulator.made[1:]]
     assert min(sizes) > 3, f"both worked: {sizes}"
-    for name, told in zip("bc", both, strict=True):
-        with StudyJournal(tmp_path / f"{name}.jsonl", "tune", own) as journal:
-            assert {t.key for t in journal.trials} == {t.key for t in told}, (
+    for name, by_worker in zip("bc", both, strict=True):
+        with StudyJournal(tmp_path / f"{name}.jsonl", "tune", shared) as journal:
+            assert {t.key for t in journal.trials} == {t.key for t in by_worker}, (
                 "the page shows the others' trials, too"
             )
             assert len({t.number for t in journal.trials}) == len(journal.trials)
@@ -109,7 +109,7 @@ def test_another_bench_is_refused(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_server_that_goes_away_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
-    own = bench("outage")
+    outage_bench = bench("outage")
     began: list[int] = []
 
     def stop(number: int) -> None:
@@ -119,17 +119,17 @@ def test_a_server_that_goes_away_and_comes_back(cluster: Cluster, tmp_path: Path
 
     Simulator.on_submit = stop
     with pytest.raises(KvtuneError, match="does not answer") as gone:
-        worker(own, tmp_path / "a.jsonl", cluster.url, trials=12)
+        worker(outage_bench, tmp_path / "a.jsonl", cluster.url, trials=12)
     assert "hush" not in gone.value.message
     assert "storage is back" in gone.value.hint
     with pytest.raises(KvtuneError, match="does not answer"):
-        worker(own, tmp_path / "b.jsonl", cluster.url, trials=12)
+        worker(outage_bench, tmp_path / "b.jsonl", cluster.url, trials=12)
     cluster.start()
     Simulator.on_submit = lambda number: began.append(number)
     before = len(began)
-    answered = worker(own, tmp_path / "c.jsonl", cluster.url, trials=12)
+    answered = worker(outage_bench, tmp_path / "c.jsonl", cluster.url, trials=12)
     again = len(began) - before
-    assert again <= 2 + 12 - 6, "the six trials that were told before are kept"
+    assert again <= 2 + 12 - 6, "the six trials reported before are kept"
     assert len(answered) >= 12
 
 
@@ -160,11 +160,11 @@ def test_two_objectives_are_searched_at_once(tmp_path: Path, monkeypatch: pytest
             )
 
     monkeypatch.setattr(module, "SimPool", Trading)
-    own, by = bench("two"), objective("hit-rate,ttft")
-    with StudyJournal(tmp_path / "a.jsonl", "tune", own) as journal:
-        searched = search(own, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
+    two, by = bench("two"), objective("hit-rate,ttft")
+    with StudyJournal(tmp_path / "a.jsonl", "tune", two) as journal:
+        searched = search(two, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
     ahead = front([t for t in searched if t.role == "trial"], axes(by))
     assert len(ahead) > 2, "hits are bought with waiting: several settings are worth having"
-    with StudyJournal(tmp_path / "b.jsonl", "tune", own) as journal:
-        again = search(own, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
+    with StudyJournal(tmp_path / "b.jsonl", "tune", two) as journal:
+        again = search(result, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
     assert [t.settings for t in again] == [t.settings for t in searched]

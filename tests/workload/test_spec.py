@@ -119,9 +119,9 @@ def test_chat_with_fixed_answers_needs_no_engine() -> None:
     work = build("chat:sessions=2,turns=3,answers=fixed")
     streams = [span.stream for r in work.requests for span in r.prompt]
     assert max(streams) < STREAM_ANSWER
-    own = [r.prompt[-1].stream for r in work.requests]
-    assert len(set(own)) == len(own)
-    assert work.requests[4].prompt[2].stream not in own
+    last_streams = [r.prompt[-1].stream for r in work.requests]
+    assert len(set(last_streams)) == len(last_streams)
+    assert work.requests[4].prompt[2].stream not in last_streams
     assert work.hash != build("chat:sessions=2,turns=3").hash
 
 

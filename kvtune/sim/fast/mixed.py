@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,7 @@ from kvtune.core.vllm_types import BlockIds
 from kvtune.sim.executor import NONE_SET_ASIDE, SetAside
 from kvtune.sim.fast.steady_path import SteadyPath
 from kvtune.sim.fast.stride import StrideStepper
-from kvtune.sim.steps import StepResult
+from kvtune.sim.steps import BulkStep, DecodedRows, StepResult
 from kvtune.sim.vllm_types import (
     EngineCore,
     EngineRequest,
@@ -256,11 +255,8 @@ def _whole_step(
 ) -> ScheduledStep:
     """What `digest` reads of a step: the rows set aside and what was scheduled, as one."""
     cached = output.scheduled_cached_reqs
-    return SimpleNamespace(
-        num_scheduled_tokens={**rows.one_each, **output.num_scheduled_tokens},
-        scheduled_new_reqs=output.scheduled_new_reqs,
-        scheduled_cached_reqs=SimpleNamespace(
-            new_block_ids=[*blocks, *cached.new_block_ids],
-            num_computed_tokens=[*begun, *cached.num_computed_tokens],
-        ),
+    return BulkStep(
+        {**rows.one_each, **output.num_scheduled_tokens},
+        output.scheduled_new_reqs,
+        DecodedRows([*blocks, *cached.new_block_ids], [*begun, *cached.num_computed_tokens]),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,7 @@ from kvtune.probe.digest import digest
 from kvtune.sim.fast.leap import Leaper
 from kvtune.sim.fast.pool import lone_group
 from kvtune.sim.fast.steady_path import SteadyPath
-from kvtune.sim.steps import JOURNALED, StepResult
+from kvtune.sim.steps import JOURNALED, BulkStep, DecodedRows, StepResult
 from kvtune.sim.vllm_types import EngineCore
 
 if TYPE_CHECKING:
@@ -141,13 +140,8 @@ class StrideStepper:
     def _digest(
         self, rows: Rows, begun: list[int], step: int, blocks: Sequence[BlockIds | None] | None
     ) -> None:
-        cached = SimpleNamespace(
-            new_block_ids=blocks or (), num_computed_tokens=[computed + step for computed in begun]
-        )
-        scheduled = SimpleNamespace(
-            num_scheduled_tokens=rows.one_each, scheduled_new_reqs=(), scheduled_cached_reqs=cached
-        )
-        self._journal.digests.append(digest(scheduled))
+        cached = DecodedRows(blocks or (), [computed + step for computed in begun])
+        self._journal.digests.append(digest(BulkStep(rows.one_each, (), cached)))
 
     def _write(self, rows: Rows, first: float, ends: array[float], frees: array[int], context: int) -> None:
         journal, scheduler, taken, count = self._journal, self._scheduler, len(ends), len(rows)

@@ -123,8 +123,8 @@ def test_record_tune_serve(tmp_path: Path) -> None:
         check=False,
     )
     assert tuned.returncode == 0, tuned.stderr
-    told = json.loads(tuned.stdout)
-    assert told["verdict"]["winner"] and not told["verdict"]["confirmed"]
+    printed = json.loads(tuned.stdout)
+    assert printed["verdict"]["winner"] and not printed["verdict"]["confirmed"]
     assert 'status = "simulated"' in recipe.read_text()
 
     with served(tmp_path, kvtune("serve", MODEL, "--recipe", str(recipe), "--")) as base:

@@ -197,21 +197,23 @@ def test_export_is_quoted_data(tmp_path: Path) -> None:
 def test_an_exported_recipe_says_what_plain_vllm_must_know(tmp_path: Path, model: str, named: bool) -> None:
     yaml = pytest.importorskip("yaml", reason="vLLM brings it")
     about = msgspec.structs.replace(ABOUT, model=model)
-    own = {"block_size": 64, "enable_prefix_caching": True}
-    config, _ = export(msgspec.structs.replace(RECIPE, recipe=about, engine=own), tmp_path / "x")
-    told = yaml.safe_load(config.read_text())
-    assert ("model" in told) == named, (
+    engine_settings = {"block_size": 64, "enable_prefix_caching": True}
+    config, _ = export(msgspec.structs.replace(RECIPE, recipe=about, engine=engine_settings), tmp_path / "x")
+    served = yaml.safe_load(config.read_text())
+    assert ("model" in served) == named, (
         "a published shape has no weights here: MODEL is named by whoever serves"
     )
-    assert told["block-size"] == 64
+    assert served["block-size"] == 64
     if model == "tiny-granite":
-        assert Path(told["model"], "config.json").is_file()
-        assert told["served-model-name"] == model
-        assert told["enforce-eager"] is told["skip-tokenizer-init"] is True
-        assert told["enable-prefix-caching"] is True, "the recipe's own settings go over what the model needs"
+        assert Path(served["model"], "config.json").is_file()
+        assert served["served-model-name"] == model
+        assert served["enforce-eager"] is served["skip-tokenizer-init"] is True
+        assert served["enable-prefix-caching"] is True, (
+            "the recipe's own settings go over what the model needs"
+        )
     else:
-        assert told.get("model", model) == model
-        assert "load-format" not in told
+        assert served.get("model", model) == model
+        assert "load-format" not in served
 
 
 def test_an_exported_environment_gives_each_start_counters_of_its_own(tmp_path: Path) -> None:
@@ -219,10 +221,10 @@ def test_an_exported_environment_gives_each_start_counters_of_its_own(tmp_path: 
     script = f"for i in 1 2; do . {shlex.quote(str(env))}; env | grep ^KVTUNE_; done"
     shell = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
     done = subprocess.run(["sh", "-ec", script], env=shell, capture_output=True, text=True, check=True)
-    told = [line.partition("=")[::2] for line in done.stdout.splitlines()]
-    assert [json.loads(v) for n, v in told if n == "KVTUNE_SET"] == [RECIPE.core] * 2
-    assert [v for n, v in told if n == "KVTUNE_CORE"] == ["kvtune"] * 2
-    folders = {v for n, v in told if n == "KVTUNE_METRICS_DIR"}
+    variables = [line.partition("=")[::2] for line in done.stdout.splitlines()]
+    assert [json.loads(v) for n, v in variables if n == "KVTUNE_SET"] == [RECIPE.core] * 2
+    assert [v for n, v in variables if n == "KVTUNE_CORE"] == ["kvtune"] * 2
+    folders = {v for n, v in variables if n == "KVTUNE_METRICS_DIR"}
     assert len(folders) == 2 and not any(Path(folder).exists() for folder in folders)  # the server makes it
 
 

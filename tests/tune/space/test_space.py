@@ -127,8 +127,8 @@ def test_a_model_with_states_is_searched_over_layouts() -> None:
     # Caching is asked for, and what keeps stock's layout from crashing on the CPU then.
     assert all(s["enable_prefix_caching"] for s in findings)
     assert all(s.get("whole_states", s.get("packed")) for s in findings)
-    told = list(grid(build_space(["block_size"], [], model_facts("tiny-granite", None, 780))))
-    assert not any("enable_prefix_caching" in s for s in told) and len(told) == 3
+    choices = list(grid(build_space(["block_size"], [], model_facts("tiny-granite", None, 780))))
+    assert not any("enable_prefix_caching" in s for s in choices) and len(choices) == 3
 
 
 def test_packed_blocks_multiply_with_other_knobs_and_nothing_is_tried_twice() -> None:
@@ -166,11 +166,11 @@ def test_tune_searches_layout_match_unit_and_retention_together() -> None:
 
 
 def test_a_pool_in_blocks_keeps_its_bytes_when_it_is_packed() -> None:
-    own = Bench(
+    granite = Bench(
         model="tiny-granite", spec="rounds", seed=0, workload_hash="h",
         engine_args=["--num-gpu-blocks-override", "100"], block_tokens=1280,
     )  # fmt: skip
-    flags = flags_of(own, {"packed": True, "states_per_block": 1})
+    flags = flags_of(granite, {"packed": True, "states_per_block": 1})
     assert flag_value(flags, "num-gpu-blocks-override") == "800"
 
 

@@ -63,8 +63,8 @@ def made_steps(cost: StepCost, count: int = 400, noise: float = 0.0, seed: int =
         "scheduled_tokens": (prefill + decodes).astype("i4"),
         "requests": (decodes + (prefill > 0)).astype("i4"),
         "prefill_tokens": prefill.astype("i4"),
-        "context_tokens": (context + result).astype("i8"),
-        "prefill_context_tokens": result.astype("i8"),
+        "context_tokens": (context + cached).astype("i8"),
+        "prefill_context_tokens": cached.astype("i8"),
     }
 
 

@@ -166,5 +166,5 @@ def test_two_objectives_are_searched_at_once(tmp_path: Path, monkeypatch: pytest
     ahead = front([t for t in searched if t.role == "trial"], axes(by))
     assert len(ahead) > 2, "hits are bought with waiting: several settings are worth having"
     with StudyJournal(tmp_path / "b.jsonl", "tune", two) as journal:
-        again = search(result, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
+        again = search(two, SPACE, by, journal, SearchSettings(trials=30, seed=1), NOMINAL, lambda t: None)
     assert [t.settings for t in again] == [t.settings for t in searched]

@@ -20,8 +20,11 @@ from kvtune.run.states import state_dtype
 
 SCHEMA = 1
 
+Summary = dict[str, Any]
+"""The `--json` object of one run, with the fields that `summary` gives it."""
 
-def summary(analysis: RunAnalysis) -> dict[str, Any]:
+
+def summary(analysis: RunAnalysis) -> Summary:
     """The `--json` object of one run."""
     run, h = analysis.run, analysis.run.header
     times, cache, host = analysis.latency, analysis.prefix_cache, analysis.host_cost

@@ -40,8 +40,6 @@ def compare(
     from kvtune.analysis.comparison.average import average
     from kvtune.analysis.comparison.fail_on import parse_fail_on
     from kvtune.analysis.rebuild import workload_of
-    from kvtune.analysis.run import RunAnalysis
-    from kvtune.analysis.summary import summary
     from kvtune.errors import EXIT_FAILED, UsageError
     from kvtune.report.console.comparison import markdown, plain, print_comparison
     from kvtune.report.contrast import contrast
@@ -53,8 +51,9 @@ def compare(
         raise UsageError("--json and --md exclude each other", "give only one of them")
     condition = parse_fail_on(fail_on) if fail_on else None
     loaded = [read_run(path) for path in runs]
-    workload = workload_of(loaded[0])
-    made = contrast(loaded, [path.stem for path in runs])
+    # The summaries that --json prints, and --fail-on reads, have misses by cause.
+    workload = workload_of(loaded[0]) if json or condition else None
+    made = contrast(loaded, [path.stem for path in runs], workload)
     if not made.comparable and not anyway:
         fields = dict.fromkeys(f"{m.field} ({m.a} and {m.b})" for c in made.comparisons for m in c.mismatches)
         raise UsageError(
@@ -70,16 +69,14 @@ def compare(
             else "give each side several runs (profile --repeat 3), or add --anyway to decide on these two",
         )
     if condition is not None:
-        first, *others = (
-            average([summary(RunAnalysis(run, workload)) for run in side.runs]) for side in made.sides
-        )
+        first, *others = (average(side.summaries) for side in made.sides)
         for side, other in zip(made.sides[1:], others, strict=True):
             outcome = condition.evaluate(first, other)
             failed += [f"{side.name}: {reason}" for reason in outcome.reasons if outcome.holds]
     if json:
         import json as encoder
 
-        print(encoder.dumps(plain(made, workload, failed)))
+        print(encoder.dumps(plain(made, failed)))
     elif md:
         print(markdown(made))
     else:

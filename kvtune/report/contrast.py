@@ -14,11 +14,14 @@ import numpy as np
 
 from kvtune.analysis.comparison.compare import ONE_RUN, Comparison, Figure, compare, predicted
 from kvtune.analysis.comparison.repeats import compare_repeats
+from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Values
+from kvtune.analysis.summary import Summary, summary
 from kvtune.core.settings import KNOBS
 from kvtune.report.measures import change_text, measure_title
 from kvtune.report.names import profile_again
 from kvtune.run.types import Run
+from kvtune.workload.types import Workload
 
 Facts = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -29,6 +32,7 @@ class RunGroup:
 
     name: str
     runs: tuple[Run, ...]
+    summaries: tuple[Summary, ...]
 
     @property
     def run(self) -> Run:
@@ -69,20 +73,32 @@ class Contrast:
         return f"for run in 1 2 3; do {'; '.join(commands)}; done; kvtune compare ab/*.kvrun"
 
 
-def contrast(runs: Sequence[Run], names: Sequence[str]) -> Contrast:
-    """`names` are the runs' file names; sides get shorter names from what differs, where that is possible."""
+def contrast(runs: Sequence[Run], names: Sequence[str], workload: Workload | None = None) -> Contrast:
+    """`names` are the runs' file names; sides get shorter names from what differs, where that is possible.
+
+    The workload classifies misses in the summaries; no figure that is compared needs it.
+    """
     groups = _groups(runs, names)
     firsts = [group[0][1] for group in groups]
     differing = _differing(firsts)
     titles = _short([group[0][0] for group in groups], differing)
     sides = tuple(
-        RunGroup(t, tuple(run for _, run in group)) for t, group in zip(titles, groups, strict=True)
+        _side(title, [run for _, run in group], workload) for title, group in zip(titles, groups, strict=True)
     )
-    if len(sides[0].runs) > 1:
-        comparisons = tuple(compare_repeats(sides[0].runs, side.runs) for side in sides[1:])
+    first, *others = sides
+    if len(first.runs) > 1:
+        comparisons = tuple(
+            compare_repeats(first.runs, side.runs, (first.summaries, side.summaries)) for side in others
+        )
     else:
-        comparisons = tuple(compare(sides[0].run, side.run) for side in sides[1:])
+        comparisons = tuple(
+            compare(first.run, side.run, summaries=(first.summaries[0], side.summaries[0])) for side in others
+        )
     return Contrast(sides, comparisons, differing)
+
+
+def _side(name: str, runs: Sequence[Run], workload: Workload | None) -> RunGroup:
+    return RunGroup(name, tuple(runs), tuple(summary(RunAnalysis(run, workload)) for run in runs))
 
 
 def sentence(comparison: Comparison) -> str:

@@ -57,7 +57,7 @@ def test_a_golden_run_compares_with_itself(golden: Path) -> None:
     assert made.comparable
     assert "no difference shown in any figure" in compare_page(made)
     assert markdown(made)
-    json.dumps(plain(made, None, []), allow_nan=False)
+    json.dumps(plain(made, []), allow_nan=False)
 
 
 @pytest.mark.parametrize("kind", RUNS)

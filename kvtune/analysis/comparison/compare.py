@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvtune.analysis.comparison.measures import MEASURES, Columns, Measure, Statistic
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import CONFIDENCE
-from kvtune.analysis.summary import summary
+from kvtune.analysis.summary import Summary, summary
 from kvtune.engine.flags import settings_given
 from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
@@ -80,9 +80,12 @@ def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
     return tuple(differing)
 
 
-def compare(a: Run, b: Run, *, seed: int = 0) -> Comparison:
-    """Every figure that one of the runs has; `why` marks those that the other lacks. Compares mismatched runs, too."""
-    left, right = summary(RunAnalysis(a)), summary(RunAnalysis(b))  # no figure here needs the workload
+def compare(a: Run, b: Run, *, seed: int = 0, summaries: tuple[Summary, Summary] | None = None) -> Comparison:
+    """Every figure that one of the runs has; `why` marks those that the other lacks. Compares mismatched runs, too.
+
+    `summaries`: theirs, where they are known already; with or without the workload.
+    """
+    left, right = summaries or (summary(RunAnalysis(a)), summary(RunAnalysis(b)))
     figures = [_figure(m, a, b, value_at(left, m.path), value_at(right, m.path), seed) for m in MEASURES]
     return Comparison(mismatches(a, b), tuple(f for f in figures if f.a is not None or f.b is not None))
 

@@ -23,20 +23,22 @@ from kvtune.analysis.comparison.compare import (
 from kvtune.analysis.comparison.measures import MEASURES, Measure
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import mean_difference
-from kvtune.analysis.summary import summary
+from kvtune.analysis.summary import Summary, summary
 from kvtune.run.types import Run
 
 FEWEST = 2
 """Runs of each setting; with fewer the spread is unknown. Few runs give wide intervals."""
 
 
-def compare_repeats(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
+def compare_repeats(
+    a: Sequence[Run], b: Sequence[Run], summaries: tuple[Sequence[Summary], Sequence[Summary]] | None = None
+) -> Comparison:
     """As `compare`, with several runs a side. All runs are checked against the first of `a`."""
     differing: dict[str, Mismatch] = {}
     for run in (*a[1:], *b):
         for mismatch in mismatches(a[0], run):
             differing.setdefault(mismatch.field, mismatch)
-    left, right = ([summary(RunAnalysis(run)) for run in side] for side in (a, b))
+    left, right = summaries or ([summary(RunAnalysis(run)) for run in side] for side in (a, b))
     why = next((text for run in (*a, *b) if (text := distorted(run))), "")
     figures = []
     for m in MEASURES:

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kvtune.analysis.comparison.compare import Comparison
-from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
 from kvtune.report.contrast import Contrast, sentence
 from kvtune.report.measures import change_text, interval_text, measure_text, measure_title, reasons
 from kvtune.report.stalls import side_by_side
 from kvtune.terminal import Column, FittedTable
-from kvtune.workload.types import Workload
 
 STYLES = {"better": "green", "worse": "red", "no difference shown": "dim", "not judged": "dim"}
 TO_JUDGE = "To judge times, run the sides in turns, several times each:"
@@ -71,16 +68,12 @@ def markdown(contrast: Contrast) -> str:
     return "\n".join(lines)
 
 
-def plain(contrast: Contrast, workload: Workload | None, failed: Sequence[str]) -> dict[str, object]:
+def plain(contrast: Contrast, failed: Sequence[str]) -> dict[str, object]:
     """The `--json` object: summaries of all runs, the comparisons with the first, the conditions that hold."""
     return {
         "schema": SCHEMA,
         "comparable": contrast.comparable,
-        "runs": [
-            {"name": side.name, **summary(RunAnalysis(run, workload))}
-            for side in contrast.sides
-            for run in side.runs
-        ],
+        "runs": [{"name": side.name, **summary} for side in contrast.sides for summary in side.summaries],
         "comparisons": [
             {"name": side.name, **comparison.plain()}
             for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True)

@@ -133,7 +133,7 @@ def confirm(
 
 
 def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> Confirmed:
-    """Who won, by intervals over whole runs. Pure."""
+    """The outcome of a confirmation, by intervals over whole runs. Pure."""
     drift = _drift(baseline)
     alive = [side for side in finalists if side.runs and not side.failed]
     if not alive:

@@ -105,18 +105,18 @@ def vllm_findings() -> Iterator[Finding]:
 
 def part_findings() -> Iterator[Finding]:
     """Which parts of the core this vLLM's code allows. Reads its files without importing them."""
-    found = standing()
-    loading = [name for name in PARTS if name not in found.aside]
-    if found.known and not found.aside:
-        yield Finding("ok", "core", f"{found.about()}: every part loads ({', '.join(loading)})")
+    parts = standing()
+    loading = [name for name in PARTS if name not in parts.aside]
+    if parts.known and not parts.aside:
+        yield Finding("ok", "core", f"{parts.about()}: every part loads ({', '.join(loading)})")
         return
-    if not found.known:
-        yield Finding("note", "core", f"{found.about()}: what its code has not changed loads, part by part")
+    if not parts.known:
+        yield Finding("note", "core", f"{parts.about()}: what its code has not changed loads, part by part")
     if loading:
         yield Finding("ok", "core loads", ", ".join(loading))
-    for name, why in found.aside.items():
-        hint = "reinstall vLLM, or undo the change" if found.known else ""
-        yield Finding("warning" if found.known else "note", f"aside: {name}", why, hint)
+    for name, why in parts.aside.items():
+        hint = "reinstall vLLM, or undo the change" if parts.known else ""
+        yield Finding("warning" if parts.known else "note", f"aside: {name}", why, hint)
 
 
 def torch_findings() -> Iterator[Finding]:

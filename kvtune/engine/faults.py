@@ -84,7 +84,7 @@ def killer(exit_code: int) -> str:
 
 def killed(died: Mapping[str, int], log: str) -> str:
     """Which process of the engine a signal killed, by exit codes and by vLLM's log; "" where none was."""
-    logged = [(name, int(code)) for found in (_WORKER, _AT_START) for name, code in found.findall(log)]
+    logged = [(name, int(code)) for pattern in (_WORKER, _AT_START) for name, code in pattern.findall(log)]
     for name, code in (*logged, *died.items()):
         if code < 0:
             return f"{name} was killed by {killer(code)}"
@@ -93,21 +93,21 @@ def killed(died: Mapping[str, int], log: str) -> str:
 
 def last_lines(log: str, most: int = 5) -> list[str]:
     """The last lines up to the one in which the engine noticed that it failed; no tracebacks, no shutdown."""
-    found: list[str] = []
+    kept: list[str] = []
     in_traceback = False
     for line in map(clean, log.splitlines()):
         if _NOTICED.search(line):
-            found.append(line)
+            kept.append(line)
             break
         if line.startswith("Traceback (most recent call last)"):
             in_traceback = True
         elif in_traceback and _RAISED.match(line):
             in_traceback = False
             if not any(f in line for f in _FOLLOWS):
-                found.append(line)
+                kept.append(line)
         elif not in_traceback and line and not any(f in line for f in _FOLLOWS):
-            found.append(line)
-    return [line[:200] for line in found[-most:]]
+            kept.append(line)
+    return [line[:200] for line in kept[-most:]]
 
 
 def hint_for(message: str, log_path: str) -> str:

@@ -19,7 +19,7 @@ from kvtune.core.state import CoreState
 from kvtune.files import replacing
 
 FRONT_END = "KVTUNE_FRONT_END"
-"""Variable with the front end's pid, by which its helper processes, also named MainProcess, are told apart from it."""
+"""Variable with the front end's pid, which distinguishes it from its helper processes, also named MainProcess."""
 
 
 class GcFacts(TypedDict, total=False):

@@ -72,13 +72,13 @@ def source_line(file: str, line: int) -> str:
     if not file:
         return "–"
     for root in ("/site-packages/", "/dist-packages/", "/lib/python3"):
-        _, found, tail = file.rpartition(root)
-        if found:
+        _, matched, tail = file.rpartition(root)
+        if matched:
             file = tail.split("/", 1)[-1] if root == "/lib/python3" else tail
             break
     else:
-        _, found, tail = file.rpartition("/kvtune/")
-        file = f"kvtune/{tail}" if found else file
+        _, matched, tail = file.rpartition("/kvtune/")
+        file = f"kvtune/{tail}" if matched else file
     return f"{file}:{line}" if line else file
 
 

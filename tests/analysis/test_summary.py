@@ -60,13 +60,13 @@ CONTRACT: dict[str, Any] = {
 MAY_BE_NULL = {float}
 
 
-def check(found: Any, contract: Any, path: str, nulls: bool) -> None:
+def check(field: Any, contract: Any, path: str, nulls: bool) -> None:
     if isinstance(contract, dict):
         for name, inner in contract.items():
-            assert name in found, f"{path}.{name} is missing"
-            check(found[name], inner, f"{path}.{name}", nulls)
-    elif not (nulls and found is None and contract in MAY_BE_NULL):
-        assert type(found) is contract, f"{path} is {found!r}"
+            assert name in field, f"{path}.{name} is missing"
+            check(field[name], inner, f"{path}.{name}", nulls)
+    elif not (nulls and field is None and contract in MAY_BE_NULL):
+        assert type(field) is contract, f"{path} is {field!r}"
 
 
 def full() -> tuple[Run, Any]:
@@ -99,8 +99,8 @@ def test_every_field_of_the_contract_is_there() -> None:
     assert fields["host_us"] == {"schedule": 10.0, "update": 5.0, "per_request_step": 15.0}
 
 
-def strict(found: dict[str, Any]) -> str:
-    return json.dumps(found, allow_nan=False)
+def strict(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, allow_nan=False)
 
 
 @pytest.mark.parametrize("state", ["complete", "partial", "failed"])

@@ -39,8 +39,8 @@ def with_steps(run: Run, **columns: Any) -> Run:
     return Run(run.header, {**run.tables, "steps": steps})
 
 
-def words(found: Verdict) -> list[str]:
-    return shlex.split(found.command)
+def words(verdict: Verdict) -> list[str]:
+    return shlex.split(verdict.command)
 
 
 def test_a_run_that_measured_nothing_says_why() -> None:

@@ -16,13 +16,13 @@ from tests.golden.synthetic import HOSTILE, empty_run, partial_run, replace_head
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def facts() -> dict[str, Any]:
     run = rounds_run()
     return summary(RunAnalysis(run, workload_of(run)))
 
 
-def test_the_summary_has_every_part(found: dict[str, Any]) -> None:
-    text = summary_text(found)
+def test_the_summary_has_every_part(facts: dict[str, Any]) -> None:
+    text = summary_text(facts)
     for part in ("latency", "rounds", "prefix cache", "collector", "host cost", "memory", "kvtune profile"):
         assert part in text, part
     assert "45 requests" in text
@@ -30,16 +30,16 @@ def test_the_summary_has_every_part(found: dict[str, Any]) -> None:
     assert "EngineCore" in text and "front end" in text
 
 
-def test_a_pipe_gets_plain_text(found: dict[str, Any]) -> None:
+def test_a_pipe_gets_plain_text(facts: dict[str, Any]) -> None:
     out = io.StringIO()
-    print_summary(found, out)
+    print_summary(facts, out)
     assert "\x1b" not in out.getvalue()
     assert "tiny-gemma3" in out.getvalue()
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
 def test_no_color_is_honoured(
-    found: dict[str, Any], no_color: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+    facts: dict[str, Any], no_color: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rich.console import Console
 
@@ -53,11 +53,11 @@ def test_no_color_is_honoured(
     assert ("\x1b[33m" in out.getvalue()) is coloured
 
 
-def test_a_line_fits_its_width(found: dict[str, Any]) -> None:
+def test_a_line_fits_its_width(facts: dict[str, Any]) -> None:
     for width in (60, 80, 120):
-        *lines, command = summary_text(found, width=width).splitlines()
+        *lines, command = summary_text(facts, width=width).splitlines()
         assert max(map(len, lines)) <= width
-        assert command == f"  {found['verdict']['command']}"  # whole, to be copied
+        assert command == f"  {facts['verdict']['command']}"  # whole, to be copied
 
 
 def test_a_partial_run_warns_first() -> None:

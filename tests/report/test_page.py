@@ -44,14 +44,14 @@ class Elements(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
         self.text: list[str] = []
         self._in = ""
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
         self._in = tag
         if tag == "script":
             self.scripts.append("")
@@ -92,7 +92,7 @@ def embedded(html: str, name: str) -> Any:
 def test_a_page_names_no_address_but_xml_namespaces(any_page: str) -> None:
     html = any_page
     assert set(re.findall(r"https?://[^\s\"'`)\\<>;,]+", html)) <= NAMESPACES
-    for tag, attributes in Elements(html).found:
+    for tag, attributes in Elements(html).elements:
         assert tag not in ("iframe", "object", "embed", "base", "form", "img", "audio", "video", "link") or (
             tag == "link" and attributes["href"] == "data:,"
         ), f"<{tag}> can load something"
@@ -104,7 +104,7 @@ def test_a_page_names_no_address_but_xml_namespaces(any_page: str) -> None:
 def test_the_policy_allows_the_pages_own_scripts_and_nothing_else() -> None:
     html = page_of("rounds")
     policy = next(
-        a["content"] for t, a in Elements(html).found if a.get("http-equiv") == "Content-Security-Policy"
+        a["content"] for t, a in Elements(html).elements if a.get("http-equiv") == "Content-Security-Policy"
     )
     assert policy is not None
     assert "default-src 'none'" in policy
@@ -117,11 +117,11 @@ def test_the_policy_allows_the_pages_own_scripts_and_nothing_else() -> None:
 def test_markup_in_a_run_stays_text() -> None:
     html = page_of("hostile")
     page = Elements(html)
-    assert not [tag for tag, attributes in page.found if "onerror" in attributes]
+    assert not [tag for tag, attributes in page.elements if "onerror" in attributes]
     assert "onerror=alert" in "".join(page.text), "the string itself is shown"
     running = [
         s
-        for (t, a), s in zip([e for e in page.found if e[0] == "script"], page.scripts, strict=True)
+        for (t, a), s in zip([e for e in page.elements if e[0] == "script"], page.scripts, strict=True)
         if not a
     ]
     assert len(running) == 1, "one script runs, and it is ours"
@@ -132,15 +132,15 @@ def test_markup_in_a_run_stays_text() -> None:
 def test_markup_in_a_comparison_stays_text(hostile: Run) -> None:
     html = compare_page(contrast([hostile, hostile], [HOSTILE, HOSTILE + "2"]))
     page = Elements(html)
-    assert not [tag for tag, attributes in page.found if "onerror" in attributes]
-    assert [t for t, _ in page.found].count("script") == 4
+    assert not [tag for tag, attributes in page.elements if "onerror" in attributes]
+    assert [t for t, _ in page.elements].count("script") == 4
 
 
 def test_every_chart_has_words_a_table_axis_names_and_data(any_page: str) -> None:
     html = any_page
     specs, data = embedded(html, "chart-specs"), embedded(html, "chart-data")
     page = Elements(html)
-    plots = [a for _, a in page.found if a.get("class") == "plot"]
+    plots = [a for _, a in page.elements if a.get("class") == "plot"]
     assert len(plots) == len(specs)
     for attributes in plots:
         assert len(attributes["aria-label"] or "") > 30
@@ -304,9 +304,9 @@ def test_missing_probes_leave_their_sections_out() -> None:
 
 def test_every_id_on_a_page_is_unique_and_every_link_lands(any_page: str) -> None:
     page = Elements(any_page)
-    ids = [a["id"] for _, a in page.found if "id" in a]
+    ids = [a["id"] for _, a in page.elements if "id" in a]
     assert len(ids) == len(set(ids))
-    for _, attributes in page.found:
+    for _, attributes in page.elements:
         target = attributes.get("href") or ""
         assert not target.startswith("#") or target[1:] in ids
 

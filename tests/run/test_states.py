@@ -18,7 +18,7 @@ def specs(*dtypes: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kv_specs", "found"),
+    ("kv_specs", "dtype"),
     [
         (specs("bfloat16", "float32"), "float32"),
         (specs("bfloat16", "bfloat16"), "bfloat16"),
@@ -27,5 +27,5 @@ def specs(*dtypes: str) -> dict[str, Any]:
         ({}, ""),
     ],
 )
-def test_the_last_tensor_of_a_state_has_its_type(kv_specs: dict[str, Any], found: str) -> None:
-    assert state_dtype(EngineInfo(kv_specs=kv_specs)) == found
+def test_the_last_tensor_of_a_state_has_its_type(kv_specs: dict[str, Any], dtype: str) -> None:
+    assert state_dtype(EngineInfo(kv_specs=kv_specs)) == dtype

@@ -12,5 +12,5 @@ from kvtune.sim.simulators import Simulators
 @pytest.fixture(scope="session")
 def simulators() -> Iterator[Simulators]:
     pytest.importorskip("vllm", reason="needs vLLM")
-    with Simulators() as found:
-        yield found
+    with Simulators() as started:
+        yield started

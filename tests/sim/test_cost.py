@@ -147,18 +147,18 @@ def test_the_uni_executor_on_a_cpu_is_fitted_to_the_clock_that_explains_more() -
     requests = {name: np.zeros(1, column.dtype) for name, column in empty_table("requests").items()}
     requests |= {"sent_s": np.array([0.0]), "finished_s": np.array([float(lengths.sum())])}
 
-    def found(steps: Table, executor: str = "uni", device: str = "cpu") -> StepCost:
+    def fitted_on(steps: Table, executor: str = "uni", device: str = "cpu") -> StepCost:
         run = run_with(steps, executor=executor, device=device)
         return fit(Run(run.header, {**run.tables, "requests": requests}))
 
     half = {**steps, "cpu_us": steps["step_us"] / 2}  # the engine's thread waits half of the time
-    assert found(half).clock == "wall"
+    assert fitted_on(half).clock == "wall"
     random = np.random.default_rng(1)
     busy = {**steps, "step_us": steps["step_us"] * random.lognormal(0, 1.5, len(lengths))}
-    assert found(busy).clock == "cpu"
-    assert found(busy, executor="mp").clock == "wall"
-    assert found(busy, device="cuda").clock == "wall"
-    assert "a made CPU" in found(half).machine
+    assert fitted_on(busy).clock == "cpu"
+    assert fitted_on(busy, executor="mp").clock == "wall"
+    assert fitted_on(busy, device="cuda").clock == "wall"
+    assert "a made CPU" in fitted_on(half).machine
 
 
 def test_a_cost_is_not_trusted_where_the_machine_changes_during_the_run() -> None:

@@ -56,8 +56,8 @@ def noise(seed: int) -> np.ndarray[Any, Any]:
     return 0.5 + np.random.default_rng(seed).normal(0, 0.05, COUNT)
 
 
-def figures(found: Comparison) -> dict[str, Figure]:
-    return {figure.path: figure for figure in found.figures}
+def figures(comparison: Comparison) -> dict[str, Figure]:
+    return {figure.path: figure for figure in comparison.figures}
 
 
 def test_a_real_difference_is_shown_with_its_interval() -> None:

@@ -29,7 +29,7 @@ def test_without_overload_every_step_is_stocks(shape: str, asynchronous: bool) -
     for log, age_s in zip(logs, (None, 1e4), strict=True):
         with clocked() as clock:
             engine = Overloaded(made, clock, age_s)
-            random_steps(engine, 3, 200, lambda e=engine, found=log: found.append(inside(e.scheduler)))
+            random_steps(engine, 3, 200, lambda e=engine, steps=log: steps.append(inside(e.scheduler)))
     assert logs[0] == logs[1] and len(logs[0]) == 200
 
 

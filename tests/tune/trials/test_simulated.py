@@ -27,8 +27,8 @@ BENCH = Bench(
 @pytest.fixture(scope="module")
 def pool() -> Iterator[SimPool]:
     pytest.importorskip("vllm", reason="needs vLLM")
-    with SimPool(BENCH) as found:
-        yield found
+    with SimPool(BENCH) as started:
+        yield started
 
 
 def test_trials_come_back_as_summaries(pool: SimPool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -23,6 +23,14 @@ class KvtuneError(Exception):
         self.hint = hint
         self.exit_code = exit_code
         self.details = tuple(details)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The beginning of a hint: the known name that is nearest to a misspelled one; "" where none is near."""
+    import difflib  # here, because commands that meet no error need not load it
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 class UsageError(KvtuneError):

@@ -71,7 +71,8 @@ def read_recipe(path: Path) -> Recipe:
         raise UsageError(f"no recipe file {path}", "`kvtune recipe list` shows all recipes") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(
-            f"{path} is not readable TOML: {error}", "repair the file, or write it again"
+            f"{path} is not readable TOML: {getattr(error, 'strerror', None) or error}",
+            "repair the file, or write it again",
         ) from error
     try:
         recipe = msgspec.convert(raw, Recipe)

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from kvtune.bounds.ladder import Bounds, Rung
-from kvtune.engine.models import NAMES, builtin
-from kvtune.errors import UsageError
+from kvtune.engine.models import NAMES, SHAPES, TINY, builtin
+from kvtune.errors import UsageError, did_you_mean
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import ModelShape
 from kvtune.terminal import Column, FittedTable, width
@@ -44,7 +44,7 @@ def shape_named(model: str) -> ModelShape:
     if not path.exists():
         raise UsageError(
             f"--model {model}: there is no {path}",
-            f"give a folder with config.json, or one of {', '.join(NAMES)}",
+            f"{did_you_mean(model, (*TINY, *SHAPES))}give a folder with config.json, or one of {', '.join(NAMES)}",
         )
     try:
         config = msgspec.json.decode(path.read_bytes())

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from kvtune.cli import completion
-from kvtune.errors import UsageError
+from kvtune.errors import UsageError, did_you_mean
 from kvtune.run.config import OUTPUT_VARIABLE
 
 Choice = TypeVar("Choice", bound=str)
@@ -116,7 +116,7 @@ def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:
         *most, last = choices
         raise UsageError(
             f"{option} must be {', '.join(most)} or {last}, not '{value}'",
-            f"for instance {option} {choices[0]}",
+            did_you_mean(value, choices).strip() or f"for instance {option} {choices[0]}",
         )
     return named
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from kvtune.cli.options import choice
 from kvtune.core.settings import KNOBS, LISTED, Value
-from kvtune.errors import UsageError
+from kvtune.errors import UsageError, did_you_mean
 from kvtune.recipe import engine_flags
 
 CORES: tuple[Literal["kvtune", "stock"], ...] = ("kvtune", "stock")
@@ -27,7 +27,8 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
         if not equals or not name.startswith("core."):
             raise UsageError(f"--set {text} is not core.NAME=VALUE", f"NAME is one of {', '.join(LISTED)}")
         if key not in KNOBS:
-            raise UsageError(f"--set {text}: the core has no setting {key}", f"it has {', '.join(LISTED)}")
+            hint = f"{did_you_mean(key, LISTED)}it has {', '.join(LISTED)}"
+            raise UsageError(f"--set {text}: the core has no setting {key}", hint)
         settings[key] = KNOBS[key].read(value)
     return settings
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
 
-from kvtune.errors import UsageError
+from kvtune.errors import UsageError, did_you_mean
 
 Value = bool | int | float | str
 Kind = Literal["switch", "integer", "number", "choice"]
@@ -248,7 +248,8 @@ def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> Co
     for name, value in mapping.items():
         key = name.removeprefix("core.")
         if key not in KNOBS:
-            raise UsageError(f"core has no setting {key!r}", f"settings are: {', '.join(LISTED)}")
+            hint = f"{did_you_mean(key, LISTED)}settings are: {', '.join(LISTED)}"
+            raise UsageError(f"core has no setting {key!r}", hint)
         values[key] = KNOBS[key].read(value)
     return CoreSettings(**values)
 

@@ -6,6 +6,8 @@ import re
 import signal
 from collections.abc import Mapping
 
+from kvtune.engine.models import NAMES
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((ERROR|WARNING|INFO|CRITICAL)\s[\d-]+\s[\d:]+\s(\[[^\]]*\]\s?)?)?")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)):?\s*(.*)$")
@@ -72,6 +74,32 @@ def cause(log: str) -> str:
     first = [line for line in raised if not any(f in line for f in _FOLLOWS)]
     chosen = first[0] if first else (raised[0] if raised else "")
     return chosen[:400]
+
+
+_NO_HUB = re.compile(
+    r"ConnectError|Name or service not known|name resolution|couldn't connect to|Max retries exceeded"
+    r"|LocalEntryNotFound|outgoing traffic has been disabled|Network is unreachable",
+    re.IGNORECASE,
+)
+_NO_ACCESS = re.compile(
+    r"gated repo|GatedRepo|restricted|401 Client Error|403 Client Error|private repository|RepositoryNotFound",
+    re.IGNORECASE,
+)
+
+
+def hub_fault(message: str, model: str) -> tuple[str, str] | None:
+    """A model that cannot be fetched: what is wrong and what to do next; None for any other failure."""
+    local = "give a folder with its config.json (--dummy where it has no weights), or a built-in model"
+    if _NO_HUB.search(message):
+        what = f"{model} is neither built in nor a folder, and the model hub cannot be reached from here"
+        return what, f"check the name and the network; without a network {local}: {', '.join(NAMES)}"
+    if _NO_ACCESS.search(message):
+        what = f"the model hub has no {model}, or does not give it to you"
+        return (
+            what,
+            f"check the name; for a gated or private model set HF_TOKEN to a token that may read it; or {local}",
+        )
+    return None
 
 
 def killer(exit_code: int) -> str:

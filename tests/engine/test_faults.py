@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.faults import cause, clean, hint_for, killed, killer, last_lines, tail
+from kvtune.engine.faults import cause, clean, hint_for, hub_fault, killed, killer, last_lines, tail
 
 WORKER_FAILED = """\
 INFO 11-21 09:57:40 [__init__.py:1] Automatically detected platform cpu.
@@ -51,6 +51,33 @@ starting cleanup
 (MainProcess pid=2) ERROR 11-22 14:52:58 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore \
 encountered an issue. See stack trace (above) for the root cause.
 """
+
+
+@pytest.mark.parametrize(
+    ("message", "what", "next_"),
+    [
+        ("httpcore2.ConnectError: [Errno -2] Name or service not known", "cannot be reached", "network"),
+        (
+            "OSError: We couldn't connect to 'https://huggingface.co' to load the files",
+            "cannot be reached",
+            "tiny-opt",
+        ),
+        ("OSError: You are trying to access a gated repo.", "the model hub has no org/name", "HF_TOKEN"),
+        (
+            "OSError: .. If this is a private repository, make sure to pass a token",
+            "the model hub",
+            "HF_TOKEN",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_fetched_says_why(message: str, what: str, next_: str) -> None:
+    found = hub_fault(message, "org/name")
+    assert found is not None and what in found[0] and next_ in found[1] and "Error" not in found[0]
+
+
+def test_other_failures_are_not_the_hubs() -> None:
+    assert hub_fault("ValueError: No available memory for the cache blocks", "m") is None
+    assert hub_fault(cause(WORKER_FAILED), "m") is None
 
 
 def test_a_process_that_a_signal_killed_is_named_with_the_signal() -> None:

@@ -98,6 +98,22 @@ sys.exit(1)
     assert outcome.error.details == ("engine's log: all is well",)
 
 
+def test_a_hub_that_cannot_be_reached_is_said_in_words(run_script) -> None:  # type: ignore[no-untyped-def]
+    outcome, _ = run_script(
+        """
+print("httpcore2.ConnectError: [Errno -2] Name or service not known", flush=True)
+send(kind="failed", name="ConnectError", message="[Errno -2] Name or service not known")
+sys.exit(1)
+"""
+    )
+    assert outcome.error is not None
+    assert (
+        outcome.error.message
+        == "m is neither built in nor a folder, and the model hub cannot be reached from here"
+    )
+    assert "tiny-gemma3" in outcome.error.hint
+
+
 def test_a_front_end_that_a_signal_killed_is_named_with_the_signal(run_script) -> None:  # type: ignore[no-untyped-def]
     outcome, _ = run_script("os.kill(os.getpid(), signal.SIGSEGV)")
     assert outcome.error is not None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtune.engine.models import NAMES, builtin, engine_defaults
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import KvtuneError, UsageError, did_you_mean
 from kvtune.recipe import Recipe, Scalar, read_recipe
 from kvtune.run.config import output_folder
 
@@ -52,7 +52,13 @@ def find(name: str) -> Path:
         path = folder / f"{name.removesuffix('.toml')}.toml"
         if path.is_file():
             return path
-    raise UsageError(f"no recipe {name}", "`kvtune recipe list` shows the recipes at hand")
+    if Path(name).is_dir():
+        raise UsageError(
+            f"{name} is a folder, not a recipe", "give a recipe's .toml file, or a recipe's name"
+        )
+    known = [path.stem for folder in folders() for path in folder.glob("*.toml")]
+    hint = f"{did_you_mean(name.removesuffix('.toml'), known)}`kvtune recipe list` shows the recipes at hand"
+    raise UsageError(f"no recipe {name}", hint)
 
 
 def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:

@@ -6,11 +6,9 @@ Imports no vLLM.
 
 from __future__ import annotations
 
-import difflib
-
 from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.core.settings import KNOBS, LISTED
-from kvtune.errors import UsageError
+from kvtune.errors import UsageError, did_you_mean
 from kvtune.recipe import Scalar
 from kvtune.tune.space.model import Bundle, ModelFacts
 
@@ -82,8 +80,7 @@ def canonical(text: str) -> str:
     if name in KNOBS or name in ENGINE_KNOBS:
         return name
     known = (*LISTED, *ENGINE_KNOBS)
-    near = difflib.get_close_matches(name, known, n=1)
-    mean = f"did you mean {near[0]}? " if near else ""
+    mean = did_you_mean(name, known)
     raise UsageError(f"--set {text}: there is no knob {name!r}", f"{mean}knobs: {', '.join(known)}")
 
 

@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test test-both check lint unit long evidence gemma pythons coverage stress vllm-tests bench policies docs clean
+.PHONY: help setup setup-test profile test test-both check lint unit long evidence gemma pythons versions coverage stress vllm-tests bench policies docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,9 @@ long: setup-test  ## real engines for minutes: confirmations, searches, servers,
 
 pythons:  ## the probe's own tests on Python 3.12 and 3.13, where they are installed (no engine)
 	@.ci/pythons
+
+versions: setup-test  ## other versions of vLLM, each in an environment of its own: what works, and the core's tests where it is known
+	@.ci/versions
 
 coverage:  ## lines of kvtune/ that the tests without an engine run (installs pytest-cov); engine processes are not counted
 	@.ci/setup test,coverage

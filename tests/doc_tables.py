@@ -8,6 +8,7 @@ a row for each module: `make docs` writes the line, adds a missing row from the 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import typer
 from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.cli.app import build_app
+from kvtune.core.compat.symbols import PARTS
 from kvtune.core.settings import KNOBS, LISTED
 from kvtune.run.types import TABLES
 from kvtune.workload.registry import WORKLOADS
@@ -101,6 +103,22 @@ def column_table() -> Iterator[str]:
         yield f"| `{name}` | {', '.join(f'`{column}` {kind}' for column, kind in columns.items())} |"
 
 
+def version_table() -> Iterator[str]:
+    """From what `make versions` wrote down: nothing here is tried out again."""
+    yield "| vLLM | parts that load | stand aside | engine, page, compare, export | simulator |\n|---|---|---|---|---|"
+    found = json.loads((ROOT / "reports" / "tables" / "versions.json").read_text(encoding="utf-8"))
+    for version, works in found.items():
+        aside = [name for name in PARTS if name in works["aside"]]
+        loads = [name for name in PARTS if name not in aside and name != "simulator"]
+        tried = ("stock", "kvtune", "compare", "export")
+        failed = [f"{name}: {works.get(name, 'not tried')}" for name in tried if works.get(name) != "ok"]
+        yield (
+            f"| {version}{'' if works['known'] else ' (not known)'} | {', '.join(loads) or 'none'} | "
+            f"{', '.join(name for name in aside if name != 'simulator') or 'none'} | "
+            f"{_cell('; '.join(failed)) or 'yes, stock and core'} | {'no' if 'simulator' in aside else 'yes'} |"
+        )
+
+
 MADE: dict[str, Callable[[], Iterator[str]]] = {
     "commands": command_table,
     "knobs": knob_table,
@@ -108,6 +126,7 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "stall_causes": stall_cause_table,
     "workloads": workload_table,
     "columns": column_table,
+    "versions": version_table,
 }
 
 

@@ -38,6 +38,7 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
         "scheduler_reserve_full_isl",
         "watermark",
         "policy",
+        "prefill_schedule_interval",
     ),
 }
 

@@ -88,8 +88,8 @@ class SimExecutor(Executor):  # type: ignore[misc]
     def determine_available_memory(self) -> list[int]:
         return [self.machine.pool_bytes]
 
-    def set_kv_cache_layout(self, layout_name: str) -> None:
-        pass
+    def set_kv_cache_layout(self, layout_name: str, *more: int) -> None:
+        """`more`: from 0.33 on, how context parallel ranks share a cache."""
 
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
         pass

@@ -57,7 +57,7 @@ class CacheManager(core.KVCacheManager, Protocol):
     watermark_blocks: int
     block_pool: Pool
     coordinator: Coordinator
-    get_computed_blocks: Callable[[EngineRequest], tuple[core.KVCacheBlocks, int, int]]
+    get_computed_blocks: Callable[..., tuple[core.KVCacheBlocks, int, int]]
     allocate_slots: Callable[..., core.KVCacheBlocks | None]
     free: Callable[[EngineRequest], None]
     pop_blocks_for_free: Callable[[EngineRequest], list[Block]]

@@ -75,6 +75,8 @@ class Shape:
     v2_runner: bool = False
     log_stats: bool = True
     finished_sets: bool = False
+    interval: int = 1
+    """Steps from one prefill to the next at the least; versions before 0.33 ignore it here."""
 
 
 def build(shape: Shape) -> Scheduler:
@@ -90,6 +92,7 @@ def build(shape: Shape) -> Scheduler:
             enable_chunked_prefill=True,
             policy=shape.policy,
             max_num_active_seqs=shape.active,
+            prefill_schedule_interval=shape.interval,
         ),
         cache_config=CacheConfig(
             block_size=shape.block,
@@ -257,6 +260,8 @@ def inside(scheduler: Scheduler) -> dict[str, Any]:
         },
         "step": scheduler.current_step,
         "bound": scheduler.prefill_capacity_bound,
+        "executed": getattr(scheduler, "num_executed_steps", 0),
+        "prefilled": getattr(scheduler, "last_prefill_step", 0),
     }
 
 

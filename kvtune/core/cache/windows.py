@@ -79,7 +79,9 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         replay_boundaries: Sequence[int],
     ) -> None:
         start = self.num_cached_block.get(request.request_id, 0)
-        end = num_tokens // self.block_size
+        # A hash may look at tokens after its block: the last full block then has none yet.
+        hashed = len(request.block_hashes) * self.block_pool.hash_block_size
+        end = min(num_tokens, hashed) // self.block_size
         if start >= end:
             return
         if retention_interval == 0 and start * self.block_size >= request.num_prompt_tokens + self.shift:
@@ -89,8 +91,11 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         boundaries = [*replay_boundaries]
         if request.shared_prefix_boundary:
             boundaries.append(request.shared_prefix_boundary)
+            if self.use_eagle:
+                # A sibling that diverges right behind the junction cannot use the block past it as EAGLE's extra one.
+                boundaries.append(request.shared_prefix_boundary - self.block_size)
         try:
-            grades = self._grades(request, start, end, retention_interval, boundaries)
+            grades = self._grades(request, start, end, retention_interval, boundaries, len(replay_boundaries))
         except Exception as error:
             self.stand_down(error)
             SlidingWindowManager.cache_blocks(
@@ -127,8 +132,9 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         end: int,
         retention_interval: int | None,
         boundaries: Sequence[int],
+        replays: int,
     ) -> list[int]:
-        """The grade of each block from `start` to `end`; -1: not kept."""
+        """The grade of each block from `start` to `end`; -1: not kept. `replays` boundaries are the prompt's."""
         stock = self._mask(start, end, retention_interval, boundaries)
         if stock is None:
             grades = [SPECULATIVE] * (end - start)
@@ -137,7 +143,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             grades = [WINDOW if kept else -1 for kept in stock]
         # If hits can end only at every n-th block, most blocks of the slack are useless.
         usable = None if self.aligned else self._mask(start, end, None, boundaries)
-        for first, last, grade in self._spans(request, start, end, boundaries):
+        for first, last, grade in self._spans(start, end, boundaries, replays):
             for i in range(max(first, start) - start, min(last, end) - start):
                 if (grades[i] < 0 or grade < grades[i]) and (usable is None or usable[i]):
                     grades[i] = grade
@@ -159,14 +165,14 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         )
         return kept
 
-    def _spans(self, request: Request, start: int, end: int, boundaries: Sequence[int]) -> list[Span]:
+    def _spans(self, start: int, end: int, boundaries: Sequence[int], replays: int) -> list[Span]:
         """The spans of a prompt to keep; its blocks from `start` to `end` are being computed."""
         ends = [self._end_block(boundary) for boundary in boundaries]
         spans = [(last - self.need, last, WINDOW) for last in ends]
         big = end - start >= self.settings.min_drop
         if self.settings.policy == "pin":
             return [*spans, (end - self.need, end, SPECULATIVE)] if big else spans
-        last = max(ends[: len(ends) - bool(request.shared_prefix_boundary)])
+        last = max(ends[:replays])
         slack = self.slack_blocks
         spans.append((last - self.need - slack, last, FAR))
         spans.append((last - self.need - (slack + 3) // 4, last, NEAR))

@@ -5,5 +5,6 @@ manifest.py    those symbols of the installed vLLM against a known version's;
                `python -m kvtune.core.compat.manifest` writes the manifest of the installed vLLM
 parts.py       standing(): which parts can load, and why the others stand aside
 names.py       what versions name or place otherwise, decided by what is there
+changes.py     what changed between two versions, symbol by symbol, as a diff
 manifests/     one JSON file a known version of vLLM
 """

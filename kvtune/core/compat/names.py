@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypedDict
 
 from kvtune.core.compat.symbols import MOVED
-from kvtune.core.vllm_types import Scheduler
+from kvtune.core.vllm_types import Coordinator, Scheduler
 
 
 class Hashing(TypedDict):
@@ -32,6 +32,32 @@ def hashing(scheduler: Scheduler) -> Hashing:
         ),
         "retention_interval": config.prefix_cache_retention_interval,
     }
+
+
+def dropping_groups(coordinator: Coordinator) -> Collection[int]:
+    """The groups whose last matching block EAGLE drops. From 0.33 on, hashes that look ahead make dropping needless."""
+    dropping: Collection[int] = getattr(coordinator, "drop_eagle_group_ids", coordinator.eagle_group_ids)
+    return dropping
+
+
+def prefill_interval(scheduler: object) -> int:
+    """Steps from one prefill to the next at the least (`--prefill-schedule-interval`, single engines from 0.33 on)."""
+    return int(getattr(scheduler, "local_prefill_interval", 1))
+
+
+def holds_prefills(scheduler: Any) -> bool:
+    """Whether stock admits no prefill in the next step while requests decode, because the last was just now."""
+    interval = prefill_interval(scheduler)
+    return interval > 1 and bool(
+        not scheduler.prefill_capacity_bound
+        and scheduler.num_executed_steps + 1 - scheduler.last_prefill_step < interval
+    )
+
+
+def count_step(scheduler: Any) -> None:
+    """Count an executed step where this version does: `prefill_interval` is counted in them."""
+    if hasattr(scheduler, "num_executed_steps"):
+        scheduler.num_executed_steps += 1
 
 
 def home_of(symbol: str) -> Any:

@@ -17,6 +17,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from kvtune.core import state
+from kvtune.core.compat.names import count_step, holds_prefills
 from kvtune.core.steps import empty
 from kvtune.core.steps.steady import Cohort, gather, is_plain_decode, next_event
 from kvtune.core.steps.update import SteadyUpdate
@@ -181,7 +182,9 @@ class SteadyDecode(SteadyUpdate):
             for request in rows.requests:
                 request.num_computed_tokens += 1
                 request.num_in_flight_tokens += 1
-        self.prefill_capacity_bound = self.get_request_counts()[1] > len(self.deferred_waiting)
+        if not holds_prefills(self):
+            self.prefill_capacity_bound = self.get_request_counts()[1] > len(self.deferred_waiting)
+        count_step(self)
         encoder_stats = None
         if self.log_stats and self.observability_config.enable_logging_iteration_details:
             encoder_stats = self._make_scheduled_encoder_input_stats({})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvtune.core.compat.names import prefill_interval
 from kvtune.sim.executor import SimExecutor
 from kvtune.sim.fast.jump import JumpStepper
 from kvtune.sim.fast.mixed import MixedStepper, schedules_in_order
@@ -29,9 +30,12 @@ def steppers(
     single_steps: bool,
 ) -> tuple[Stepper, ...]:
     """`single_steps`: an observer has to see each step of the engine, so there are no strides."""
-    jumps = settings.mode != "exact"
+    # Prefills that wait for a number of steps want each step counted.
+    counted = prefill_interval(engine.scheduler) > 1
+    jumps = settings.mode != "exact" and not counted
     strides = (
         settings.shortcuts
+        and not counted
         and not single_steps
         and isinstance(engine.model_executor, SimExecutor)
         and engine.batch_queue is None

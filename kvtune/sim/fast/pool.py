@@ -74,11 +74,13 @@ class QuickPool(BlockPool):  # type: ignore[misc]
         last: list[Block] = []
         foreign: list[Block] = []
         for block in ordered_blocks:
+            if block.is_null:
+                continue  # its count says nothing, and later versions keep none
             if block.pool is not self:
                 foreign.append(block)
                 continue
             block.ref_cnt -= 1
-            if block.ref_cnt == 0 and not block.is_null:
+            if block.ref_cnt == 0:
                 (first if block._block_hash is None or not self.enable_caching else last).append(block)
         self.free_block_queue.prepend_n(first)
         self.free_block_queue.append_n(last)

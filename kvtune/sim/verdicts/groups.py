@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvtune.core.compat.names import dropping_groups
 from kvtune.sim.vllm_types import Coordinator
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def lookup_groups(coordinator: Coordinator) -> list[LookupGroup]:
     if by_spec is None:
         cacheable = [i for i, m in enumerate(managers) if m.kv_cache_spec.prefix_cacheable]
         by_spec = [
-            (managers[i].kv_cache_spec, [i], type(managers[i]), i in coordinator.eagle_group_ids)
+            (managers[i].kv_cache_spec, [i], type(managers[i]), i in dropping_groups(coordinator))
             for i in cacheable
         ]
     groups = []

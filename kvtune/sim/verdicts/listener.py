@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvtune.core.compat.names import dropping_groups
 from kvtune.core.vllm_types import BlockMap, KVCacheBlocks
 from kvtune.sim.verdicts.causes import Boundaries
 from kvtune.sim.verdicts.groups import LookupGroup, hit_alignment, lookup_groups
@@ -81,8 +82,8 @@ class LookupListener:
     def _wrap_lookup(self, manager: CacheManager) -> None:
         original = manager.get_computed_blocks
 
-        def get_computed_blocks(request: EngineRequest) -> tuple[KVCacheBlocks, int, int]:
-            lookup = original(request)
+        def get_computed_blocks(request: EngineRequest, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
+            lookup = original(request, *limit)
             if request.num_preemptions == 0 and request.num_output_tokens == 0:
                 self.verdicts[request.request_id] = self._judge(request, lookup[1])
             return lookup
@@ -172,7 +173,7 @@ class LookupListener:
         seen = max(self.seen.match(self.spans_of(request.request_id), prompt), hit)
         unit = self._alignment
         reachable = min(seen, prompt - 1) // unit * unit
-        if self._coordinator.eagle_group_ids:
+        if dropping_groups(self._coordinator):
             # EAGLE drops the last block that matches; where there are several groups, vLLM looks up one block more.
             matched = reachable if len(self._groups) == 1 else seen // unit * unit
             reachable = max(min(reachable, matched - unit), 0)

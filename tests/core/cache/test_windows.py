@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from kvtune.core import state
 from kvtune.core.settings import parse
+from tests.core import steady_rig
 from tests.core.pool_rig import BOTH, HYBRID, Engine, tokens
 
 pytestmark = pytest.mark.vllm
@@ -100,3 +104,33 @@ def test_the_published_policy_pins_chunk_ends_and_not_decode_steps(asynchronous:
     assert pinned == 2 * (3 * 3 + 1)
     hit = engine.serve(tokens(1, 100) + tokens(9, 50))
     assert hit == 96
+
+
+@pytest.fixture
+def looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes that cover one token after their block, as EAGLE has them from 0.33 on: a full last block has none."""
+    hasher_of = steady_rig.get_request_block_hasher
+    if "num_hash_lookahead_tokens" not in inspect.signature(hasher_of).parameters:
+        pytest.skip("this vLLM's hashes never look ahead")
+    ahead: dict[int, Any] = {HYBRID.block: hasher_of(HYBRID.block, steady_rig.sha256, 1)}
+    monkeypatch.setattr(steady_rig, "_hashers", ahead)
+
+
+@BOTH
+@pytest.mark.parametrize("settings", [{"slack": 40}, {"policy": "pin"}])
+@pytest.mark.parametrize("retention", [0, None])
+def test_a_full_block_without_a_hash_waits_for_it(
+    looking_ahead: None, asynchronous: bool, settings: dict[str, Any], retention: int | None
+) -> None:
+    shape = replace(HYBRID, asynchronous=asynchronous, retention=retention)
+    ours, stock = Engine(shape, parse({"min_drop": 2, **settings})), Engine(shape, None)
+    for length in (55, 56, 57, 192, 193):
+        prefix = tokens(length, length)
+        for visit in range(3):
+            prompt = prefix + tokens(1000 * length + visit, 8)
+            hit, least = ours.serve(prompt, 7), stock.serve(prompt, 7)
+            assert hit >= least
+            # The last block of the prefix has another hash with every token that follows it.
+            assert hit <= (length - 1) // shape.block * shape.block
+    assert state.state()["parts"].get("pinning") is not False, state.state()["notes"]
+    assert ours.pool.counters()["pool_failures"] == 0

@@ -27,7 +27,7 @@ def edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Edit:
 
 @pytest.fixture
 def manifest() -> dict[str, Any]:
-    return compat.read("0.32.0")
+    return compat.read(compat.installed_version())
 
 
 def first_difference(manifest: dict[str, Any]) -> str:

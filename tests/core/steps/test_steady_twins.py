@@ -32,6 +32,8 @@ SHAPES = {
     "states_dense": Shape(states=1, retention=None, blocks=600),
     "states_small_chunks": Shape(states=2, batched=20, blocks=600),
     "states_no_caching": Shape(states=2, caching=False, blocks=150),
+    "prefills_at_intervals": Shape(interval=5),
+    "prefills_at_intervals_active_limit": Shape(interval=7, active=6),
     "short_context": Shape(max_len=48, windows=(12,)),
 }
 

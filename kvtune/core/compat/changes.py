@@ -1,0 +1,78 @@
+"""What changed between two versions of vLLM: `python -m kvtune.core.compat.changes OLD NEW [PART ..]`.
+
+OLD and NEW are folders that hold `vllm/` (an environment's site-packages). Each symbol that differs is
+printed with the parts that need it and a unified diff. Reads files, imports nothing of vLLM.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvtune.core.compat.manifest import describe
+from kvtune.core.compat.symbols import MOVED, PARTS, Symbol
+
+
+def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:
+    """The module that defines a symbol below `root`, its source text and its description; empty where it is gone."""
+    for module in (symbol.module, *MOVED.get(str(symbol), ())):
+        path = root.joinpath(*module.split("."))
+        file = next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+        if file is None:
+            continue
+        source = file.read_text(encoding="utf-8")
+        described = describe(source.encode(), (symbol.name,)).get(symbol.name)
+        if described is not None:
+            return module, _segment(source, symbol.name), described
+    return "", "", None
+
+
+def changes(old: Path, new: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Each changed symbol of these parts: its name, the parts that need its code, and the lines of a diff."""
+    needed: dict[Symbol, list[str]] = {}
+    for name in parts:
+        for symbol in PARTS[name].symbols():
+            needed.setdefault(symbol, []).append(name)
+    for symbol, of_parts in needed.items():
+        before, was, described_before = definition(old, symbol)
+        after, now, described_after = definition(new, symbol)
+        if (before, described_before) == (after, described_after):
+            continue
+        if not symbol.whole and described_after is not None:
+            continue
+        lines = difflib.unified_diff(
+            was.splitlines(), now.splitlines(), before or "(none)", after or "(gone)", lineterm=""
+        )
+        yield str(symbol), of_parts, list(lines)
+
+
+def _segment(source: str, name: str) -> str:
+    """The source text of a function, class or method."""
+    node: ast.AST = ast.parse(source)
+    for part in name.split("."):
+        found = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", "") == part]
+        if not found:
+            return ""
+        node = found[-1]
+    return ast.get_source_segment(source, node) or ""
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) < 2:
+        print(__doc__)
+        return 2
+    old, new = map(Path, arguments[:2])
+    count = 0
+    for symbol, parts, lines in changes(old, new, tuple(arguments[2:]) or tuple(PARTS)):
+        count += 1
+        print(f"\n=== {symbol}  ({', '.join(parts)})")
+        print("\n".join(lines))
+    print(f"\n{count} symbols changed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""What changed between two versions: each symbol with its parts and a diff."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtune.core.compat.changes import changes, main
+from kvtune.core.compat.symbols import MOVED
+
+GC = "vllm/utils/gc_utils.py"
+UTILS, PLANNING = "vllm/v1/core/kv_cache_utils.py", "vllm/v1/core/kv_cache_planning.py"
+GROUPS = "vllm.v1.core.kv_cache_utils._get_packed_kv_cache_groups"
+
+
+def tree(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_a_changed_body_is_shown_with_the_parts_that_need_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = "class KVCacheBlock:\n    block_id = {}\n"
+    old = tree(tmp_path / "old", {UTILS: block.format(1)})
+    new = tree(tmp_path / "new", {UTILS: "# another comment\n" + block.format(2)})
+    ((symbol, parts, lines),) = changes(old, new, ("pool", "freeze"))
+    assert symbol == "vllm.v1.core.kv_cache_utils.KVCacheBlock" and parts == ["pool"]
+    assert "-    block_id = 1" in lines and "+    block_id = 2" in lines
+    assert main([str(old), str(new), "pool"]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "=== vllm.v1.core.kv_cache_utils.KVCacheBlock  (pool)" in printed and "1 symbols changed" in printed
+    )
+    assert main([str(old), str(new), "freeze"]) == 0
+    assert "0 symbols changed" in capsys.readouterr().out
+
+
+def test_what_is_only_called_has_changed_where_it_is_gone(tmp_path: Path) -> None:
+    old = tree(tmp_path / "old", {GC: "def freeze_gc_heap():\n    return 1\n"})
+    other = tree(tmp_path / "other", {GC: "def freeze_gc_heap():\n    return 2\n"})
+    gone = tree(tmp_path / "gone", {GC: "def freeze():\n    return 1\n"})
+    assert list(changes(old, other, ("freeze",))) == []
+    ((symbol, _, lines),) = changes(old, gone, ("freeze",))
+    assert symbol == "vllm.utils.gc_utils.freeze_gc_heap" and "+++ (gone)" in lines
+
+
+def test_a_symbol_that_moved_is_compared_where_it_went(tmp_path: Path) -> None:
+    assert GROUPS in MOVED
+    text = "def _get_packed_kv_cache_groups(config):\n    return {}\n"
+    old = tree(tmp_path / "old", {UTILS: text.format(1)})
+    new = tree(tmp_path / "new", {PLANNING: text.format(2), UTILS: ""})
+    found = {symbol: lines for symbol, _, lines in changes(old, new, ("packed",))}
+    assert "-    return 1" in found[GROUPS] and "+    return 2" in found[GROUPS]
+    assert "+++ vllm.v1.core.kv_cache_planning" in found[GROUPS]
+
+
+def test_too_few_arguments_print_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "OLD NEW" in capsys.readouterr().out

@@ -163,9 +163,9 @@ def hits_begin(floor: Floor, facts: Facts) -> str:
     example = next(v for v in reversed(facts.shared_prefix) if first_hits([v], floor.tokens) == [late])
     visits = ", ".join(count(tokens) for tokens in example.hit_tokens)
     return (
-        f"at visit {early} of a shared prefix; at visit {late} where the suffix that follows it is longer than a "
-        f"block. For example {count(example.prefix_tokens)} shared tokens, each time with {example.suffix_tokens} "
-        f"new ones behind them, hit {visits} tokens at visits 1 to {len(example.hit_tokens)}"
+        f"at visit {early} of a shared prefix; at visit {late} where at least a block of the prompt follows the "
+        f"last whole block that is shared. For example {count(example.prefix_tokens)} shared tokens, each time with "
+        f"{example.suffix_tokens} new ones behind them, hit {visits} tokens at visits 1 to {len(example.hit_tokens)}"
     )
 
 

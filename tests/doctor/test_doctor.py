@@ -181,9 +181,9 @@ def test_first_visit_that_hits() -> None:
     assert floor is not None
     assert (floor.first_visit, floor.last_first_visit) == (2, 3)
     assert hits_begin(floor, changed(shared_prefix=visits)) == (
-        "at visit 2 of a shared prefix; at visit 3 where the suffix that follows it is longer than a block. "
-        "For example 2,176 shared tokens, each time with 608 new ones behind them, hit 0, 0, 2,176 tokens "
-        "at visits 1 to 3"
+        "at visit 2 of a shared prefix; at visit 3 where at least a block of the prompt follows the last whole "
+        "block that is shared. For example 2,176 shared tokens, each time with 608 new ones behind them, "
+        "hit 0, 0, 2,176 tokens at visits 1 to 3"
     )
     always = changed(shared_prefix=visits[1:2])
     second = floor_of(always)

@@ -8,7 +8,6 @@ from typing import Any
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.analysis.stalls.sides import side_stalls
 from kvtune.report.names import process_title, source_line
-from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
 
 LEAST_SHOWN = 0.0005
@@ -42,9 +41,12 @@ def cause_rows(account: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def side_by_side(sides: Sequence[Sequence[Run]]) -> list[tuple[str, ...]]:
-    """Rows of a comparison: a title, then a text for each side (its mean run). Empty where no side has a slow token."""
-    found = [side_stalls(runs) for runs in sides]
+def side_by_side(sides: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[str, ...]]:
+    """Rows of a comparison: a title, then a text for each side; empty where no side has a slow token.
+
+    A side is the `--json` objects of its runs: their mean is shown.
+    """
+    found = [side_stalls([summary["stalls"] for summary in summaries]) for summaries in sides]
     known = [side for side in found if side is not None]
     if not any(side.slow for side in known):
         return []
@@ -68,7 +70,8 @@ def side_by_side(sides: Sequence[Sequence[Run]]) -> list[tuple[str, ...]]:
 
 def _side_text(gaps: float, part_ms: float, excess_ms: float) -> str:
     """`12 gaps, 840 ms (34.5 %)`: gaps of which it is the largest cause, its time, its share of the side's excess."""
-    return f"{gaps:,.4g} gaps, {ms(part_ms)} ({percent(part_ms, excess_ms)})"
+    noun = "gap" if gaps == 1 else "gaps"
+    return f"{gaps:,.4g} {noun}, {ms(part_ms)} ({percent(part_ms, excess_ms)})"
 
 
 def why(stall: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ def test_a_comparison_shows_the_causes_of_both_sides_beside_each_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     runs = [Toy(in_step={50: 0.5}).run(), Toy(in_step={50: 0.5}, before={70: 0.5}).run()]
-    assert side_by_side([[run] for run in runs]) == [
+    assert side_by_side([[summary(RunAnalysis(run))] for run in runs]) == [
         ("a gap is slow over", "22 ms", "22 ms"),
         ("all slow gaps", "4 gaps, 2 s (100.0 %)", "8 gaps, 4 s (100.0 %)"),
         ("the step took longer than its work", "4 gaps, 2 s (100.0 %)", "4 gaps, 2 s (50.0 %)"),
@@ -87,9 +87,9 @@ def test_a_comparison_shows_the_causes_of_both_sides_beside_each_other(
 
 
 def test_repeated_runs_of_a_side_are_shown_as_their_mean() -> None:
-    side = [Toy(in_step={50: 0.5}).run(), Toy(in_step={50: 0.25}).run()]
+    side = [facts(Toy(in_step={50: seconds})) for seconds in (0.5, 0.25)]
     assert ("all slow gaps", "4 gaps, 1.5 s (100.0 %)") in side_by_side([side])
-    assert side_by_side([[Toy().run()]]) == []
+    assert side_by_side([[facts(Toy())]]) == []
 
 
 def test_the_page_has_a_window_of_each_of_the_worst() -> None:

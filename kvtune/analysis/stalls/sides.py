@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kvtune.analysis.stalls.account import stalls
 from kvtune.analysis.stalls.causes import CAUSES
-from kvtune.run.types import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +19,22 @@ class SideStalls:
     causes: dict[str, tuple[float, float]]
 
 
-def side_stalls(runs: Sequence[Run]) -> SideStalls | None:
-    """None where no run has gaps between tokens."""
-    found = [account for run in runs if (account := stalls(run)).limit_ms is not None]
-    if not found:
+def side_stalls(accounts: Sequence[Mapping[str, Any]]) -> SideStalls | None:
+    """From the accounts of its runs, as `--json` has them; None where no run has gaps between tokens."""
+    known = [account for account in accounts if account["limit_ms"] is not None]
+    if not known:
         return None
-    many = len(found)
+    nothing = {"gaps": 0, "excess_ms": 0.0}
     sums = {
-        cause: (
-            sum(account.causes[cause].gaps for account in found if cause in account.causes) / many,
-            sum(account.causes[cause].excess_ms for account in found if cause in account.causes) / many,
+        cause: tuple(
+            sum(account["causes"].get(cause, nothing)[key] for account in known) / len(known)
+            for key in ("gaps", "excess_ms")
         )
         for cause in CAUSES
     }
+    limit_ms, slow, excess_ms = (
+        sum(account[key] for account in known) / len(known) for key in ("limit_ms", "slow", "excess_ms")
+    )
     return SideStalls(
-        sum(account.limit_ms or 0.0 for account in found) / many,
-        sum(account.slow for account in found) / many,
-        sum(account.excess_ms for account in found) / many,
-        {cause: own for cause, own in sums.items() if own[1] > 0},
+        limit_ms, slow, excess_ms, {cause: (gaps, ms) for cause, (gaps, ms) in sums.items() if ms > 0}
     )

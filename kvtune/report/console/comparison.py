@@ -34,7 +34,7 @@ def print_comparison(contrast: Contrast) -> None:
         console.print(FittedTable(_columns(first, side.name), rows, [STYLES[row[-1]] for row in rows], gap=2))
         for line in reasons(comparison.figures):
             console.print(Text(line, style="dim"))
-    if rows_of_stalls := side_by_side([side.runs for side in contrast.sides]):
+    if rows_of_stalls := side_by_side([side.summaries for side in contrast.sides]):
         sides = [Column(side.name, right=False, folds=True) for side in contrast.sides]
         console.print()
         console.print(FittedTable([Column(STALLS, folds=True, least=22), *sides], rows_of_stalls, gap=2))
@@ -60,7 +60,7 @@ def markdown(contrast: Contrast) -> str:
         lines.append("|" + "|".join("---:" if align == "right" else "---" for align in ALIGN) + "|")
         lines += [_md_row(row) for row in _rows(comparison)]
         lines += ["", *(f"{_md(line)}  " for line in reasons(comparison.figures)), ""]
-    if rows_of_stalls := side_by_side([side.runs for side in contrast.sides]):
+    if rows_of_stalls := side_by_side([side.summaries for side in contrast.sides]):
         lines += [_md_row((STALLS, *(side.name for side in contrast.sides)))]
         lines += ["|---|" + "---|" * len(contrast.sides), *map(_md_row, rows_of_stalls), ""]
     if contrast.repeat_command:

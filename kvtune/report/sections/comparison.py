@@ -188,7 +188,7 @@ def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]])
 
 
 def _stalls(contrast: Contrast) -> Section | None:
-    rows = side_by_side([side.runs for side in contrast.sides])
+    rows = side_by_side([side.summaries for side in contrast.sides])
     if not rows:
         return None
     return Section(

@@ -80,17 +80,17 @@ def measured_until_the_last_step(run: Run) -> None:
 
 def engine_of(output: Path) -> list[psutil.Process]:
     """The processes of the engine whose host works under `output`: its session (other tests run engines too)."""
-    still_alive: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for host in psutil.process_iter(["cmdline"]):
         line = " ".join(host.info["cmdline"] or [])
         if "kvtune.engine.host" in line and str(output) in line:
             for process in psutil.process_iter():
                 try:
                     if os.getsid(process.pid) == host.pid:
-                        still_alive.append(process)
+                        processes.append(process)
                 except OSError:
                     continue
-    return still_alive
+    return processes
 
 
 def alive(processes: list[psutil.Process]) -> list[int]:

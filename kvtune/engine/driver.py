@@ -132,7 +132,7 @@ class Driver:
                     if new:
                         times.append(now)
                         counts.append(new)
-                        made.append(output.metrics.last_token_ts if output.metrics is not None else nan)
+                        made.append(getattr(output.metrics, "last_token_ts", nan))  # no metrics: no time
                         total += new
                         self.output_tokens += new
                         answer.extend(part.token_ids)

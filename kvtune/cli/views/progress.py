@@ -95,7 +95,7 @@ class ProgressView:
                 flush=True,
             )
         else:
-            self._bar.update(self._task, description=text)
+            self._bar.update(self._task, description=text, detail="")  # what was left of the phase before
 
     def replayed(self, report: Report) -> None:
         """Show how far a simulated run is."""

@@ -1,6 +1,7 @@
 """Checks whether a recipe's evidence holds here: its workload again, stock against the recipe, on the engine.
 
-A recipe marked simulated is verified in simulation, and stays simulated.
+A recipe marked simulated is verified in simulation, and stays simulated. One that was made by other versions of vLLM or
+kvtune is simulated first, so that the answer says in which of the two its gain survives.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ def other_states(recipe: Recipe) -> list[str]:
     return differences(recipe, state_dtype=here)
 
 
-def refuse_foreign(recipe: Recipe, where: str, anyway: bool, *, model: str = "") -> None:
-    """UsageError where a recipe was made by other versions, for another model or for another device."""
+def refuse_foreign(
+    recipe: Recipe, where: str, anyway: bool, *, model: str = "", versions: bool = True
+) -> None:
+    """UsageError where a recipe is for another model, for another device or, with `versions`, of other versions."""
     if anyway:
         return
-    if versions := expired(recipe):
+    if versions and (others := expired(recipe)):
         raise UsageError(
-            f"{where} has expired, it was made with {', '.join(versions)}",
-            "tune again, or add --anyway to use it nevertheless",
+            f"{where} has expired, it was made with {', '.join(others)}",
+            "see whether its gain survives (kvtune recipe verify), tune again, or add --anyway to use it nevertheless",
         )
     about, here = recipe.recipe, installed_device()
     if model and about.model != model:
@@ -89,8 +92,9 @@ def verify(
     say: Callable[[Trial], None],
     anyway: bool = False,
 ) -> dict[str, Any]:
-    """`{holds, text, ..}`. UsageError where it cannot be checked: expired, another workload, no evidence."""
-    refuse_foreign(recipe, where, anyway)
+    """`{holds, text, ..}`. UsageError where it cannot be checked: another device, another workload, no evidence."""
+    refuse_foreign(recipe, where, anyway, versions=False)
+    others = expired(recipe)
     bench, settings = bench_of(recipe, where)
     by = objective(str(recipe.evidence.get("objective", "")))
     workload = build(bench.spec, seed=bench.seed)
@@ -99,13 +103,19 @@ def verify(
             f"{where}: the workload {bench.spec!r} is not the one of the evidence any more",
             "restore its trace file, or tune again",
         )
+    simulated = ""
     if recipe.recipe.status == "simulated":
         outcome = _in_simulation(bench, settings, by)
     else:
+        if others:
+            simulated = f"made with {', '.join(others)}; simulated first, it {_survival(bench, settings, by)}; engine: "
         outcome = _on_engine(bench, settings, by, workload, rounds, output, say)
+    if others and not simulated:
+        simulated = f"made with {', '.join(others)}; "
+    outcome = {**outcome, "text": simulated + outcome["text"]}
     other = other_states(recipe)
     remark = f"; it was made with {other[0]}: blocks and hits differ from its evidence" if other else ""
-    return {**outcome, "text": outcome["text"] + remark, "differences": other}
+    return {**outcome, "text": outcome["text"] + remark, "differences": [*others, *other]}
 
 
 def _on_engine(
@@ -135,6 +145,14 @@ def _on_engine(
         "figures": [asdict(f) for f in outcome.figures],
         "drift_ttft": outcome.drift,
     }
+
+
+def _survival(bench: Bench, settings: Settings, by: Objective) -> str:
+    """Whether the recipe holds in the simulator, in words; why not simulated where this vLLM allows none."""
+    try:
+        return str(_in_simulation(bench, settings, by)["text"])
+    except KvtuneError as error:
+        return f"could not be ({error.message})"
 
 
 def _in_simulation(bench: Bench, settings: Settings, by: Objective) -> dict[str, Any]:

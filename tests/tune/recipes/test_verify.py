@@ -1,0 +1,99 @@
+"""Verifying a recipe of other versions: simulated first, and the answer says in which of the two its gain survives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtune import __version__
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.recipe import About, Recipe
+from kvtune.tune.recipes import verify as verifying
+from kvtune.tune.recipes.verify import refuse_foreign, verify
+from kvtune.workload.spec import build
+
+SPEC = "rounds:prefixes=2"
+EVIDENCE = {
+    "objective": "hit-rate",
+    "workload": SPEC,
+    "seed": 0,
+    "workload_hash": build(SPEC, seed=0).hash,
+    "engine_args": ["--block-size", "32"],
+}
+
+
+def recipe(status: str = "confirmed") -> Recipe:
+    about = About(model="tiny-opt", device="cpu", vllm="0.32.0", kvtune=__version__, status=status)
+    return Recipe(recipe=about, engine={}, core={"slack": 128}, evidence=EVIDENCE)
+
+
+def answer(on: str, holds: bool) -> dict[str, Any]:
+    return {"holds": holds, "on": on, "text": f"{'holds' if holds else 'does not hold'}: on {on}"}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where the recipe was tried, in order; vLLM is 0.33.0 here. The simulator says no, the engine yes."""
+    order: list[str] = []
+
+    def simulated(*_: Any) -> dict[str, Any]:
+        order.append("sim")
+        return answer("sim", holds=False)
+
+    def measured(*_: Any) -> dict[str, Any]:
+        order.append("engine")
+        return answer("engine", holds=True)
+
+    monkeypatch.setattr(verifying, "check_engine", lambda: "0.33.0")
+    monkeypatch.setattr(verifying, "installed_device", lambda: "cpu")
+    monkeypatch.setattr(verifying, "_in_simulation", simulated)
+    monkeypatch.setattr(verifying, "_on_engine", measured)
+    return order
+
+
+def verified(tmp_path: Path, one: Recipe) -> dict[str, Any]:
+    return verify(one, "r.toml", rounds=2, output=tmp_path, say=lambda trial: None)
+
+
+def test_a_recipe_of_another_vllm_is_simulated_first(asked: list[str], tmp_path: Path) -> None:
+    found = verified(tmp_path, recipe())
+    assert asked == ["sim", "engine"] and found["holds"]
+    assert found["text"] == (
+        "made with vLLM 0.32.0 (here: 0.33.0); simulated first, it does not hold: on sim; engine: holds: on engine"
+    )
+    assert found["differences"] == ["vLLM 0.32.0 (here: 0.33.0)"]
+
+
+def test_a_vllm_that_the_simulator_does_not_know_is_measured_all_the_same(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> dict[str, Any]:
+        raise KvtuneError("the simulator does not know vLLM 0.33.0: a.B is gone", "")
+
+    monkeypatch.setattr(verifying, "_in_simulation", refused)
+    found = verified(tmp_path, recipe())
+    assert asked == ["engine"] and found["holds"]
+    assert "could not be (the simulator does not know vLLM 0.33.0: a.B is gone)" in found["text"]
+
+
+def test_a_recipe_of_this_version_is_not_simulated_first(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "check_engine", lambda: "0.32.0")
+    found = verified(tmp_path, recipe())
+    assert asked == ["engine"] and found["text"] == "holds: on engine" and found["differences"] == []
+
+
+def test_a_simulated_recipe_of_another_version_says_so(asked: list[str], tmp_path: Path) -> None:
+    found = verified(tmp_path, recipe("simulated"))
+    assert asked == ["sim"] and not found["holds"]
+    assert found["text"] == "made with vLLM 0.32.0 (here: 0.33.0); does not hold: on sim"
+
+
+def test_another_version_is_refused_where_the_recipe_would_be_used(asked: list[str]) -> None:
+    with pytest.raises(UsageError, match="has expired") as refused:
+        refuse_foreign(recipe(), "r.toml", anyway=False)
+    assert "kvtune recipe verify" in refused.value.hint
+    refuse_foreign(recipe(), "r.toml", anyway=False, versions=False)

@@ -52,9 +52,15 @@ def run_ablation(
     ablated = ablate(job, chosen, repeats, _tell, budget_s=60 * budget_min)
     baseline = ablated.made[BASELINE].files
     if not baseline:
+        folder = folder_of(job)
+        kept = known(job, chosen, repeats)[0]
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
         raise KvtuneError(
             f"no run of --ablate's baseline ended: {ablated.why}",
-            "run the same command again: it resumes where this one stopped",
+            "run the same command again: it resumes where this one stopped"
+            if kept
+            else "no run is kept: the same command starts from the beginning",
             EXIT_INTERRUPTED if ablated.why == "interrupted" else 1,
         )
     run = _store(ablated, chosen, repeats)

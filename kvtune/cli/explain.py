@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvtune.cli import options
+
+if TYPE_CHECKING:
+    from kvtune.run.types import Run
 
 
 def explain(
@@ -26,16 +31,15 @@ def explain(
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
     from kvtune.cli.views.plan import announce
     from kvtune.explain.explanation import explain as explain_run
-    from kvtune.explain.explanation import with_misses
+    from kvtune.explain.explanation import sent_requests, with_misses
     from kvtune.explain.text import ConsoleView
     from kvtune.run.file import read_run
     from kvtune.units import count
 
     recorded = read_run(run)
+    sent = int(sent_requests(recorded).sum())
     replays = f"up to {tries + 1} replays" if tries else "1 replay"
-    announce(
-        f"{replays} of {count(recorded.header.workload.requests)} requests without a model, no engine start"
-    )
+    announce(f"{replays} of {count(sent)} requests without a model, no engine start")
     explanation = explain_run(recorded, tries=tries, view=ConsoleView())
     if json:
         from kvtune.explain.text import to_json
@@ -48,8 +52,23 @@ def explain(
         for line in lines(explanation, min(WIDTH, width(WIDTH))):
             print(line)
     if save:
-        from kvtune.run.file import write_run
-
-        write_run(with_misses(recorded, explanation), run)
-        print(f"stored the causes in {run}", file=sys.stderr)
+        _store(with_misses(recorded, explanation), run)
     return 0
+
+
+def _store(explained: Run, file: Path) -> None:
+    """Write the run file again, and its page, which would otherwise show the causes as they were before."""
+    from kvtune.analysis.rebuild import workload_of
+    from kvtune.analysis.run import RunAnalysis
+    from kvtune.report.files import write_new
+    from kvtune.report.pages.run import run_page
+    from kvtune.run.file import write_run
+
+    write_run(explained, file)
+    print(f"stored the causes in {file}", file=sys.stderr)
+    page = file.with_suffix(".html")
+    if not page.exists():
+        print(f"  next: `kvtune report {shlex.quote(str(file))}` draws them", file=sys.stderr)
+        return
+    write_new(run_page(RunAnalysis(explained, workload_of(explained))), page, force=True)
+    print(f"drew {page} again", file=sys.stderr)

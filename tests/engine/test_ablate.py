@@ -240,6 +240,23 @@ def test_other_work_has_another_folder(tmp_path: Path) -> None:
     assert folder_of(one) == folder_of(job_in(tmp_path))
 
 
+def test_stopped_at_once_it_promises_nothing_and_leaves_no_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(tmp_path)
+
+    def reserved(inner: ProfileJob, on_event: object) -> Profiled:
+        inner.output.mkdir()  # as `profile` does before its engine starts
+        raise KvtuneError("interrupted", "", 130)
+
+    monkeypatch.setattr(module, "profile", reserved)
+    with pytest.raises(KvtuneError, match="interrupted") as raised:
+        cli.run_ablation(job, "freeze", 2, 0.0, as_json=False)
+    assert raised.value.exit_code == 130 and "starts from the beginning" in raised.value.hint
+    assert "resumes" not in raised.value.hint
+    assert not folder_of(job).exists()
+
+
 def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -314,6 +314,30 @@ def test_a_workload_that_changed_is_refused() -> None:
         workload_of(run_of([0] * 3, workload=other))
 
 
+@pytest.mark.parametrize("drawn_before", [True, False])
+def test_saved_causes_are_on_the_page_that_exists(
+    drawn_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvtune.cli.app import run as cli
+    from kvtune.explain import explanation
+    from kvtune.run.file import read_run, write_run
+
+    run, made = explained()
+    file, page = tmp_path / "a.kvrun", tmp_path / "a.html"
+    write_run(run, file)
+    if drawn_before:
+        page.write_text("drawn before")
+    monkeypatch.setattr(explanation, "explain", lambda *_, **__: made)
+    assert cli(["explain", str(file), "--save"]) == 0
+    said = capsys.readouterr().err
+    assert read_run(file).header.extra.misses == made.misses
+    assert page.exists() is drawn_before
+    if drawn_before:
+        assert f"drew {page} again" in said and "no window or state was kept" in page.read_text()
+    else:
+        assert f"kvtune report {file}" in said
+
+
 def test_command_line_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from kvtune.cli.app import run as cli
 

@@ -20,7 +20,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from kvtune.core import state
-from kvtune.core.policies import FAR, Policy
+from kvtune.core.policies import FAR, OUTPUT, OUTPUT_END, Policy
 from kvtune.core.policies.lru import InOrder
 from kvtune.core.policies.make import make
 from kvtune.core.settings import CoreSettings
@@ -41,6 +41,7 @@ class Tiers:
         self.num_blocks = len(blocks)
         self.tier_of = bytearray(len(blocks))
         self.grade_of = bytearray(len(blocks))
+        self.window_groups: frozenset[bytes] = frozenset()
         self.num_free_blocks = 0
         self.use(make(policy_name, self, settings))
         self.settings = settings
@@ -304,6 +305,16 @@ class TieredPool(BlockPool):  # type: ignore[misc]
         tiers = self.free_block_queue
         try:
             tiers.policy.hit([block.block_id for block in blocks])
+        except Exception as error:
+            tiers.policy_failed(error)
+
+    def resumed(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """A prompt hit these blocks of a window group; those out of the window are null."""
+        tiers = self.free_block_queue
+        grades = [tiers.grade_of[block.block_id] for block in blocks if not block.is_null]
+        kept = sum(grade in (OUTPUT, OUTPUT_END) for grade in grades)
+        try:
+            tiers.policy.resumed(len(blocks), kept, grades[-1])
         except Exception as error:
             tiers.policy_failed(error)
 

@@ -22,7 +22,7 @@ from vllm.v1.request import Request
 
 from kvtune.core import state
 from kvtune.core.cache.pool import TieredPool
-from kvtune.core.policies import FAR, NEAR, SPECULATIVE, TERMINAL, WINDOW
+from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, SPECULATIVE, TERMINAL, WINDOW
 from kvtune.core.settings import CoreSettings
 
 logger = logging.getLogger("vllm.kvtune")
@@ -37,9 +37,10 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
     settings: CoreSettings
     block_pool: TieredPool
 
-    def adopt_window(self, settings: CoreSettings) -> None:
-        """Called once, on a manager that stock has built."""
+    def adopt_window(self, settings: CoreSettings, first: bool = True) -> None:
+        """Called once, on a manager that stock has built. The first one reports where prompts resume."""
         self.settings = settings
+        self.first = first
         self.need = self._contiguous_blocks_for_hit(self.sliding_window, self.block_size, self.use_eagle)
         if settings.pin_window:
             self.need = max(self.need, -(-settings.pin_window // self.block_size))
@@ -61,7 +62,9 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         )
         # A conversation continues where an output ended: its next turn will resume at the new end, not here.
         pool = self.block_pool
-        if new_computed_blocks and pool.grade_of(new_computed_blocks[-1]) == TERMINAL:
+        if new_computed_blocks and self.first:
+            pool.resumed(new_computed_blocks)
+        if new_computed_blocks and pool.grade_of(new_computed_blocks[-1]) in (TERMINAL, OUTPUT_END):
             self.continued.add(request_id)
             pool.retire([block for block in self.req_to_blocks[request_id] if not block.is_null])
 
@@ -206,6 +209,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         window = blocks[start:end]
         if end > cached or not window or len(window) <= self.shift or any(block.is_null for block in window):
             return
+        new = [block.block_hash is None for block in window]
         self.block_pool.cache_full_blocks(
             request=request,
             blocks=blocks,
@@ -213,9 +217,11 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             num_full_blocks=end,
             block_size=self.block_size,
             kv_cache_group_id=self.kv_cache_group_id,
-            block_mask=[block.block_hash is None for block in window],
+            block_mask=new,
         )
-        self.block_pool.grade([window[-1 - self.shift]], [TERMINAL])
+        self.block_pool.grade(window, [OUTPUT if is_new else -1 for is_new in new])
+        last = -1 - self.shift
+        self.block_pool.grade([window[last]], [OUTPUT_END if new[last] else TERMINAL])
         if request_id in self.continued:
             self.block_pool.count_as_hit(window)
 

@@ -7,6 +7,7 @@ given out first and never reach it. It holds no blocks, only numbers, so that it
     place(block_id, grade) -> tier      a hashed block became free; it goes to that tier's tail
     choose(wanted) -> (tier, count)     blocks are needed: take `count` (1..wanted) from the head of `tier`
     hit(block_ids)                      a prompt hit these blocks (free or in use)
+    resumed(blocks, kept, grade)        a prompt hit `blocks` blocks and resumes in a window of this grade
     retired(block_ids)                  they were hit, but are not expected to be hit again
     stored(block_id, key, resident)     a block got its hash; `resident`: another block has the same
     evicted(block_id, key)              a block lost its hash because it was given out
@@ -24,9 +25,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-WINDOW, NEAR, FAR, SPECULATIVE, TERMINAL = range(5)
+WINDOW, NEAR, FAR, SPECULATIVE, TERMINAL, OUTPUT, OUTPUT_END = range(7)
 """Grades: why a block is kept. WINDOW is also the grade of full attention; the others occur with pinning only.
-NEAR and FAR are the slack, SPECULATIVE the windows before it, TERMINAL the end of an output, where a chat continues."""
+NEAR and FAR are the slack, SPECULATIVE the windows before it, OUTPUT the part of a window at an output's end
+that the prompt's own window does not cover, OUTPUT_END its last block; TERMINAL the last block where nothing is added."""
 
 
 class Shelves(Protocol):
@@ -35,6 +37,8 @@ class Shelves(Protocol):
     num_blocks: int
     num_free_blocks: int
     grade_of: bytearray
+    window_groups: frozenset[bytes]
+    """How keys of sliding-window groups' blocks end."""
 
     def size(self, tier: int) -> int:
         """Blocks in a tier."""
@@ -54,6 +58,7 @@ class Policy(Protocol):
     def place(self, block_id: int, grade: int) -> int: ...
     def choose(self, wanted: int) -> tuple[int, int]: ...
     def hit(self, block_ids: Sequence[int]) -> None: ...
+    def resumed(self, blocks: int, kept: int, grade: int) -> None: ...
     def retired(self, block_ids: Sequence[int]) -> None: ...
     def stored(self, block_id: int, key: bytes, resident: bool) -> None: ...
     def evicted(self, block_id: int, key: bytes) -> None: ...

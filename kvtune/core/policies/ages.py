@@ -8,6 +8,7 @@ Counts are halved every eight pool sizes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import accumulate
 
 EPOCHS_A_POOL = 32
@@ -31,13 +32,18 @@ ENDS = list(accumulate(WIDTHS))
 BIN_OF = [number for number, width in enumerate(WIDTHS) for _ in range(width)]
 
 
+SINGLE, REUSED, NEAR, OUTPUT = range(4)
+"""Classes: used once; came back; kept near a prompt's end for other suffixes; kept at an output's end for a next turn.
+Only the first two have values."""
+
+
 class Ages:
-    """Classes are 0 and 1. Everything is O(1) but `tick`, which comes once an epoch."""
+    """Everything is O(1) but `tick` and `reach`, which come once an epoch."""
 
     def __init__(self, blocks: int) -> None:
         self.length = max(1, blocks // EPOCHS_A_POOL)
         self.epoch = 1
-        self.left = ([0] * (OLDEST + 1), [0] * (OLDEST + 1))
+        self.left = tuple([0] * (OLDEST + 1) for _ in range(4))
         self.hits = ([0.0] * len(WIDTHS), [0.0] * len(WIDTHS))
         self.chances = ([0.0] * len(WIDTHS), [0.0] * len(WIDTHS))
         self.smoothed = SMOOTHED * blocks
@@ -53,24 +59,26 @@ class Ages:
         age = (self.epoch - epoch) & 0xFFFF
         self.left[kind][(self.epoch - min(age, OLDEST)) & OLDEST] -= 1
 
-    def hit(self, kind: int, epoch: int) -> None:
-        """A block of this epoch was asked for."""
+    def hit(self, kind: int, epoch: int, count: int = 1) -> None:
+        """Blocks of this epoch were asked for."""
         age = min((self.epoch - epoch) & 0xFFFF, OLDEST)
-        self.hits[kind][BIN_OF[age]] += 1
-        self.left[kind][(self.epoch - age) & OLDEST] -= 1
+        if kind <= REUSED:
+            self.hits[kind][BIN_OF[age]] += count
+        self.left[kind][(self.epoch - age) & OLDEST] -= count
 
     def tick(self) -> None:
         """An epoch ends."""
         now = self.epoch
-        for left, chances in zip(self.left, self.chances, strict=True):
-            for age in range(OLDEST + 1):
-                here = left[(now - age) & OLDEST]
-                if here:
-                    chances[BIN_OF[age]] += here
+        start = (now + 1) & OLDEST
+        for left, chances in zip(self.left, self.chances, strict=False):
+            by_age = left[start:] + left[:start]
+            by_age.reverse()
+            for number, end in enumerate(ENDS):
+                chances[number] += sum(by_age[end - WIDTHS[number] : end])
+        for left in self.left:
             # The oldest join the next ones: the epoch that begins takes their place.
-            oldest = (now + 1) & OLDEST
-            left[(now + 2) & OLDEST] += left[oldest]
-            left[oldest] = 0
+            left[(now + 2) & OLDEST] += left[start]
+            left[start] = 0
         self.epoch = now + 1
         self._rates.clear()
         self._values.clear()
@@ -78,12 +86,14 @@ class Ages:
             for counts in (*self.hits, *self.chances):
                 counts[:] = [count / 2 for count in counts]
 
-    def reach(self, free: int) -> float:
-        """The epoch, with a fraction, back to which a pool with so many free blocks that evicts by age holds them."""
-        single, reused = self.left
+    def reach(self, free: int, kinds: Collection[int] = (SINGLE, REUSED)) -> float:
+        """The epoch, with a fraction, back to which a pool holds blocks of these classes that evicts them by age."""
+        columns = [self.left[kind] for kind in kinds]
         for age in range(OLDEST):
             slot = (self.epoch - age) & OLDEST
-            here = single[slot] + reused[slot]
+            here = 0
+            for column in columns:
+                here += column[slot]
             if here > free:
                 return self.epoch - age + 1 - free / here
             free -= here
@@ -94,7 +104,7 @@ class Ages:
 
         It holds as many blocks in all, so it has fewer single ones.
         """
-        single, reused = self.left
+        single, reused = self.left[SINGLE], self.left[REUSED]
         now, oldest = self.epoch, self.epoch - int(reach)
         spare = sum(single[(now - age) & OLDEST] for age in range(min(oldest, OLDEST)))
         kept, age = 0, oldest

@@ -32,6 +32,9 @@ class InOrder:
     def hit(self, block_ids: Sequence[int]) -> None:
         pass
 
+    def resumed(self, blocks: int, kept: int, grade: int) -> None:
+        pass
+
     def retired(self, block_ids: Sequence[int]) -> None:
         pass
 

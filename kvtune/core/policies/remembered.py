@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
-TAKEN = 2
+TAKEN = 255
 """The class of a block that came back."""
 
 

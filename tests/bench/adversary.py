@@ -23,7 +23,7 @@ import optuna
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from kvtune.sim.simulators import Simulators
-from tests.bench.loads import NODE, OURS, PLAIN, WINDOWS, Load, best_of_stock, columns, lines, measure, write
+from tests.bench.loads import LONGEST, NODE, OURS, PLAIN, WINDOWS, Load, best_of_stock, columns, lines, measure, write
 
 ROOT = Path(__file__).parents[2]
 JOURNALS = ROOT / "reports"
@@ -32,7 +32,6 @@ REQUESTS = 400
 FEWEST, LEAST_HITTABLE = 100, 25.0
 SEEN = 0.5
 """Where the policy hits all but so many points, stock's other settings are not asked."""
-LONGEST = 8192
 KIND = ("none", "sessions", "phases", "visits", "scan", "cold")
 
 

@@ -21,6 +21,7 @@ from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 
 NODE = 512
+LONGEST = 8192
 RETENTION = ("0", "None", "512", "1024", "2048")
 """0 is stock's default."""
 WINDOWS, PLAIN = "tiny-gemma3", "tiny-llama"
@@ -83,6 +84,7 @@ KINDS: dict[str, Callable[[Load, random.Random, Iterator[int]], Iterator[Sent]]]
 
 
 def lines(load: Load) -> list[dict[str, Any]]:
+    """The load's requests in order of time, without those that are longer than LONGEST."""
     fresh, found = count(1), []
     for number, part in enumerate(load["parts"]):
         chance = random.Random(f"{load['seed']}/{number}")
@@ -95,7 +97,8 @@ def lines(load: Load) -> list[dict[str, Any]]:
                     "hash_ids": nodes,
                 }
             )
-    return sorted(found, key=lambda line: line["timestamp"])
+    fitting = [line for line in found if line["input_length"] + line["output_length"] <= LONGEST]
+    return sorted(fitting, key=lambda line: line["timestamp"])
 
 
 def write(load: Load, folder: Path) -> str:

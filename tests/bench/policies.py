@@ -1,11 +1,12 @@
 """What the core's policies hit against the best of stock's settings, by load. `make policies`.
 
-    python tests/bench/policies.py [--only rounds,zipf] [--model tiny-gemma3|tiny-llama] [--parallel 2]
+    python tests/bench/policies.py [--only rounds,zipf] [--model tiny-gemma3|tiny-llama] [--parallel 2] [--again]
 
 Replays through vLLM's own scheduler, of a model with sliding windows and one without, in three sizes of pool; each size
 with a seed of its own, so that three seeds are seen. A cell is hit tokens over tokens that an engine which forgets
 nothing could hit. The rule: the default is at most 1 point below the best of stock's settings and at most 2 below the
-best of the core's other policies; rows that miss are listed, and it exits 1. Writes reports/tables/policies.md, .json.
+best of the core's other policies; rows that miss are listed, and it exits 1. Writes reports/tables/policies.md, .json. Stopped, the same command goes on
+behind its last row (reports/policies-rows.jsonl); `--again` measures all rows again, after a change.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from kvtune.core.settings import POLICIES
 from kvtune.run.machine import this_host
 from kvtune.sim.simulators import Simulators
 from tests.bench.loads import (
+    LONGEST,
     OURS,
     PLAIN,
     WINDOWS,
@@ -38,6 +40,7 @@ from tests.bench.loads import (
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "reports" / "tables"
+JOURNAL = ROOT / "reports" / "policies-rows.jsonl"
 WORST = Path(__file__).with_name("worst_loads.json")
 BELOW_STOCK, BELOW_OURS = 1.0, 2.0
 POOLS = {WINDOWS: (4000, 6000, 8000), PLAIN: (2000, 3000, 4000)}
@@ -112,6 +115,10 @@ def rows_of(model: str, folder: Path) -> list[tuple[str, str, int, int]]:
     return specs
 
 
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("load", "model", "blocks", "seed"))
+
+
 def misses(rows: list[dict[str, Any]]) -> list[str]:
     """Rows that break the rule, with by how much."""
     found = []
@@ -183,9 +190,13 @@ def main() -> int:
         "--model", default="", choices=("", WINDOWS, PLAIN), help="one model; writes no table"
     )
     parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="measure rows again that were measured")
     options = parser.parse_args()
     chosen = tuple(options.only.split(",")) if options.only else ("",)
-    started = time.monotonic()
+    if options.again:
+        JOURNAL.unlink(missing_ok=True)
+    done = [json.loads(line) for line in JOURNAL.read_text().splitlines()] if JOURNAL.exists() else []
+    known = {_key(row): row for row in done}
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="kvtune-policies-") as folder,
@@ -195,9 +206,17 @@ def main() -> int:
             for name, spec, blocks, seed in rows_of(model, Path(folder)):
                 if not name.startswith(chosen):
                     continue
-                sides = columns(model, blocks, COLUMNS[model], length=8192)
-                share = measure(spec, sides, simulators, seed)
-                rows.append({"load": name, "model": model, "blocks": blocks, "seed": seed, "share": share})
+                row = {"load": name, "model": model, "blocks": blocks, "seed": seed}
+                if _key(row) not in known:
+                    sides = columns(model, blocks, COLUMNS[model], length=LONGEST)
+                    row_started = time.monotonic()
+                    row["share"] = measure(spec, sides, simulators, seed)
+                    row["seconds"] = round(time.monotonic() - row_started, 1)
+                    with JOURNAL.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+                    known[_key(row)] = row
+                rows.append(known[_key(row)])
+                share = rows[-1]["share"]
                 print(
                     f"{name:12s} {model} {blocks:5d} "
                     + "  ".join(f"{k} {v:.1f}" for k, v in share.items() if k != "hittable"),
@@ -210,7 +229,7 @@ def main() -> int:
             "vllm": installed_version(),
             "python": sys.version.split()[0],
             "cpu": this_host().cpu,
-            "seconds": time.monotonic() - started,
+            "seconds": sum(row["seconds"] for row in rows),
         }
         TABLES.mkdir(parents=True, exist_ok=True)
         (TABLES / "policies.md").write_text(markdown(rows, facts))

@@ -3,7 +3,8 @@
     python tests/bench/pool.py [--blocks 1000,10000,200000] [--policy tiered]
 
 Each pool holds that many hashed free blocks. An operation is one block: taken (evicting its hash), given back, hit
-(touched in a random place of the queue, then given back), looked up. What must be flat in the pool's size is ours.
+(touched in a random place of the queue, then given back), hit as one of a prompt's (looked up, too, as an engine does),
+looked up. What must be flat in the pool's size is ours.
 The pools take turns in short slices of CPU time, so that whatever else the machine does hits all; "x stock" is the
 median of the ratios of one turn, with the middle half of them.
 """
@@ -25,6 +26,8 @@ from kvtune.core.cache.pool import TieredPool
 from kvtune.core.settings import parse
 
 AT_ONCE = 16
+PROMPT = 128
+"""Blocks of one prompt that are hit at once: 4,096 tokens in blocks of 32."""
 SLICE_S = 0.02
 STEPS_A_LOOK = 4
 TURNS = 20
@@ -91,6 +94,15 @@ def operations(size: int, policy: str) -> dict[str, Callable[[], int]]:
         pool.free_blocks(blocks)
         return 1
 
+    prompts = filled(size, policy)
+
+    def hit_prompt() -> int:
+        first = PROMPT * chance.randrange(size // PROMPT)
+        blocks = [prompts.get_cached_block(b"%032d" % i, [0])[0] for i in range(first, first + PROMPT)]
+        prompts.touch(blocks)
+        prompts.free_blocks(reversed(blocks))
+        return PROMPT
+
     names = [b"%032d" % chance.randrange(size) for _ in range(100)]
 
     def look_up() -> int:
@@ -98,7 +110,7 @@ def operations(size: int, policy: str) -> dict[str, Callable[[], int]]:
             pool.get_cached_block(name, [0])
         return len(names)
 
-    return {"look up": look_up, "hit": hit, "take, hash, give": take_and_give}
+    return {"look up": look_up, "hit": hit, "hit a prompt": hit_prompt, "take, hash, give": take_and_give}
 
 
 def operations_of_deque(size: int) -> dict[str, Callable[[], int]]:

@@ -72,6 +72,15 @@ class Tiers:
         assert block is not None
         return int(block.block_id)
 
+    def before(self, tier: int, order: Sequence[int], value: int, most: int) -> int:
+        block = self.queues[tier + 1].fake_free_list_head.next_free_block
+        most = min(most, self.queues[tier + 1].num_free_blocks)
+        for count in range(most):
+            if order[block.block_id] >= value:
+                return count
+            block = block.next_free_block
+        return most
+
     def demote(self, tier: int, to: int) -> None:
         block = self.queues[tier + 1].popleft()
         self.queues[to + 1].append(block)
@@ -122,16 +131,42 @@ class Tiers:
         return tier + 1, count
 
     def remove(self, block: KVCacheBlock) -> None:
-        tier = self.tier_of[block.block_id]
+        block_id = block.block_id
+        tier_of = self.tier_of
         try:
-            if not tier:
-                raise RuntimeError(f"block {block.block_id} is free but in no tier")
-            self.queues[tier].remove(block)
+            if not tier_of[block_id]:
+                raise RuntimeError(f"block {block_id} is free but in no tier")
+            self.queues[tier_of[block_id]].remove(block)
         except Exception as error:
             self.rebuild(error)
-            self.queues[self.tier_of[block.block_id]].remove(block)
-        self.tier_of[block.block_id] = 0
+            tier_of = self.tier_of
+            self.queues[tier_of[block_id]].remove(block)
+        tier_of[block_id] = 0
         self.num_free_blocks -= 1
+
+    def use_again(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """What stock's `touch` does: out of the queues with those that are free, one more user for all."""
+        tier_of, queues = self.tier_of, self.queues
+        last, count = 0, 0
+        for block in blocks:
+            if not block.ref_cnt and not block.is_null:
+                before, after, tier = block.prev_free_block, block.next_free_block, tier_of[block.block_id]
+                if tier != last or before is None or after is None:
+                    queues[last].num_free_blocks -= count
+                    self.num_free_blocks -= count
+                    last, count = tier, 0
+                if before is None or after is None or not tier:
+                    self.remove(block)  # which mends the queues
+                    tier_of, last = self.tier_of, 0
+                else:
+                    before.next_free_block = after
+                    after.prev_free_block = before
+                    block.prev_free_block = block.next_free_block = None
+                    tier_of[block.block_id] = 0
+                    count += 1
+            block.ref_cnt += 1
+        queues[last].num_free_blocks -= count
+        self.num_free_blocks -= count
 
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
         """Blank blocks became free."""
@@ -144,24 +179,25 @@ class Tiers:
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Hashed blocks became free."""
+        if not blocks:
+            return
         try:
-            place, grade_of = self.policy.place, self.grade_of
-            tiers = [place(block.block_id, grade_of[block.block_id]) + 1 for block in blocks]
-            if tiers and not BLANK < min(tiers) <= max(tiers) < len(self.queues):
+            tiers = self.policy.place([block.block_id for block in blocks])
+            if len(tiers) != len(blocks) or not 0 < min(tiers) <= max(tiers) < len(self.queues) - 1:
                 raise ValueError(f"policy {self.policy.name} placed a block in a tier that it does not have")
         except Exception as error:
             self.policy_failed(error)
-            tiers = [len(self.queues) - 1] * len(blocks)
-        if len(set(tiers)) == 1:
-            self.queues[tiers[0]].append_n(blocks)
-            self._mark(blocks, tiers[0])
+            tiers = [len(self.policy.tiers)] * len(blocks)
+        if tiers.count(tiers[0]) == len(tiers):
+            self.queues[tiers[0] + 1].append_n(blocks)
+            self._mark(blocks, tiers[0] + 1)
             return
         start = 0
         for end in range(1, len(blocks) + 1):
             if end == len(blocks) or tiers[end] != tiers[start]:
                 run = blocks[start:end]
-                self.queues[tiers[start]].append_n(run)
-                self._mark(run, tiers[start])
+                self.queues[tiers[start] + 1].append_n(run)
+                self._mark(run, tiers[start] + 1)
                 start = end
 
     def blank_all(self) -> None:
@@ -231,8 +267,12 @@ class TieredPool(BlockPool):  # type: ignore[misc]
         self.free_block_queue = tiers
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
-        super().touch(blocks)
-        if self.free_block_queue.tells_hit:
+        tiers = self.free_block_queue
+        if self.metrics_collector:
+            super().touch(blocks)
+        else:
+            tiers.use_again(blocks)
+        if tiers.tells_hit:
             self.count_as_hit(blocks)
 
     def _insert_block_hash(

@@ -4,7 +4,7 @@ A policy orders *hashed* free blocks in tiers (FIFO queues that the pool links);
 given out first and never reach it. It holds no blocks, only numbers, so that it cannot lose one.
 
     the pool calls                      when
-    place(block_id, grade) -> tier      a hashed block became free; it goes to that tier's tail
+    place(block_ids) -> tiers           hashed blocks became free; each goes to the tail of its tier
     choose(wanted) -> (tier, count)     blocks are needed: take `count` (1..wanted) from the head of `tier`
     hit(block_ids)                      a prompt hit these blocks (free or in use)
     resumed(blocks, kept, grade)        a prompt hit `blocks` blocks and resumes in a window of this grade
@@ -17,7 +17,8 @@ given out first and never reach it. It holds no blocks, only numbers, so that it
 
 `tiers` names the tiers in the order in which they are emptied when the policy fails. Hooks that a policy does not
 override are skipped.
-`Shelves` is what a policy may see and do in `choose`: sizes, heads, and demote (head of one tier to another's tail).
+`Shelves` is what a policy may see and do in `choose`: sizes, heads, runs of blocks, and demote (head of one tier to
+another's tail).
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class Shelves(Protocol):
     def head(self, tier: int) -> int:
         """The block at a tier's head; -1 when it is empty."""
 
+    def before(self, tier: int, order: Sequence[int], value: int, most: int) -> int:
+        """How many blocks from the head of a tier, up to `most`, have an `order` below the value."""
+
     def demote(self, tier: int, to: int) -> None:
         """Move the head of `tier` to the tail of `to`."""
 
@@ -55,7 +59,7 @@ class Policy(Protocol):
     tiers: tuple[str, ...]
     replaces: bool
 
-    def place(self, block_id: int, grade: int) -> int: ...
+    def place(self, block_ids: Sequence[int]) -> list[int]: ...
     def choose(self, wanted: int) -> tuple[int, int]: ...
     def hit(self, block_ids: Sequence[int]) -> None: ...
     def resumed(self, blocks: int, kept: int, grade: int) -> None: ...

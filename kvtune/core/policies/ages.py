@@ -8,10 +8,13 @@ Counts are halved every eight pool sizes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 EPOCHS_A_POOL = 32
+FEWEST = 64
+"""Blocks of an epoch, so that in a small pool its end costs little a block; but at least eight epochs a pool."""
 HALVED_AFTER = 8 * EPOCHS_A_POOL
 OLDEST = 255
 """Ages in epochs end here; what is older counts as this old."""
@@ -41,7 +44,7 @@ class Ages:
     """Everything is O(1) but `tick` and `reach`, which come once an epoch."""
 
     def __init__(self, blocks: int) -> None:
-        self.length = max(1, blocks // EPOCHS_A_POOL)
+        self.length = max(1, blocks // EPOCHS_A_POOL, min(FEWEST, blocks // 8))
         self.epoch = 1
         self.left = tuple([0] * (OLDEST + 1) for _ in range(4))
         self.hits = ([0.0] * len(WIDTHS), [0.0] * len(WIDTHS))
@@ -50,9 +53,10 @@ class Ages:
         self._rates: dict[int, list[float]] = {}
         self._values: dict[tuple[int, int], float] = {}
 
-    def came(self, kind: int) -> None:
-        """A block became free in this epoch."""
-        self.left[kind][self.epoch & OLDEST] += 1
+    def came(self, counts: Sequence[int]) -> None:
+        """So many blocks of each class became free in this epoch."""
+        for left, count in zip(self.left, counts, strict=True):
+            left[self.epoch & OLDEST] += count
 
     def went(self, kind: int, epoch: int) -> None:
         """A block of this epoch is forgotten, or in use again. Of the epoch 16 bits count."""
@@ -70,9 +74,8 @@ class Ages:
         """An epoch ends."""
         now = self.epoch
         start = (now + 1) & OLDEST
-        for left, chances in zip(self.left, self.chances, strict=False):
-            by_age = left[start:] + left[:start]
-            by_age.reverse()
+        for kind, chances in enumerate(self.chances):
+            by_age = self._by_age(kind)
             for number, end in enumerate(ENDS):
                 chances[number] += sum(by_age[end - WIDTHS[number] : end])
         for left in self.left:
@@ -88,33 +91,34 @@ class Ages:
 
     def reach(self, free: int, kinds: Collection[int] = (SINGLE, REUSED)) -> float:
         """The epoch, with a fraction, back to which a pool holds blocks of these classes that evicts them by age."""
-        columns = [self.left[kind] for kind in kinds]
-        for age in range(OLDEST):
-            slot = (self.epoch - age) & OLDEST
-            here = 0
-            for column in columns:
-                here += column[slot]
-            if here > free:
-                return self.epoch - age + 1 - free / here
-            free -= here
-        return 0.0
+        held = list(accumulate(map(sum, zip(*map(self._by_age, kinds), strict=True))))
+        age = bisect_right(held, free)
+        if age >= OLDEST:
+            return 0.0
+        younger = held[age - 1] if age else 0
+        return self.epoch - age + 1 - (free - younger) / (held[age] - younger)
+
+    def _by_age(self, kind: int) -> list[int]:
+        """Blocks of a class that are left, by age in epochs."""
+        left, start = self.left[kind], (self.epoch + 1) & OLDEST
+        return (left[start:] + left[:start])[::-1]
 
     def traded(self, reach: float) -> tuple[int, int]:
         """Epochs (single, reused) back to which a pool holds them that keeps reused blocks twice as long as age does.
 
         It holds as many blocks in all, so it has fewer single ones.
         """
-        single, reused = self.left[SINGLE], self.left[REUSED]
+        single, reused = self._by_age(SINGLE), self._by_age(REUSED)
         now, oldest = self.epoch, self.epoch - int(reach)
-        spare = sum(single[(now - age) & OLDEST] for age in range(min(oldest, OLDEST)))
+        spare = sum(single[:oldest])
         kept, age = 0, oldest
-        while age < min(2 * oldest, OLDEST) and kept + reused[(now - age - 1) & OLDEST] <= spare:
+        while age < min(2 * oldest, OLDEST) and kept + reused[age + 1] <= spare:
             age += 1
-            kept += reused[(now - age) & OLDEST]
-        held = oldest
+            kept += reused[age]
+        held = min(oldest, OLDEST + 1)
         while held > 0 and kept > 0:
             held -= 1
-            kept -= single[(now - held) & OLDEST]
+            kept -= single[held]
         return now - held, now - age
 
     def value(self, kind: int, epoch: int) -> float:

@@ -16,9 +16,11 @@ nothing is worth more.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 
-from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, SPECULATIVE, TERMINAL, WINDOW, Shelves, ages
+from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, TERMINAL, Shelves, ages
 from kvtune.core.policies.ages import HALVED_AFTER, Ages
 from kvtune.core.policies.extras import Account
 from kvtune.core.policies.guard import Guard
@@ -26,18 +28,17 @@ from kvtune.core.policies.lru import InOrder
 from kvtune.core.policies.remembered import Remembered, mark
 from kvtune.core.settings import CoreSettings
 
-NEAR_TIER, OUTPUT_TIER, SINGLE, REUSED = 3, 4, 5, 6
-_ORDINARY = (WINDOW, TERMINAL)
-_FIRST = {SPECULATIVE: 1, FAR: 2}
-_EXTRA = {NEAR: (NEAR_TIER, ages.NEAR), OUTPUT: (OUTPUT_TIER, ages.OUTPUT), OUTPUT_END: (OUTPUT_TIER, ages.OUTPUT)}
+SPECULATIVE_TIER, FAR_TIER, NEAR_TIER, OUTPUT_TIER, SINGLE, REUSED = range(1, 7)
 ONCE, AGAIN, HIT = range(3)
 """Of a block: used once; came back after its eviction; hit since it was stored."""
 WORTH = 2.0
 """What a reused block's value counts, of which more depends than of its own hits."""
 REMEMBERED = 1.8
-"""Evicted blocks that are remembered, in pool sizes: 24 bytes a block of the pool. 14 more are kept of each block."""
+"""Evicted blocks that are remembered, in pool sizes: 24 bytes a block of the pool. 13 more are kept of each block."""
 RUN = 16
 """Blocks that one comparison of values may decide: those of one request stand together and are of one age."""
+ALIKE = 4
+"""So many blocks or more that are freed together are looked at together: those of a prompt are mostly alike."""
 EXPLORED = 16
 """In one epoch of so many, windows of outputs that go first go by age, to learn whether next turns use them."""
 
@@ -55,132 +56,163 @@ class Density(InOrder):
     def reset(self) -> None:
         blocks = self.shelves.num_blocks
         self.use = bytearray(blocks)
-        self.kind = bytearray(blocks)
-        self.freed_at = array("Q", [0]) * blocks  # in blocks freed; 0: in use, or speculative, or far
+        self.freed_at = array("Q", [0]) * blocks
+        """Four times the blocks freed until then, plus the class; 0: in use, or speculative, or far."""
         self.mark_of = array("I", [0]) * blocks
         self.ages = Ages(blocks)
         self.guard = Guard(blocks)
         self.near, self.output = Account(blocks), Account(blocks)
         self.remembered = Remembered(int(REMEMBERED * blocks), self.ages.went)
-        self.freed = self.ages.length
-        self.epoch_ends = self.freed + self.ages.length
+        self.an_epoch = 4 * self.ages.length
+        self.freed = self.an_epoch
+        self.epoch_ends = 2 * self.an_epoch - 4
         self.stale = True
         """How far a pool reaches was not looked at in this epoch."""
         self.reach = self.other_near = self.other_output = 0.0
         self.won = self.lost = self.asked = self.promised = 0
         self.single_since = self.reused_since = 0
-        self.losing = False
+        self.losing = self.beyond = self.beyond_near = self.beyond_output = False
         self.useless = self.near_cost = self.output_cost = 0
         self.ghost_hits = 0
 
-    def place(self, block_id: int, grade: int) -> int:
-        self.freed = freed = self.freed + 1
-        if freed >= self.epoch_ends:
+    def place(self, block_ids: Sequence[int]) -> list[int]:
+        room = (self.epoch_ends - self.freed) // 4
+        if len(block_ids) > room:
+            first = self.place(block_ids[:room])
             self._end_epoch()
-        use = self.use[block_id]
-        if use == HIT or grade in _ORDINARY:
-            kind = 1 if use else 0
-            tier = SINGLE + kind
-        elif grade in _FIRST:
-            self.freed -= 1
-            return _FIRST[grade]
-        else:
-            tier, kind = _EXTRA[grade]
-            if kind == ages.OUTPUT and not self.output.by_age and self.ages.epoch % EXPLORED == 0:
-                tier = SINGLE
-        self.freed_at[block_id] = freed
-        self.kind[block_id] = kind
-        self.ages.came(kind)
-        return tier
+            return first + self.place(block_ids[room:])
+        grade_of, use, freed_at = self.shelves.grade_of, self.use, self.freed_at
+        freed = self.freed
+        if len(block_ids) >= ALIKE and itemgetter(*block_ids)(use).count(HIT) == len(block_ids):
+            # What a prompt hit stays together.
+            self.freed += 4 * len(block_ids)
+            for block_id, when in zip(block_ids, range(freed + 5, self.freed + 5, 4), strict=True):
+                freed_at[block_id] = when
+            self.ages.came((0, len(block_ids), 0, 0))
+            return [REUSED] * len(block_ids)
+        came = [0, 0, 0, 0]
+        tiers = []
+        for block_id in block_ids:
+            used = use[block_id]
+            if used == HIT or not grade_of[block_id]:
+                kind = 1 if used else 0
+                tier = SINGLE + kind
+            else:
+                tier, kind = self._graded(grade_of[block_id], used)
+                if tier <= FAR_TIER:
+                    tiers.append(tier)
+                    continue
+            freed += 4
+            freed_at[block_id] = freed + kind
+            came[kind] += 1
+            tiers.append(tier)
+        self.freed = freed
+        self.ages.came(came)
+        return tiers
+
+    def _graded(self, grade: int, used: int) -> tuple[int, int]:
+        """The tier and the class of a window's block that was never hit."""
+        if grade == TERMINAL:
+            return (REUSED, ages.REUSED) if used else (SINGLE, ages.SINGLE)
+        if grade == NEAR:
+            return NEAR_TIER, ages.NEAR
+        if grade in (OUTPUT, OUTPUT_END):
+            explored = not self.output.by_age and self.ages.epoch % EXPLORED == 0
+            return SINGLE if explored else OUTPUT_TIER, ages.OUTPUT
+        return (FAR_TIER if grade == FAR else SPECULATIVE_TIER), 0
 
     def _end_epoch(self) -> None:
-        self.epoch_ends += self.ages.length
+        self.epoch_ends += self.an_epoch
         self.ages.tick()
         self.guard.settle(self.won, self.lost, self.asked, self.promised)
         self.won = self.lost = self.asked = self.promised = 0
         self.stale = True
 
     def _look(self, free: int) -> None:
-        """How far back a pool with so many free blocks would reach by age, and one that prefers reused blocks."""
+        """How far back a pool with so many free blocks would reach: by age, with other extras, preferring reused."""
         self.stale = False
-        counted = [ages.SINGLE, ages.REUSED]
-        if self.near.by_age:
-            counted.append(ages.NEAR)
-        if self.output.by_age:
-            counted.append(ages.OUTPUT)
+        counted = {ages.SINGLE, ages.REUSED}
+        counted |= {ages.NEAR} if self.near.by_age else set()
+        counted |= {ages.OUTPUT} if self.output.by_age else set()
         reach = self.ages.reach
         self.reach = reach(free, counted)
-        self.other_near = reach(free, set(counted) ^ {ages.NEAR})
-        self.other_output = reach(free, set(counted) ^ {ages.OUTPUT})
-        self.single_since, self.reused_since = self.ages.traded(self.reach)
+        if self.shelves.window_groups:
+            self.other_near = reach(free, counted ^ {ages.NEAR})
+            self.other_output = reach(free, counted ^ {ages.OUTPUT})
+        if self.guard.by_age:
+            self.single_since, self.reused_since = self.ages.traded(self.reach)
 
     def choose(self, wanted: int) -> tuple[int, int]:
-        shelves = self.shelves
-        size = shelves.size
-        for tier in (1, 2):
-            here = size(tier)
-            if here:
-                return tier, min(wanted, here)
-        oldest, extra = 0, 0
-        for tier, account in ((NEAR_TIER, self.near), (OUTPUT_TIER, self.output)):
-            head = shelves.head(tier)
-            if head >= 0:
-                if not account.by_age:
-                    return tier, min(wanted, size(tier))
-                freed = self.freed_at[head]
-                if not extra or freed < oldest:
-                    oldest, extra = freed, tier
+        shelves, freed_at = self.shelves, self.freed_at
+        size, head = shelves.size, shelves.head
+        for tier in (SPECULATIVE_TIER, FAR_TIER):
+            if size(tier):
+                return tier, min(wanted, size(tier))
         if self.stale:
             self._look(shelves.num_free_blocks)
-        single, reused = shelves.head(SINGLE), shelves.head(REUSED)
-        once = self.freed_at[single] if single >= 0 else 1 << 63
-        again = self.freed_at[reused] if reused >= 0 else 1 << 63
-        if extra and oldest < min(once, again):
-            return extra, 1
-        if reused < 0:
-            return SINGLE, 1
-        if single < 0:
-            return REUSED, 1
-        if once < again:
-            return SINGLE, 1
-        if self.reuse and not self.guard.by_age:
-            value, length = self.ages.value, self.ages.length
-            if value(0, once // length) < WORTH * value(1, again // length):
+        heads = []
+        for tier, first in (
+            (NEAR_TIER, not self.near.by_age),
+            (OUTPUT_TIER, not self.output.by_age),
+            (SINGLE, False),
+            (REUSED, False),
+        ):
+            block_id = head(tier)
+            if block_id >= 0:
+                if first:
+                    return tier, min(wanted, size(tier))
+                heads.append((freed_at[block_id], tier))
+        if len(heads) == 1:
+            return heads[0][1], min(wanted, size(heads[0][1]))
+        heads.sort()
+        (again, tier), (then, _) = heads[:2]
+        if tier == REUSED and self.reuse and not self.guard.by_age and head(SINGLE) >= 0:
+            value, an_epoch = self.ages.value, self.an_epoch
+            if value(0, freed_at[head(SINGLE)] // an_epoch) < WORTH * value(1, again // an_epoch):
                 return SINGLE, min(wanted, size(SINGLE), RUN)
-        return REUSED, 1
+        return tier, shelves.before(tier, freed_at, then, min(wanted, RUN))
 
     def hit(self, block_ids: Sequence[int]) -> None:
-        use, freed_at, ages = self.use, self.freed_at, self.ages
-        length = ages.length
+        use, freed_at = self.use, self.freed_at
+        if not block_ids:
+            return
         if self.stale:
             touched = sum(1 for block_id in block_ids if freed_at[block_id])
             self._look(self.shelves.num_free_blocks + touched)
-        single_since = self.single_since * length
-        held_since = self.reach * length
-        near_since = 0 if self.near.by_age else self.other_near * length
-        output_since = 0 if self.output.by_age else self.other_output * length
-        beyond = beyond_near = beyond_output = False
-        for block_id in block_ids:
-            freed = freed_at[block_id]
-            if freed:
-                kind = self.kind[block_id]
-                ages.hit(kind, freed // length)
-                if not kind and held_since <= freed < single_since:
-                    self.promised -= 1
-                freed_at[block_id] = 0
-                # Blocks that follow one which age had evicted would have been of no use.
-                beyond = beyond or freed < held_since
-                self.won += beyond
-                if kind <= 1:
-                    if beyond_near or freed < near_since:
-                        beyond_near = True
-                        self.near.add(-1)
-                    if beyond_output or freed < output_since:
-                        beyond_output = True
-                        self.output.add(-1)
-            use[block_id] = HIT
         self.asked += len(block_ids)
-        self.losing = False
+        self.beyond = self.beyond_near = self.beyond_output = self.losing = False
+        an_epoch = self.an_epoch
+        if len(block_ids) == 1:
+            when = freed_at[block_ids[0]]
+            if when:
+                self._hit(when & 3, when // an_epoch, 1)
+        else:
+            # Most blocks of a prompt are of one epoch and class; a dict keeps the order in which they come.
+            keys = [when // an_epoch << 2 | when & 3 for when in itemgetter(*block_ids)(freed_at)]
+            for key, count in Counter(keys).items():
+                if key > 3:
+                    self._hit(key & 3, key >> 2, count)
+        for block_id in block_ids:
+            freed_at[block_id] = 0
+            use[block_id] = HIT
+
+    def _hit(self, kind: int, epoch: int, count: int) -> None:
+        """Blocks of one class and epoch were hit, behind those of the same prompt that were hit before."""
+        self.ages.hit(kind, epoch, count)
+        # Blocks that follow one which another order had evicted would have been of no use to it.
+        if self.beyond or epoch < self.reach:
+            self.beyond = True
+            self.won += count
+        elif not kind and epoch < self.single_since:
+            self.promised -= count
+        if kind > ages.REUSED:
+            return
+        if not self.near.by_age and (self.beyond_near or epoch < self.other_near):
+            self.beyond_near = True
+            self.near.add(-count)
+        if not self.output.by_age and (self.beyond_output or epoch < self.other_output):
+            self.beyond_output = True
+            self.output.add(-count)
 
     def resumed(self, blocks: int, kept: int, grade: int) -> None:
         """A prompt resumed behind so many blocks in a window of this grade; `kept` of the window are an output's."""
@@ -236,8 +268,8 @@ class Density(InOrder):
     def replaced(self, block_id: int) -> None:
         freed = self.freed_at[block_id]
         if freed:
-            epoch = freed / self.ages.length
-            self.ages.hit(self.kind[block_id], int(epoch))
+            epoch = freed / self.an_epoch
+            self.ages.hit(freed & 3, int(epoch))
             self.freed_at[block_id] = 0
             # It was there, but of no use, because one before it was evicted that age would have kept.
             if self.losing and epoch >= self.reach:
@@ -249,9 +281,9 @@ class Density(InOrder):
     def evicted(self, block_id: int, key: bytes) -> None:
         freed = self.freed_at[block_id]
         if freed:
-            kind = self.kind[block_id]
+            kind = freed & 3
             if kind != ages.OUTPUT:  # which are stored but once
-                self.remembered.add(self.mark_of[block_id], kind, freed // self.ages.length)
+                self.remembered.add(self.mark_of[block_id], kind, freed // self.an_epoch)
             self.freed_at[block_id] = 0
         self.use[block_id] = ONCE
 

@@ -18,8 +18,8 @@ class InOrder:
     def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
         self.shelves = shelves
 
-    def place(self, block_id: int, grade: int) -> int:
-        return len(self.tiers)
+    def place(self, block_ids: Sequence[int]) -> list[int]:
+        return [len(self.tiers)] * len(block_ids)
 
     def choose(self, wanted: int) -> tuple[int, int]:
         size = self.shelves.size

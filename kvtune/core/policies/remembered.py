@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from zlib import crc32
 
 TAKEN = 255
 """The class of a block that came back."""
 
 
 def mark(key: bytes) -> int:
-    """32 bits of a hash, well spread even where hashes are not random (tests, traces)."""
-    return (int.from_bytes(key[-12:], "little") * 0x9E3779B97F4A7C15F39CC0605CEDC835 >> 90) & 0xFFFFFFFF
+    """32 bits of a hash, the same in every process, well spread even where hashes are not random (tests, traces)."""
+    return crc32(key)
 
 
 class Remembered:

@@ -31,10 +31,12 @@ class Tiered(InOrder):
         self.protected_most = int(settings.protected_share * shelves.num_blocks)
         self.was_hit = bytearray(shelves.num_blocks)
 
-    def place(self, block_id: int, grade: int) -> int:
-        if self.reuse and self.was_hit[block_id]:
-            return PROTECTED
-        return _TIER.get(grade, PROBATION)
+    def place(self, block_ids: Sequence[int]) -> list[int]:
+        grade_of, was_hit = self.shelves.grade_of, self.was_hit
+        return [
+            PROTECTED if self.reuse and was_hit[block_id] else _TIER.get(grade_of[block_id], PROBATION)
+            for block_id in block_ids
+        ]
 
     def choose(self, wanted: int) -> tuple[int, int]:
         shelves = self.shelves

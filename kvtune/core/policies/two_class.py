@@ -88,13 +88,17 @@ class TwoClass(InOrder):
         self.ghost = Ghost(int(settings.ghost_factor * shelves.num_blocks))
         self.ghost_hits = 0
 
-    def place(self, block_id: int, grade: int) -> int:
-        self.last_used_s[block_id] = state.clock()
-        self.placed += 1
-        self.order[block_id] = self.placed
-        if self.reused[block_id]:
-            return REUSED
-        return 1 if grade == SPECULATIVE else SINGLE
+    def place(self, block_ids: Sequence[int]) -> list[int]:
+        now_s = state.clock()
+        for block_id in block_ids:
+            self.last_used_s[block_id] = now_s
+            self.placed += 1
+            self.order[block_id] = self.placed
+        grade_of, reused = self.shelves.grade_of, self.reused
+        return [
+            REUSED if reused[block_id] else 1 if grade_of[block_id] == SPECULATIVE else SINGLE
+            for block_id in block_ids
+        ]
 
     def choose(self, wanted: int) -> tuple[int, int]:
         shelves = self.shelves

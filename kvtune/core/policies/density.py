@@ -200,17 +200,18 @@ class Density(InOrder):
         """Blocks of one class and epoch were hit, behind those of the same prompt that were hit before."""
         self.ages.hit(kind, epoch, count)
         # Blocks that follow one which another order had evicted would have been of no use to it.
-        if self.beyond or epoch < self.reach:
+        middle = epoch + 0.5
+        if self.beyond or middle < self.reach:
             self.beyond = True
             self.won += count
-        elif not kind and epoch < self.single_since:
+        elif not kind and middle < self.single_since:
             self.promised -= count
         if kind > ages.REUSED:
             return
-        if not self.near.by_age and (self.beyond_near or epoch < self.other_near):
+        if not self.near.by_age and (self.beyond_near or middle < self.other_near):
             self.beyond_near = True
             self.near.add(-count)
-        if not self.output.by_age and (self.beyond_output or epoch < self.other_output):
+        if not self.output.by_age and (self.beyond_output or middle < self.other_output):
             self.beyond_output = True
             self.output.add(-count)
 

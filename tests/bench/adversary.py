@@ -23,7 +23,19 @@ import optuna
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from kvtune.sim.simulators import Simulators
-from tests.bench.loads import LONGEST, NODE, OURS, PLAIN, WINDOWS, Load, best_of_stock, columns, lines, measure, write
+from tests.bench.loads import (
+    LONGEST,
+    NODE,
+    OURS,
+    PLAIN,
+    WINDOWS,
+    Load,
+    best_of_stock,
+    columns,
+    lines,
+    measure,
+    write,
+)
 
 ROOT = Path(__file__).parents[2]
 JOURNALS = ROOT / "reports"
@@ -121,7 +133,7 @@ def search(
         trial = study.ask()
         suggest(trial, model)
         study.tell(trial, record["value"])
-    with tempfile.TemporaryDirectory(prefix="kvtune-loads-") as name, Simulators(parallel) as simulators:
+    with tempfile.TemporaryDirectory(prefix="loads-") as name, Simulators(parallel) as simulators:
         while len(done) < trials:
             trial = study.ask()
             load = suggest(trial, model)

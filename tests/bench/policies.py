@@ -5,8 +5,9 @@
 Replays through vLLM's own scheduler, of a model with sliding windows and one without, in three sizes of pool; each size
 with a seed of its own, so that three seeds are seen. A cell is hit tokens over tokens that an engine which forgets
 nothing could hit. The rule: the default is at most 1 point below the best of stock's settings and at most 2 below the
-best of the core's other policies; rows that miss are listed, and it exits 1. Writes reports/tables/policies.md, .json. Stopped, the same command goes on
-behind its last row (reports/policies-rows.jsonl); `--again` measures all rows again, after a change.
+best of the core's other policies; rows that miss are listed, and it exits 1. Writes reports/tables/policies.md, .json.
+Stopped, the same command goes on behind its last row (reports/policies-rows.jsonl); after a change of the core,
+`--again` measures all rows anew.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def main() -> int:
     known = {_key(row): row for row in done}
     rows: list[dict[str, Any]] = []
     with (
-        tempfile.TemporaryDirectory(prefix="kvtune-policies-") as folder,
+        tempfile.TemporaryDirectory(prefix="policies-") as folder,
         Simulators(options.parallel) as simulators,
     ):
         for model in (options.model,) if options.model else (WINDOWS, PLAIN):

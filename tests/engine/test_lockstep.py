@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.bench.loads import write
 from tests.engine.real import lockstep
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -66,6 +67,41 @@ def test_every_step_and_every_hit_equals_the_engines(
 def test_both_cores_were_compared(compared: list[dict[str, Any]]) -> None:
     pools = {c["core"]: c["pool"] for c in compared}
     assert pools["stock"] == "BlockPool" and pools["kvtune"] != "BlockPool"
+
+
+# What older defaults lost on, made smaller: conversations that end, and hot prefixes that change.
+TRAFFIC = [
+    "--block-size",
+    "32",
+    "--max-num-batched-tokens",
+    "1024",
+    "--max-num-seqs",
+    "16",
+    "--max-model-len",
+    "2600",
+]
+TRAFFIC_LOADS: dict[str, dict[str, Any]] = {
+    "sessions": {"kind": "sessions", "sessions": 12, "turns": 4, "new": 1, "think_s": 6.0, "every_s": 4.0},
+    "phases": {
+        "kind": "phases", "hot": 4, "nodes": 2, "requests": 40, "stays": 20, "skew": 0.0, "suffix": 48, "every_s": 2.0,
+    },
+}  # fmt: skip
+TRAFFIC_BLOCKS = 420
+
+
+def test_sessions_and_phases_hit_as_in_the_replay_and_no_less_than_stock(tmp_path: Path) -> None:
+    loads = [{"seed": 0, "parts": [{"start_s": 0.0, "output": 8, **part}]} for part in TRAFFIC_LOADS.values()]
+    cases = [{"workload": write(load, tmp_path), "blocks": TRAFFIC_BLOCKS} for load in loads]
+    job = {"model": "tiny-gemma3", "cores": ["stock", "kvtune"], "args": TRAFFIC, "cases": cases}
+    results = lockstep(tmp_path, job)["cases"]
+    hits: dict[tuple[str, str], int] = {}
+    for case in results:
+        assert case["hits"][0] == case["hits"][1] and case["digests"][0] == case["digests"][1]
+        hits[case["core"], case["workload"]] = sum(case["hits"][0])
+    for case in cases:
+        stock, ours = hits["stock", case["workload"]], hits["kvtune", case["workload"]]
+        assert ours >= stock > 0
+    assert len(hits) == 4
 
 
 # A hybrid's block holds a whole state: 256 tokens, or 384 where the CPU's rule keeps states in float32.

@@ -28,8 +28,8 @@ from typing import Protocol
 
 WINDOW, NEAR, FAR, SPECULATIVE, TERMINAL, OUTPUT, OUTPUT_END = range(7)
 """Grades: why a block is kept. WINDOW is also the grade of full attention; the others occur with pinning only.
-NEAR and FAR are the slack, SPECULATIVE the windows before it, OUTPUT the part of a window at an output's end
-that the prompt's own window does not cover, OUTPUT_END its last block; TERMINAL the last block where nothing is added."""
+NEAR and FAR are the slack, SPECULATIVE the windows before it. Where an output ends, and a chat continues: OUTPUT is
+what its window adds to the prompt's own, OUTPUT_END its last block; TERMINAL the last block where it adds nothing."""
 
 
 class Shelves(Protocol):

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, TERMINAL, Shelves, ages
-from kvtune.core.policies.ages import HALVED_AFTER, Ages
+from kvtune.core.policies.ages import Ages
 from kvtune.core.policies.extras import Account
 from kvtune.core.policies.guard import Guard
 from kvtune.core.policies.lru import InOrder

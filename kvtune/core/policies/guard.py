@@ -10,7 +10,7 @@ preceded by `EVIDENCE`. Amounts but `TOLERATED` are shares of the pool.
 
 from __future__ import annotations
 
-EVIDENCE, START, MOST = 0.25, 0.02, 0.1
+EVIDENCE, START, MOST = 1.0, 0.02, 0.1
 TOLERATED = 0.002
 
 

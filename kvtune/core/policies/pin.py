@@ -5,6 +5,8 @@ When only pinned blocks are left, the oldest pin is evicted first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtune.core.policies import SPECULATIVE
 from kvtune.core.policies.lru import InOrder
 
@@ -17,5 +19,6 @@ class Pin(InOrder):
     name = "pin"
     tiers = ("aged", "pinned")
 
-    def place(self, block_id: int, grade: int) -> int:
-        return PINNED if grade == SPECULATIVE else AGED
+    def place(self, block_ids: Sequence[int]) -> list[int]:
+        grade_of = self.shelves.grade_of
+        return [PINNED if grade_of[block_id] == SPECULATIVE else AGED for block_id in block_ids]

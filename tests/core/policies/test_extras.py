@@ -1,0 +1,123 @@
+"""Windows that stock would not keep: first to go until hits use them, and again when they cost more than they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END, TERMINAL
+from kvtune.core.policies.density import NEAR_TIER, OUTPUT_TIER, SINGLE
+from kvtune.core.policies.extras import MOST, SWITCH, Account
+from tests.core.policies.test_density import Pool
+
+BLOCKS = 640
+EVERY_GROUP = frozenset(b"%04d" % number for number in range(10_000))
+
+
+def test_an_account_turns_at_its_limits_and_holds_no_more_than_that() -> None:
+    account = Account(1000)
+    switch = SWITCH * 1000
+    account.add(switch)
+    assert not account.by_age
+    account.add(1)
+    assert account.by_age and account.turns == 1
+    account.add(1e9)
+    account.add(-MOST * switch - switch)
+    assert account.by_age, "as much as it held, and its limit: not below it"
+    account.add(-1)
+    assert not account.by_age and account.turns == 2
+
+
+class Windows(Pool):
+    """A pool whose blocks are all a window group's."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self.window_groups = EVERY_GROUP
+        self.keys: Iterator[int] = iter(range(10**6, 10**9))
+
+    def add(self, grade: int = 0, key: int | None = None) -> int:
+        """A new block of that grade, which becomes free; its key."""
+        key = next(self.keys) if key is None else key
+        block = self.take()
+        self.holds[key], self.key_of[block], self.grade_of[block] = block, key, grade
+        self.policy.stored(block, b"%032d" % key, False)
+        self.queues[self.policy.place([block])[0]][block] = None
+        return key
+
+
+@pytest.fixture
+def pool() -> Windows:
+    return Windows(BLOCKS)
+
+
+def fill(pool: Windows, grade: int) -> tuple[list[int], list[int]]:
+    """Ordinary blocks, then as many of the grade, until the pool is full."""
+    ordinary = [pool.add() for _ in range(BLOCKS // 2)]
+    return ordinary, [pool.add(grade) for _ in range(BLOCKS - BLOCKS // 2)]
+
+
+@pytest.mark.parametrize(
+    ("grade", "tier"), [(NEAR, NEAR_TIER), (OUTPUT, OUTPUT_TIER), (OUTPUT_END, OUTPUT_TIER)]
+)
+def test_extra_windows_go_first_though_they_are_younger(pool: Windows, grade: int, tier: int) -> None:
+    ordinary, extra = fill(pool, grade)
+    assert pool.size(tier) == len(extra)
+    for _ in extra:
+        pool.add()
+    assert not pool.size(tier) and all(key in pool.holds for key in ordinary)
+
+
+def test_a_block_that_an_output_only_ends_in_is_an_ordinary_one(pool: Windows) -> None:
+    pool.add(TERMINAL)
+    assert pool.size(SINGLE) == 1
+
+
+@pytest.mark.parametrize(("grade", "kept"), [(NEAR, 0), (OUTPUT_END, 8)])
+def test_hits_that_use_them_give_them_their_place_by_age_at_once(
+    pool: Windows, grade: int, kept: int
+) -> None:
+    ordinary, extra = fill(pool, grade)
+    pool.policy.resumed(40, kept, grade)
+    for _ in range(100):
+        pool.add()
+    assert not any(key in pool.holds for key in ordinary[:100]), "the oldest are ordinary"
+    assert all(key in pool.holds for key in extra)
+
+
+def test_they_go_first_again_once_ordinary_blocks_come_back_that_they_pushed_out(pool: Windows) -> None:
+    ordinary, extra = fill(pool, NEAR)
+    pool.policy.resumed(4, 0, NEAR)
+    assert pool.policy.near.by_age
+    for _ in range(60):
+        pool.add()
+    assert pool.policy.near.by_age
+    for key in ordinary[:60]:
+        pool.add(key=key)
+    assert not pool.policy.near.by_age
+    left = sum(key in pool.holds for key in extra)
+    held = [key for key in ordinary if key in pool.holds]
+    for _ in range(10):
+        pool.add()
+    assert sum(key in pool.holds for key in extra) == left - 10
+    assert all(key in pool.holds for key in held)
+
+
+def test_what_comes_back_costs_nothing_where_it_could_not_have_been_used_without_them(pool: Windows) -> None:
+    ordinary, _ = fill(pool, NEAR)
+    pool.policy.resumed(4, 0, NEAR)
+    pool.window_groups = frozenset((b"none",))
+    for _ in range(60):
+        pool.add()
+    for key in ordinary[:60]:
+        pool.add(key=key)
+    assert pool.policy.near.by_age, "no ordinary window came back with them"
+
+
+def test_outputs_are_tried_by_age_now_and_then(pool: Windows) -> None:
+    tiers = []
+    for _ in range(40 * BLOCKS):
+        pool.add(OUTPUT_END)
+        tiers.append(pool.size(SINGLE) > 0)
+    assert any(tiers) and not all(tiers)

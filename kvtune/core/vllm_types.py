@@ -115,7 +115,7 @@ class LinkedQueue(FreeQueue, Protocol):
 
 
 class TieredQueue(FreeQueue, Protocol):
-    """The core's tiers (cache/pool.py). By number of the queue; queue 0 means none."""
+    """The core's tiers (cache/tiers.py). By number of the queue; queue 0 means none."""
 
     names: Sequence[str]
     queues: Sequence[FreeQueue]

@@ -13,7 +13,7 @@ from kvtune.core.vllm_types import BlockPool, FreeQueue, KVCacheBlock, has_tiers
 from kvtune.probe.records import MOST_TIERS
 
 FIRST_HASHED = 2
-"""In the core's pool (core/cache/pool.py) queue 0 means none, queue 1 holds blocks without a hash, tiers follow."""
+"""In the core's pool (core/cache/tiers.py) queue 0 means none, queue 1 holds blocks without a hash, tiers follow."""
 
 
 class PoolWatch:

@@ -1,10 +1,11 @@
 """Which KV blocks are kept and for how long: the pool, the windows, the layouts. Runs in EngineCore.
 
 Pinning decides here: `windows.py` chooses which window blocks of a prompt get a hash (so that a later prompt can
-resume there) and gives each a grade; `pool.py` holds the free blocks in tiers; a policy of `core/policies` decides
+resume there) and gives each a grade; `tiers.py` holds the free blocks; a policy of `core/policies` decides
 the tier of a grade and the order of eviction.
 
-    pool.py      TieredPool: vLLM's BlockPool with tiers as its free queue; asks the policy, survives its failure
+    tiers.py     the free blocks in queues that a policy orders; survives its failure, mends broken queues
+    pool.py      TieredPool: vLLM's BlockPool with tiers as its free queue; tells the policy of hits and evictions
     windows.py   which sliding-window blocks are kept, and their grade
     manager.py   the end of a request: its last window is kept
     adopt.py     swaps classes of exact types in the managers that vLLM built, or says why not

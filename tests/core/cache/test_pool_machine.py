@@ -23,7 +23,8 @@ with warnings.catch_warnings():
 
     from kvtune.core import state
     from kvtune.core.cache import audit
-    from kvtune.core.cache.pool import BLANK, TieredPool
+    from kvtune.core.cache.pool import TieredPool
+    from kvtune.core.cache.tiers import BLANK
     from kvtune.core.settings import POLICIES, CoreSettings
 
 STRESS = os.environ.get("KVTUNE_STRESS") == "1"

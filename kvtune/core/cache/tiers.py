@@ -1,0 +1,251 @@
+"""The free blocks of the tiered pool: several queues in place of stock's one, which a policy orders. EngineCore.
+
+    block is                          it is in
+    in use (ref_cnt > 0)              no queue, tier byte 0
+    free, without a hash ("blank")    tier 1, given out first, newest first (as stock)
+    free, with a hash                 tier 1 + the policy's tier, given out oldest first
+
+Contract: every free block is in exactly one queue; every operation is O(1) per block; the free count is the sum of all
+tiers; only `popleft_n` (in get_new_blocks) moves blocks between tiers, so admission checks see no difference to stock.
+A policy that raises is replaced by "tiers in order, oldest first"; broken queues are rebuilt from ref counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+
+from kvtune.core import state
+from kvtune.core.policies import Policy
+from kvtune.core.policies.lru import InOrder
+from kvtune.core.policies.make import make
+from kvtune.core.settings import CoreSettings
+
+logger = logging.getLogger("vllm.kvtune")
+
+BLANK = 1
+
+
+class Tiers:
+    """Replaces stock's FreeKVCacheBlockQueue: the same methods over several queues.
+
+    Tier numbers here are the policy's plus one: 0 is "not free", 1 is blank, 2 is the policy's tier 1, and so on.
+    """
+
+    def __init__(self, blocks: Sequence[KVCacheBlock], policy_name: str, settings: CoreSettings) -> None:
+        self.blocks = blocks
+        self.num_blocks = len(blocks)
+        self.tier_of = bytearray(len(blocks))
+        self.grade_of = bytearray(len(blocks))
+        self.window_groups: frozenset[bytes] = frozenset()
+        self.num_free_blocks = 0
+        self.use(make(policy_name, self, settings))
+        self.settings = settings
+        self.names = ("blank", *self.policy.tiers)
+        self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.tiers) + 2)]
+        self.failures = 0
+        self.taken = [0] * len(self.queues)  # blocks given out, by tier
+        self.demoted = [0] * len(self.queues)  # blocks demoted, by the tier they left
+
+    def use(self, policy: Policy) -> None:
+        """Use this policy from now on. Hooks that it does not override are skipped: most calls of most policies."""
+        kind = type(policy)
+        self.policy = policy
+        self.tells_stored = getattr(kind, "stored", None) is not InOrder.stored
+        self.tells_evicted = getattr(kind, "evicted", None) is not InOrder.evicted
+        self.tells_hit = getattr(kind, "hit", None) is not InOrder.hit
+
+    # The policy's view of the pool (`Shelves`).
+
+    def size(self, tier: int) -> int:
+        return int(self.queues[tier + 1].num_free_blocks)
+
+    def head(self, tier: int) -> int:
+        queue = self.queues[tier + 1]
+        if not queue.num_free_blocks:
+            return -1
+        block = queue.fake_free_list_head.next_free_block
+        assert block is not None
+        return int(block.block_id)
+
+    def before(self, tier: int, order: Sequence[int], value: int, most: int) -> int:
+        block = self.queues[tier + 1].fake_free_list_head.next_free_block
+        most = min(most, self.queues[tier + 1].num_free_blocks)
+        for count in range(most):
+            if order[block.block_id] >= value:
+                return count
+            block = block.next_free_block
+        return most
+
+    def demote(self, tier: int, to: int) -> None:
+        block = self.queues[tier + 1].popleft()
+        self.queues[to + 1].append(block)
+        self.tier_of[block.block_id] = to + 1
+        self.demoted[tier + 1] += 1
+
+    # Called by vLLM's BlockPool.
+
+    def popleft(self) -> KVCacheBlock:
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        assert self.num_free_blocks >= n
+        try:
+            return self._take(n)
+        except Exception as error:
+            self.rebuild(error)
+            return self._take(n)
+
+    def _take(self, n: int) -> list[KVCacheBlock]:
+        taken: list[KVCacheBlock] = []
+        tier_of = self.tier_of
+        while len(taken) < n:
+            tier, count = self._choose(n - len(taken))
+            blocks = self.queues[tier].popleft_n(count)
+            self.taken[tier] += count
+            for block in blocks:
+                if tier_of[block.block_id] != tier:
+                    raise RuntimeError(f"block {block.block_id} is linked in the wrong tier")
+                tier_of[block.block_id] = 0
+            self.num_free_blocks -= count
+            taken += blocks
+        return taken
+
+    def _choose(self, wanted: int) -> tuple[int, int]:
+        blank = self.queues[BLANK].num_free_blocks
+        if blank:
+            return BLANK, min(blank, wanted)
+        try:
+            tier, count = self.policy.choose(wanted)
+            if not 0 < count <= min(wanted, self.size(tier)):
+                raise ValueError(
+                    f"policy {self.policy.name} chose {count} of {self.size(tier)} blocks in tier {tier}"
+                )
+        except Exception as error:
+            self.policy_failed(error)
+            tier, count = self.policy.choose(wanted)
+        return tier + 1, count
+
+    def remove(self, block: KVCacheBlock) -> None:
+        block_id = block.block_id
+        tier_of = self.tier_of
+        try:
+            if not tier_of[block_id]:
+                raise RuntimeError(f"block {block_id} is free but in no tier")
+            self.queues[tier_of[block_id]].remove(block)
+        except Exception as error:
+            self.rebuild(error)
+            tier_of = self.tier_of
+            self.queues[tier_of[block_id]].remove(block)
+        tier_of[block_id] = 0
+        self.num_free_blocks -= 1
+
+    def use_again(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """What stock's `touch` does: out of the queues with those that are free, one more user for all."""
+        tier_of, queues = self.tier_of, self.queues
+        last, count = 0, 0
+        for block in blocks:
+            if not block.ref_cnt and not block.is_null:
+                before, after, tier = block.prev_free_block, block.next_free_block, tier_of[block.block_id]
+                if tier != last or before is None or after is None:
+                    queues[last].num_free_blocks -= count
+                    self.num_free_blocks -= count
+                    last, count = tier, 0
+                if before is None or after is None or not tier:
+                    self.remove(block)  # which mends the queues
+                    tier_of, last = self.tier_of, 0
+                else:
+                    before.next_free_block = after
+                    after.prev_free_block = before
+                    block.prev_free_block = block.next_free_block = None
+                    tier_of[block.block_id] = 0
+                    count += 1
+            block.ref_cnt += 1
+        queues[last].num_free_blocks -= count
+        self.num_free_blocks -= count
+
+    def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Blank blocks became free."""
+        if blocks:
+            self.queues[BLANK].prepend_n(blocks)
+            self._mark(blocks, BLANK)
+
+    def append(self, block: KVCacheBlock) -> None:
+        self.append_n([block])
+
+    def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Hashed blocks became free."""
+        if not blocks:
+            return
+        try:
+            tiers = self.policy.place([block.block_id for block in blocks])
+            if len(tiers) != len(blocks) or not 0 < min(tiers) <= max(tiers) < len(self.queues) - 1:
+                raise ValueError(f"policy {self.policy.name} placed a block in a tier that it does not have")
+        except Exception as error:
+            self.policy_failed(error)
+            tiers = [len(self.policy.tiers)] * len(blocks)
+        if tiers.count(tiers[0]) == len(tiers):
+            self.queues[tiers[0] + 1].append_n(blocks)
+            self._mark(blocks, tiers[0] + 1)
+            return
+        start = 0
+        for end in range(1, len(blocks) + 1):
+            if end == len(blocks) or tiers[end] != tiers[start]:
+                run = blocks[start:end]
+                self.queues[tiers[start] + 1].append_n(run)
+                self._mark(run, tiers[start] + 1)
+                start = end
+
+    def blank_all(self) -> None:
+        """Make all free blocks blank, in eviction order: no block has a hash any more."""
+        for queue in self.queues[BLANK + 1 :]:
+            blocks = queue.popleft_n(queue.num_free_blocks)
+            self.queues[BLANK].append_n(blocks)
+            for block in blocks:
+                self.tier_of[block.block_id] = BLANK
+
+    @property
+    def fake_free_list_head(self) -> KVCacheBlock:
+        """The sentinel before the next block to give out. Only that block's tier can be walked from it."""
+        return next(
+            (q for q in self.queues[BLANK:] if q.num_free_blocks), self.queues[BLANK]
+        ).fake_free_list_head
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """Every free block, tier by tier."""
+        return [block for queue in self.queues[BLANK:] for block in queue.get_all_free_blocks()]
+
+    def _mark(self, blocks: list[KVCacheBlock], tier: int) -> None:
+        tier_of = self.tier_of
+        for block in blocks:
+            tier_of[block.block_id] = tier
+        self.num_free_blocks += len(blocks)
+
+    # Failures of the policy or of the queues.
+
+    def policy_failed(self, error: Exception) -> None:
+        """Replace the policy for good by "tiers in order, oldest first"."""
+        self.failures += 1
+        failed = self.policy.name
+        in_order = InOrder(self, self.settings)
+        in_order.tiers = self.policy.tiers
+        self.use(in_order)
+        state.note(f"policy {failed} failed and was replaced by least recently used: {error!r}")
+        logger.error("kvtune: policy %s failed, blocks are now evicted by age", failed, exc_info=error)
+
+    def rebuild(self, error: Exception) -> None:
+        """Fill the queues again from the blocks' reference counts, after an inconsistency."""
+        self.failures += 1
+        state.note(f"the pool's queues were rebuilt: {error!r}")
+        logger.error("kvtune: the pool's queues were rebuilt", exc_info=error)
+        free = [block for block in self.blocks if block.ref_cnt == 0 and not block.is_null]
+        for queue in self.queues:
+            queue.__init__([])
+        self.tier_of = bytearray(self.num_blocks)
+        self.num_free_blocks = 0
+        for block in free:
+            block.prev_free_block = block.next_free_block = None
+        self.prepend_n([block for block in free if block.block_hash is None])
+        self.append_n([block for block in free if block.block_hash is not None])

@@ -131,7 +131,7 @@ def test_every_eviction_and_demotion_is_recorded(simulators: Simulators) -> None
     )
     pool, counters = kvtune.table("pool"), kvtune.header.core.counters
     tiers = kvtune.header.engine.settings["tiers"]
-    assert tiers == ["speculative", "far", "near", "single", "reused"]  # of policy density
+    assert tiers == ["speculative", "far", "near", "output", "single", "reused"]  # of policy density
     for number, name in enumerate(tiers):
         assert pool["evicted"][pool["tier"] == number].sum() == counters[f"given_out_{name}"], name
     assert pool["demoted"].sum() == counters["demotions"] and pool["evicted"].sum() > 0

@@ -12,7 +12,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((ERROR|WARNING|INFO|CRITICAL)\s[\d-]+\s[\d:]+\s(\[[^\]]*\]\s?)?)?")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)):?\s*(.*)$")
 _NOTICED = re.compile(r"(exited|died) unexpectedly")
-_WORKER = re.compile(r"Worker proc (\S+) died unexpectedly \(exit code: (-?\d+)\)")
+_WORKER = re.compile(r"Worker proc (\S+) died unexpectedly \(exit code: (-?\d+|None)\)")
 _AT_START = re.compile(r"Failed core proc\(s\): \{'([^']+)': (-?\d+)")
 # Exceptions that follow from another failure: the cause only if there is no other exception.
 _FOLLOWS = (
@@ -112,10 +112,15 @@ def killer(exit_code: int) -> str:
 
 def killed(died: Mapping[str, int], log: str) -> str:
     """Which process of the engine a signal killed, by exit codes and by vLLM's log; "" where none was."""
-    logged = [(name, int(code)) for pattern in (_WORKER, _AT_START) for name, code in pattern.findall(log)]
-    for name, code in (*logged, *died.items()):
+    logged = [match for pattern in (_WORKER, _AT_START) for match in pattern.findall(log)]
+    seen = [(name, int(code)) for name, code in logged if code != "None"]
+    for name, code in (*seen, *died.items()):
         if code < 0:
             return f"{name} was killed by {killer(code)}"
+    # vLLM looks when a pipe of the process closes, which is a moment before its exit code can be had.
+    for name, code in logged:
+        if code == "None":
+            return f"{name} died, by a signal it seems: vLLM saw no exit code"
     return ""
 
 

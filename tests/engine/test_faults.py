@@ -89,6 +89,8 @@ def test_a_process_that_a_signal_killed_is_named_with_the_signal() -> None:
     assert killed({"EngineCore": -15}, worker) == "VllmWorker-0 was killed by SIGKILL"
     start = "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore': -9}"
     assert killed({}, start) == "EngineCore was killed by SIGKILL"
+    early = "Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor."
+    assert killed({}, early) == "VllmWorker-0 died, by a signal it seems: vLLM saw no exit code"
     assert "dmesg" in hint_for("the engine failed: EngineCore was killed by SIGKILL", "x.log")
 
 

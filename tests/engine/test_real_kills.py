@@ -60,7 +60,13 @@ def test_an_engine_that_is_killed_leaves_a_partial_run(tmp_path: Path, role: str
     measured_until_the_last_step(run)
     assert not [p for p in tmp_path.iterdir() if p.is_dir()]
     process = "EngineCore" if role == "EngineCore" else "VllmWorker-0"
-    assert result.error.message == run.header.why == f"the engine failed: {process} was killed by SIGKILL"
+    assert result.error.message == run.header.why
+    # On a busy machine vLLM sees a worker's end a moment before its exit code.
+    ends = [
+        f"{process} was killed by SIGKILL",
+        f"{process} died, by a signal it seems: vLLM saw no exit code",
+    ]
+    assert run.header.why in [f"the engine failed: {end}" for end in ends[: 1 + (role == "Worker")]]
     assert any("unexpectedly" in line for line in result.error.details)
     log = result.path.with_suffix(".log")
     assert f"the engine's whole log is {log}" in result.error.hint and "KV cache" in log.read_text()

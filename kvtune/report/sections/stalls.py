@@ -133,10 +133,11 @@ def _window(run: Run, stall: Stall, number: int, cause: str) -> Chart:
     lane, begin, end, kind, text = zip(*bars, strict=True)
     visible_s = LEAST_WIDTH * (to_s - from_s)
     drawn_end = [max(to, start + visible_s) for start, to in zip(begin, end, strict=True)]
+    at_once = f", {count(stall.gaps)} gaps at once" if stall.gaps > 1 else ""
     return Chart(
         id=name,
         title=f"{stall.start_s:.3f} s: {ms(stall.gap_ms)} without a token",
-        label=f"Request {stall.request}, {count(stall.gaps)} gaps at once. {cause[0].upper()}{cause[1:]}.",
+        label=f"Request {stall.request}{at_once}. {cause[0].upper()}{cause[1:]}.",
         spec=spec_of(drawing),
         grid=grid(("part of the gap over the median", "time", "share"), rows, "What it was made of"),
         note=f"Of each lane, the {MOST_BARS} longest bars are drawn."

@@ -167,8 +167,7 @@ def _interval(
     if m.timed and not predicted(a, b):
         return None, None, ONE_RUN
     if m.events:
-        half = Z * (left_value + right_value) ** 0.5
-        return right_value - left_value - half, right_value - left_value + half, ""
+        return *_of_events(left_value, right_value), ""
     if m.observe is None or m.statistic is None:
         return None, None, "one value a run: repeat the runs to learn its spread"
     left, right = m.observe(a), m.observe(b)
@@ -182,6 +181,18 @@ def _interval(
     if fewest < m.fewest:
         return None, None, f"{fewest} observations are too few: it takes {m.fewest}"
     return *_bootstrap(left, right, m.statistic, paired, seed), ""
+
+
+def _of_events(left: float, right: float) -> tuple[float, float]:
+    """The interval of the difference of two counts of events, by that of their ratio: none goes below zero events."""
+    from scipy.stats import binomtest
+
+    if not left:
+        half = Z * (right + 1) ** 0.5
+        return max(0.0, right - half), right + half
+    share = binomtest(round(right), round(left + right)).proportion_ci(CONFIDENCE)
+    low, high = (left * (p / (1 - p) - 1) for p in (share.low, share.high))
+    return low, high
 
 
 def predicted(*runs: Run) -> bool:

@@ -118,8 +118,10 @@ def killed(died: Mapping[str, int], log: str) -> str:
         if code < 0:
             return f"{name} was killed by {killer(code)}"
     # vLLM looks when a pipe of the process closes, which is a moment before its exit code can be had.
+    raised = cause(log)
+    said_why = raised and not any(f in raised for f in _FOLLOWS)
     for name, code in logged:
-        if code == "None":
+        if code == "None" and not said_why:
             return f"{name} died, by a signal it seems: vLLM saw no exit code"
     return ""
 

@@ -91,6 +91,10 @@ def test_a_process_that_a_signal_killed_is_named_with_the_signal() -> None:
     assert killed({}, start) == "EngineCore was killed by SIGKILL"
     early = "Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor."
     assert killed({}, early) == "VllmWorker-0 died, by a signal it seems: vLLM saw no exit code"
+    assert killed({}, f"{early}\nRuntimeError: cancelled").startswith("VllmWorker-0 died")
+    assert killed({}, f"ValueError: no memory for the KV cache\n{early}") == "", (
+        "it ended by itself, and said why"
+    )
     assert "dmesg" in hint_for("the engine failed: EngineCore was killed by SIGKILL", "x.log")
 
 

@@ -28,6 +28,7 @@ ENGINE_SETTINGS = (
     "prefix_cache_retention_interval",
     "max_num_batched_tokens",
     "max_num_seqs",
+    "prefill_schedule_interval",
     "num_gpu_blocks_override",
     "kv_cache_memory_bytes",
     "max_model_len",

@@ -13,6 +13,7 @@ ENGINE_KNOBS = {
     "prefix_cache_retention_interval": "tokens between the windows and states that are kept; none: keep all",
     "max_num_batched_tokens": "most tokens in a step; longer prompts are cut into chunks of it",
     "max_num_seqs": "requests in a step",
+    "prefill_schedule_interval": "steps from one step with new prompts to the next, while others decode; 1: none wait",
     "enable_prefix_caching": "whether prompts are looked up and kept",
 }
 """Settings of vLLM that a search can try."""
@@ -22,6 +23,7 @@ ENGINE_UNITS = {
     "prefix_cache_retention_interval": "tokens",
     "max_num_batched_tokens": "tokens",
     "max_num_seqs": "requests",
+    "prefill_schedule_interval": "steps",
 }
 
 

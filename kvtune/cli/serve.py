@@ -25,6 +25,7 @@ def serve(
 ) -> int:
     """Serve MODEL with vLLM's OpenAI server. vLLM's own flags (--port, ..) go after `--`."""
     import os
+    import sys
 
     from kvtune.cli.app import engine_args
     from kvtune.tune.recipes.serving import serving
@@ -39,4 +40,6 @@ def serve(
         anyway=anyway,
         dummy=dummy,
     )
+    for note in made.notes:
+        print(f"recipe: {note}", file=sys.stderr)
     os.execve(made.command[0], made.command, made.environment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -41,10 +42,13 @@ def with_recipe(
     if not recipe:
         return given, list(flags)
     from kvtune.tune.recipes.shelf import find, load
-    from kvtune.tune.recipes.verify import refuse_foreign
+    from kvtune.tune.recipes.verify import refuse_foreign, usable
 
     path = find(recipe)
     loaded = load(path)
     refuse_foreign(loaded, str(path), anyway, model=model)
     core = core_settings([f"core.{name}={value}" for name, value in loaded.core.items()])
-    return {**core, **given}, [*engine_flags(loaded.engine), *flags]
+    kept, aside = usable(loaded)
+    for line in aside:
+        print(f"recipe: {line}", file=sys.stderr)
+    return {**core, **given}, [*engine_flags(kept), *flags]

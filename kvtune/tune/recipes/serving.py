@@ -18,15 +18,16 @@ from kvtune.errors import UsageError
 from kvtune.recipe import Recipe, engine_flags
 from kvtune.run.scratch import PREFIX
 from kvtune.tune.recipes.shelf import load
-from kvtune.tune.recipes.verify import refuse_foreign
+from kvtune.tune.recipes.verify import refuse_foreign, usable
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The caller execs `command` with `environment`."""
+    """The caller execs `command` with `environment`. `notes`: settings of the recipe that stand aside."""
 
     command: list[str]
     environment: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def serving(
@@ -63,14 +64,14 @@ def serving(
         environment["KVTUNE_RECORD"] = str(_new_file(record))
     if resolved.offline:
         environment["HF_HUB_OFFLINE"] = "1"
-    return Serving(command, environment)
+    return Serving(command, environment, tuple(usable(recipe)[1]) if recipe is not None else ())
 
 
 def _recipe_flags(recipe: Recipe | None, given: Sequence[str]) -> list[str]:
     if recipe is None:
         return []
-    kept = {n: v for n, v in recipe.engine.items() if flag_value(given, n.replace("_", "-")) is None}
-    return engine_flags(kept)
+    kept, _ = usable(recipe)
+    return engine_flags({n: v for n, v in kept.items() if flag_value(given, n.replace("_", "-")) is None})
 
 
 def _new_file(path: Path) -> Path:

@@ -14,10 +14,11 @@ from typing import Any
 
 from kvtune import __version__
 from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.core.compat.names import without_effect
 from kvtune.engine.flags import flag_value
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.recipe import Recipe, differences
+from kvtune.recipe import Recipe, Scalar, differences
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import bench_of
@@ -71,6 +72,13 @@ def refuse_foreign(
         )
 
 
+def usable(recipe: Recipe) -> tuple[dict[str, Scalar], list[str]]:
+    """The recipe's settings of vLLM that this vLLM acts on; and a line for each that it does not."""
+    aside = {name: why for name in recipe.engine if (why := without_effect(name))}
+    kept = {name: value for name, value in recipe.engine.items() if name not in aside}
+    return kept, [f"{name}={recipe.engine[name]} stands aside: {why}" for name, why in aside.items()]
+
+
 def state_of(recipe: Recipe) -> dict[str, str]:
     """Model, device and state (confirmed, simulated, expired, ..) for `kvtune recipe list`."""
     about = recipe.recipe
@@ -96,6 +104,8 @@ def verify(
     refuse_foreign(recipe, where, anyway, versions=False)
     others = expired(recipe)
     bench, settings = bench_of(recipe, where)
+    kept, aside = usable(recipe)
+    settings = {name: value for name, value in settings.items() if name in kept or name not in recipe.engine}
     by = objective(str(recipe.evidence.get("objective", "")))
     workload = build(bench.spec, seed=bench.seed)
     if workload.hash != bench.workload_hash:
@@ -115,6 +125,7 @@ def verify(
     outcome = {**outcome, "text": simulated + outcome["text"]}
     other = other_states(recipe)
     remark = f"; it was made with {other[0]}: blocks and hits differ from its evidence" if other else ""
+    remark += "".join(f"; {line}" for line in aside)
     return {**outcome, "text": outcome["text"] + remark, "differences": [*others, *other]}
 
 

@@ -66,6 +66,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
         "states_per_block": _states_worth_a_trial(facts),
         "max_num_batched_tokens": (1024, 2048, 4096, 8192),
         "max_num_seqs": (32, 128, 256),
+        "prefill_schedule_interval": (1,) if facts.no_prefill_interval else (1, 2, 4, 8),
     }
     if name in chosen:
         return chosen[name]
@@ -99,6 +100,8 @@ def read_value(name: str, text: object, facts: ModelFacts) -> Scalar:
         number = int(str(text))
     except ValueError:
         number = -1
+    if name == "prefill_schedule_interval" and number > 1 and facts.no_prefill_interval:
+        raise UsageError(f"{name}={text} stands aside: {facts.no_prefill_interval}", f"leave {name} out")
     least, step, what = _legal(name, facts)
     if number < least or number % step:
         raise UsageError(f"{name}={text} is not legal", f"{name} takes {what}")

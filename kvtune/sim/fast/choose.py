@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from kvtune.core.compat.names import prefill_interval
 from kvtune.sim.executor import SimExecutor
+from kvtune.sim.fast.blocked import BlockedStepper
+from kvtune.sim.fast.in_flight import InFlight
 from kvtune.sim.fast.jump import JumpStepper
 from kvtune.sim.fast.mixed import MixedStepper, schedules_in_order
 from kvtune.sim.fast.steady_path import SteadyPath, available
@@ -33,23 +35,32 @@ def steppers(
     # Prefills that wait for a number of steps want each step counted.
     counted = prefill_interval(engine.scheduler) > 1
     jumps = settings.mode != "exact" and not counted
+    queue = engine.batch_queue
     strides = (
         settings.shortcuts
         and not counted
         and not single_steps
         and isinstance(engine.model_executor, SimExecutor)
-        and engine.batch_queue is None
-        and available(engine.scheduler)
+        and available(engine.scheduler, batches=1 if queue is None else engine.batch_queue_size)
     )
-    jumper = JumpStepper(engine, front, clock, after_strides=strides) if jumps else None
-    chosen: list[Stepper] = []
-    if strides:
-        path = SteadyPath(engine.scheduler)
-        leaps = jumps and not settings.digests
-        strider = StrideStepper(engine, path, front, clock, journal, leaps=leaps)
-        if schedules_in_order(engine.scheduler):
-            chosen.append(MixedStepper(engine, path, strider, clock, journal, jumper))
-        chosen.append(strider)
-    if jumper is not None:
-        chosen.append(jumper)
-    return (*chosen, EngineStepper(engine))
+    last = EngineStepper(engine)
+    if not strides:
+        # Jumps are single steps to a synchronous scheduler, so they need no path.
+        jumper = JumpStepper(engine, front, clock, after_strides=False) if jumps and queue is None else None
+        return (last,) if jumper is None else (jumper, last)
+    path = SteadyPath(engine.scheduler)
+    in_flight = None if queue is None else InFlight(engine)
+    leaps = jumps and not settings.digests
+    strider = StrideStepper(engine, path, front, clock, journal, in_flight, leaps=leaps)
+    chosen: list[Stepper] = [strider]
+    blocked: JumpStepper | BlockedStepper | None = None
+    if jumps:
+        blocked = (
+            JumpStepper(engine, front, clock, after_strides=True)
+            if queue is None
+            else BlockedStepper(engine, path, strider)
+        )
+        chosen.append(blocked)
+    if schedules_in_order(engine.scheduler):
+        chosen.insert(0, MixedStepper(engine, path, strider, clock, journal, blocked, in_flight))
+    return (*chosen, last)

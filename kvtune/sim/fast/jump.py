@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from vllm.v1.core.sched.interface import PauseState
 
 from kvtune.core.vllm_types import has_window
-from kvtune.errors import UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.front_end import FrontEnd
 from kvtune.sim.steps import EngineStepper, StepResult
@@ -34,11 +33,7 @@ class JumpStepper:
     def __init__(
         self, engine: EngineCore, front: FrontEnd, clock: VirtualClock, *, after_strides: bool
     ) -> None:
-        if engine.batch_queue is not None:
-            raise UsageError(
-                "modes jump and coarse simulate the synchronous scheduler only",
-                "use mode exact, or async_scheduling off",
-            )
+        assert engine.batch_queue is None, "blocked.py does this for asynchronous scheduling"
         self._scheduler, self._front, self._clock = engine.scheduler, front, clock
         self._executor = engine.model_executor
         self._engine_step = EngineStepper(engine)

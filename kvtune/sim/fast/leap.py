@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.core.steps.steady import Cohort
-from kvtune.sim.cost import StepCost
+from kvtune.sim.fast.pace import Pace
 from kvtune.sim.fast.steady_path import SteadyPath
 from kvtune.sim.vllm_types import EngineScheduler, GroupManager
 
@@ -22,22 +22,18 @@ Ints = NDArray[np.int64]
 
 
 class Leaper:
-    def __init__(
-        self, scheduler: EngineScheduler, path: SteadyPath, group: GroupManager, cost: StepCost
-    ) -> None:
-        self._path, self._group, self._cost = path, group, cost
+    def __init__(self, scheduler: EngineScheduler, path: SteadyPath, group: GroupManager) -> None:
+        self._path, self._group = path, group
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool
         self._size: int = group.block_size
 
-    def run(
-        self, cohort: Cohort, most: int, at: float, due: float | None
-    ) -> tuple[array[float], array[int]] | None:
+    def run(self, cohort: Cohort, most: int, pace: Pace) -> tuple[array[float], array[int]] | None:
         """Ends of the steps taken and free blocks in each; None where fewer than two can be taken."""
         rows = cohort.rows
         count = len(rows)
         computed = np.fromiter((request.num_computed_tokens for request in rows.requests), np.int64, count)
-        ends = self._ends(count, int(computed.sum()), most, at, due)
+        ends = pace.ends(count, int(computed.sum()), most)
         blocks = self._group.req_to_blocks
         held = np.fromiter((len(blocks[name]) for name in rows.ids), np.int64, count)
         steps = self._affordable(computed, held, len(ends))
@@ -48,17 +44,6 @@ class Leaper:
             self._take(rows.ids[i], int(-(-(computed[i] + steps) // self._size) - held[i]))
         self._advance(cohort, steps)
         return ends[:steps], array("i", (free - self._taken(computed, held, steps)).astype("i4").tobytes())
-
-    def _ends(self, count: int, context: int, most: int, at: float, due: float | None) -> array[float]:
-        """The ends of the single steps, added up as they are; the last one starts before a request may arrive."""
-        seconds, ends = self._cost.seconds, array("d")
-        for _ in range(most):
-            if due is not None and due <= at:
-                break
-            at += seconds(0, count, context)
-            context += count
-            ends.append(at)
-        return ends
 
     def _affordable(self, computed: Ints, held: Ints, steps: int) -> int:
         """The steps for which there are free blocks: `steps`, halved until they suffice."""
@@ -98,6 +83,6 @@ class Leaper:
         for i in passed:
             request = rows.requests[i]
             computed = request.num_computed_tokens
-            self._manager.cache_blocks(request, computed)
-            event = self._path.next_event(request)
+            self._manager.cache_blocks(request, computed - cohort.ahead)
+            event = self._path.next_event(request, cohort.ahead)
             cohort.due[i] = cohort.scheduled + max(1, event - computed + 1)

@@ -4,6 +4,7 @@ Plain decode steps are strides. In the others, the requests at the head of `runn
 and the block they may need, as the core's steady-decode path gives it; then the engine's own scheduler decides about
 all others with what is left of the budgets. It looks at requests in that order, so blocks, hits, admissions and
 preemptions are those of one pass over all of them. A request that stops is updated by the engine itself.
+With asynchronous scheduling a turn updates the batch before the one that it sends (`in_flight.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from numpy.typing import NDArray
 from vllm.v1.core.sched.output import SchedulerOutput as VllmSchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
 
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished, is_plain_decode
 from kvtune.core.vllm_types import BlockIds
 from kvtune.sim.executor import NONE_SET_ASIDE, SetAside
+from kvtune.sim.fast.in_flight import Aside, InFlight, with_rows
 from kvtune.sim.fast.steady_path import SteadyPath
 from kvtune.sim.fast.stride import StrideStepper
 from kvtune.sim.steps import BulkStep, DecodedRows, StepResult
@@ -38,7 +39,7 @@ from kvtune.sim.vllm_types import (
 
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock
-    from kvtune.sim.fast.jump import JumpStepper
+    from kvtune.sim.fast.blocked import Jumper
     from kvtune.sim.journal import ReplayJournal
 
 FEWEST = 2
@@ -55,10 +56,12 @@ class MixedStepper:
         strider: StrideStepper,
         clock: VirtualClock,
         journal: ReplayJournal,
-        jumper: JumpStepper | None,
+        jumper: Jumper | None,
+        in_flight: InFlight | None = None,
     ) -> None:
         scheduler = engine.scheduler
         self._scheduler, self._path, self._strider = scheduler, path, strider
+        self._in_flight, self._ahead = in_flight, 0 if in_flight is None else 1
         self._clock, self._journal, self._jumper = clock, journal, jumper
         self._executor = engine.model_executor
         self._schedule: Callable[[], SchedulerOutput] = partial(Scheduler.schedule, scheduler)
@@ -67,13 +70,21 @@ class MixedStepper:
         self._checked: Rows | None = None
 
     def try_step(self) -> StepResult | None:
+        result = self._try_step()
+        if result is None and self._in_flight is not None:
+            self._in_flight.complete()  # another stepper makes this turn
+        return result
+
+    def _try_step(self) -> StepResult | None:
         path, running = self._path, self._scheduler.running
         if path.off or path.must_wait or len(running) < FEWEST:
+            return None
+        if self._in_flight is not None and not self._in_flight.one:
             return None
         cohort = self._decoding()
         if cohort is None or len(cohort.rows) < FEWEST:
             return None
-        if len(cohort.rows) == len(running):
+        if len(cohort.running) == len(running):
             return self._step_where_all_decode(cohort)
         result = self._step(cohort, self._schedule_others)
         self._tell_jumper()
@@ -104,10 +115,15 @@ class MixedStepper:
         cohort = path.cohort
         if cohort is not None:
             alive = [request for request in cohort.running if not is_finished(request)]
-            if not alive or running[: len(alive)] != alive or not cohort.sync(alive):
+            if (
+                not alive
+                or running[: len(alive)] != alive
+                or not cohort.sync(alive)
+                or not path.in_step(cohort)
+            ):
                 cohort = None
-        begin = len(cohort.rows) if cohort is not None else 0
-        more = list(takewhile(_only_decodes, running[begin:]))
+        begin = len(cohort.running) if cohort is not None else 0
+        more = list(takewhile(self._only_decodes, running[begin:]))
         if more:
             gathered = path.gather(more)
             if gathered is None:
@@ -121,51 +137,74 @@ class MixedStepper:
         path.cohort = cohort
         return cohort
 
-    def _step(self, cohort: Cohort, schedule: Callable[[int], SchedulerOutput]) -> StepResult | None:
-        rows, executor = cohort.rows, self._executor
-        count = len(rows)
-        begun = [request.num_computed_tokens for request in rows.requests]
-        blocks = self._path.allocate_due(cohort) if count < self._room() else None
+    def _only_decodes(self, request: EngineRequest) -> bool:
+        return is_plain_decode(request, self._ahead) and not carries_extras(request)
+
+    def _step(self, cohort: Cohort, schedule: Callable[[Cohort], SchedulerOutput]) -> StepResult | None:
+        executor, ahead = self._executor, self._in_flight
+        blocks = self._path.allocate_due(cohort) if len(cohort.rows) < self._room() else None
         if blocks is None:
             self._path.cohort = None
             return None
-        output = schedule(count)
+        rows = cohort.rows
+        begun = [request.num_computed_tokens for request in rows.requests]
+        output = schedule(cohort)
         cohort.scheduled += 1
         for request in rows.requests:
             request.num_computed_tokens += 1
+            request.num_in_flight_tokens += 1
+            request.num_output_placeholders += self._ahead
         whole = _whole_step(rows, begun, blocks, output) if self._journal.keeps_digests else None
-        executor.set_aside = SetAside(count, sum(begun), whole)
-        result = executor.execute_model(output).result()
+        executor.set_aside = SetAside(len(rows), sum(begun), whole)
+        future = executor.execute_model(output)
         executor.set_aside = NONE_SET_ASIDE
-        stopping = (rows.stop_at <= cohort.updated + 1).nonzero()[0].tolist()
-        self._append(cohort, set(stopping))
-        if stopping:
-            result = _with_rows(rows, stopping, output, result)
         self._path.decoded_beside_others(rows)
+        if ahead is None:
+            return self._update_all(cohort, rows, output, future.result())
+        done, output, aside = ahead.launch(future, Aside(output, cohort, rows))
+        if aside is not None and aside.cohort is cohort:
+            return self._update_all(cohort, aside.rows, output, done.result())
+        result = done.result()
+        if aside is not None:
+            result = with_rows(aside.rows, range(len(aside.rows)), output, result)
+        return StepResult(self._scheduler.update_from_output(output, result), True)
+
+    def _update_all(
+        self, cohort: Cohort, rows: Rows, output: SchedulerOutput, result: ModelOutput
+    ) -> StepResult:
+        """Update a batch, of which the rows were set aside, with the engine's result for the others."""
+        stopping = (rows.stop_at <= cohort.updated + 1).nonzero()[0].tolist()
+        self._append(cohort, rows, set(stopping))
+        if stopping:
+            result = with_rows(rows, stopping, output, result)
         return StepResult(self._update(output, result), True)
 
     def _room(self) -> int:
         scheduler = self._scheduler
         return min(scheduler.max_num_scheduled_tokens, scheduler.scheduler_config.max_num_batched_tokens)
 
-    def _schedule_others(self, count: int) -> SchedulerOutput:
-        """The engine's own pass over the running requests behind the first `count`, and over the waiting ones."""
-        scheduler, config = self._scheduler, self._scheduler.scheduler_config
+    def _schedule_others(self, cohort: Cohort) -> SchedulerOutput:
+        """The engine's own pass over the running requests behind the cohort, and over the waiting ones.
+
+        The cohort's rows are scheduled; more of it are running where a last token is still in flight.
+        """
+        scheduler, config, count = self._scheduler, self._scheduler.scheduler_config, len(cohort.rows)
         running, tokens = scheduler.running, scheduler.max_num_scheduled_tokens
         inputs, active = config.max_num_batched_tokens, scheduler.max_num_active_reqs
-        scheduler.running = running[count:]
+        head = len(cohort.running)
+        scheduler.running = running[head:]
         scheduler.max_num_scheduled_tokens = tokens - count
         config.max_num_batched_tokens = inputs - count
-        scheduler.max_num_active_reqs = active - count
+        scheduler.max_num_active_reqs = active - head
         try:
             return self._schedule()
         finally:
-            scheduler.running = running[:count] + scheduler.running
+            scheduler.running = running[:head] + scheduler.running
             scheduler.max_num_scheduled_tokens = tokens
             config.max_num_batched_tokens = inputs
             scheduler.max_num_active_reqs = active
 
-    def _schedule_none(self, count: int) -> SchedulerOutput:
+    def _schedule_none(self, cohort: Cohort) -> SchedulerOutput:
         scheduler = self._scheduler
         scheduler.current_step += 1
         scheduler.finished_req_ids, scheduler.reset_preempted_req_ids = set(), set()
@@ -173,18 +212,19 @@ class MixedStepper:
         empty: SchedulerOutput = VllmSchedulerOutput.make_empty()
         return empty
 
-    def _append(self, cohort: Cohort, stopping: set[int]) -> None:
+    def _append(self, cohort: Cohort, rows: Rows, stopping: set[int]) -> None:
         """Give each row its token, but for those that the engine updates because they stop."""
-        rows, journal = cohort.rows, self._journal
-        for i, (output, tokens) in enumerate(zip(rows.outputs, rows.all_tokens, strict=True)):
+        journal = self._journal
+        columns = zip(rows.requests, rows.outputs, rows.all_tokens, strict=True)
+        for i, (request, output, tokens) in enumerate(columns):
             if i not in stopping:
                 output.append(0)
                 tokens.append(0)
+                request.num_in_flight_tokens -= 1
+                request.num_output_placeholders -= self._ahead
         for i in cohort.completing_blocks(rows).tolist():
             if i not in stopping:
                 rows.requests[i].update_block_hashes()
-        for i in stopping:
-            rows.requests[i].num_in_flight_tokens += 1
         cohort.updated += 1
         known, indexes, places = self._indexes
         if known is not rows:
@@ -214,19 +254,18 @@ def schedules_in_order(scheduler: EngineScheduler) -> bool:
     )
 
 
-def _only_decodes(request: EngineRequest) -> bool:
-    return is_plain_decode(request, 0) and not carries_extras(request)
-
-
 def _join(cohort: Cohort, more: Cohort) -> Cohort:
-    """`cohort` with the rows of a newly gathered one appended, converted to the clocks of `cohort`."""
+    """`cohort` with the rows of a newly gathered one appended, converted to the clocks of `cohort`.
+
+    The new rows' clocks begin when all that is in flight is updated: `cohort.updated` is then `cohort.scheduled`.
+    """
     one, other = cohort.rows, more.rows
     phase = other.hash_phase
-    phase = np.where(phase >= 0, (phase - cohort.updated) % cohort.hash_size, phase)
+    phase = np.where(phase >= 0, (phase - cohort.scheduled) % cohort.hash_size, phase)
     cohort.rows = Rows(
         one.requests + other.requests,
         np.concatenate((one.eos, other.eos)),
-        np.concatenate((one.stop_at, other.stop_at + cohort.updated)),
+        np.concatenate((one.stop_at, other.stop_at + cohort.scheduled)),
         np.concatenate((one.hash_phase, phase)),
         fresh=False,
     )
@@ -234,20 +273,6 @@ def _join(cohort: Cohort, more: Cohort) -> Cohort:
     cohort.running = cohort.running + more.running
     cohort.stop_table = more.stop_table if cohort.stop_table is None else cohort.stop_table
     return cohort
-
-
-def _with_rows(rows: Rows, chosen: list[int], output: SchedulerOutput, result: ModelOutput) -> ModelOutput:
-    """The model's output with the chosen rows in front, as the engine orders them; `output` has them added."""
-    ids = [rows.ids[i] for i in chosen]
-    output.num_scheduled_tokens = {**dict.fromkeys(ids, 1), **output.num_scheduled_tokens}
-    output.total_num_scheduled_tokens += len(ids)
-    names = ids + result.req_ids
-    both: ModelOutput = ModelRunnerOutput(
-        req_ids=names,
-        req_id_to_index={name: i for i, name in enumerate(names)},
-        sampled_token_ids=[[0] for _ in ids] + result.sampled_token_ids,
-    )
-    return both
 
 
 def _whole_step(

@@ -15,6 +15,9 @@ from kvtune.core.steps.steady import Cohort, Rows, gather, next_event
 from kvtune.core.vllm_types import BlockIds, KVCacheBlocks
 from kvtune.sim.vllm_types import CacheManager, EngineRequest, EngineScheduler
 
+DEPTH = 2
+"""Batches in flight at most, with asynchronous scheduling and no pipeline parallelism."""
+
 Allocate = Callable[[EngineRequest], KVCacheBlocks | None]
 
 
@@ -52,16 +55,35 @@ class SteadyPath:
     def cohort(self, cohort: Cohort | None) -> None:
         self._scheduler.steady_cohort = cohort
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether steps are scheduled before the last one's tokens are known."""
+        return self._scheduler.steady_runs_ahead
+
+    def all_running(self) -> Cohort | None:
+        """The cohort of all running requests, where each decodes one token a step; whoever waits is left out of it."""
+        scheduler, cohort = self._scheduler, self.cohort
+        room = min(scheduler.max_num_scheduled_tokens, scheduler.scheduler_config.max_num_batched_tokens)
+        if self.off or self.must_wait or scheduler.kv_holding_waiting or len(scheduler.running) >= room:
+            return None
+        if cohort is None or not cohort.sync(scheduler.running) or not self.in_step(cohort):
+            self.cohort = cohort = self.gather(scheduler.running) if scheduler.running else None
+        return cohort
+
+    def in_step(self, cohort: Cohort) -> bool:
+        """Whether the rows still have as many tokens in flight as when the cohort was gathered."""
+        return bool(cohort.rows.ids) and cohort.rows.requests[0].num_output_placeholders == cohort.ahead
+
     def gather(self, requests: list[EngineRequest]) -> Cohort | None:
         """A new cohort of these requests; None where one of them is no plain decode."""
         scheduler = self._scheduler
         gathered = gather(requests, self._limits, scheduler.max_model_len, scheduler.hash_block_size)
         return gathered if isinstance(gathered, Cohort) else None
 
-    def next_event(self, request: EngineRequest) -> int:
+    def next_event(self, request: EngineRequest, ahead: int) -> int:
         """Computed tokens of a decoding request at which its blocks need attention again; asked for anew."""
         forget_limits(self._scheduler.kv_cache_manager, request.request_id)
-        return next_event(request, self._limits(request), 0, self._scheduler.max_model_len)
+        return next_event(request, self._limits(request), ahead, self._scheduler.max_model_len)
 
     def decoded(self, rows: Rows) -> None:
         """Note that the last step decoded exactly these rows, for the scheduler's own bookkeeping."""
@@ -81,9 +103,11 @@ def has_path(scheduler: EngineScheduler) -> TypeGuard[SteadyScheduler]:
     return hasattr(scheduler, "steady_allocate")
 
 
-def available(scheduler: EngineScheduler) -> bool:
-    """Whether this scheduler takes the steady path, and schedules no step before the last one's tokens are known."""
-    return has_path(scheduler) and not scheduler.steady_off and not scheduler.steady_runs_ahead
+def available(scheduler: EngineScheduler, *, batches: int) -> bool:
+    """Whether this scheduler takes the steady path in an engine that has at most this many batches in flight."""
+    if not has_path(scheduler) or scheduler.steady_off:
+        return False
+    return batches == (DEPTH if scheduler.steady_runs_ahead else 1)
 
 
 def remembers_limits(manager: CacheManager) -> bool:

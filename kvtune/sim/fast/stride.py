@@ -17,6 +17,7 @@ from kvtune.core.steps.steady import Cohort, Rows, carries_extras
 from kvtune.core.vllm_types import BlockIds
 from kvtune.probe.digest import digest
 from kvtune.sim.fast.leap import Leaper
+from kvtune.sim.fast.pace import Pace
 from kvtune.sim.fast.pool import lone_group
 from kvtune.sim.fast.steady_path import SteadyPath
 from kvtune.sim.steps import JOURNALED, BulkStep, DecodedRows, StepResult
@@ -24,6 +25,7 @@ from kvtune.sim.vllm_types import EngineCore
 
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock
+    from kvtune.sim.fast.in_flight import InFlight
     from kvtune.sim.front_end import FrontEnd
     from kvtune.sim.journal import ReplayJournal
 
@@ -35,6 +37,7 @@ class StrideStepper:
     """Takes as many plain decode steps as it can and writes them to the journal.
 
     `leaps`: where the engine allows it, all of a stride's steps at once (`leap.py`), with other block ids.
+    `in_flight`: the batch that an engine with asynchronous scheduling has in flight; None for a synchronous one.
     """
 
     def __init__(
@@ -44,74 +47,88 @@ class StrideStepper:
         front: FrontEnd,
         clock: VirtualClock,
         journal: ReplayJournal,
+        in_flight: InFlight | None = None,
         *,
         leaps: bool,
     ) -> None:
-        self._scheduler, self._path = engine.scheduler, path
+        self._scheduler, self._path, self._in_flight = engine.scheduler, path, in_flight
         self._front, self._clock, self._journal = front, clock, journal
         self._cost = engine.model_executor.machine.cost
         self._indexes: tuple[Rows | None, list[int]] = (None, [])
         group = lone_group(self._scheduler) if leaps else None
-        self._leaper = None if group is None else Leaper(self._scheduler, path, group, self._cost)
+        self._leaper = None if group is None else Leaper(self._scheduler, path, group)
 
     def try_step(self) -> StepResult | None:
-        path, scheduler = self._path, self._scheduler
-        if path.off:
+        if self._path.off:
             return None
-        cohort = path.lockstep()
-        if cohort is None or cohort.stop_table is not None:
+        cohort = self._path.lockstep()
+        return None if cohort is None else self.stride(cohort)
+
+    def stride(self, cohort: Cohort, limit: int = LONGEST) -> StepResult | None:
+        """At most `limit` steps of a cohort of all running requests."""
+        if cohort.stop_table is not None or not self._pipeline_holds(cohort):
             return None
         rows = cohort.rows
         if rows.fresh:
             rows.fresh = any(map(carries_extras, rows.requests))
         if rows.fresh or (rows.eos >= 0).any():
             return None
-        most = min(int(rows.stop_at.min()) - cohort.updated - 1, LONGEST)
+        most = min(int(rows.stop_at.min()) - cohort.scheduled + cohort.ahead - 1, limit)
         if most < 1:
             return None
-        taken = self._leap(cohort, most) or self._stride(cohort, most)
+        ahead = self._in_flight
+        context = sum(request.num_computed_tokens for request in rows.requests)
+        taken = self._leap(cohort, most, context) or self._stride(cohort, most, context)
         if not taken:
             return None
+        if ahead is not None:
+            ahead.becomes_last_of(cohort, self._clock.device_free_s)
+        scheduler = self._scheduler
         scheduler.current_step += taken
         # The first of these steps would have sent them to the workers.
         scheduler.finished_req_ids, scheduler.reset_preempted_req_ids = set(), set()
-        path.decoded(rows)
+        self._path.decoded(rows)
         return JOURNALED
 
-    def _leap(self, cohort: Cohort, most: int) -> int:
+    def _pipeline_holds(self, cohort: Cohort) -> bool:
+        """Whether as many batches are in flight as the cohort was gathered with, and of its rows only."""
+        if self._in_flight is None:
+            return True
+        return cohort.ahead == 1 and self._in_flight.decodes(cohort)
+
+    def _pace(self) -> Pace:
+        end_s = None if self._in_flight is None else self._in_flight.end_s
+        return Pace(self._clock, self._cost, self._front.next_time(), end_s)
+
+    def _leap(self, cohort: Cohort, most: int, context: int) -> int:
         if self._leaper is None:
             return 0
-        clock, rows = self._clock, cohort.rows
-        context = sum(request.num_computed_tokens for request in rows.requests)
-        first = max(clock.now_s, clock.device_free_s)
-        leaped = self._leaper.run(cohort, most, first, self._front.next_time())
+        pace = self._pace()
+        leaped = self._leaper.run(cohort, most, pace)
         if leaped is None:
             return 0
         ends, frees = leaped
-        self._journal.add_pool_changes(first, frees[0])
-        clock.now_s = clock.device_free_s = ends[-1]
-        self._write(rows, first, ends, frees, context)
+        self._journal.add_pool_changes(pace.first_s, frees[0])
+        self._write(cohort.rows, pace, ends, frees, context)
         return len(ends)
 
-    def _stride(self, cohort: Cohort, most: int) -> int:
+    def _stride(self, cohort: Cohort, most: int, context: int) -> int:
         """Steps taken, at most `most`; requests, blocks, the clock and the journal are as after them."""
         scheduler, clock, rows = self._scheduler, self._clock, cohort.rows
-        count = len(rows)
+        count, before = len(rows), context
         begun = [request.num_computed_tokens for request in rows.requests]
         done = [0] * count
-        context = sum(begun)
-        seconds, due = self._cost.seconds, self._front.next_time()
+        pace = self._pace()
         pool = scheduler.kv_cache_manager.block_pool
         free = pool.get_num_free_blocks()
-        first = at = max(clock.now_s, clock.device_free_s)
         ends, frees = array("d"), array("i")
         next_event = int(cohort.due.min())
         for step in range(most):
-            if due is not None and due <= at:
+            if pace.arrival_due:
                 break
             blocks = None
             if next_event <= cohort.scheduled + 1:
-                clock.now_s = at
+                clock.now_s = pace.turn_s
                 for i in (cohort.due <= cohort.scheduled + 1).nonzero()[0].tolist():
                     _catch_up(rows, i, step - done[i])
                     done[i] = step
@@ -119,22 +136,20 @@ class StrideStepper:
                 if blocks is None:
                     break
                 free = pool.get_num_free_blocks()
-                self._journal.add_pool_changes(at, free)
+                self._journal.add_pool_changes(pace.free_s, free)
                 next_event = int(cohort.due.min())
             if self._journal.keeps_digests:
                 self._digest(rows, begun, step, blocks)
             cohort.scheduled += 1
-            at += seconds(0, count, context)
+            ends.append(pace.step(count, context))
             context += count
-            ends.append(at)
             frees.append(free)
         taken = len(ends)
         for i in range(count):
             _catch_up(rows, i, taken - done[i])
         cohort.updated += taken
         if taken:
-            clock.now_s = clock.device_free_s = at
-            self._write(rows, first, ends, frees, sum(begun))
+            self._write(rows, pace, ends, frees, before)
         return taken
 
     def _digest(
@@ -143,8 +158,10 @@ class StrideStepper:
         cached = DecodedRows(blocks or (), [computed + step for computed in begun])
         self._journal.digests.append(digest(BulkStep(rows.one_each, (), cached)))
 
-    def _write(self, rows: Rows, first: float, ends: array[float], frees: array[int], context: int) -> None:
+    def _write(self, rows: Rows, pace: Pace, ends: array[float], frees: array[int], context: int) -> None:
         journal, scheduler, taken, count = self._journal, self._scheduler, len(ends), len(rows)
+        answers = pace.answers(ends)
+        self._clock.now_s, self._clock.device_free_s = answers[-1], ends[-1]
         known, indexes = self._indexes
         if known is not rows:
             indexes = [int(name) for name in rows.ids]
@@ -152,9 +169,9 @@ class StrideStepper:
         journal.output[indexes] += taken
         if journal.keeps_tokens:
             journal.token_request.extend(indexes * taken)
-            journal.token_s.frombytes(np.repeat(np.frombuffer(ends), count).tobytes())
+            journal.token_s.frombytes(np.repeat(np.frombuffer(answers), count).tobytes())
         steps = journal.steps
-        steps.start_s.append(first)
+        steps.start_s.append(pace.first_s)
         steps.start_s.extend(ends[:-1])
         steps.end_s.extend(ends)
         counts = array("i", [count]) * taken

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kvtune.errors import UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.settings import SimSettings
 from kvtune.workload.spec import build as workload_of
@@ -53,16 +52,28 @@ def test_states_and_long_prefill_limits_are_scheduled_by_the_whole_step() -> Non
     assert chosen("tiny-llama", *limit) == ["StrideStepper", "EngineStepper"]
 
 
-def test_without_shortcuts_or_with_steps_ahead_vllm_makes_every_step() -> None:
+def test_without_shortcuts_vllm_makes_every_step() -> None:
     assert chosen("tiny-llama", shortcuts=False) == ["EngineStepper"]
-    assert chosen("tiny-llama", async_scheduling=True) == ["EngineStepper"]
+    assert chosen("tiny-llama", shortcuts=False, async_scheduling=True) == ["EngineStepper"]
+
+
+def test_asynchronous_scheduling_gets_fast_steppers_of_its_own() -> None:
+    fast = ["MixedStepper", "StrideStepper"]
+    assert chosen("tiny-llama", async_scheduling=True) == [*fast, "EngineStepper"]
+    assert chosen("tiny-llama", mode="jump", async_scheduling=True) == [
+        *fast,
+        "BlockedStepper",
+        "EngineStepper",
+    ]
+    assert chosen("tiny-qwen3next", mode="jump", async_scheduling=True) == [
+        "StrideStepper",
+        "BlockedStepper",
+        "EngineStepper",
+    ]
 
 
 def test_an_observer_of_single_steps_sees_no_strides() -> None:
     assert chosen("tiny-llama", needs_single_steps=True) == ["EngineStepper"]
     assert chosen("tiny-llama", needs_single_steps=True, mode="jump") == ["JumpStepper", "EngineStepper"]
-
-
-def test_jumps_need_the_synchronous_scheduler() -> None:
-    with pytest.raises(UsageError, match="synchronous scheduler only"):
-        chosen("tiny-llama", mode="jump", async_scheduling=True)
+    ahead = chosen("tiny-llama", needs_single_steps=True, mode="jump", async_scheduling=True)
+    assert ahead == ["EngineStepper"]

@@ -118,10 +118,12 @@ def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanatio
         remedies: list[Remedy] = []
         for batch in filter(None, (options, combined(options, at))):
             view.phase(f"replaying {len(batch)} remedies")
-            for number, outcome in simulators.map(workload, [o.settings for o in batch], view.progress):
-                remedies.append(
-                    _remedy(batch[number], outcome, measured_requests(run), explanation.hit_tokens)
-                )
+            # Replays end in any order; equal gains are told in the order of the options.
+            outcomes = dict(simulators.map(workload, [o.settings for o in batch], view.progress))
+            remedies += [
+                _remedy(option, outcomes[number], measured_requests(run), explanation.hit_tokens)
+                for number, option in enumerate(batch)
+            ]
             if any(remedy.gain_tokens >= WORTH_SHARE * explanation.query_tokens for remedy in remedies):
                 break
     best_first = sorted(remedies, key=lambda remedy: -remedy.gain_tokens)

@@ -1,16 +1,18 @@
 """What the reuse-aware policy is worth on a recorded trace, with vLLM's scheduler in the loop. Writes a table.
 
-    python tests/bench/trace_policies.py TRACE [--blocks 50000,100000] [--faster 4] [--mode jump]
+    python tests/bench/trace_policies.py TRACE [--blocks 50000,100000] [--faster 4] [--mode jump] [--again]
 
-Blocks of 16 of a full-attention model. `reuse_bonus_s` is tuned on the first 40 % of the requests, replayed with each
-of BONUSES_S, then stock and the core replay the whole trace. The optimum is `kvtune bounds`' (one request
-after another). Steps take the simulator's nominal times, divided by `--faster`: the slower the engine, the more of the
-pool is held by requests that run. Sizes may be measured one call at a time: the table keeps the others of its mode.
+Blocks of 16 of a full-attention model. `reuse_bonus_s` of two_class is tuned on the first 40 % of the requests,
+replayed with each of BONUSES_S; density has nothing to tune. Then stock and the core replay the whole trace. The
+optimum is `kvtune bounds`' (one request after another). Steps take the simulator's nominal times, divided by
+`--faster`: the slower the engine, the more of the pool is held by requests that run. Sizes may be measured one call
+at a time: the table keeps the others of its mode, and the columns that it has, unless they are wanted `--again`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -38,6 +40,7 @@ MODEL = "tiny-llama"
 BLOCK = 16
 NODE = 512
 TUNED_ON = 0.4
+POLICIES = ("stock", "two_class", "density")
 BONUSES_S = (100.0, 300.0, 1000.0, 1e9)
 """Of the engine's time, which is longer than the trace's where requests queue."""
 
@@ -99,6 +102,7 @@ def main() -> int:
     parser.add_argument("--faster", type=float, default=1.0)
     parser.add_argument("--mode", default="jump", choices=MODES)
     parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--again", action="store_true", help="replay columns that the table has, too")
     options = parser.parse_args()
     started = time.monotonic()
     work = build(f"trace:path={options.trace},limit={options.limit}", seed=0)
@@ -106,9 +110,18 @@ def main() -> int:
     cut = int(len(paths) * TUNED_ON)
     sizes = [int(size) for size in options.blocks.split(",")]
     early = build(f"trace:path={options.trace},limit={cut}", seed=0)
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() and not options.limit else []
+    kept = [row for row in kept if row["mode"] == options.mode]
     by_name: dict[tuple[int, str], dict[str, float]] = {}
+    if not options.again:
+        mine = [row for row in kept if row["faster"] == options.faster and row["blocks"] in sizes]
+        for row, name in itertools.product(mine, POLICIES):
+            if name in row:
+                cells = by_name.setdefault((row["blocks"], name), {"reuse_bonus_s": row["reuse_bonus_s"]})
+                cells |= {row["part"]: row[name], "held": row["held"]}
     with Simulators() as simulators:
-        tried = [(size, bonus_s) for size in sizes for bonus_s in BONUSES_S]
+        untuned = [size for size in sizes if (size, "two_class") not in by_name]
+        tried = [(size, bonus_s) for size in untuned for bonus_s in BONUSES_S]
         tuned = replayed(
             simulators, early, [settings(options.mode, *one, faster=options.faster) for one in tried]
         )
@@ -116,7 +129,12 @@ def main() -> int:
         for size in sizes:
             shares = {s: share(run, 0) for (of, s), run in zip(tried, tuned, strict=True) if of == size}
             print(size, "tried on the first part:", shares, flush=True)
-            jobs += [(size, "stock", 0.0), (size, "two_class", max(shares, key=lambda s: shares[s]))]
+            bonus_s = max(shares, key=lambda s: shares[s]) if shares else 0.0
+            jobs += [
+                (size, name, bonus_s if name == "two_class" else 0.0)
+                for name in POLICIES
+                if (size, name) not in by_name
+            ]
         wanted = [settings(options.mode, size, bonus_s, name, options.faster) for size, name, bonus_s in jobs]
         for (size, name, bonus_s), run in zip(jobs, replayed(simulators, work, wanted), strict=True):
             by_name[size, name] = {
@@ -130,7 +148,7 @@ def main() -> int:
     for size in sizes:
         best = optimum(paths, size * BLOCK // NODE)
         for part, since in (("whole", 0), ("later", cut)):
-            stock, ours = by_name[size, "stock"][part], by_name[size, "two_class"][part]
+            stock, ours, default = (by_name[size, name][part] for name in POLICIES)
             most = hit_share(best, paths, since)
             rows.append(
                 {
@@ -138,6 +156,7 @@ def main() -> int:
                     "part": part,
                     "stock": stock,
                     "two_class": ours,
+                    "density": default,
                     "reuse_bonus_s": by_name[size, "two_class"]["reuse_bonus_s"],
                     "optimum": most,
                     "held": by_name[size, "two_class"]["held"],
@@ -149,11 +168,8 @@ def main() -> int:
                     "seconds": round(time.monotonic() - started),
                 }
             )
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() and not options.limit else []
     here = {(size, options.faster) for size in sizes}
-    rows += [
-        row for row in kept if (row["blocks"], row["faster"]) not in here and row["mode"] == options.mode
-    ]
+    rows += [row for row in kept if (row["blocks"], row["faster"]) not in here]
     rows.sort(key=lambda row: (row["faster"], row["blocks"], row["part"] == "later"))
     text = markdown(rows, options.trace.name)
     print(text)
@@ -162,6 +178,10 @@ def main() -> int:
         (TABLES / "trace_policies.md").write_text(text)
         KEPT.write_text(json.dumps(rows, indent=1) + "\n")
     return 0
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f}"
 
 
 def markdown(rows: list[dict[str, Any]], trace: str) -> str:
@@ -177,13 +197,13 @@ def markdown(rows: list[dict[str, Any]], trace: str) -> str:
         "how many times as fast as nominal; `held`: mean share of the pool that requests hold which run or wait. The "
         "optimum knows what comes, and serves one request after another.",
         "",
-        "| engine | blocks | held | part | stock (LRU) | two_class | reuse_bonus_s | optimum (bounds) | "
-        "of the gap closed |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| engine | blocks | held | part | stock (LRU) | density | two_class | reuse_bonus_s | optimum (bounds) | "
+        "of the gap closed by two_class |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row['faster']:g} | {row['blocks']} | {100 * row['held']:.0f} % | {row['part']} | "
-        f"{100 * row['stock']:.2f} | {100 * row['two_class']:.2f} | "
+        f"{100 * row['stock']:.2f} | {_percent(row.get('density'))} | {100 * row['two_class']:.2f} | "
         f"{row['reuse_bonus_s']:g} | {100 * row['optimum']:.2f} | {100 * row['closed']:.1f} % |"
         for row in rows
     ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from kvtune.explain.explanation import (
     Remedy,
     add_up,
     class_of,
+    explain,
     settings_of,
     with_misses,
     workload_of,
@@ -30,6 +32,7 @@ from kvtune.sim.settings import SimSettings
 from kvtune.sim.verdicts.causes import CAUSES, Boundaries
 from kvtune.sim.verdicts.listener import Fate, PromptVerdict
 from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
 
 SPEC = "rounds:prefixes=1,prefix=100,suffix=0,output=2,rounds=3"
 
@@ -152,7 +155,6 @@ def test_a_request_that_was_in_flight_at_the_end_is_left_out_and_counted() -> No
 
 @pytest.mark.vllm
 def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_send() -> None:
-    from kvtune.explain.explanation import explain
     from kvtune.sim.simulators import simulate
 
     spec = "rounds:prefixes=2,prefix=1500,suffix=64,output=2,rounds=4"
@@ -168,6 +170,33 @@ def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_sen
     assert explanation.remedies and all(
         0 <= r.hit_tokens <= explanation.query_tokens for r in explanation.remedies
     )
+
+
+class Backwards:
+    """Stands for simulators whose replays end in the opposite order."""
+
+    def __init__(self, outcome: Run) -> None:
+        self.outcome = outcome
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def map(
+        self, work: Workload, wanted: list[SimSettings], report: object = None
+    ) -> Iterator[tuple[int, Run]]:
+        yield from ((number, self.outcome) for number in reversed(range(len(wanted))))
+
+
+def test_remedies_of_equal_gain_come_in_one_order_whichever_replay_ends_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verdicts: list[PromptVerdict | None] = [COLD, UNKEPT, UNKEPT]
+    run = run_of([0, 0, 0], verdicts)
+    monkeypatch.setattr("kvtune.explain.explanation.Simulators", lambda: Backwards(run))
+    remedies = [remedy.change for remedy in explain(run).remedies]
+    assert len(remedies) > 1 and remedies[0] == "--core kvtune"
 
 
 def test_a_run_that_sent_nothing_cannot_be_explained() -> None:

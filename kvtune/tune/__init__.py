@@ -14,7 +14,7 @@ The data of a study (`Bench`, `Trial`, `StudyResult`, ..) is in `analysis/study.
                                                       recipes/make.py --> recipe (TOML)
 
     sweep.py       named knobs: settings in, trials out
-    tune.py        stock on the engine (fits the step cost), search, finalists on the engine, recipe or "no winner"
+    tune.py        stock on the engine (its pool and step cost are simulated), search, finalists, recipe or "no winner"
     search.py      the search in simulation
     confirm.py     finalists and stock on the engine, interleaved, until a difference is shown or time is up
     guard.py       `--guard W`: other workloads that the settings must not hurt

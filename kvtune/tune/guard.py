@@ -12,8 +12,8 @@ from msgspec import structs
 
 from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.errors import UsageError
-from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.trials.like import UNMEASURED, EngineLike
 from kvtune.tune.trials.simulated import Answer, SimPool
 from kvtune.workload.spec import build
 
@@ -29,21 +29,25 @@ def candidates(ranked: Sequence[Trial], simulated: Sequence[Trial]) -> list[Tria
     return chosen + [t for t in defaults if t not in chosen]
 
 
-def check(bench: Bench, guards: Sequence[str]) -> None:
+def check(bench: Bench, guards: Sequence[str], like: EngineLike = UNMEASURED) -> None:
     """UsageError for a guard that stock cannot run. Cheap, so call it before the search."""
     for spec in guards:
-        _ran(spec, hit_rates(bench, spec, [], NOMINAL)[0])
+        _ran(spec, hit_rates(bench, spec, [], like)[0])
 
 
 def holding(
-    bench: Bench, guards: Sequence[str], trials: Sequence[Trial], cost: StepCost, say: Callable[[str], None]
+    bench: Bench,
+    guards: Sequence[str],
+    trials: Sequence[Trial],
+    like: EngineLike,
+    say: Callable[[str], None],
 ) -> list[Trial]:
     """The trials that hold on every guard, in the same order."""
     alive = list(trials)
     for spec in guards:
         if not alive:
             break
-        first, *rates = hit_rates(bench, spec, [t.settings for t in alive], cost)
+        first, *rates = hit_rates(bench, spec, [t.settings for t in alive], like)
         stock = _ran(spec, first)
         held = [
             t for t, rate in zip(alive, rates, strict=True) if rate is not None and rate >= stock - MARGIN
@@ -55,12 +59,12 @@ def holding(
     return alive
 
 
-def hit_rates(bench: Bench, spec: str, settings: Sequence[Settings], cost: StepCost) -> list[float | None]:
+def hit_rates(bench: Bench, spec: str, settings: Sequence[Settings], like: EngineLike) -> list[float | None]:
     """Stock's hit rate on a workload, then that of each of the settings; None where it cannot run."""
     work = build(spec, seed=bench.seed)
     replays: list[tuple[Settings, bool]] = [({}, True), *((s, False) for s in settings)]
     answers: dict[int, Answer] = {}
-    with SimPool(structs.replace(bench, spec=work.spec, workload_hash=work.hash), cost) as pool:
+    with SimPool(structs.replace(bench, spec=work.spec, workload_hash=work.hash), like) as pool:
         for number, (each, stock) in enumerate(replays):
             pool.submit(number, each, stock=stock)
         for _ in replays:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from kvtune.analysis.study import Bench, Trial
-from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
 from kvtune.tune.space.knobs import GROUPS, LAYOUT, candidates
@@ -20,6 +19,7 @@ from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.storage import OptunaStudy
 from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import SimPool
 
 AT_ONCE = 2
@@ -83,15 +83,15 @@ def search(
     by: Objective,
     journal: StudyJournal,
     settings: SearchSettings,
-    cost: StepCost,
+    like: EngineLike,
     say: Callable[[Trial], None],
 ) -> list[Trial]:
     """The simulated trials of a study, different settings only, baseline included."""
     study = OptunaStudy(bench, by, settings.seed, storage=settings.storage, join=settings.join)
-    cost = study.share_cost(cost, mine=not settings.join)
+    like = study.share_engine(like, mine=not settings.join)
     known = {t.key: t for t in (*study.trials(), *journal.trials) if t.on == "sim"}
     number = 1 + max((t.number for t in journal.trials), default=-1)
-    with SimPool(bench, cost) as pool:
+    with SimPool(bench, like) as pool:
 
         def batch(planned: list[PlannedTrial]) -> list[Trial]:
             nonlocal number

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvtune.analysis.study import Bench, Settings, Trial
-from kvtune.sim.cost import StepCost
 from kvtune.tune.effects import effects
 from kvtune.tune.objective import Objective
 from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.ties import is_default, no_worse
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import SimPool
 
 
@@ -28,7 +28,7 @@ def simplify(
     trials: Sequence[Trial],
     by: Objective,
     journal: StudyJournal,
-    cost: StepCost,
+    like: EngineLike,
     say: Callable[[str], None],
 ) -> list[Simplified]:
     """Each of the trials with only the knobs that matter. Replays are trials of the journal, made once."""
@@ -38,7 +38,7 @@ def simplify(
     # What does least on average is taken out first: of two knobs that do the same, the stronger one stays.
     tried = [t for t in journal.trials if t.on == "sim" and t.role == "trial"]
     strength = {effect.knob: effect.spread for effect in effects(tried, by)}
-    with SimPool(bench, cost) as pool:
+    with SimPool(bench, like) as pool:
 
         def replayed(settings: Settings) -> Trial:
             planned = PlannedTrial(settings)

@@ -17,9 +17,9 @@ import msgspec
 
 from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
-from kvtune.sim.cost import StepCost
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
+from kvtune.tune.trials.like import EngineLike
 
 if TYPE_CHECKING:
     import optuna
@@ -85,13 +85,13 @@ class OptunaStudy:
         kept = self._kept(lambda: self._study.get_trials(deepcopy=False))
         return [msgspec.json.decode(t.user_attrs[TRIAL], type=Trial) for t in kept if TRIAL in t.user_attrs]
 
-    def share_cost(self, cost: StepCost, *, mine: bool) -> StepCost:
-        """One step cost for all workers, so that predicted times compare; `mine`: this worker sets it."""
-        known = self._kept(lambda: self._study.user_attrs.get("cost"))
+    def share_engine(self, like: EngineLike, *, mine: bool) -> EngineLike:
+        """One simulated engine for all workers, so that their trials compare; `mine`: this worker sets it."""
+        known = self._kept(lambda: self._study.user_attrs.get("engine"))
         if known is not None and not mine:
-            return msgspec.json.decode(known, type=StepCost)
-        self._kept(lambda: self._study.set_user_attr("cost", msgspec.json.encode(cost).decode()))
-        return cost
+            return msgspec.json.decode(known, type=EngineLike)
+        self._kept(lambda: self._study.set_user_attr("engine", msgspec.json.encode(like).decode()))
+        return like
 
     def _stored(self, name: str, url: str, join: bool, by: Objective) -> optuna.Study:
         import optuna

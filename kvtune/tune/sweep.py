@@ -11,7 +11,6 @@ import msgspec
 from kvtune.analysis.study import Bench, Place, Role, Settings, StudyResult, Trial, Verdict
 from kvtune.errors import KvtuneError
 from kvtune.files import explained, replacing
-from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.ties import best, reason
@@ -50,7 +49,6 @@ def run_sim(
     planned: Sequence[PlannedTrial],
     journal: StudyJournal,
     say: Callable[[Trial], None],
-    cost: StepCost = NOMINAL,
 ) -> None:
     """Simulate the trials that the journal does not have yet."""
     held = {t.key for t in journal.trials}
@@ -60,7 +58,7 @@ def run_sim(
     number = 1 + max((t.number for t in journal.trials), default=-1)
     waiting = list(enumerate(todo, start=number))
     planned_by = dict(waiting)
-    with SimPool(bench, cost) as pool:
+    with SimPool(bench) as pool:
         while waiting or pool.running:
             while waiting and pool.free:
                 n, w = waiting.pop(0)

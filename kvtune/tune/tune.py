@@ -16,7 +16,6 @@ from kvtune.analysis.study import Bench, Finalist, Settings, StudyResult, Trial,
 from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
 from kvtune.recipe import write_recipe
-from kvtune.sim.cost import NOMINAL, StepCost, fit
 from kvtune.tune import guard
 from kvtune.tune.confirm import Bout, Confirmed, Contender, confirm
 from kvtune.tune.effects import notes
@@ -28,6 +27,7 @@ from kvtune.tune.space.grid import Space
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.ties import among_equals, reason
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.like import UNMEASURED, EngineLike, gives_pool, like
 from kvtune.workload.types import Workload
 
 JOINED = (
@@ -84,8 +84,8 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     s, bench, by = settings, settings.bench, settings.by
     bout = Bout(bench, s.workload, journal, s.output, progress)
     baseline = Contender({}, "baseline")
-    cost = NOMINAL
-    if s.guards:
+    measured = UNMEASURED
+    if s.guards and (gives_pool(bench) or not s.on_engine):
         progress.phase("stock on the guards")
         guard.check(bench, s.guards)
     if s.on_engine and not s.search.join:
@@ -94,11 +94,14 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
             raise KvtuneError(
                 f"stock vLLM failed: {baseline.failed}", "make the model run with plain vLLM first"
             )
-        cost = _fitted(baseline)
+        measured = like(baseline.runs[0])
+        if s.guards and not gives_pool(bench):
+            progress.phase("stock on the guards, with the pool of its run")
+            guard.check(bench, s.guards, measured)
     progress.phase("searching in simulation")
-    simulated = search(bench, _space(s), by, journal, s.search, cost, progress)
+    simulated = search(bench, _space(s), by, journal, s.search, measured, progress)
     stock = next((t for t in simulated if t.role == "baseline"), None)
-    best = _finalists(s, simulated, cost, progress.phase)
+    best = _finalists(s, simulated, measured, progress.phase)
     if s.search.join:
         return simulated_result(journal, by, stock, best[0] if best else None, JOINED)
     if not best:
@@ -106,7 +109,7 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
             "no winner: no candidate held on the guards" if s.guards else "no simulated trial was completed"
         )
         return simulated_result(journal, by, stock, None, none)
-    best = _simplified(s, best, journal, cost, progress.phase, why)
+    best = _simplified(s, best, journal, measured, progress.phase, why)
     if not s.on_engine:
         return _simulated(s, journal, stock, best[0], len(simulated))
     progress.phase("finalists on the engine")
@@ -126,21 +129,21 @@ def _space(s: TuneSettings) -> Space:
 
 
 def _finalists(
-    s: TuneSettings, simulated: Sequence[Trial], cost: StepCost, phase: Callable[[str], None]
+    s: TuneSettings, simulated: Sequence[Trial], measured: EngineLike, phase: Callable[[str], None]
 ) -> list[Trial]:
     """The best simulated settings; with guards, the best of those that hold on all of them."""
     if not s.guards:
         return finalists(simulated, s.by, s.finalists)
     phase("guards in simulation")
     candidates = guard.candidates(finalists(simulated, s.by, guard.TRIED), simulated)
-    return guard.holding(s.bench, s.guards, candidates, cost, phase)[: s.finalists]
+    return guard.holding(s.bench, s.guards, candidates, measured, phase)[: s.finalists]
 
 
 def _simplified(
     s: TuneSettings,
     finalists: Sequence[Trial],
     journal: StudyJournal,
-    cost: StepCost,
+    measured: EngineLike,
     phase: Callable[[str], None],
     why: list[str],
 ) -> list[Trial]:
@@ -148,8 +151,8 @@ def _simplified(
     phase("taking the finalists' knobs out, one by one")
     tried = [t for t in journal.trials if t.on == "sim"]
     reasons = [reason(among_equals(trial, tried, s.by), s.by) for trial in finalists]
-    simpler = simplify(s.bench, finalists, s.by, journal, cost, phase)
-    held = guard.holding(s.bench, s.guards, [each.trial for each in simpler], cost, phase)
+    simpler = simplify(s.bench, finalists, s.by, journal, measured, phase)
+    held = guard.holding(s.bench, s.guards, [each.trial for each in simpler], measured, phase)
     kept: dict[str, Trial] = {}
     for trial, each, taken_because in zip(finalists, simpler, reasons, strict=True):
         taken = each.trial if each.trial in held else trial
@@ -163,14 +166,6 @@ def _simplified(
                 "the replay is the same without them"
             )
     return list(kept.values())
-
-
-def _fitted(baseline: Contender) -> StepCost:
-    """This machine's step cost; nominal where the run was too short to fit one."""
-    try:
-        return fit(baseline.runs[0])
-    except KvtuneError:
-        return NOMINAL
 
 
 def _simulated(

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from kvtune import __version__
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.study import Bench, Settings, Trial
@@ -16,6 +18,7 @@ from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
 from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
 from kvtune.tune.trials.flags import core_part, engine_part
+from kvtune.tune.trials.like import UNMEASURED, EngineLike
 
 NOT_FOR_RECIPES = (
     "num_gpu_blocks_override",
@@ -38,6 +41,13 @@ def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender
     }
     if confirmed.drift is not None:
         evidence["drift_ttft"] = confirmed.drift
+    if confirmed.baseline.runs:
+        engine = confirmed.baseline.runs[0].header.engine
+        evidence["pool"] = {
+            "blocks": engine.num_blocks,
+            "block_tokens": engine.block_size,
+            "async_scheduling": engine.async_scheduling,
+        }
     return _recipe(bench, side.settings, summary, "confirmed", evidence, confirmed.why)
 
 
@@ -143,6 +153,14 @@ def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
             "only a recipe that `kvtune tune` wrote can be verified",
         ) from error
     return bench, {**recipe.engine, **recipe.core}
+
+
+def simulated_like(recipe: Recipe) -> EngineLike:
+    """The engine of the evidence, as far as a replay needs it; recipes before this field have flags alone."""
+    try:
+        return msgspec.convert(recipe.evidence.get("pool", {}), EngineLike)
+    except msgspec.ValidationError:
+        return UNMEASURED
 
 
 def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:

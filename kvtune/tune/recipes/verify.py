@@ -21,9 +21,10 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import Recipe, Scalar, differences
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
-from kvtune.tune.recipes.make import bench_of
+from kvtune.tune.recipes.make import bench_of, simulated_like
 from kvtune.tune.space.model import installed_device, installed_state_dtype
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import SimPool
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
@@ -115,10 +116,11 @@ def verify(
         )
     simulated = ""
     if recipe.recipe.status == "simulated":
-        outcome = _in_simulation(bench, settings, by)
+        outcome = _in_simulation(bench, settings, by, simulated_like(recipe))
     else:
         if others:
-            simulated = f"made with {', '.join(others)}; simulated first, it {_survival(bench, settings, by)}; engine: "
+            survival = _survival(bench, settings, by, simulated_like(recipe))
+            simulated = f"made with {', '.join(others)}; simulated first, it {survival}; engine: "
         outcome = _on_engine(bench, settings, by, workload, rounds, output, say)
     if others and not simulated:
         simulated = f"made with {', '.join(others)}; "
@@ -158,16 +160,16 @@ def _on_engine(
     }
 
 
-def _survival(bench: Bench, settings: Settings, by: Objective) -> str:
+def _survival(bench: Bench, settings: Settings, by: Objective, like: EngineLike) -> str:
     """Whether the recipe holds in the simulator, in words; why not simulated where this vLLM allows none."""
     try:
-        return str(_in_simulation(bench, settings, by)["text"])
+        return str(_in_simulation(bench, settings, by, like)["text"])
     except KvtuneError as error:
         return f"could not be ({error.message})"
 
 
-def _in_simulation(bench: Bench, settings: Settings, by: Objective) -> dict[str, Any]:
-    with SimPool(bench) as pool:
+def _in_simulation(bench: Bench, settings: Settings, by: Objective, like: EngineLike) -> dict[str, Any]:
+    with SimPool(bench, like) as pool:
         pool.submit(0, {}, stock=True)
         pool.submit(1, settings)
         answers = dict([pool.next_done(), pool.next_done()])

@@ -11,10 +11,10 @@ import msgspec
 from kvtune.analysis.study import Bench, Settings
 from kvtune.errors import KvtuneError
 from kvtune.run.slo import with_slo
-from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.tune.trials.flags import core_part, flags_of
+from kvtune.tune.trials.like import UNMEASURED, EngineLike
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,13 +27,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimPool:
-    """Open with `with`. Replays two trials at a time; a trial's core is stock or the bench's."""
+    """Open with `with`. Replays two trials at a time; a trial's core is stock or the bench's.
 
-    def __init__(self, bench: Bench, cost: StepCost = NOMINAL) -> None:
+    `like`: what a run of the engine has shown about it.
+    """
+
+    def __init__(self, bench: Bench, like: EngineLike = UNMEASURED) -> None:
         from kvtune.workload.spec import build
 
-        self.bench = bench
-        self.cost = cost
+        self.bench = like.pool_of(bench)
+        self._like = like
         self._workload = build(bench.spec, seed=bench.seed)
         self._simulators = Simulators(model=bench.model)
         self._begun: dict[int, float] = {}
@@ -61,13 +64,16 @@ class SimPool:
         """Queue trial `number`; it begins as soon as a simulator is free."""
         bench = self.bench
         core = "stock" if stock else bench.core
+        core_settings = {**bench.core_settings, **core_part(settings)} if core == "kvtune" else {}
         sim = SimSettings(
             model=bench.model,
             engine_args=flags_of(bench, settings),
             core=core,
-            core_settings={**bench.core_settings, **core_part(settings)} if core == "kvtune" else {},
+            core_settings=core_settings,
             mode="jump",
-            cost=self.cost,
+            cost=self._like.cost,
+            specs=self._like.specs_for({**settings, **core_settings}),
+            async_scheduling=self._like.async_scheduling,
         )
         self._begun[number] = time.monotonic()
         self._simulators.submit(number, self._workload, sim)

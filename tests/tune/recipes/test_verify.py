@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from kvtune import __version__
+from kvtune.analysis.study import Bench
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, Recipe
 from kvtune.tune.recipes import verify as verifying
 from kvtune.tune.recipes.verify import refuse_foreign, usable, verify
+from kvtune.tune.trials.like import EngineLike
 from kvtune.workload.spec import build
 
 SPEC = "rounds:prefixes=2"
@@ -91,6 +93,25 @@ def test_a_simulated_recipe_of_another_version_says_so(asked: list[str], tmp_pat
     found = verified(tmp_path, recipe("simulated"))
     assert asked == ["sim"] and not found["holds"]
     assert found["text"] == "made with vLLM 0.32.0 (here: 0.33.0); does not hold: on sim"
+
+
+def test_the_evidences_pool_is_simulated_where_no_flag_gives_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, bool | None]] = []
+
+    def simulated(bench: Bench, settings: object, by: object, like: EngineLike) -> dict[str, Any]:
+        seen.append((like.blocks, like.block_tokens, like.async_scheduling))
+        return answer("sim", holds=True)
+
+    monkeypatch.setattr(verifying, "check_engine", lambda: "0.32.0")
+    monkeypatch.setattr(verifying, "installed_device", lambda: "cpu")
+    monkeypatch.setattr(verifying, "_in_simulation", simulated)
+    pool = {"blocks": 900, "block_tokens": 32, "async_scheduling": True}
+    with_pool = msgspec.structs.replace(recipe("simulated"), evidence={**EVIDENCE, "pool": pool})
+    for one in (with_pool, recipe("simulated")):
+        verified(tmp_path, one)
+    assert seen == [(900, 32, True), (0, 0, None)]
 
 
 def test_another_version_is_refused_where_the_recipe_would_be_used(asked: list[str]) -> None:

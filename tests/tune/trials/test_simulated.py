@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kvtune.analysis.study import Bench
+from kvtune.run.types import Run
+from kvtune.sim.settings import SimSettings
+from kvtune.tune.trials.like import EngineLike, like
 from kvtune.tune.trials.simulated import SimPool
+from kvtune.workload.spec import build
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -44,6 +49,33 @@ def test_trials_come_back_as_summaries(pool: SimPool) -> None:
     assert [answers[n].summary["engine"]["num_blocks"] for n in range(3)] == [200, 200, 100]
     assert "no-such-flag" in answers[3].failed and answers[3].hint and not answers[3].summary
     assert all(answers[n].elapsed_s > 0 for n in range(3))
+
+
+def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(pool: SimPool) -> None:
+    """With the run's scheduling and KV specs; a trial with other blocks has as many tokens in its pool."""
+    wanted = SimSettings(model=BENCH.model, engine_args=BENCH.engine_args)
+    ((_, run),) = pool._simulators.map(build(BENCH.spec, seed=0), [wanted])
+    assert isinstance(run, Run)
+    engine = replace(run.header.engine, async_scheduling=True)
+    shown = like(Run(replace(run.header, engine=engine), run.tables))
+    bench = replace(BENCH, engine_args=["--block-size", "32", "--max-model-len", "1024"], block_tokens=0)
+    with SimPool(bench, shown) as measured:
+        measured.submit(0, {}, stock=True)
+        measured.submit(1, {"slack": 64})
+        measured.submit(2, {"block_size": 64})
+        answers = dict(measured.next_done() for _ in range(3))
+    assert not any(answer.failed for answer in answers.values()), answers
+    engines = [answers[n].summary["engine"] for n in range(3)]
+    assert [engine["num_blocks"] for engine in engines] == [200, 200, 100]
+    assert [engine["block_size"] for engine in engines] == [32, 32, 64]
+    assert all("Async" in engine["settings"]["scheduler"] for engine in engines)
+
+
+def test_specs_of_the_run_serve_trials_that_do_not_change_them() -> None:
+    shown = EngineLike(specs={"version": 1})
+    assert shown.specs_for({"slack": 64, "max_num_seqs": 8}) == {"version": 1}
+    for changing in ({"block_size": 64}, {"packed": True}, {"kv_cache_dtype": "fp8"}):
+        assert shown.specs_for(changing) == {}
 
 
 def test_a_trial_that_dies_says_so(pool: SimPool) -> None:

@@ -1,0 +1,77 @@
+"""What a run of the engine says about the engine that trials simulate: step cost, pool, KV specs, scheduling. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from kvtune.analysis.study import Bench, Settings
+from kvtune.engine.flags import flag_value
+from kvtune.errors import KvtuneError
+from kvtune.run.types import Run
+from kvtune.sim.cost import NOMINAL, StepCost, fit
+
+POOL_FLAGS = ("num-gpu-blocks-override", "kv-cache-memory-bytes")
+SCHEDULING = (
+    "prefix_match_unit",
+    "prefix_cache_retention_interval",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "prefill_schedule_interval",
+)
+"""Settings of vLLM that leave a model's KV specs as they are. A trial that sets another one builds them anew."""
+LAYOUT = ("packed", "states_per_block")
+"""Settings of the core that do not."""
+
+
+class EngineLike(msgspec.Struct, frozen=True, kw_only=True):
+    """The default knows nothing: a nominal cost, the pool of the flags, the specs of the model.
+
+    blocks: the pool of the run, of `block_tokens` tokens each. async_scheduling: None takes vLLM's default here.
+    """
+
+    cost: StepCost = NOMINAL
+    blocks: int = 0
+    block_tokens: int = 0
+    specs: dict[str, Any] = {}
+    async_scheduling: bool | None = None
+
+    def pool_of(self, bench: Bench) -> Bench:
+        """The bench with the run's pool, where its own flags give none."""
+        if not self.blocks or gives_pool(bench):
+            return bench
+        flags = [*bench.engine_args, "--num-gpu-blocks-override", str(self.blocks)]
+        return structs.replace(bench, engine_args=flags, block_tokens=self.block_tokens)
+
+    def specs_for(self, settings: Settings) -> dict[str, Any]:
+        """The run's KV specs, where these settings leave them as they are."""
+        from kvtune.core.settings import KNOBS
+
+        kept = all(n in SCHEDULING or (n in KNOBS and n not in LAYOUT) for n in settings)
+        return self.specs if kept else {}
+
+
+UNMEASURED = EngineLike()
+
+
+def gives_pool(bench: Bench) -> bool:
+    """Whether the bench's flags say how large the KV cache is."""
+    return any(flag_value(bench.engine_args, name) is not None for name in POOL_FLAGS)
+
+
+def like(run: Run) -> EngineLike:
+    """The engine of a recorded run; its cost is nominal where the run was too short to fit one."""
+    try:
+        cost = fit(run)
+    except KvtuneError:
+        cost = NOMINAL
+    engine = run.header.engine
+    return EngineLike(
+        cost=cost,
+        blocks=engine.num_blocks,
+        block_tokens=engine.block_size,
+        specs=engine.kv_specs,
+        async_scheduling=engine.async_scheduling,
+    )

@@ -1,0 +1,100 @@
+"""A search from start to recipe, with stand-ins for engine and simulator: what is asked of whom, in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from kvtune.analysis.study import Bench, StudyResult, Trial
+from kvtune.run.file import read_run
+from kvtune.tune import tune as tuning
+from kvtune.tune.confirm import Contender
+from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.search import SearchSettings
+from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.like import UNMEASURED, EngineLike
+from kvtune.workload.spec import build
+
+RECORDED = Path(__file__).parents[1] / "golden" / "schema1-real.kvrun"
+
+
+class Quiet:
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+
+    def __call__(self, trial: Trial) -> None: ...
+
+    def phase(self, text: str) -> None:
+        self.phases.append(text)
+
+
+def searched(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, flags: list[str], guards: tuple[str, ...] = ()
+) -> tuple[EngineLike, Quiet, list[EngineLike]]:
+    """What a search is given after the baseline's run, the phases, and what guards were checked with."""
+    given: list[EngineLike] = []
+    checked: list[EngineLike] = []
+
+    class Bout:
+        def __init__(self, *_: Any) -> None: ...
+
+        def run(self, side: Contender) -> object:
+            side.runs.append(read_run(RECORDED))
+            return side.runs[-1]
+
+    def search(*arguments: Any) -> list[Trial]:
+        given.append(next(each for each in arguments if isinstance(each, EngineLike)))
+        return []
+
+    def check(bench: Bench, specs: object, like: EngineLike = UNMEASURED) -> None:
+        checked.append(like)
+
+    monkeypatch.setattr(tuning, "Bout", Bout)
+    monkeypatch.setattr(tuning, "search", search)
+    monkeypatch.setattr(tuning, "_space", lambda settings: {})
+    monkeypatch.setattr(tuning.guard, "check", check)
+    monkeypatch.setattr(tuning.guard, "holding", lambda bench, specs, trials, *more: list(trials))
+    bench = Bench(model="m", spec="rounds", seed=0, workload_hash="h", engine_args=flags)
+    progress = Quiet()
+    with StudyJournal(folder / "study.jsonl", "tune", bench) as journal:
+        settings = tuning.TuneSettings(
+            bench=bench,
+            workload=build("rounds", seed=0),
+            facts=ModelFacts(),
+            by=OBJECTIVES["hit-rate"],
+            output=folder,
+            recipe=folder / "recipe.toml",
+            search=SearchSettings(),
+            guards=guards,
+        )
+        result = tuning.tune(settings, journal, progress)
+    assert isinstance(result, StudyResult) and not result.verdict.winner
+    return given[0], progress, checked
+
+
+def test_the_search_simulates_the_engine_of_the_baselines_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    like, _, _ = searched(monkeypatch, tmp_path, [])
+    engine = read_run(RECORDED).header.engine
+    assert engine.num_blocks and like.blocks == engine.num_blocks
+    assert (like.block_tokens, like.async_scheduling) == (engine.block_size, engine.async_scheduling)
+    bench = Bench(model="m", spec="rounds", seed=0, workload_hash="h")
+    assert like.pool_of(bench).engine_args == ["--num-gpu-blocks-override", str(engine.num_blocks)]
+    given = replace(bench, engine_args=["--kv-cache-memory-bytes", "1G"])
+    assert like.pool_of(given) is given
+
+
+def test_guards_wait_for_the_run_that_says_how_large_the_pool_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    like, progress, checked = searched(monkeypatch, tmp_path, [], guards=("chat",))
+    assert checked == [like] and progress.phases.index("stock on the engine") == 0
+    (tmp_path / "given").mkdir()
+    flags = ["--num-gpu-blocks-override", "900"]
+    _, progress, checked = searched(monkeypatch, tmp_path / "given", flags, guards=("chat",))
+    assert checked == [EngineLike()] and progress.phases.index("stock on the guards") == 0

@@ -119,7 +119,7 @@ def _fixed(*values: str) -> Callable[[str], Offer]:
 
 cores = _fixed("kvtune", "stock")
 probes = _fixed("off", "light", "types", "sites", "full")
-engine_or_sim = _fixed("engine", "sim")
+engine_host_or_sim = _fixed("engine", "host", "sim")
 both_or_sim = _fixed("both", "sim")
 places = _fixed("sim", "engine", "both")
 modes = _fixed("exact", "jump", "coarse")

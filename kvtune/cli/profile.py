@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from kvtune.errors import UsageError
 from kvtune.run.config import REPORTS
 
 if TYPE_CHECKING:
+    from kvtune.device.settings import Device
     from kvtune.engine.profile import ProfileJob
 
 
@@ -63,8 +65,9 @@ def profile(
         str,
         typer.Option(
             "--on",
-            help="engine, or sim: vLLM's own scheduler and KV cache without the model.",
-            autocompletion=completion.engine_or_sim,
+            help="engine; host: the engine's processes on a device that only takes time, no model; or sim: "
+            "vLLM's own scheduler and KV cache without model and processes.",
+            autocompletion=completion.engine_host_or_sim,
         ),
     ] = "engine",
     mode: Annotated[
@@ -77,10 +80,18 @@ def profile(
     like: Annotated[
         Path | None,
         typer.Option(
-            help="With --on sim: take KV specs, pool and step times from this run file's engine.",
+            help="With --on sim or host: take KV specs, pool and step times from this run file's engine.",
             parser=options.run_path,
             metavar="RUN",
             autocompletion=completion.runs,
+        ),
+    ] = None,
+    step_us: Annotated[
+        float | None,
+        typer.Option(
+            "--step-us",
+            min=0,
+            help="With --on host: microseconds that the device takes for a step. Default 0.",
         ),
     ] = None,
     dummy: options.Dummy = False,
@@ -99,7 +110,7 @@ def profile(
     from kvtune.run.slo import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
-    options.choice("--on", on, ("engine", "sim"))
+    options.choice("--on", on, ("engine", "host", "sim"))
     options.choice("--probe", probe, PROBES)
     settings, flags = with_recipe(recipe, set_ or [], engine_args(ctx), model=model, anyway=anyway)
     job = ProfileJob(
@@ -114,14 +125,22 @@ def profile(
         output=output,
         slo=read_slo(slo),
     )
-    if on != "engine" or like is not None or mode != "exact":
+    if step_us is not None and on != "host":
+        raise UsageError("--step-us is for a device that only takes time", "add --on host")
+    if mode != "exact" and on != "sim":
+        raise UsageError("--mode is for simulations", "add --on sim")
+    if like is not None and on == "engine":
+        raise UsageError(
+            "--like is for simulations and devices that only take time", "add --on sim or --on host"
+        )
+    if on == "sim":
         if stacks or ablate or ablate_only or repeat > 1:
             raise UsageError(
                 "--stacks, --ablate and --repeat need the real engine", "leave them out, or use --on engine"
             )
-        if on != "sim":
-            raise UsageError("--mode and --like are for simulations", "add --on sim")
         return _replay(job, mode, like, as_json=json, open_=open_)
+    if on == "host":
+        job = replace(job, device=_device(like, step_us))
     if ablate or ablate_only:
         from kvtune.cli.ablate import run_ablation
 
@@ -147,6 +166,18 @@ def profile(
     if error is not None:
         raise error
     return 0
+
+
+def _device(like: Path | None, step_us: float | None) -> Device:
+    from kvtune.device.settings import constant
+    from kvtune.run.file import read_run
+    from kvtune.sim.like import device_of
+
+    if like is None:
+        return constant(step_us or 0.0)
+    if step_us is not None:
+        raise UsageError("--like and --step-us both say how long a step takes", "leave one of them out")
+    return device_of(read_run(like))
 
 
 def _replay(job: ProfileJob, mode: str, like: Path | None, *, as_json: bool, open_: bool) -> int:

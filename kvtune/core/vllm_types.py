@@ -233,6 +233,11 @@ class KVCacheManager(Protocol):
 
 
 class NewRequestData(Protocol):
+    req_id: str
+    prompt_token_ids: Sequence[int] | None
+    prefill_token_ids: (
+        Sequence[int] | None
+    )  # model runner V2: with the output of a request that was preempted
     num_computed_tokens: int
     block_ids: BlockIds
 
@@ -247,6 +252,7 @@ class CachedRequests(Protocol):
 class CachedRequestData(CachedRequests, Protocol):
     req_ids: list[str]
     resumed_req_ids: set[str]
+    all_token_ids: Mapping[str, Sequence[int]]
     num_output_tokens: list[int]
 
 
@@ -289,6 +295,7 @@ class Scheduler(Protocol):
 
 class Executor(Protocol):
     execute_model: Callable[..., object]
+    sample_tokens: Callable[..., object]
 
 
 class EngineCore(Protocol):

@@ -69,8 +69,8 @@ def _engine(config: Any, specs: dict[str, Any], layouts: list[str], pool_known: 
     """vLLM's EngineCore on the simulator's executor. A pool of unknown size is enlarged until one request fits."""
     from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
+    from kvtune.device.cost import NOMINAL
     from kvtune.sim.clock import VirtualClock
-    from kvtune.sim.cost import NOMINAL
     from kvtune.sim.executor import Machine, SimExecutor
 
     pool = int(config.cache_config.kv_cache_memory_bytes or POOL_BYTES)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvtune.core.vllm_config import VllmConfig
+from kvtune.device.settings import TIMED, read_device
 from kvtune.engine.driver import Driver, RequestLog
 from kvtune.engine.messages import COUNTS_FILE, PLAN_FILE, RECEIPTS_FILE, REQUESTS_FILE, Event, HostPlan
 from kvtune.engine.vllm_counts import VllmCounts
@@ -103,12 +104,13 @@ def describe_engine(config: VllmConfig) -> dict[str, object]:
         config.model_config,
     )
     backend = parallel.distributed_executor_backend
+    executor = backend if isinstance(backend, str) else getattr(backend, "__name__", str(backend))
     return {
         "vllm": vllm.__version__,
         "torch": torch.__version__,
         "device": str(current_platform.device_type),
         "device_name": str(current_platform.get_device_name() or ""),
-        "executor": backend if isinstance(backend, str) else getattr(backend, "__name__", str(backend)),
+        "executor": executor.rpartition(".")[2],
         "block_size": int(cache.block_size),
         "num_blocks": int(cache.num_gpu_blocks or 0),
         "max_model_len": int(model.max_model_len),
@@ -138,6 +140,11 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
     workload = build(plan.workload, seed=plan.seed)
     arguments = parse_engine_args(plan.vllm_args)
     config = arguments.create_engine_config()
+    device = read_device() if plan.on_device else None
+    if device is not None:
+        from kvtune.device.shape import shape
+
+        shape(config, device, asynchronous=arguments.async_scheduling is not False)
     max_model_len = int(config.model_config.max_model_len)
     check_fits(workload, max_model_len)
     counts = VllmCounts()
@@ -147,7 +154,10 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
     vocab = int(config.model_config.get_vocab_size())
     children = multiprocessing.active_children()
     try:
-        reporter.send(Event(kind="engine", facts=_jsonable(describe_engine(engine.vllm_config))))
+        facts = describe_engine(engine.vllm_config)
+        if device is not None:
+            facts |= {"device": TIMED, "device_name": device.name}
+        reporter.send(Event(kind="engine", facts=_jsonable(facts)))
         if plan.warm_up:
             reporter.send(Event(kind="phase", name="warm-up"))
             warm = Driver(

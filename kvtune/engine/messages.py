@@ -15,13 +15,17 @@ RECEIPTS_FILE = "receipts.bin"
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`vllm_args` go through vLLM's parser. The host rebuilds the requests from `workload` and `seed`."""
+    """`vllm_args` go through vLLM's parser. The host rebuilds the requests from `workload` and `seed`.
+
+    `on_device`: the work folder describes a device that only takes time, which stands in for the model.
+    """
 
     model: str  # as the user gave it; vllm_args has what vLLM loads
     vllm_args: list[str]
     workload: str
     seed: int
     warm_up: bool = True
+    on_device: bool = False
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from kvtune.core.settings import Value
+from kvtune.device.settings import GPU_FLAGS, Device, write_device
+from kvtune.engine.flags import settings_given
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.record import record
@@ -54,6 +56,7 @@ class ProfileJob:
     environment: dict[str, str] = field(default_factory=dict)
     warm_up: bool = True
     slo: dict[str, float] = field(default_factory=dict)
+    device: Device | None = None  # a device that only takes time, in place of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ class Profiled:
 def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: None) -> Profiled:
     """Run the job on the real engine. The run file is written also when the run ended early."""
     version = check_engine()
-    resolved = resolve(job.model, dummy=job.dummy, engine_args=job.engine_args)
+    arguments = engine_arguments(job)
+    resolved = resolve(job.model, dummy=job.dummy or job.device is not None, engine_args=arguments)
     check_output(job.output)
     check_shared_memory(is_cpu_build())
     stacks = None
@@ -75,10 +79,16 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
 
         stacks = Stacks.preflight()
     plan = HostPlan(
-        model=job.model, vllm_args=resolved.args, workload=job.workload.spec, seed=job.workload.seed
+        model=job.model,
+        vllm_args=[*resolved.args, *_gpu_flags(job, arguments)],
+        workload=job.workload.spec,
+        seed=job.workload.seed,
+        on_device=job.device is not None,
     )
     folder, path, lock = reserve(job)
     try:
+        if job.device is not None:
+            write_device(msgspec.structs.replace(job.device, given=sorted(settings_given(arguments))), folder)
         with socket_folder() as sockets:
             outcome = launch(
                 plan,
@@ -102,7 +112,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
             command=job.command,
             core=CoreInfo(name=job.core, settings=job.core_settings),
             probe_level=job.probe,
-            engine_args=job.engine_args,
+            engine_args=arguments,
         )
         if not run.header.engine.vllm:
             run = _with_version(run, version)
@@ -115,6 +125,23 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
     finally:
         os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def engine_arguments(job: ProfileJob) -> list[str]:
+    """The flags after `--`; on a device that only takes time behind those of the engine that it stands for."""
+    return [*(job.device.engine_args if job.device is not None else ()), *job.engine_args]
+
+
+def _gpu_flags(job: ProfileJob, given: Sequence[str]) -> list[str]:
+    """vLLM's defaults on a GPU, where it takes those of a CPU and nothing else says them."""
+    if job.device is None or job.device.specs or not is_cpu_build():
+        return []
+    return [
+        word
+        for name, value in GPU_FLAGS.items()
+        if name not in settings_given(given)
+        for word in (f"--{name}", value)
+    ]
 
 
 def _until_measured(on_event: Callable[[Event], None], stacks: Stacks | None) -> Callable[[Event], None]:
@@ -174,7 +201,8 @@ def run_name(job: ProfileJob) -> str:
     """MODEL_WORKLOAD_CORE_TIME, as in `tiny-gemma3_rounds_kvtune_20261121-094501`."""
     model = re.sub(r"[^\w.-]+", "-", Path(job.model).name or job.model).strip("-")[:40]
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return f"{model}_{job.workload.name}_{job.core}_{stamp}"
+    place = "_host" if job.device is not None else ""
+    return f"{model}_{job.workload.name}_{job.core}_{stamp}{place}"
 
 
 def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:

@@ -95,7 +95,7 @@ def record(
     counters = dict(counts.get("counters", {}))
     header = Header(
         kvtune=__version__,
-        source="engine",
+        source="host" if plan.on_device else "engine",
         state="complete" if outcome.error is None else "partial",
         why=outcome.error.message if outcome.error is not None else "",
         started_at=outcome.started_at,

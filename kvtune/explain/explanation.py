@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvtune.analysis.cache import prefix_cache
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.types import Run, Table
-from kvtune.sim.profile import cost_of
+from kvtune.sim.like import cost_of
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import CAUSES, split

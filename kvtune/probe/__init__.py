@@ -3,7 +3,7 @@
 In: the environment (`KVTUNE_PROBE`, `KVTUNE_RUN_DIR`), set by `engine/profile.py` and `engine/launch.py`. Out: one ring
 file and one status file per engine process, psutil samples, py-spy files; `engine/record.py` merges them.
 A probe that fails switches itself off and says so.
-Imported by: engine, evidence, sim.
+Imported by: device, engine, evidence, sim.
 
 In vLLM's processes:
     plugin.py      the entry point: inert unless KVTUNE_PROBE is set
@@ -25,6 +25,7 @@ In vLLM's processes:
 In ours:
     process.py     psutil: memory, CPU time and threads, in a thread of the launcher
     stacks.py      py-spy on EngineCore and a worker
+    work.py        The work in a step, read from its SchedulerOutput alone: prompt tokens
 
     level    adds                                                               where
     light    pauses, trigger lines, heap size, steps, net allocations a phase   gc.py, heap.py, steps.py

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from gc import get_count
-from itertools import compress
-from operator import not_
 from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
@@ -19,6 +17,7 @@ from kvtune.probe.gc import CollectorProbe
 from kvtune.probe.pool import PoolWatch
 from kvtune.probe.records import Digest, PoolChange, Step
 from kvtune.probe.ring import Ring
+from kvtune.probe.work import WorkFollower
 
 
 class StepSampler(Protocol):
@@ -44,9 +43,7 @@ class StepProbe:
         self._schedule = self._update = (0, 0, 0, 0)  # start and end in ns, then objects made so far at both
         self._output: SchedulerOutput | None = None
 
-        self._steady: tuple[int, str | None, str | None] = (0, None, None)
-        self._context = self._prefill_context = 0
-        self._preempted: set[str] = set()  # requests that have output and prefill once more
+        self._work = WorkFollower()
 
     def wrap_scheduler(self, scheduler: Scheduler) -> None:
         """Replace methods on the instance, so that a second engine in this process is not measured twice."""
@@ -144,27 +141,25 @@ class StepProbe:
             execute = end - start - (schedule_end - schedule_start) - updated
         else:
             execute = max(0, update_start - schedule_end)
-        total = output.total_num_scheduled_tokens
-        requests = len(output.num_scheduled_tokens)
-        prefill = self._follow(output, total, requests, len(scheduler.running))
+        work = self._work.follow(output)
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         self._ring.write(
             Step(
                 queued=queued,
-                requests=requests,
+                requests=work.requests,
                 start_ns=start,
                 step_ns=end - start,
                 schedule_ns=schedule_end - schedule_start,
                 execute_ns=execute,
                 update_ns=updated,
                 cpu_ns=cpu,
-                scheduled_tokens=total,
-                prefill_tokens=prefill,
+                scheduled_tokens=work.scheduled,
+                prefill_tokens=work.prefill,
                 running=len(scheduler.running),
                 waiting=len(scheduler.waiting),
                 free_blocks=free,
-                context_tokens=self._context,
-                prefill_context_tokens=self._prefill_context,
+                context_tokens=work.context_tokens,
+                prefill_context_tokens=work.prefill_context_tokens,
                 schedule_objects=schedule_made,
                 execute_objects=execute_made,
                 update_objects=update_made,
@@ -175,55 +170,3 @@ class StepProbe:
         if self.pool is not None and (change := self.pool.news()) is not None:
             evicted, demoted = change
             self._ring.write(PoolChange(free, start, tuple(evicted), tuple(demoted)))
-
-    def _follow(self, output: SchedulerOutput, total: int, requests: int, running: int) -> int:
-        """Prefill tokens of a step; updates the context tokens. Walks no list while the same requests decode."""
-        cached = output.scheduled_cached_reqs
-        ids = cached.req_ids
-        if (
-            total == requests == len(ids) == running == self._steady[0]
-            and not output.scheduled_new_reqs
-            and not output.finished_req_ids
-            and not output.preempted_req_ids
-            and not cached.resumed_req_ids
-            and (ids[0], ids[-1]) == self._steady[1:]
-        ):
-            self._context += total
-            return 0
-        computed, produced = cached.num_computed_tokens, cached.num_output_tokens
-        context, prefill_context = sum(computed), 0
-        # A running request with output decodes; everything else in the step is prefill.
-        prefills = produced.count(0)
-        decodes = len(ids) - prefills
-        if prefills:
-            prefill_context = sum(compress(computed, map(not_, produced)))
-        if output.preempted_req_ids:
-            self._preempted |= output.preempted_req_ids
-        if self._preempted:
-            again = self._prefilling_again(output)
-            decodes -= len(again)
-            prefill_context += sum(again)
-        for new in output.scheduled_new_reqs:
-            prefill_context += new.num_computed_tokens
-            context += new.num_computed_tokens
-        self._context, self._prefill_context = context, prefill_context
-        steady = total == decodes == requests
-        self._steady = (total, ids[0], ids[-1]) if steady and ids else (0, None, None)
-        return int(max(0, total - decodes))
-
-    def _prefilling_again(self, output: SchedulerOutput) -> list[int]:
-        """Computed tokens of each request in this step that was preempted and does not decode again yet."""
-        cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
-        self._preempted -= output.finished_req_ids
-        prefilling: list[int] = []
-        for name, computed, produced in zip(
-            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
-        ):
-            # A request without output counts as prefill anyway.
-            if name not in self._preempted or not produced:
-                continue
-            if scheduled[name] == 1 or name in output.scheduled_spec_decode_tokens:
-                self._preempted.discard(name)
-            else:
-                prefilling.append(computed)
-        return prefilling

@@ -43,7 +43,13 @@ def banners(run: Run) -> list[Banner]:
             "Hits are exact; times are estimates."
         )
         shown.append(Banner("info", "Predicted, not measured.", text))
-    elif not h.valid.timings:
+    if h.source == "host":
+        text = (
+            f"vLLM's real processes and scheduler on a device that only takes time ({h.engine.device_name}): what the "
+            "host costs is measured, tokens mean nothing, and no worker prepared inputs or launched kernels."
+        )
+        shown.append(Banner("info", "The host alone, without a model.", text))
+    if h.source != "sim" and not h.valid.timings:
         shown.append(Banner("warn", "Do not trust the times.", h.valid.why or "A probe distorted them."))
     if h.core.name == "kvtune" and not h.core.active:
         why = h.core.why or "No reason was recorded."

@@ -150,7 +150,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     misses: dict[str, int] = {}  # missed prompt tokens by cause, from `kvtune explain`
     slo: dict[str, float] = {}  # upper limits in milliseconds (run.slo)
     sim: Replay | None = None
-    step_cost: dict[str, Scalar] = {}  # the fields of sim.cost.StepCost
+    step_cost: dict[str, Scalar] = {}  # the fields of device.cost.StepCost
     verdicts: list[
         dict[str, object] | None
     ] = []  # by request, the fields of sim.verdicts.listener.PromptVerdict

@@ -173,7 +173,8 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     kvtune: str
-    source: Literal["engine", "sim"]
+    # engine; host: the engine on a device that only takes time; sim: replayed, nothing measured
+    source: Literal["engine", "host", "sim"]
     state: Literal["complete", "partial", "failed"] = "complete"
     why: str = ""
     started_at: str  # ISO 8601, UTC

@@ -8,7 +8,7 @@ Imported by: cli, doctor, explain, tune.
     simulators.py (parent) <-- JSON lines --> worker.py* (imports vLLM once, forks for each job)
                                                  |
     build.py*: VllmConfig, KV specs --> replay.py --> player.py: the loop --> journal.py --> record.py --> Run
-       meta_model.py* or kv_specs.py*                  |      |
+       device/meta_model.py* or kv_specs.py*           |      |
                           front_end.py --> requests.py*|      | steppers, asked in order (fast/choose.py*)
                           (delays: delay.py)                  v
                                     EngineCore --> executor.py* --> a step's length: cost.py; moves clock.py
@@ -18,8 +18,6 @@ Imported by: cli, doctor, explain, tune.
     settings.py     SimSettings, MODES: plain data, sent as JSON
     profile.py      `kvtune profile --on sim`: one replay, from job to run file
     build.py        EngineCore on the executor without a model
-    meta_model.py   a model's KV specs, from torch's meta device
-    kv_specs.py     vLLM's KV specs, from captured ones (probe/kv_specs.py captures them)
     vllm_types.py   Protocols: what the simulator uses of vLLM's objects
     replay.py       a replay from settings to run
     player.py       the loop: sends requests, asks the steppers, takes outputs
@@ -33,6 +31,7 @@ Imported by: cli, doctor, explain, tune.
     clock.py        virtual time
     journal.py      what a replay writes down while it runs
     record.py       the run, from the journal
+    like.py         What `--like RUN` takes from a recorded run: its engine's flags and KV specs
     fast/           steppers that take many steps at once
     verdicts/       where every prompt token went
 

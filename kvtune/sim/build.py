@@ -32,10 +32,11 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
     choose_core(settings)
     from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
+    from kvtune.device.blocks import pool_bytes
     from kvtune.sim.executor import Machine, SimExecutor
 
     config, specs, layouts = configure(settings)
-    machine = Machine(specs, layouts, _pool_bytes(config), clock, settings.cost)
+    machine = Machine(specs, layouts, pool_bytes(config), clock, settings.cost)
     executor = type("SimExecutor", (SimExecutor,), {"machine": machine})
     try:
         engine: EngineCore = VllmEngineCore(config, executor, log_stats=True)
@@ -73,10 +74,10 @@ def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
 def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
     """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
     from kvtune.core.compat.parts import differing
+    from kvtune.device.kv_specs import apply, restore
+    from kvtune.device.meta_model import specs_of_model
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import check_engine, resolve
-    from kvtune.sim.kv_specs import apply, restore
-    from kvtune.sim.meta_model import specs_of_model
 
     version = check_engine()
     if why := differing(("simulator",)):
@@ -141,18 +142,6 @@ def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
         raise UsageError(
             f"vLLM does not accept {arguments.model}: {_line(error)}", "check MODEL and the flags after `--`"
         ) from error
-
-
-def _pool_bytes(config: VllmConfig) -> int:
-    cache = config.cache_config
-    if cache.kv_cache_memory_bytes:
-        return int(cache.kv_cache_memory_bytes)
-    if cache.num_gpu_blocks_override:
-        return 1 << 50  # enough for any override
-    raise UsageError(
-        "a simulated engine has no memory to measure: how large is its KV cache?",
-        "add `-- --num-gpu-blocks-override N` or `-- --kv-cache-memory-bytes N`",
-    )
 
 
 def _resize(settings: SimSettings, config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.device.cost import StepCost
 from kvtune.errors import KvtuneError
 from kvtune.run.step_work import fit_step_time, step_work
 from kvtune.run.types import Run, Table
@@ -21,59 +21,10 @@ MIN_STEPS = 20
 FITTED_SHARE = 0.6
 """Share of the steps, in time order, on which the held-out check fits; it predicts the rest."""
 
-TRUSTED_SHARE = 0.1
-"""Predictions count as valid timings up to this error."""
+Clock = Literal["wall", "cpu", "device"]
+"""What a step's time is: wall time, CPU time of EngineCore's thread, or the part in which the device computed."""
 
-Clock = Literal["wall", "cpu"]
-
-
-class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds, and how good the fit is.
-
-    `error_share`: mean absolute error over the mean step. `held_out_share`: a fit to the first part of the run predicts
-    the summed time of the rest with this error; predictions of means may be off by as much.
-    """
-
-    step_us: float
-    prefill_token_us: float
-    decode_us: float
-    kv_token_us: float
-    prefill_step_us: float = 0.0  # extra, for a step that prefills
-    prefill_kv_us: float = 0.0  # per pair of a prompt token and a KV token that it attends to
-    between_us: float = 0.0  # from a step's end to the next one's begin, while requests run
-    enter_us: float = 0.0  # from the client's send until the scheduler gets the request
-    leave_us: float = 0.0  # from a step's end until the client gets its tokens
-    fitted: bool = False
-    clock: str = ""  # which time of the steps was fitted: wall, or cpu (of EngineCore's thread)
-    machine: str = ""
-    source: str = ""  # the run it was fitted to
-    steps: int = 0
-    mean_error_us: float = 0.0
-    error_share: float = 0.0
-    p90_error_us: float = 0.0
-    held_out_share: float = 0.0
-    unexplained_share: float = 0.0
-    """Share of the time with requests in flight that steps and delays do not add up to."""
-
-    @property
-    def trusted(self) -> bool:
-        """Fitted, accurate on held-out steps, and accounting for the time that requests took in the run."""
-        return self.fitted and max(self.held_out_share, self.unexplained_share) <= TRUSTED_SHARE
-
-    def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int, prefill_kv: float = 0.0) -> float:
-        """From a step's begin until the next one can begin.
-
-        `kv_tokens`: of requests that decode. `prefill_kv`: KV tokens attended to, summed over the prompt tokens.
-        """
-        time_us = self.step_us + self.between_us + self.decode_us * decodes + self.kv_token_us * kv_tokens
-        if prefill_tokens:
-            time_us += self.prefill_step_us + self.prefill_token_us * prefill_tokens
-            time_us += self.prefill_kv_us * prefill_kv
-        return time_us * 1e-6
-
-
-NOMINAL = StepCost(step_us=8_000.0, prefill_token_us=12.0, decode_us=60.0, kv_token_us=0.0002)
-"""Round figures for one large accelerator, for replays in which only the order of events matters."""
+_COLUMN: dict[Clock, str] = {"wall": "step_us", "cpu": "cpu_us", "device": "execute_us"}
 
 
 def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepCost:
@@ -100,7 +51,7 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
 
 
 def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
-    time_us = steps["cpu_us" if clock == "cpu" else "step_us"].astype("f8")
+    time_us = steps[_COLUMN[clock]].astype("f8")
     features = step_work(steps)
     weights = fit_step_time(features, time_us)
     predicted_us = features @ weights
@@ -151,11 +102,3 @@ def _unexplained(run: Run, steps: Table, predicted_us: NDArray[np.float64], dela
     explained_us = predicted_us.sum() + len(predicted_us) * delay.between_us
     explained_us += pieces * (delay.enter_us + delay.leave_us - delay.between_us)
     return abs(seconds - float(explained_us) * 1e-6) / seconds
-
-
-def read_cost(text: str) -> StepCost:
-    """A StepCost from JSON, as in `header.extra.step_cost` of a run."""
-    try:
-        return msgspec.json.decode(text, type=StepCost)
-    except msgspec.DecodeError as error:
-        raise KvtuneError(f"not a step cost: {error}", "give the `step_cost` object of a run") from error

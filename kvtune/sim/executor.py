@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
-from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec
+from kvtune.core.vllm_config import KVCacheSpec
+from kvtune.device.cost import StepCost
+from kvtune.device.executor import ModellessExecutor
 from kvtune.sim.clock import VirtualClock
-from kvtune.sim.cost import StepCost
 from kvtune.sim.steps import ExecutedStep
 from kvtune.sim.vllm_types import EngineRequest, ModelOutput, ScheduledStep, SchedulerOutput
 
@@ -64,10 +64,12 @@ class VirtualResult:
         return self.value
 
 
-class SimExecutor(Executor):  # type: ignore[misc]
+class SimExecutor(ModellessExecutor):
     machine: Machine  # set on the class before EngineCore is built
 
     def _init_executor(self) -> None:
+        machine = self.machine
+        self.specs, self.layouts, self.pool_bytes = machine.specs, machine.layouts, machine.pool_bytes
         self.reset()
 
     def reset(self) -> None:
@@ -78,42 +80,6 @@ class SimExecutor(Executor):  # type: ignore[misc]
         """Set before a jump: the ends of the single decode steps that the next step stands for."""
         self.set_aside = NONE_SET_ASIDE
         self._pending: VirtualResult | None = None
-
-    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
-        return [dict(self.machine.specs)]
-
-    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        return [self.machine.layouts]
-
-    def determine_available_memory(self) -> list[int]:
-        return [self.machine.pool_bytes]
-
-    def set_kv_cache_layout(self, layout_name: str, *more: int) -> None:
-        """`more`: from 0.33 on, how context parallel ranks share a cache."""
-
-    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
-        pass
-
-    def compile_or_warm_up_model(self) -> None:
-        pass
-
-    def check_health(self) -> None:
-        pass
-
-    def shutdown(self) -> None:
-        pass
-
-    def collective_rpc(
-        self,
-        method: str | Callable[..., object],
-        timeout: float | None = None,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-        non_block: bool = False,
-    ) -> list[None]:
-        if method == "update_max_model_len":
-            return [None]
-        raise NotImplementedError(f"a simulated worker has no {method}")
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> VirtualResult:
         """The step's output as a future, also where EngineCore's synchronous step asks for it."""

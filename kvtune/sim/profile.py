@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvtune.device.cost import NOMINAL
 from kvtune.engine.profile import Profiled, ProfileJob, check_output, run_name
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
-from kvtune.sim.cost import NOMINAL, StepCost, fit, read_cost
+from kvtune.sim.like import cost_of, engine_of
 from kvtune.sim.settings import Mode, SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
@@ -49,9 +50,7 @@ def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
     """The simulated engine of a job; where a recorded run is given, modelled on its engine."""
     flags, specs, cost, async_scheduling = list(job.engine_args), {}, NOMINAL, None
     if like is not None:
-        engine = like.header.engine
-        if not engine.kv_specs:
-            raise KvtuneError("--like: the run file has no KV specs", "record it again with this kvtune")
+        engine = engine_of(like)
         flags, specs = [*engine.args, *flags], engine.kv_specs
         async_scheduling = engine.async_scheduling
         cost = cost_of(like)
@@ -65,16 +64,3 @@ def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
         specs=specs,
         async_scheduling=async_scheduling,
     )
-
-
-def cost_of(run: Run) -> StepCost:
-    """The cost that a simulated run ran with; else fitted to the run's steps, or nominal where there are too few."""
-    stored = run.header.extra.step_cost
-    if stored:
-        import msgspec
-
-        return read_cost(msgspec.json.encode(stored).decode())
-    try:
-        return fit(run)
-    except KvtuneError:
-        return NOMINAL

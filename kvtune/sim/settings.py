@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvtune.sim.cost import NOMINAL, StepCost
+from kvtune.device.cost import NOMINAL, StepCost
 
 Mode = Literal["exact", "jump", "coarse"]
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from kvtune.core import vllm_types as core
 from kvtune.core.vllm_config import VllmConfig
+from kvtune.device.cost import StepCost
 from kvtune.sim.clock import VirtualClock
-from kvtune.sim.cost import StepCost
 
 EngineRequest = core.Request
 Block = core.KVCacheBlock

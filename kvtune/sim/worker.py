@@ -36,7 +36,7 @@ PRELOAD = (
     "vllm.v1.worker.gpu.attn_utils",
     "kvtune.engine.host",
     "kvtune.sim.executor",
-    "kvtune.sim.meta_model",
+    "kvtune.device.meta_model",
     "kvtune.sim.replay",
 )
 """What nearly every job needs: imported once, before the first fork."""

@@ -14,8 +14,8 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
+from kvtune.device.cost import NOMINAL
 from kvtune.sim.clock import VirtualClock
-from kvtune.sim.cost import NOMINAL
 from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
 from kvtune.sim.player import Player
 from kvtune.sim.settings import SimSettings

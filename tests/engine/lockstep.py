@@ -35,12 +35,12 @@ def main(job: dict[str, Any], out: Path) -> None:
     from vllm.v1.request import Request, SamplingParams
 
     from kvtune.core import plugin, state
+    from kvtune.device.cost import NOMINAL
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import resolve
     from kvtune.probe.kv_specs import capture
     from kvtune.sim import build
     from kvtune.sim.clock import VirtualClock, policies_see
-    from kvtune.sim.cost import NOMINAL
     from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
     from kvtune.sim.player import Player
     from kvtune.sim.settings import SimSettings

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kvtune.device.cost import NOMINAL, StepCost, read_cost
 from kvtune.errors import KvtuneError
 from kvtune.run.types import (
     CoreInfo,
@@ -23,7 +24,7 @@ from kvtune.run.types import (
     WorkloadInfo,
     empty_table,
 )
-from kvtune.sim.cost import NOMINAL, StepCost, fit, read_cost
+from kvtune.sim.cost import fit
 
 
 def run_with(steps: Table, *, device: str = "cpu", executor: str = "uni") -> Run:

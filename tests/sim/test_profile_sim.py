@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from kvtune.cli.app import run as kvtune
+from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.engine.profile import ProfileJob
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
-from kvtune.sim.cost import NOMINAL, StepCost
 from kvtune.sim.profile import cost_of, settings_for
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
@@ -129,10 +129,13 @@ def test_traces_with_long_gaps_and_repeated_lines_replay(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--on", "gpu"], "--on must be engine or sim, not 'gpu'"),
+        (["--on", "gpu"], "--on must be engine, host or sim, not 'gpu'"),
         (["--on", "sim", "--mode", "quick"], "--mode must be"),
-        (["--mode", "jump"], "are for simulations"),
-        (["--like", str(GALLERY / "rounds-stock.kvrun")], "are for simulations"),
+        (["--mode", "jump"], "is for simulations"),
+        (["--like", str(GALLERY / "rounds-stock.kvrun")], "is for simulations"),
+        (["--step-us", "8"], "is for a device that only takes time"),
+        (["--on", "host", "--mode", "jump"], "is for simulations"),
+        (["--on", "host", "--like", str(GOLDEN / "schema1-bare.kvrun")], "no KV specs"),
         (["--on", "sim", "--like", "/no/such.kvrun"], "/no/such.kvrun"),
         (["--on", "sim", "--like", str(GOLDEN / "schema1-bare.kvrun")], "no KV specs"),
         (["--on", "sim", "--stacks"], "need the real engine"),

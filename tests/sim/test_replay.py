@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
-from kvtune.sim.cost import NOMINAL, StepCost, fit
+from kvtune.sim.cost import fit
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build

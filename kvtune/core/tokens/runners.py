@@ -31,7 +31,7 @@ def install() -> None:
     if current_platform.is_cpu():
         _install_cpu_runner()
     else:
-        _install_gpu_outputs()
+        install_gpu_outputs()
 
 
 def uninstall() -> None:
@@ -89,7 +89,8 @@ def single_v2(output: AsyncOutput) -> None:
         output.num_sampled_tokens_np = NothingToTrim()
 
 
-def _install_gpu_outputs() -> None:
+def install_gpu_outputs() -> None:
+    """Wrap what GPU workers return; also called where a device that only takes time returns it on another platform."""
     from vllm.v1.worker.gpu.async_utils import AsyncOutput
     from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 

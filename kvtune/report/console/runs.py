@@ -37,7 +37,7 @@ def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
 
 
 def _cells(run: ListedRun) -> tuple[str, ...]:
-    where = " (sim)" if run.source == "sim" else ""
+    where = f" ({run.source})" if run.source != "engine" else ""
     return (
         Path(run.model).name,
         run.workload,

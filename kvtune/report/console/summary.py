@@ -68,7 +68,8 @@ def _head(s: Summary) -> RenderableType:
     from rich.text import Text
 
     engine, core = s.get("engine", {}), s.get("core", {})
-    predicted = " (predicted by the simulator)" if s.get("source") == "sim" else ""
+    places = {"sim": " (predicted by the simulator)", "host": " (no model: a device that only takes time)"}
+    predicted = places.get(s.get("source", ""), "")
     head = Text()
     head.append(f"{s.get('model', '')}{predicted}", style="bold")
     head.append(f"  {s.get('workload', {}).get('spec') or s.get('workload', {}).get('name', '')}\n")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from array import array
 
+from kvtune.device.cost import StepCost
 from kvtune.sim.clock import VirtualClock
-from kvtune.sim.cost import StepCost
 
 
 class Pace:

@@ -8,10 +8,11 @@ import msgspec
 from msgspec import structs
 
 from kvtune.analysis.study import Bench, Settings
+from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
-from kvtune.sim.cost import NOMINAL, StepCost, fit
+from kvtune.sim.cost import fit
 
 POOL_FLAGS = ("num-gpu-blocks-override", "kv-cache-memory-bytes")
 SCHEDULING = (

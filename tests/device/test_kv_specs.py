@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvtune.device.kv_specs import restore
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock, policies_see
-from kvtune.sim.kv_specs import restore
 from kvtune.workload.answers import with_answers
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 

@@ -1,0 +1,25 @@
+"""A device without a model, under vLLM's own engine: what `--on sim` and `--on host` run in place of one.
+
+In: vLLM's configuration, a step's cost, KV specs captured from a run (else the model is built on torch's meta device).
+Out: to vLLM, an executor that hands out KV blocks without memory and one token a request and step. `--on sim` adds a
+virtual clock (kvtune/sim/executor.py). `--on host` is vLLM's real front end, EngineCore and scheduler on the real
+clock: `engine/host.py` gives vLLM's configuration a GPU engine's shape, and everything else is the engine's own path
+(launcher, driver, probe, ring files, run file).
+Imported by: cli, doctor, engine, sim, tune.
+
+    settings.py     Device: what the launcher writes into the work folder, and the executor reads
+    cost.py         StepCost: how long a step takes by the work in it
+    shape.py        vLLM's configuration in a GPU engine's shape: asynchronous scheduling, executor, pool
+    executor.py*    vLLM's executor without a model
+    timed.py*       TimedExecutor: results are ready after the step's time on the real clock
+    blocks.py       a model's KV specs and pool, with a GPU's block size where this machine is none
+    meta_model.py   a model's KV specs, from torch's meta device
+    kv_specs.py     vLLM's KV specs, from captured ones (probe/kv_specs.py captures them)
+
+    a GPU engine's                     with --on host
+    worker inside EngineCore (uni)     the same: TimedExecutor is called as UniProcExecutor is
+    batch queue of two                 the same: asynchronous scheduling, results are futures
+    rows of sampled tokens             made by vLLM's own AsyncOutput, from an array, as Model Runner V2 does
+    a step's time                      slept in `result()`, counted from when the device was free
+    CPU time of the worker's Python    missing: inputs are not prepared and no kernel is launched
+"""

@@ -1,0 +1,84 @@
+"""How long a step takes by the work in it. Data, shared by the simulator and by the device that only takes time.
+
+`kvtune/sim/cost.py` fits one to a recorded run.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvtune.errors import KvtuneError
+from kvtune.probe.work import Work
+
+TRUSTED_SHARE = 0.1
+"""Predictions count as valid timings up to this error."""
+
+
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Microseconds, and how good the fit is.
+
+    `error_share`: mean absolute error over the mean step. `held_out_share`: a fit to the first part of the run predicts
+    the summed time of the rest with this error; predictions of means may be off by as much.
+    """
+
+    step_us: float
+    prefill_token_us: float
+    decode_us: float
+    kv_token_us: float
+    prefill_step_us: float = 0.0  # extra, for a step that prefills
+    prefill_kv_us: float = 0.0  # per pair of a prompt token and a KV token that it attends to
+    between_us: float = 0.0  # from a step's end to the next one's begin, while requests run
+    enter_us: float = 0.0  # from the client's send until the scheduler gets the request
+    leave_us: float = 0.0  # from a step's end until the client gets its tokens
+    fitted: bool = False
+    clock: str = ""  # which time of the steps was fitted: wall, or cpu (of EngineCore's thread)
+    machine: str = ""
+    source: str = ""  # the run it was fitted to
+    steps: int = 0
+    mean_error_us: float = 0.0
+    error_share: float = 0.0
+    p90_error_us: float = 0.0
+    held_out_share: float = 0.0
+    unexplained_share: float = 0.0
+    """Share of the time with requests in flight that steps and delays do not add up to."""
+
+    @property
+    def trusted(self) -> bool:
+        """Fitted, accurate on held-out steps, and accounting for the time that requests took in the run."""
+        return self.fitted and max(self.held_out_share, self.unexplained_share) <= TRUSTED_SHARE
+
+    def seconds(self, prefill_tokens: int, decodes: int, kv_tokens: int, prefill_kv: float = 0.0) -> float:
+        """From a step's begin until the next one can begin.
+
+        `kv_tokens`: of requests that decode. `prefill_kv`: KV tokens attended to, summed over the prompt tokens.
+        """
+        time_us = self.step_us + self.between_us + self.decode_us * decodes + self.kv_token_us * kv_tokens
+        if prefill_tokens:
+            time_us += self.prefill_step_us + self.prefill_token_us * prefill_tokens
+            time_us += self.prefill_kv_us * prefill_kv
+        return time_us * 1e-6
+
+    def device_us(self, work: Work) -> float:
+        """How long a device computes the step; from the quantities that costs are fitted to (run.step_work)."""
+        decodes = max(work.scheduled - work.prefill, 0)
+        context = max(work.context_tokens - work.prefill_context_tokens, 0)
+        time_us = self.step_us + self.decode_us * decodes + self.kv_token_us * context
+        if work.prefill:
+            prefills = max(work.requests - decodes, 1)
+            attended = work.prefill * (work.prefill_context_tokens + work.prefill / 2) / prefills
+            time_us += (
+                self.prefill_step_us + self.prefill_token_us * work.prefill + self.prefill_kv_us * attended
+            )
+        return time_us
+
+
+NOMINAL = StepCost(step_us=8_000.0, prefill_token_us=12.0, decode_us=60.0, kv_token_us=0.0002)
+"""Round figures for one large accelerator, for replays in which only the order of events matters."""
+
+
+def read_cost(text: str) -> StepCost:
+    """A StepCost from JSON, as in `header.extra.step_cost` of a run."""
+    try:
+        return msgspec.json.decode(text, type=StepCost)
+    except msgspec.DecodeError as error:
+        raise KvtuneError(f"not a step cost: {error}", "give the `step_cost` object of a run") from error

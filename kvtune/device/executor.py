@@ -1,0 +1,63 @@
+"""vLLM's executor without a model: KV blocks without memory, whatever makes the tokens. Base of the executors that
+`kvtune profile --on sim` and `--on host` run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from vllm.v1.executor.abstract import Executor
+
+from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec
+
+NOTHING_TO_DO = frozenset(
+    ("update_max_model_len", "reset_mm_cache", "reset_encoder_cache", "synchronize_device", "profile")
+)
+"""What EngineCore asks of all workers, and a worker without a model has done at once."""
+
+
+class ModellessExecutor(Executor):  # type: ignore[misc]
+    """`_init_executor` of a subclass sets the three attributes."""
+
+    specs: Mapping[str, KVCacheSpec]
+    layouts: list[str]
+    pool_bytes: int
+
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        return [dict(self.specs)]
+
+    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
+        return [self.layouts]
+
+    def determine_available_memory(self) -> list[int]:
+        return [self.pool_bytes]
+
+    def set_kv_cache_layout(self, layout_name: str, *more: int) -> None:
+        """`more`: from 0.33 on, how context parallel ranks share a cache."""
+
+    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        pass
+
+    def compile_or_warm_up_model(self) -> None:
+        pass
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def check_health(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., object],
+        timeout: float | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+        non_block: bool = False,
+    ) -> list[None]:
+        if method in NOTHING_TO_DO:
+            return [None]
+        raise NotImplementedError(f"a worker without a model has no {method}")

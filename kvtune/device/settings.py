@@ -1,0 +1,56 @@
+"""The device of `--on host` as the launcher describes it. Plain data, a JSON file in the work folder; no vLLM."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvtune.device.cost import StepCost
+from kvtune.errors import KvtuneError
+
+DEVICE_FILE = "device.json"
+
+TIMED = "timed"
+"""`engine.device` of a run on a device that only takes time."""
+
+GPU_FLAGS = {"max-num-seqs": "1024", "max-num-batched-tokens": "8192"}
+"""vLLM's defaults for a server on a GPU with 70 GiB or more, where this machine has no GPU to ask."""
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that only takes time: `cost` of each step. `specs`: KV specs captured from a run, or {}.
+
+    `engine_args`: flags of the engine that it stands for; the user's own override them. `given`: names of the flags
+    that were given in either way, which keep their values. `name`: for people.
+    """
+
+    cost: StepCost
+    name: str
+    specs: dict[str, Any] = {}
+    engine_args: list[str] = []
+    given: list[str] = []
+
+
+def constant(step_us: float) -> Device:
+    """A device on which every step takes the same time; 0: none."""
+    cost = StepCost(step_us=step_us, prefill_token_us=0.0, decode_us=0.0, kv_token_us=0.0)
+    return Device(cost=cost, name=f"{step_us:g} us a step" if step_us else "takes no time")
+
+
+def write_device(device: Device, folder: Path) -> None:
+    (folder / DEVICE_FILE).write_bytes(msgspec.json.encode(device))
+
+
+def read_device() -> Device:
+    """The device of this engine's run. KvtuneError in a process that kvtune did not start."""
+    folder = os.environ.get("KVTUNE_RUN_DIR", "")
+    try:
+        return msgspec.json.decode((Path(folder) / DEVICE_FILE).read_bytes(), type=Device)
+    except (OSError, msgspec.DecodeError) as error:
+        raise KvtuneError(
+            f"no device that only takes time is described in {folder or 'KVTUNE_RUN_DIR'}: {error}",
+            "start it with `kvtune profile MODEL --on host`",
+        ) from error

@@ -1,0 +1,47 @@
+"""Gives vLLM's configuration a GPU engine's shape, on any machine. In the host process, before the engine is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.config import VllmConfig
+
+from kvtune.device.blocks import pool_bytes
+from kvtune.device.kv_specs import apply
+from kvtune.device.settings import Device
+
+if TYPE_CHECKING:
+    from kvtune.core import vllm_config
+
+EXECUTOR = "kvtune.device.timed.TimedExecutor"
+
+
+class GpuShaped(VllmConfig):  # type: ignore[misc]
+    """A configuration that keeps its shape.
+
+    EngineCore lets the platform check it once more after the handshake: vLLM's CPU platform would take asynchronous
+    scheduling back, and refuse Model Runner V2, which changes what the scheduler sends.
+    """
+
+    @property
+    def use_v2_model_runner(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def shape(config: vllm_config.VllmConfig, device: Device, *, asynchronous: bool = True) -> None:
+    """Change `config` in place, but for what flags say (`asynchronous`: what they say of scheduling).
+
+    vLLM's CPU platform turns asynchronous scheduling off and takes another executor: this comes after it.
+    """
+    cache = config.cache_config
+    if device.specs:
+        apply(device.specs, config, frozenset(name.replace("-", "_") for name in device.given))
+        if cache.num_gpu_blocks_override is None:
+            cache.num_gpu_blocks_override = int(device.specs["num_blocks"])
+    pool_bytes(config)
+    config.parallel_config.distributed_executor_backend = EXECUTOR
+    config.scheduler_config.async_scheduling = asynchronous
+    config.__class__ = GpuShaped

@@ -1,0 +1,149 @@
+"""An executor whose results are ready after the step's time, on the real clock. Runs in EngineCore, without a model.
+
+It is called as vLLM's UniProcExecutor on a GPU: `execute_model` and `sample_tokens` return at once, steps run one after
+another on the device, and the tokens come from vLLM's own AsyncOutput, whose event is done at a time. Every token is 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import Future
+from time import monotonic_ns, sleep
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.platforms import current_platform
+from vllm.v1.executor.uniproc_executor import AsyncOutputFuture
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.worker.gpu.async_utils import AsyncOutput
+
+from kvtune.core import state
+from kvtune.core.tokens import runners
+from kvtune.core.vllm_types import SchedulerOutput
+from kvtune.device.blocks import pool_bytes, specs_of
+from kvtune.device.executor import ModellessExecutor
+from kvtune.device.settings import read_device
+from kvtune.probe.work import WorkFollower
+
+TIMER_SLACK_NS = 1_000
+"""How late a sleep may end; Linux's default of 50 us would be part of every step."""
+
+_SET_TIMER_SLACK = 29
+
+
+class DeviceEvent:
+    """A CUDA event that is done at a time. Waiting for it sleeps, as vLLM's do."""
+
+    __slots__ = ("_at_ns",)
+
+    def __init__(self, at_ns: int) -> None:
+        self._at_ns = at_ns
+
+    def synchronize(self) -> None:
+        left_ns = self._at_ns - monotonic_ns()
+        if left_ns > 0:
+            sleep(left_ns / 1e9)
+
+
+class TimedOutput(AsyncOutput):  # type: ignore[misc]
+    """Model Runner V2's output, on arrays of the host. `counts`: tokens of each row, 1 or 0."""
+
+    def __init__(
+        self, ids: list[str], tokens: NDArray[np.int64], counts: NDArray[np.int32], at_ns: int
+    ) -> None:
+        rows = {name: row for row, name in enumerate(ids)}
+        self.model_runner_output = ModelRunnerOutput(req_ids=ids, req_id_to_index=rows)
+        self.sampled_token_ids, self.num_sampled_tokens_np = tokens, counts
+        self.copy_event = DeviceEvent(at_ns)
+        self.sampling_mask_tensors = self.logprobs_tensors = self.num_nans = None
+        self.pending_aux_output = self._has_fault = None
+        self.prompt_logprobs_dict: dict[str, object] = {}
+        self.prompt_token_id_logprobs_dict: dict[str, object] = {}
+
+
+class Prefills:
+    """Which requests of a step have their whole prompt computed after it, and so get a token."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[
+            str, int
+        ] = {}  # tokens to compute before the first token, of requests that lack some
+
+    def unfinished(self, output: SchedulerOutput) -> list[int]:
+        """Rows of the step's requests that get no token yet."""
+        prompts, cached = self._prompts, output.scheduled_cached_reqs
+        for gone in (output.finished_req_ids, output.preempted_req_ids or ()):
+            for name in gone:
+                prompts.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            prompts[new.req_id] = len(new.prefill_token_ids or new.prompt_token_ids or ())
+        for name in cached.resumed_req_ids:  # model runner V1; V2 sends them as new ones
+            prompts[name] = len(cached.all_token_ids[name])
+        if not prompts:
+            return []
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        computed |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        rows: list[int] = []
+        for row, (name, tokens) in enumerate(output.num_scheduled_tokens.items()):
+            if name in prompts:
+                if computed[name] + tokens < prompts[name]:
+                    rows.append(row)
+                else:
+                    del prompts[name]
+        return rows
+
+
+class TimedExecutor(ModellessExecutor):
+    """Sleeps in the place of a device."""
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        return True
+
+    def _init_executor(self) -> None:
+        device = read_device()
+        self.pool_bytes = pool_bytes(self.vllm_config)
+        self.specs, self.layouts = specs_of(device.specs, self.vllm_config)
+        self._cost = device.cost
+        self._work, self._prefills = WorkFollower(), Prefills()
+        self._free_ns = 0
+        """When the device will have done everything that it was given."""
+        most = int(self.scheduler_config.max_num_seqs)
+        self._zeros, self._ones = np.zeros((most, 1), np.int64), np.ones(most, np.int32)
+        self._sampled: TimedOutput | None = None
+        if current_platform.is_cpu() and state.state()["parts"].get("rows"):
+            runners.install_gpu_outputs()
+        ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, TIMER_SLACK_NS, 0, 0, 0)
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, non_block: bool = False
+    ) -> Future[ModelRunnerOutput | None] | ModelRunnerOutput | None:
+        """Gives the step to the device. Its tokens come from `sample_tokens`; a step without work has none."""
+        without_token = self._prefills.unfinished(scheduler_output)
+        ids = list(scheduler_output.num_scheduled_tokens)
+        if not ids:
+            return _done(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
+        self._free_ns = max(monotonic_ns(), self._free_ns) + self._step_ns(scheduler_output)
+        counts = self._ones[: len(ids)]
+        if without_token:
+            counts = counts.copy()
+            counts[without_token] = 0
+        self._sampled = TimedOutput(ids, self._zeros[: len(ids)], counts, self._free_ns)
+        return _done(None) if non_block else None
+
+    def sample_tokens(
+        self, grammar_output: object, non_block: bool = False
+    ) -> AsyncOutputFuture | ModelRunnerOutput:
+        sampled = self._sampled
+        assert sampled is not None
+        self._sampled = None
+        return AsyncOutputFuture(sampled, True) if non_block else sampled.get_output()
+
+    def _step_ns(self, output: SchedulerOutput) -> int:
+        return int(1e3 * self._cost.device_us(self._work.follow(output)))
+
+
+def _done(value: ModelRunnerOutput | None) -> Future[ModelRunnerOutput | None]:
+    future: Future[ModelRunnerOutput | None] = Future()
+    future.set_result(value)
+    return future

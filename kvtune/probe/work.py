@@ -1,0 +1,84 @@
+"""The work in a step, read from its SchedulerOutput alone: prompt tokens, and the KV tokens that requests attend to.
+
+Runs in EngineCore: in the step probe, and in the device that only takes time. Walks no list while the same requests
+decode, so that steps are measured for the price of a few comparisons.
+"""
+
+from __future__ import annotations
+
+from itertools import compress
+from operator import not_
+from typing import NamedTuple
+
+from kvtune.core.vllm_types import SchedulerOutput
+
+
+class Work(NamedTuple):
+    """Tokens. `context_tokens` counts both kinds of requests, `prefill_context_tokens` those that prefill."""
+
+    scheduled: int
+    requests: int
+    prefill: int
+    context_tokens: int
+    prefill_context_tokens: int
+
+
+class WorkFollower:
+    """Follows the steps of one engine; each has to be shown once, in the order in which they were scheduled."""
+
+    def __init__(self) -> None:
+        self._steady: tuple[int, str | None, str | None] = (0, None, None)
+        self._context = self._prefill_context = 0
+        self._preempted: set[str] = set()  # requests that have output and prefill once more
+
+    def follow(self, output: SchedulerOutput) -> Work:
+        total, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
+        cached = output.scheduled_cached_reqs
+        ids = cached.req_ids
+        if (
+            total == requests == len(ids) == self._steady[0]
+            and not output.scheduled_new_reqs
+            and not output.finished_req_ids
+            and not output.preempted_req_ids
+            and not cached.resumed_req_ids
+            and (ids[0], ids[-1]) == self._steady[1:]
+        ):
+            self._context += total
+            return Work(total, requests, 0, self._context, self._prefill_context)
+        computed, produced = cached.num_computed_tokens, cached.num_output_tokens
+        context, prefill_context = sum(computed), 0
+        # A running request with output decodes; everything else in the step is prefill.
+        prefills = produced.count(0)
+        decodes = len(ids) - prefills
+        if prefills:
+            prefill_context = sum(compress(computed, map(not_, produced)))
+        if output.preempted_req_ids:
+            self._preempted |= output.preempted_req_ids
+        if self._preempted:
+            again = self._prefilling_again(output)
+            decodes -= len(again)
+            prefill_context += sum(again)
+        for new in output.scheduled_new_reqs:
+            prefill_context += new.num_computed_tokens
+            context += new.num_computed_tokens
+        self._context, self._prefill_context = context, prefill_context
+        steady = total == decodes == requests
+        self._steady = (total, ids[0], ids[-1]) if steady and ids else (0, None, None)
+        return Work(total, requests, max(0, total - decodes), context, prefill_context)
+
+    def _prefilling_again(self, output: SchedulerOutput) -> list[int]:
+        """Computed tokens of each request in this step that was preempted and does not decode again yet."""
+        cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        self._preempted -= output.finished_req_ids
+        prefilling: list[int] = []
+        for name, computed, produced in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+        ):
+            # A request without output counts as prefill anyway.
+            if name not in self._preempted or not produced:
+                continue
+            if scheduled[name] == 1 or name in output.scheduled_spec_decode_tokens:
+                self._preempted.discard(name)
+            else:
+                prefilling.append(computed)
+        return prefilling

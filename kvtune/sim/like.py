@@ -1,0 +1,39 @@
+"""What `--like RUN` takes from a recorded run: its engine's flags and KV specs, and what its steps cost."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvtune.device.cost import NOMINAL, StepCost, read_cost
+from kvtune.device.settings import Device
+from kvtune.errors import KvtuneError
+from kvtune.run.types import EngineInfo, Run
+from kvtune.sim.cost import Clock, fit
+
+
+def engine_of(run: Run) -> EngineInfo:
+    """The run's engine. KvtuneError where the run does not hold its KV specs."""
+    engine = run.header.engine
+    if not engine.kv_specs:
+        raise KvtuneError("--like: the run file has no KV specs", "record it again with this kvtune")
+    return engine
+
+
+def device_of(run: Run) -> Device:
+    """A device that takes the time that the run's own took. KvtuneError where its steps do not say."""
+    engine = engine_of(run)
+    stored = run.header.extra.step_cost
+    cost = cost_of(run) if stored else fit(run, "device")
+    name = f"like {engine.device_name or engine.device}"
+    return Device(cost=cost, name=name, specs=engine.kv_specs, engine_args=engine.args)
+
+
+def cost_of(run: Run, clock: Clock | None = None) -> StepCost:
+    """The cost that a simulated run ran with; else fitted to the run's steps, or nominal where there are too few."""
+    stored = run.header.extra.step_cost
+    if stored:
+        return read_cost(msgspec.json.encode(stored).decode())
+    try:
+        return fit(run, clock)
+    except KvtuneError:
+        return NOMINAL

@@ -14,6 +14,7 @@ Imported by: analysis, cli, device, doctor, engine, evidence, explain, probe, re
     vllm_config.py the same for its configuration, KV cache specs and attention backends
     freeze.py      the garbage collector: frozen heaps, thresholds, collections while the engine waits
     cpu_flags.py   another machine's CPU flags for vLLM's decisions (KVTUNE_AVX512_BF16)
+    waits.py       Where EngineCore waits for a step's tokens: `result()` of what the executor returned
     cache/         which blocks are kept: the tiered pool, sliding windows, packed layouts
     policies/      which free block is evicted next: one policy a file, numbers only
     steps/         the short path of steps that only decode

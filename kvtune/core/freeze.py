@@ -13,7 +13,6 @@ at shutdown.
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,7 +20,8 @@ from typing import TypeVar
 from kvtune.core import state
 from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
-from kvtune.core.vllm_types import EngineCore, SchedulerOutput
+from kvtune.core.vllm_types import EngineCore
+from kvtune.core.waits import Future, watch_waits
 
 HEADROOM = 20
 """With collect_at_wait, the factor by which the first threshold is raised for all other collections."""
@@ -105,18 +105,17 @@ class WaitCollector:
         state.count("collections_at_wait")
 
     def attach(self, engine: EngineCore) -> None:
-        """Collect after each step was handed to the model, before waiting for its result."""
-        executor = engine.model_executor
-        execute = executor.execute_model
+        """Collect just before EngineCore waits for a step's tokens: the step is then with the model as a whole.
 
-        @functools.wraps(execute)
-        def handed_over(scheduler_output: SchedulerOutput, non_block: bool = False) -> object:
-            result = execute(scheduler_output, non_block=non_block)
-            if non_block:
+        A GPU engine hands it over in two calls, and what is done between them delays sampling.
+        """
+
+        def collected_first(future: Future) -> object:
+            if not future.done():
                 self.collect()
-            return result
+            return future.result()
 
-        executor.execute_model = handed_over
+        watch_waits(engine.model_executor, collected_first)
 
 
 def engine_is_up(engine: EngineCore, settings: CoreSettings) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,8 @@ def _step_row(step: Step) -> Row:
         *(step.schedule_objects, step.execute_objects, step.update_objects, step.other_objects),
         step.prefill_context_tokens,
         step.preempted,
+        step.wait_ns / 1e3 if step.wait_ns >= 0 else nan,
+        step.device_ns / 1e3,
     )
 
 

@@ -41,6 +41,8 @@ class CollectorProbe:
         self._codes: list[CodeType] = []
         self.counted = 0
         """Young objects at all collections so far; plus gc.get_count(), the net number of objects ever made."""
+        self.paused_ns: dict[int, int] = {}
+        """All pauses so far, by the thread that collected."""
         self.failed = ""
         self.failed_listeners: dict[str, str] = {}
         self.listeners: list[CollectionListener] = []
@@ -78,6 +80,7 @@ class CollectorProbe:
                 int(info[key]) for key in ("generation", "collected", "uncollectable")
             )
             pause, cpu = end - start, cpu - cpu_start
+            self.paused_ns[thread] = self.paused_ns.get(thread, 0) + pause
             self._ring.write(
                 Collection(generation, start, pause, cpu, collected, uncollectable, thread, young, line)
             )

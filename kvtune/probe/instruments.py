@@ -82,7 +82,11 @@ class Instruments:
         collector, steps = self.collector, self.steps
         reasons = {"gc": collector.failed if collector else "", "steps": steps.failed if steps else ""}
         if steps is not None:
-            reasons |= {"step_sites": steps.sampler_failed, "pool": steps.pool_failed}
+            reasons |= {
+                "step_sites": steps.sampler_failed,
+                "pool": steps.pool_failed,
+                "wait": steps.wait_failed,
+            }
         if collector is not None:
             reasons |= collector.failed_listeners
         return {name: why for name, why in (reasons | self._failed).items() if why}

@@ -29,6 +29,21 @@ MOST_TIERS = 6
 _LOW = (1 << 32) - 1
 _MOST_PREFILL_CONTEXT = (1 << 31) - 1
 _MOST_PREEMPTED = (1 << 15) - 1
+_MOST_OBJECTS = (1 << 31) - 1
+
+
+def _pair(low: int, high: int) -> int:
+    """Two signed numbers in one; both are cut to 32 bits."""
+    return _cut(low) & _LOW | _cut(high) << 32
+
+
+def _cut(value: int) -> int:
+    return max(-_MOST_OBJECTS, min(value, _MOST_OBJECTS))
+
+
+def _low(pair: int) -> int:
+    low = pair & _LOW
+    return low - (1 << 32) if low > _MOST_OBJECTS else low
 
 
 class Record(Protocol):
@@ -72,10 +87,13 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """One executed step of EngineCore. The four object counts are objects made less objects freed, by all threads."""
+    """One batch that EngineCore executed, and its time since the batch before.
+
+    The four object counts are objects made less objects freed, by all threads.
+    """
 
     queued: bool
-    """Whether EngineCore has a batch queue: then schedule and update belong to different batches."""
+    """Whether EngineCore has a batch queue: then the time in schedule was for a later batch."""
     requests: int
     """Requests that had tokens scheduled."""
     start_ns: int
@@ -101,10 +119,17 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     other_objects: int
     preempted: int = 0
     """Running requests that `schedule` threw out, to compute them again later."""
+    wait_ns: int = 0
+    """Time in which EngineCore waited for the model's results: inside their `result()`, without collections.
+
+    -1 where that could not be watched."""
+    device_ns: int = 0
+    """From when the device had the batch, and nothing before it, until EngineCore had its tokens."""
 
     @property
     def clock_went_back(self) -> bool:
-        return min(self.step_ns, self.schedule_ns, self.execute_ns, self.update_ns, self.cpu_ns) < 0
+        times = (self.step_ns, self.schedule_ns, self.execute_ns, self.update_ns, self.cpu_ns, self.device_ns)
+        return min(times) < 0
 
     def pack(self) -> Fields:
         prefill_context = min(self.prefill_context_tokens, _MOST_PREFILL_CONTEXT)
@@ -116,7 +141,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
             self.running | self.waiting << 32,
             self.free_blocks | prefill_context << 32,
             self.context_tokens,
-            self.schedule_objects, self.execute_objects, self.update_objects, self.other_objects,
+            _pair(self.schedule_objects, self.execute_objects), _pair(self.update_objects, self.other_objects),
+            self.wait_ns, self.device_ns,
         )
         # fmt: on
 
@@ -140,10 +166,12 @@ class Step(msgspec.Struct, frozen=True, gc=False):
             free_blocks=free & _LOW,
             prefill_context_tokens=free >> 32,
             context_tokens=fields[12],
-            schedule_objects=fields[13],
-            execute_objects=fields[14],
-            update_objects=fields[15],
-            other_objects=fields[16],
+            schedule_objects=_low(fields[13]),
+            execute_objects=fields[13] >> 32,
+            update_objects=_low(fields[14]),
+            other_objects=fields[14] >> 32,
+            wait_ns=fields[15],
+            device_ns=fields[16],
         )
 
 

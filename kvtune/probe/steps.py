@@ -1,23 +1,28 @@
-"""Times EngineCore's step, `schedule` and `update_from_output`: one Step record per executed step.
+"""Times EngineCore's steps: one Step record for each batch that was executed, when its tokens are in.
 
-Runs in EngineCore's main loop. A step that evicted or demoted KV blocks has a PoolChange record after it. With
-`digests`, each schedule() writes a Digest record, which tests compare with the simulator's.
+Runs in EngineCore's main loop. With a batch queue a turn of the loop schedules one batch and takes the tokens of
+another: the record is of the batch whose tokens came, with the time of all turns since the record before it. A step
+that evicted or demoted KV blocks has a PoolChange record after it. With `digests`, each schedule() writes a Digest
+record, which tests compare with the simulator's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from gc import get_count
+from threading import get_ident
 from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
-from kvtune.core.vllm_types import EngineCore, Scheduler, SchedulerOutput
+from kvtune.core.vllm_types import EngineCore, Executor, Scheduler, SchedulerOutput
+from kvtune.core.waits import Future, watch_waits
 from kvtune.probe.digest import digest
 from kvtune.probe.gc import CollectorProbe
 from kvtune.probe.pool import PoolWatch
 from kvtune.probe.records import Digest, PoolChange, Step
 from kvtune.probe.ring import Ring
-from kvtune.probe.work import WorkFollower
+from kvtune.probe.work import Work, WorkFollower
 
 
 class StepSampler(Protocol):
@@ -28,6 +33,32 @@ class StepSampler(Protocol):
     def end(self) -> None: ...
 
 
+@dataclass(slots=True)
+class Batch:
+    """A scheduled batch whose tokens are not in yet. It holds its output, so that no other gets the same id."""
+
+    output: SchedulerOutput
+    work: Work
+    given_ns: int
+    """When it was scheduled: the device gets it at once."""
+
+
+@dataclass(slots=True)
+class Turns:
+    """What the turns since the last record took: ns, and objects made. `step_ns`: from the first one's start on."""
+
+    start_ns: int = 0
+    step_ns: int = 0
+    schedule_ns: int = 0
+    update_ns: int = 0
+    wait_ns: int = 0
+    cpu_ns: int = 0
+    made: int = 0
+    schedule_made: int = 0
+    execute_made: int = 0
+    update_made: int = 0
+
+
 class StepProbe:
     """Wraps one scheduler's methods and the step of EngineCore's loop. Switches itself off at its first failure."""
 
@@ -35,15 +66,19 @@ class StepProbe:
         self._ring = ring
         self._collector = collector if collector is not None else CollectorProbe(ring)
         self._digests = digests
-        self.failed = self.sampler_failed = self.pool_failed = ""
+        self.failed = self.sampler_failed = self.pool_failed = self.wait_failed = ""
         self.pool: PoolWatch | None = None
         self.after_step: Callable[[], None] | None = None
         self.sampler: StepSampler | None = None
         self._scheduler: Scheduler | None = None
-        self._schedule = self._update = (0, 0, 0, 0)  # start and end in ns, then objects made so far at both
-        self._output: SchedulerOutput | None = None
-
+        self._executor: Executor | None = None
         self._work = WorkFollower()
+        self._in_flight: dict[int, Batch] = {}  # by id of the output
+        self._turns = Turns()
+        self._done: Batch | None = None
+        self._done_ns = self._before_ns = 0
+        """When the tokens of the last batch, and of the one before it, were in."""
+        self._scheduled_made = 0
 
     def wrap_scheduler(self, scheduler: Scheduler) -> None:
         """Replace methods on the instance, so that a second engine in this process is not measured twice."""
@@ -60,35 +95,48 @@ class StepProbe:
             start = monotonic_ns()
             output: SchedulerOutput = kind(scheduler).schedule(scheduler, *args, **kwargs)
             end = monotonic_ns()
-            self._schedule = (start, end, made, collector.counted + get_count()[0])
-            self._output = output
-            if self._digests and output.total_num_scheduled_tokens:
-                self._ring.write(Digest(start, digest(output)))
+            turns = self._turns
+            turns.schedule_ns += end - start
+            self._scheduled_made = collector.counted + get_count()[0]
+            turns.schedule_made += self._scheduled_made - made
+            if output.total_num_scheduled_tokens and not self.failed:
+                self._follow(output, end)
+                if self._digests:
+                    self._ring.write(Digest(start, digest(output)))
             return output
 
-        def timed_update(*args: object, **kwargs: object) -> object:
+        def timed_update(output: SchedulerOutput, *args: object, **kwargs: object) -> object:
             if self.sampler is not None:
                 self._notify("output_is_in")
             made = collector.counted + get_count()[0]
             start = monotonic_ns()
-            result: object = kind(scheduler).update_from_output(scheduler, *args, **kwargs)
+            result: object = kind(scheduler).update_from_output(scheduler, output, *args, **kwargs)
             end = monotonic_ns()
-            self._update = (start, end, made, collector.counted + get_count()[0])
+            turns = self._turns
+            turns.update_ns += end - start
+            turns.update_made += collector.counted + get_count()[0] - made
+            turns.execute_made += made - self._scheduled_made
+            batch = self._in_flight.pop(id(output), None)
+            if batch is not None:
+                self._done, self._before_ns, self._done_ns = batch, self._done_ns, start
             return result
 
         scheduler.schedule = timed_schedule
         scheduler.update_from_output = timed_update
 
     def wrap_loop(self, step: Callable[[EngineCore], bool]) -> Callable[[EngineCore], bool]:
-        """A replacement for `EngineCoreProc._process_engine_step`: the same result, and one record."""
+        """A replacement for `EngineCoreProc._process_engine_step`: the same result, and the records."""
 
         collector = self._collector
 
         def timed_step(engine: EngineCore) -> bool:
             if self.failed or self._scheduler is None:
                 return step(engine)
+            if self._executor is not engine.model_executor:
+                self._watch(engine.model_executor)
             if self.sampler is not None:
                 self._notify("begin")
+            turns = self._turns
             made = collector.counted + get_count()[0]
             cpu_start = thread_time_ns()
             start = monotonic_ns()
@@ -97,20 +145,47 @@ class StepProbe:
             if self.sampler is not None:
                 self._notify("end")
             try:
-                if executed and (output := self._output) is not None:
-                    cpu = thread_time_ns() - cpu_start
-                    made = collector.counted + get_count()[0] - made
-                    self._record(
-                        self._scheduler, output, start, end, cpu, made, engine.batch_queue is not None
-                    )
+                turns.start_ns = turns.start_ns or start
+                turns.step_ns = end - turns.start_ns
+                turns.cpu_ns += thread_time_ns() - cpu_start
+                turns.made += collector.counted + get_count()[0] - made
+                if self._done is not None:
+                    self._record(self._scheduler, self._done, engine.batch_queue is not None)
+                if self._done is not None or not self._in_flight:
+                    # What is left was about no batch, and belongs to none that comes later.
+                    self._turns, self._done = Turns(), None
                 if self.after_step is not None:
                     self.after_step()
             except Exception as error:
                 self.failed = f"{type(error).__name__}: {error}"
-            self._output = None
             return executed
 
         return timed_step
+
+    def _follow(self, output: SchedulerOutput, at_ns: int) -> None:
+        try:
+            self._in_flight[id(output)] = Batch(output, self._work.follow(output), at_ns)
+        except Exception as error:
+            self.failed = f"{type(error).__name__}: {error}"
+
+    def _watch(self, executor: Executor) -> None:
+        """Time what EngineCore waits for this executor's results. Collections in between are not waiting."""
+        self._executor, collector = executor, self._collector
+
+        def timed_wait(future: Future) -> object:
+            thread = get_ident()
+            paused = collector.paused_ns.get(thread, 0)
+            start = monotonic_ns()
+            try:
+                return future.result()
+            finally:
+                waited = monotonic_ns() - start
+                self._turns.wait_ns += waited - (collector.paused_ns.get(thread, 0) - paused)
+
+        try:
+            watch_waits(executor, timed_wait)
+        except Exception as error:
+            self.wait_failed = f"{type(error).__name__}: {error}"
 
     def _notify(self, moment: str) -> None:
         """Call the sampler; one that raises is removed."""
@@ -120,39 +195,24 @@ class StepProbe:
             self.sampler = None
             self.sampler_failed = f"{type(error).__name__}: {error}"
 
-    def _record(
-        self,
-        scheduler: Scheduler,
-        output: SchedulerOutput,
-        start: int,
-        end: int,
-        cpu: int,
-        made: int,
-        queued: bool,
-    ) -> None:
-        schedule_start, schedule_end, made_before_schedule, made_at_schedule = self._schedule
-        update_start, update_end, made_before_update, made_at_update = self._update
-        schedule_made = made_at_schedule - made_before_schedule
-        updated = update_made = execute_made = 0
-        if update_start >= start:
-            updated, update_made = update_end - update_start, made_at_update - made_before_update
-            execute_made = 0 if queued else made_before_update - made_at_schedule
-        if queued:
-            execute = end - start - (schedule_end - schedule_start) - updated
-        else:
-            execute = max(0, update_start - schedule_end)
-        work = self._work.follow(output)
+    def _record(self, scheduler: Scheduler, batch: Batch, queued: bool) -> None:
+        turns, work = self._turns, batch.work
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         self._ring.write(
             Step(
                 queued=queued,
                 requests=work.requests,
-                start_ns=start,
-                step_ns=end - start,
-                schedule_ns=schedule_end - schedule_start,
-                execute_ns=execute,
-                update_ns=updated,
-                cpu_ns=cpu,
+                start_ns=turns.start_ns,
+                step_ns=turns.step_ns,
+                schedule_ns=turns.schedule_ns,
+                # In one turn: from the end of schedule to the start of update.
+                execute_ns=turns.step_ns - turns.schedule_ns - turns.update_ns
+                if queued
+                else max(0, self._done_ns - batch.given_ns),
+                update_ns=turns.update_ns,
+                wait_ns=-1 if self.wait_failed else turns.wait_ns,
+                device_ns=self._done_ns - max(batch.given_ns, self._before_ns),
+                cpu_ns=turns.cpu_ns,
                 scheduled_tokens=work.scheduled,
                 prefill_tokens=work.prefill,
                 running=len(scheduler.running),
@@ -160,13 +220,16 @@ class StepProbe:
                 free_blocks=free,
                 context_tokens=work.context_tokens,
                 prefill_context_tokens=work.prefill_context_tokens,
-                schedule_objects=schedule_made,
-                execute_objects=execute_made,
-                update_objects=update_made,
-                other_objects=made - schedule_made - execute_made - update_made,
-                preempted=len(output.preempted_req_ids or ()),
+                schedule_objects=turns.schedule_made,
+                execute_objects=0 if queued else turns.execute_made,
+                update_objects=turns.update_made,
+                other_objects=turns.made
+                - turns.schedule_made
+                - turns.update_made
+                - (0 if queued else turns.execute_made),
+                preempted=len(batch.output.preempted_req_ids or ()),
             )
         )
         if self.pool is not None and (change := self.pool.news()) is not None:
             evicted, demoted = change
-            self._ring.write(PoolChange(free, start, tuple(evicted), tuple(demoted)))
+            self._ring.write(PoolChange(free, turns.start_ns, tuple(evicted), tuple(demoted)))

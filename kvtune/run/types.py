@@ -40,7 +40,8 @@ TABLES: dict[str, dict[str, str]] = {
     # One row each time the front end received tokens of a request; `request` is the row in `requests`.
     # `made_s`: when EngineCore made the last of them, NaN where it was not recorded.
     "tokens": {"request": "i4", "t_s": "f8", "count": "i4", "made_s": "f8"},
-    # One row an EngineCore step. Host parts in microseconds; `process` indexes Header.processes.
+    # One row a batch that EngineCore executed. Host parts in microseconds; `process` indexes Header.processes. With
+    # asynchronous scheduling schedule_us is a later batch's, which is scheduled while the device computes this one.
     "steps": {
         "process": "i2",
         "t_s": "f8",
@@ -63,6 +64,11 @@ TABLES: dict[str, dict[str, str]] = {
         "other_objects": "i4",
         "prefill_context_tokens": "i8",  # of context_tokens, those that prefilling requests attend to
         "preempted": "i4",  # running requests that this step threw out. 0 in older files
+        # EngineCore waited so long for the model's results. NaN where not recorded, as in older files.
+        "wait_us": "f8",
+        # The device had this batch and none before it. With asynchronous scheduling older files have the time of the
+        # batch before each, and NaN here.
+        "device_us": "f8",
     },
     # One row a step and tier in which cached KV blocks were evicted or demoted to a lower tier.
     # `tier` indexes Header.engine.settings["tiers"]; `t_s` is the step's start. No table: not recorded.

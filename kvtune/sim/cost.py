@@ -6,6 +6,7 @@ its cost was fitted; with the nominal cost they mean nothing, and the run says s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -24,7 +25,7 @@ FITTED_SHARE = 0.6
 Clock = Literal["wall", "cpu", "device"]
 """What a step's time is: wall time, CPU time of EngineCore's thread, or the part in which the device computed."""
 
-_COLUMN: dict[Clock, str] = {"wall": "step_us", "cpu": "cpu_us", "device": "execute_us"}
+_COLUMN: dict[Clock, str] = {"wall": "step_us", "cpu": "cpu_us", "device": "device_us"}
 
 
 def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepCost:
@@ -45,6 +46,10 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
     used = {name: column[busy] for name, column in steps.items()}
     if clock is not None:
         return _fit(run, used, clock)
+    if run.header.engine.async_scheduling and np.isfinite(used["device_us"]).any():
+        return _fit(
+            run, used, "device"
+        )  # steps overlap: what the engine needs for each is the time until the next
     own_thread = run.header.engine.device == "cpu" and run.header.engine.executor == "uni"
     costs = [_fit(run, used, kind) for kind in (("wall", "cpu") if own_thread else ("wall",))]
     return min(costs, key=lambda cost: max(cost.held_out_share, cost.unexplained_share))
@@ -52,11 +57,15 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
 
 def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
     time_us = steps[_COLUMN[clock]].astype("f8")
+    if clock == "device" and not np.isfinite(time_us).all():
+        time_us = steps["execute_us"].astype("f8")  # an older file
     features = step_work(steps)
     weights = fit_step_time(features, time_us)
     predicted_us = features @ weights
     error_us = np.abs(predicted_us - time_us)
     delay = TransportDelay.of(run, steps)
+    if clock == "device" and run.header.engine.async_scheduling:
+        delay = replace(delay, between_us=0.0)  # the device goes on with the next batch
     return StepCost(
         step_us=float(weights[0]),
         prefill_token_us=float(weights[1]),

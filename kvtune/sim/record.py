@@ -158,6 +158,8 @@ def _steps(columns: StepColumns) -> Table:
         "free_blocks": np.array(columns.free_blocks),
         "context_tokens": np.array(columns.context_tokens),
         "prefill_context_tokens": np.array(columns.prefill_context_tokens),
+        "wait_us": np.full(len(start), np.nan),
+        "device_us": duration_us,
     }
     return {name: table.get(name, zero).astype(kind) for name, kind in TABLES["steps"].items()}
 

@@ -68,27 +68,71 @@ def test_thresholds_that_are_not_named_stay() -> None:
     assert gc.get_threshold() == (5000, 10, 30)
 
 
-def test_collections_come_at_the_wait() -> None:
+class Pending:
+    """A step's tokens, that are not there until somebody waits for them."""
+
+    def __init__(self, events: list[str], *, ready: bool = False) -> None:
+        self._events, self._ready = events, ready
+
+    def done(self) -> bool:
+        return self._ready
+
+    def result(self, timeout: float | None = None) -> str:
+        self._events.append("tokens are in")
+        self._ready = True
+        return "tokens"
+
+
+@pytest.fixture
+def events() -> Iterator[list[str]]:
+    """What happened, collections included; garbage is due."""
     gc.set_threshold(700, 10, 10)
     gc.collect()
-    events: list[tuple[str, int]] = []
-    executor: Any = types.SimpleNamespace(
-        execute_model=lambda output, non_block=False: events.append(("handed over", 0))
-    )
-    collector = freeze.WaitCollector()
-    collector.attach(types.SimpleNamespace(model_executor=executor))
+    seen: list[str] = []
 
     def note(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            events.append(("collected", info["generation"]))
+            seen.append(f"collected {info['generation']}")
 
     gc.callbacks.append(note)
-    try:
-        executor.execute_model(None, non_block=True)
-        young = [[] for _ in range(2000)]
-        assert events == [("handed over", 0)]
-        executor.execute_model(None, non_block=True)
-    finally:
-        gc.callbacks.remove(note)
-    assert events == [("handed over", 0), ("handed over", 0), ("collected", 0)]
+    yield seen
+    gc.callbacks.remove(note)
+
+
+def an_engine(events: list[str], *, ready: bool = False) -> Any:
+    """An engine whose executor takes a step in two calls, with a collector attached to it."""
+
+    def execute_model(output: object, non_block: bool = False) -> Pending:
+        events.append("handed over")
+        return Pending(events, ready=True)
+
+    def sample_tokens(grammar: object, non_block: bool = False) -> Pending | str:
+        events.append("sampling")
+        return Pending(events, ready=ready) if non_block else "tokens"
+
+    executor = types.SimpleNamespace(execute_model=execute_model, sample_tokens=sample_tokens)
+    engine = types.SimpleNamespace(model_executor=executor)
+    freeze.WaitCollector().attach(engine)  # type: ignore[arg-type]
+    return engine
+
+
+def test_a_collection_comes_when_the_step_is_with_the_model_before_its_tokens_are_waited_for(
+    events: list[str],
+) -> None:
+    executor = an_engine(events).model_executor
+    young = [[] for _ in range(2000)]
+    executor.execute_model(None, non_block=True)
+    tokens = executor.sample_tokens(None, non_block=True)
+    assert events == ["handed over", "sampling"], "the device has the whole step before anything is collected"
+    assert tokens.result() == "tokens"
+    assert events == ["handed over", "sampling", "collected 0", "tokens are in"]
     assert len(young) == 2000
+
+
+def test_nothing_is_collected_where_nobody_waits(events: list[str]) -> None:
+    executor = an_engine(events, ready=True).model_executor
+    young = [[] for _ in range(2000)]
+    executor.execute_model(None, non_block=True).result()
+    executor.sample_tokens(None, non_block=True).result()
+    assert executor.sample_tokens(None) == "tokens"
+    assert not [event for event in events if event.startswith("collected")] and len(young) == 2000

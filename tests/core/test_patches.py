@@ -112,7 +112,7 @@ from kvtune.probe import recorder
 switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
 cpu_flags.install()
 plugin.install(parse({**dict.fromkeys(switches, True), "admission": "longest_prefix"}))
-runners._install_gpu_outputs()
+runners.install_gpu_outputs()
 probe._wrap_engine()
 recorder._watch_scheduler(sys.argv[1], "")
 installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]

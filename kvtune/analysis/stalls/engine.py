@@ -27,7 +27,7 @@ SPINS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The steps that made tokens, in order; `work`: the rows whose work they did (before them, in a batch queue)."""
+    """The steps that made tokens, in order; `work`: the rows whose work they did (in older files the ones before)."""
 
     start_s: Seconds
     end_s: Seconds
@@ -52,7 +52,9 @@ def step_times(run: Run) -> StepTimes | None:
     if not len(steps["t_s"]) or len(np.unique(steps["process"])) > 1:
         return None
     order = np.argsort(steps["t_s"], kind="stable")
-    queued = run.header.engine.async_scheduling and bool(steps["update_us"].any())
+    # Files from before the device's time was recorded have each batch's tokens beside the time of the one before.
+    older = not np.isfinite(steps["device_us"]).any()
+    queued = older and run.header.engine.async_scheduling and bool(steps["update_us"].any())
     made = order[steps["update_us"][order] > 0] if queued else order
     before = np.concatenate((order[:1], order[:-1])) if queued else order
     worked = before[np.searchsorted(steps["t_s"][order], steps["t_s"][made], side="left")]

@@ -106,7 +106,7 @@ BOTH = pytest.mark.parametrize("made", [v1, v2])
 def both(made: Made, rows: Rows, discarded: list[int]) -> tuple[Any, Any]:
     """Stock's rows and those with the core's arrays."""
     stock = made(rows, discarded).get_output().sampled_token_ids
-    runners._install_gpu_outputs()
+    runners.install_gpu_outputs()
     return stock, made(rows, discarded).get_output().sampled_token_ids
 
 
@@ -133,7 +133,7 @@ def test_rows_of_several_lengths_are_stocks(made: Made) -> None:
 
 @BOTH
 def test_what_is_read_has_been_waited_for(made: Made) -> None:
-    runners._install_gpu_outputs()
+    runners.install_gpu_outputs()
     output = made(PLAIN, [])
     event = output.async_copy_ready_event if made is v1 else output.copy_event
     assert event.recorded and not event.waited

@@ -1,0 +1,57 @@
+"""Where EngineCore waits for a step's tokens: `result()` of what the executor returned. For the core and the probe.
+
+Futures that the executor returns are replaced by ones that call a function in place of `result()`. Several may be put
+over each other; none is left behind when a future is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from kvtune.core.vllm_types import Executor
+
+CALLS = ("execute_model", "sample_tokens")
+
+
+class Future(Protocol):
+    """concurrent.futures.Future, or what stands for it in vLLM."""
+
+    def done(self) -> bool: ...
+    def result(self, timeout: float | None = None) -> object: ...
+
+
+Wait = Callable[[Future], object]
+"""Returns the future's result."""
+
+
+class WatchedFuture:
+    """The future with another `result()`."""
+
+    __slots__ = ("_future", "_wait")
+
+    def __init__(self, future: Future, wait: Wait) -> None:
+        self._future, self._wait = future, wait
+
+    def result(self, timeout: float | None = None) -> object:
+        return self._future.result(timeout) if timeout is not None else self._wait(self._future)
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._future, name)
+
+
+def watch_waits(executor: Executor, wait: Wait) -> None:
+    """Every future that this executor returns from now on calls `wait`; the calls themselves are not delayed."""
+    for name in CALLS:
+        setattr(executor, name, _watched(getattr(executor, name), wait))
+
+
+def _watched(call: Callable[..., object], wait: Wait) -> Callable[..., object]:
+    def called(*args: object, non_block: bool = False, **options: object) -> object:
+        returned = call(*args, non_block=non_block, **options)
+        return WatchedFuture(cast("Future", returned), wait) if non_block else returned
+
+    return called

@@ -119,6 +119,7 @@ def ledgers(run: Run) -> dict[str, Ledger]:
             continue
         stepped = steps["process"] == index
         step_us = float(np.nansum(steps["step_us"][stepped] if stepped.any() else steps["step_us"]))
+        of_steps = int(stepped.sum()) or len(steps["t_s"])
         pause, cpu = gc["pause_us"][rows], gc["cpu_us"][rows]
         off_cpu = np.maximum(pause - cpu, 0.0)
         preempted = (off_cpu > PREEMPTED_SHARE * pause) & (off_cpu > PREEMPTED_US)
@@ -132,8 +133,8 @@ def ledgers(run: Run) -> dict[str, Ledger]:
             thresholds=tuple(int(n) for n in thresholds) if isinstance(thresholds, list) else (),
             heap_start=counts.heap.start,
             heap_last=counts.heap.last,
-            survivors_per_step=counts.survivors / len(steps["t_s"])
-            if counts.survivors is not None and len(steps["t_s"])
+            survivors_per_step=counts.survivors / of_steps
+            if counts.survivors is not None and of_steps
             else None,
             triggers=tuple((f"{t.file}:{t.line}", t.collections) for t in counts.triggers),
         )

@@ -16,7 +16,7 @@ class StepTime:
     """Seconds, summed over all steps. `other_s` is the rest of a step besides its three parts.
 
     `prefill_s`: whole steps that computed prompt tokens. `gc_s`: collections of the process that steps.
-    `busy_share`: step time over wall time, None without a wall time.
+    `busy_share`: step time over wall time, None without a wall time; the mean of engines that share the load.
     """
 
     steps: int = 0
@@ -64,7 +64,9 @@ def step_time(run: Run) -> StepTime:
         other_s=max(0.0, total - schedule - execute - update),
         prefill_s=prefill,
         gc_s=float(np.nansum(gc["pause_us"][stepping])) / 1e6,
-        busy_share=min(1.0, total / run.header.wall_s) if run.header.wall_s > 0 else None,
+        busy_share=min(1.0, total / (run.header.wall_s * len(np.unique(steps["process"]))))
+        if run.header.wall_s > 0
+        else None,
     )
 
 

@@ -31,7 +31,8 @@ def explain(
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
     from kvtune.cli.views.plan import announce
     from kvtune.explain.explanation import explain as explain_run
-    from kvtune.explain.explanation import sent_requests, with_misses
+    from kvtune.explain.explanation import with_misses
+    from kvtune.explain.replays import sent_requests
     from kvtune.explain.text import ConsoleView
     from kvtune.run.file import read_run
     from kvtune.units import count

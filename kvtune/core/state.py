@@ -8,7 +8,7 @@ sets its virtual clock here (`state.clock = f`). No vLLM imports.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypedDict
 
 from kvtune.core.settings import CoreSettings, Value
@@ -47,6 +47,28 @@ def state() -> CoreState:
         "parts": dict(_parts),
         "counters": counters(),
         "notes": list(_notes),
+    }
+
+
+def merged(states: Sequence[CoreState]) -> CoreState | None:
+    """One report of all EngineCores: a part is in force if it is in each; counters are added up."""
+    if not states:
+        return None
+    counters: dict[str, int] = {}
+    for each in states:
+        for name, value in each["counters"].items():
+            counters[name] = counters.get(name, 0) + value
+    return {
+        "active": all(each["active"] for each in states),
+        "why": next((each["why"] for each in states if not each["active"]), states[0]["why"]),
+        "settings": states[0]["settings"],
+        "parts": {
+            name: all(each["parts"].get(name, False) for each in states)
+            for each in states
+            for name in each["parts"]
+        },
+        "counters": counters,
+        "notes": list(dict.fromkeys(note for each in states for note in each["notes"])),
     }
 
 

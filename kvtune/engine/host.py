@@ -23,8 +23,16 @@ import msgspec
 from kvtune.core.vllm_config import VllmConfig
 from kvtune.device.settings import TIMED, read_device
 from kvtune.engine.driver import Driver, RequestLog
-from kvtune.engine.messages import COUNTS_FILE, PLAN_FILE, RECEIPTS_FILE, REQUESTS_FILE, Event, HostPlan
-from kvtune.engine.vllm_counts import VllmCounts
+from kvtune.engine.messages import (
+    COUNTS_FILE,
+    PLAN_FILE,
+    RECEIPTS_FILE,
+    REQUESTS_FILE,
+    ROUTES_FILE,
+    Event,
+    HostPlan,
+)
+from kvtune.engine.vllm_counts import Routes, VllmCounts
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
@@ -151,6 +159,7 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
     engine = AsyncLLM.from_vllm_config(
         config, stat_loggers=[counts.factory()], disable_log_stats=False, enable_log_requests=False
     )
+    routes = Routes(engine.engine_core)
     vocab = int(config.model_config.get_vocab_size())
     children = multiprocessing.active_children()
     try:
@@ -175,6 +184,7 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.stop)
         counts.reset()
+        routes.reset()
         watch = asyncio.create_task(_watch(driver, counts, folder, reporter))
         phase = Phase(folder)
 
@@ -188,6 +198,7 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
             0.05
         )  # vLLM's output handler logs a step's statistics after it hands out the tokens
         watch.cancel()
+        routes.write(folder / ROUTES_FILE)
         _progress(driver, counts, folder, reporter)
         if driver.failure is not None:
             raise driver.failure

@@ -13,6 +13,9 @@ COUNTS_FILE = "vllm-counts.json"
 RECEIPTS_FILE = "receipts.bin"
 """When the front end took each step's tokens from EngineCore: monotonic ns as packed int64."""
 
+ROUTES_FILE = "routes.json"
+"""Which of several EngineCores each request was sent to."""
+
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     """`vllm_args` go through vLLM's parser. The host rebuilds the requests from `workload` and `seed`.

@@ -22,7 +22,7 @@ from kvtune.engine.flags import settings_given
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.record import record
-from kvtune.engine.resolve import check_engine, is_cpu_build, resolve
+from kvtune.engine.resolve import check_engine, cpu_binding, is_cpu_build, resolve
 from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.engine.sockets import socket_folder
 from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
@@ -34,6 +34,8 @@ from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
     from kvtune.probe.stacks import Stacks
+
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 NEEDED_BYTES = 300 << 20
 """Free space that a run needs: a ring file per process, the engine's log, the run file."""
@@ -86,6 +88,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         on_device=job.device is not None,
     )
     folder, path, lock = reserve(job)
+    environment = _environment(job, resolved.offline)
     try:
         if job.device is not None:
             write_device(msgspec.structs.replace(job.device, given=sorted(settings_given(arguments))), folder)
@@ -93,12 +96,14 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
             outcome = launch(
                 plan,
                 folder,
-                sockets | _environment(job, resolved.offline),
+                sockets | environment,
                 _until_measured(on_event, stacks),
                 (lambda pid: stacks.start(pid, folder)) if stacks is not None else (lambda pid: None),
             )
         if stacks is not None:
             stacks.stop()
+        if cpus := environment.get(BINDING):
+            outcome.notes.append(f"kvtune gave each worker CPUs of its own: {BINDING}={cpus!r}")
         if outcome.error is not None and outcome.error.exit_code == EXIT_FAILED:
             kept = path.with_suffix(".log") if outcome.start_ns else job.output / "engine-failed.log"
             outcome.error = _with_log(outcome.error, folder, kept)
@@ -206,7 +211,7 @@ def run_name(job: ProfileJob) -> str:
 
 
 def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
-    variables = {
+    variables: dict[str, str] = {
         "KVTUNE_CORE": job.core,
         "KVTUNE_PROBE": job.probe,
         "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1"),
@@ -219,6 +224,9 @@ def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
     variables |= {"KVTUNE_SET": msgspec.json.encode(job.core_settings).decode(), "KVTUNE_RECIPE": ""}
     if offline:
         variables["HF_HUB_OFFLINE"] = "1"
+    if is_cpu_build() and BINDING not in os.environ:
+        cpus = cpu_binding(job.engine_args, sorted(os.sched_getaffinity(0)))
+        variables |= {BINDING: cpus} if cpus else {}
     return variables
 
 

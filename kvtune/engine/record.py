@@ -20,14 +20,22 @@ from numpy.typing import NDArray
 
 from kvtune import __version__
 from kvtune.core.compat.parts import unknown
-from kvtune.core.state import CoreState
+from kvtune.core.state import CoreState, merged
 from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import tail
 from kvtune.engine.launch import HostOutcome
-from kvtune.engine.messages import COUNTS_FILE, LOG_FILE, RECEIPTS_FILE, REQUESTS_FILE, HostPlan, Served
+from kvtune.engine.messages import (
+    COUNTS_FILE,
+    LOG_FILE,
+    RECEIPTS_FILE,
+    REQUESTS_FILE,
+    ROUTES_FILE,
+    HostPlan,
+    Served,
+)
 from kvtune.engine.rings import ProcessRing, read_rings, ring_tables, table
-from kvtune.engine.vllm_counts import Counts
+from kvtune.engine.vllm_counts import Counts, read_routes
 from kvtune.probe.process import Sample
 from kvtune.probe.records import Step
 from kvtune.probe.status import CacheFacts, ProcessFacts, read_statuses
@@ -87,10 +95,14 @@ def record(
     names = {i: f"{p.role}:{p.pid}" for i, p in enumerate(processes)}
     tables: dict[str, Table] = {"steps": rings.steps, "gc": rings.gc, "pool": rings.pool}
     tables["requests"], tables["tokens"] = _request_tables(served, workload, counts, outcome)
+    routes = read_routes(folder / ROUTES_FILE)
+    engines = [routes.get(str(i), 0) for i in range(len(workload.requests))]
+    tables["requests"]["engine"] = np.array(engines, "i2")
     tables["memory"] = _memory_table(samples, index, outcome)
     tables["receipts"] = _receipts_table(folder, outcome)
-    engine_core = next((s for s in statuses if s["role"] == "engine_core"), ProcessFacts())
-    state = engine_core.get("core")
+    engine_cores = [s for s in statuses if s["role"] == "engine_core"]
+    engine_core = next(iter(engine_cores), ProcessFacts())
+    state = merged([s["core"] for s in engine_cores if s.get("core")])
     worker_states = [s["core"] for s in statuses if s["role"] == "worker" and s.get("core")]
     counters = dict(counts.get("counters", {}))
     header = Header(
@@ -111,7 +123,10 @@ def record(
             requests=len(workload.requests),
         ),
         core=_core(core, state, worker_states),
-        engine=_engine(outcome.engine, engine_core.get("cache", {}), engine_args),
+        engine=msgspec.structs.replace(
+            _engine(outcome.engine, engine_core.get("cache", {}), engine_args),
+            engines=max(1, len(engine_cores)),
+        ),
         python=platform.python_version(),
         host=this_host(),
         processes=processes,

@@ -11,7 +11,7 @@ from pathlib import Path
 from kvtune.core.compat.manifest import known_versions, release
 from kvtune.core.compat.parts import OLDEST
 from kvtune.engine import gemma
-from kvtune.engine.flags import settings_given
+from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import SHAPES, TINY, builtin, engine_defaults
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, did_you_mean
 
@@ -88,6 +88,24 @@ def _check_config(folder: Path) -> None:
         raise UsageError(f"{path} is not JSON: {error}", "repair the file") from error
     if not isinstance(config, dict) or not config.get("architectures"):
         raise UsageError(f"{path} has no `architectures`", "vLLM chooses the model's class by it: add it")
+
+
+def cpu_binding(engine_args: Sequence[str], cpus: Sequence[int]) -> str:
+    """CPUs of each worker, as VLLM_CPU_OMP_THREADS_BIND wants them; "" for one worker an engine.
+
+    vLLM itself gives each rank a NUMA node of its own, and refuses where there are fewer nodes than ranks.
+    """
+    sizes = {
+        name: int(value)
+        if (value := flag_value(engine_args, f"{name}-parallel-size") or "1").isdigit()
+        else 1
+        for name in ("data", "pipeline", "tensor")
+    }
+    if sizes["pipeline"] * sizes["tensor"] == 1 or not cpus:
+        return ""
+    workers = sizes["data"] * sizes["pipeline"] * sizes["tensor"]
+    shares = [cpus[i::workers] or [cpus[i % len(cpus)]] for i in range(workers)]
+    return "|".join(",".join(map(str, share)) for share in shares)
 
 
 def installed_engine() -> str:

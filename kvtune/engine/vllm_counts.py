@@ -1,4 +1,7 @@
-"""A vLLM stat logger that sums vLLM's own counters, to compare with ours, and keeps when it was called. Front end."""
+"""What the front end's own vLLM objects say: counters, when tokens arrived, which engine serves a request. Front end.
+
+A vLLM stat logger sums vLLM's own counters, to compare with ours, and keeps when it was called.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 from array import array
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from kvtune.files import replacing
 
@@ -21,6 +24,41 @@ class Counts(TypedDict, total=False):
 
     counters: dict[str, float]
     preemptions: dict[str, int]
+
+
+class Routes:
+    """Which EngineCore the front end sends each request to, where several share the load; empty for one."""
+
+    def __init__(self, client: Any) -> None:
+        self._engine_of: dict[str, int] = {}
+        self._engines = list(getattr(client, "core_engines", ()))
+        choose = getattr(client, "get_core_engine_for_request", None)
+        if choose is None or len(self._engines) < 2:
+            return
+
+        def noted(request: Any) -> object:
+            chosen = choose(request)
+            self._engine_of[request.external_req_id or request.request_id] = self._engines.index(chosen)
+            return chosen
+
+        client.get_core_engine_for_request = noted
+
+    def reset(self) -> None:
+        self._engine_of.clear()
+
+    def write(self, path: Path) -> None:
+        if self._engine_of:
+            with replacing(path) as part:
+                part.write_text(json.dumps(self._engine_of))
+
+
+def read_routes(path: Path) -> dict[str, int]:
+    """Request to engine; empty where there was one engine."""
+    try:
+        routes: dict[str, int] = json.loads(path.read_text())
+        return routes
+    except (OSError, ValueError):
+        return {}
 
 
 class VllmCounts:

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.cache import prefix_cache
+from kvtune.engine.flags import with_flag
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.explain.replays import View, replays, sent_requests
 from kvtune.run.types import Run, Table
 from kvtune.sim.like import cost_of
 from kvtune.sim.settings import SimSettings
@@ -24,7 +26,6 @@ from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import CAUSES, split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
-from kvtune.sim.worker import Report
 from kvtune.units import count
 from kvtune.workload.types import Workload
 
@@ -104,7 +105,7 @@ def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanatio
     with Simulators() as simulators:
         view.phase(f"replaying {count(sent)} requests")
         listening = msgspec.structs.replace(settings, verdicts=True)
-        replayed = next(outcome for _, outcome in simulators.map(workload, [listening], view.progress))
+        replayed = replays(simulators, run, workload, [listening], view)[0]
         if isinstance(replayed, KvtuneError):
             raise replayed
         explanation = add_up(run, replayed)
@@ -119,7 +120,7 @@ def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanatio
         for batch in filter(None, (options, combined(options, at))):
             view.phase(f"replaying {len(batch)} remedies")
             # Replays end in any order; equal gains are told in the order of the options.
-            outcomes = dict(simulators.map(workload, [o.settings for o in batch], view.progress))
+            outcomes = replays(simulators, run, workload, [o.settings for o in batch], view)
             remedies += [
                 _remedy(option, outcomes[number], measured_requests(run), explanation.hit_tokens)
                 for number, option in enumerate(batch)
@@ -128,14 +129,6 @@ def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanatio
                 break
     best_first = sorted(remedies, key=lambda remedy: -remedy.gain_tokens)
     return replace(explanation, remedies=tuple(best_first))
-
-
-class View:
-    """Progress of an explanation. Shows nothing; subclasses may."""
-
-    def phase(self, text: str) -> None: ...
-
-    def progress(self, report: Report) -> None: ...
 
 
 def _remedy(
@@ -163,11 +156,6 @@ def workload_of(run: Run) -> Workload:
     return workload
 
 
-def sent_requests(run: Run) -> NDArray[np.bool_]:
-    """By place in the workload; a run that ended early sent only some."""
-    return np.isfinite(run.table("requests")["sent_s"])
-
-
 def measured_requests(run: Run) -> NDArray[np.bool_]:
     """The sent requests whose hits the run recorded; all that were sent where it recorded none."""
     sent, known = sent_requests(run), run.table("requests")["hit_tokens"] >= 0
@@ -185,7 +173,8 @@ def settings_of(run: Run) -> SimSettings:
     return msgspec.convert(
         {
             "model": header.model,
-            "engine_args": header.engine.args,
+            # Each of several engines is replayed alone.
+            "engine_args": with_flag(header.engine.args, "data-parallel-size", None),
             "core": core,
             "core_settings": header.core.settings if core == "kvtune" else {},
             "mode": mode,

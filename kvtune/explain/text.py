@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from time import monotonic
 
-from kvtune.explain.explanation import Counts, Explanation, View
+from kvtune.explain.explanation import Counts, Explanation
+from kvtune.explain.replays import View
 from kvtune.sim.verdicts.causes import CAUSES, MEANING
 from kvtune.sim.worker import Report
 from kvtune.terminal import Column, FittedTable, folded

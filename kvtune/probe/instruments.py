@@ -202,7 +202,7 @@ class Instruments:
             if now == seen and not status.due and monotonic() - written < STATUS_EVERY_S:
                 continue
             status.due = False
-            if seen < CULPRITS and status.facts["role"] == "engine_core":
+            if seen < CULPRITS and status.facts["role"] in ("engine_core", "worker"):
                 with contextlib.suppress(RuntimeError):  # counters changed during the copy; retried next time
                     status.facts["core"] = state.state()  # of the timed pass alone
             status.facts["disabled"] = self.disabled()

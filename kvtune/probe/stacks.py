@@ -1,4 +1,4 @@
-"""Samples the stacks of EngineCore and of one worker with py-spy, in the measuring phase. Runs in the CLI's process.
+"""Samples the stacks of each EngineCore and worker with py-spy, in the measuring phase. Runs in the CLI's process.
 
 py-spy needs the permission to trace other processes; `preflight` checks it before an engine is started.
 """
@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
@@ -111,13 +112,14 @@ class Stacks:
         return cls(program)
 
     def start(self, host_pid: int, folder: Path) -> None:
-        """Attach to EngineCore and one worker below `host_pid`, recognized by their process titles."""
+        """Attach to each EngineCore and worker below `host_pid`, recognized by their process titles."""
         with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(host_pid).children(recursive=True):
-                title = " ".join(process.cmdline())
-                role = "engine_core" if "EngineCore" in title else ("worker" if "Worker" in title else "")
-                if role and all(role != r for r, _, _ in self._running):
-                    self._attach(role, process.pid, folder / f"stacks-{role}.json")
+            titles = {
+                process.pid: " ".join(process.cmdline())
+                for process in psutil.Process(host_pid).children(recursive=True)
+            }
+            for name, pid in sampled(titles).items():
+                self._attach(name, pid, folder / f"stacks-{name}.json")
 
     def _attach(self, role: str, pid: int, path: Path) -> None:
         arguments = [
@@ -168,6 +170,20 @@ class Stacks:
                 flame=flame(loop or profile),
             )
         return run.with_extra(stacks=stacks)
+
+
+def sampled(titles: Mapping[int, str]) -> dict[str, int]:
+    """The processes to sample, from process titles by pid: a role, numbered where several have it, to a pid."""
+    by_role: dict[str, list[int]] = {}
+    for pid, title in sorted(titles.items()):
+        role = "engine_core" if "EngineCore" in title else ("worker" if "Worker" in title else "")
+        if role:
+            by_role.setdefault(role, []).append(pid)
+    return {
+        role if len(pids) == 1 else f"{role}_{number}": pid
+        for role, pids in by_role.items()
+        for number, pid in enumerate(pids)
+    }
 
 
 def of_loops(profile: SpeedscopeProfile) -> SpeedscopeProfile | None:

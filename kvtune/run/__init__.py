@@ -19,4 +19,5 @@ measuring phase began. Units stand in the names. docs/run-file.md describes the 
     folder.py    The run files of a folder: which there are, which is the newest, and which files belong to each
     step_work.py how long a step takes by the work in it: a fit to the steps of a recorded run
     durations.py How long engine runs took on this machine: read from the run files of a folder
+    engines.py   A run of several engines (`--data-parallel-size`), each with a scheduler and a KV cache of its own
 """

@@ -35,6 +35,7 @@ TABLES: dict[str, dict[str, str]] = {
         "finished_s": "f8",
         "finish": "U",  # length, stop, abort, error, "" = unfinished
         "preemptions": "i4",
+        "engine": "i2",  # which of several EngineCores served it (run/engines.py); 0: the only one, or not known
         "answer_crc": "i8",  # of the generated token ids as int32, equal for equal answers; 0 = no answer
     },
     # One row each time the front end received tokens of a request; `request` is the row in `requests`.
@@ -140,6 +141,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 0
     max_model_len: int = 0
     async_scheduling: bool = False
+    engines: int = 1  # EngineCores that share the load, each with a pool of `num_blocks`
     settings: dict[str, Any] = {}  # as resolved by vLLM
     args: list[str] = []  # as given after `--`
     groups: list[dict[str, Any]] = []  # KV cache groups: kind, block_size, sliding_window, layers, page_bytes

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvtune.device.cost import StepCost
 from kvtune.errors import KvtuneError
+from kvtune.run.engines import of_engine, ranks
 from kvtune.run.step_work import fit_step_time, step_work
 from kvtune.run.types import Run, Table
 from kvtune.sim.delay import TransportDelay, in_flight
@@ -33,8 +34,9 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
 
     `clock` None: the one that explains more of the time in flight. That is wall time, or, where EngineCore's own thread
     runs the model (the `uni` executor on a CPU), its CPU time, which other processes on the machine do not lengthen.
-    The first `skip_share` of steps is warm-up and left out.
+    The first `skip_share` of steps is warm-up and left out. Of several engines, the first one's steps count.
     """
+    run = of_engine(run, ranks(run)[0])
     steps = run.table("steps")
     busy = np.flatnonzero(steps["scheduled_tokens"] > 0)
     busy = busy[int(len(busy) * skip_share) :]

@@ -6,7 +6,7 @@ import msgspec
 
 from kvtune.device.cost import NOMINAL, StepCost, read_cost
 from kvtune.device.settings import Device
-from kvtune.errors import KvtuneError
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.types import EngineInfo, Run
 from kvtune.sim.cost import Clock, fit
 
@@ -16,6 +16,11 @@ def engine_of(run: Run) -> EngineInfo:
     engine = run.header.engine
     if not engine.kv_specs:
         raise KvtuneError("--like: the run file has no KV specs", "record it again with this kvtune")
+    if engine.engines > 1:
+        raise UsageError(
+            f"--like: {engine.engines} engines shared that run's load, a replay is of one",
+            "record a run with --data-parallel-size 1, or see `kvtune explain`, which replays each engine",
+        )
     return engine
 
 

@@ -14,7 +14,7 @@ from kvtune.core.settings import from_environment
 from kvtune.engine import profile as profile_module
 from kvtune.engine.models import NAMES
 from kvtune.engine.profile import ProfileJob, check_output, reserve, run_name
-from kvtune.engine.resolve import check_engine, is_cpu_build, resolve
+from kvtune.engine.resolve import check_engine, cpu_binding, is_cpu_build, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.run.scratch import LOCK
 from kvtune.workload.spec import build
@@ -226,3 +226,11 @@ def test_a_build_for_the_cpu_is_known_by_its_name_or_version(
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert is_cpu_build() == on_the_cpu
+
+
+def test_each_worker_of_a_cpu_engine_gets_cpus_of_its_own() -> None:
+    assert cpu_binding([], [0, 1]) == "" and cpu_binding(["--data-parallel-size", "2"], [0, 1]) == ""
+    assert cpu_binding(["--tensor-parallel-size", "2"], [0, 1]) == "0|1"
+    assert cpu_binding(["--tensor-parallel-size=2"], [0, 1, 2, 3]) == "0,2|1,3"
+    both = ["--data-parallel-size", "2", "--tensor-parallel-size", "2"]
+    assert cpu_binding(both, [0, 1]) == "0|1|0|1"

@@ -1,0 +1,70 @@
+"""Replays of a recorded run, for `kvtune explain`: of its one engine, or of each of several with its own requests.
+
+In the CLI's process. Engines that share a load (`--data-parallel-size`) share no cache, so one replay of all requests
+would hit what no engine could.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.errors import KvtuneError
+from kvtune.run.engines import ranks, served_by
+from kvtune.run.types import Run
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.simulators import Simulators
+from kvtune.sim.worker import Report
+from kvtune.workload.types import Workload
+
+
+class View:
+    """Progress of an explanation. Shows nothing; subclasses may."""
+
+    def phase(self, text: str) -> None: ...
+
+    def progress(self, report: Report) -> None: ...
+
+
+def sent_requests(run: Run) -> NDArray[np.bool_]:
+    """By place in the workload; a run that ended early sent only some."""
+    return np.isfinite(run.table("requests")["sent_s"])
+
+
+def replays(
+    simulators: Simulators, run: Run, workload: Workload, wanted: Sequence[SimSettings], view: View
+) -> list[Run | KvtuneError]:
+    """A replay of the run for each of the settings. Several engines are replayed each with its own requests."""
+    numbers, sent = ranks(run), sent_requests(run)
+    if len(numbers) == 1:
+        outcomes = dict(simulators.map(workload, wanted, view.progress))
+        return [outcomes[n] for n in range(len(wanted))]
+    rows = [np.flatnonzero(served_by(run, rank) & sent) for rank in numbers]
+    rows = [each for each in rows if len(each)]
+    single = [
+        msgspec.structs.replace(settings, requests=each.tolist()) for settings in wanted for each in rows
+    ]
+    outcomes = dict(simulators.map(workload, single, view.progress))
+    return [joined([outcomes[n * len(rows) + i] for i in range(len(rows))], rows) for n in range(len(wanted))]
+
+
+def joined(replayed: Sequence[Run | KvtuneError], rows: Sequence[NDArray[np.int64]]) -> Run | KvtuneError:
+    """One record of several engines' replays: hits and verdicts of each request are those of its engine."""
+    runs: list[Run] = []
+    for each in replayed:
+        if isinstance(each, KvtuneError):
+            return each
+        runs.append(each)
+    first = runs[0]
+    requests = {name: column.copy() for name, column in first.table("requests").items()}
+    verdicts = list(first.header.extra.verdicts)
+    for each, served in zip(runs[1:], rows[1:], strict=True):
+        for name, column in each.table("requests").items():
+            requests[name][served] = column[served]
+        if verdicts:
+            for row in served.tolist():
+                verdicts[row] = each.header.extra.verdicts[row]
+    return Run(first.header, {**first.tables, "requests": requests}).with_extra(verdicts=verdicts)

@@ -1,0 +1,58 @@
+"""A run of several engines (`--data-parallel-size`), each with a scheduler and a KV cache of its own. Pure."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.run.types import ProcessInfo, Run, Table
+
+_RANK = re.compile(r"EngineCore_DP(\d+)")
+
+BY_PROCESS = ("steps", "pool")
+"""Tables of EngineCores alone."""
+
+
+def rank_of(process: ProcessInfo) -> int:
+    """The number of an EngineCore among those that share the load; vLLM puts it into the process's name."""
+    found = _RANK.search(process.name)
+    return int(found[1]) if found else 0
+
+
+def ranks(run: Run) -> list[int]:
+    """The numbers of the run's EngineCores; [0] where it had one, or did not say."""
+    found = {rank_of(p) for p in run.header.processes if p.role == "engine_core"}
+    return sorted(found) or [0]
+
+
+def served_by(run: Run, rank: int) -> NDArray[np.bool_]:
+    """The requests that this engine served, by place in the workload."""
+    requests = run.table("requests")
+    if len(ranks(run)) == 1:
+        return np.ones(len(requests["id"]), bool)
+    return np.asarray(requests["engine"] == rank)
+
+
+def of_engine(run: Run, rank: int) -> Run:
+    """The run as this engine saw it: its steps, its requests and their tokens. The same run where it had one engine."""
+    if len(ranks(run)) == 1:
+        return run
+    indexes = [
+        i for i, p in enumerate(run.header.processes) if p.role == "engine_core" and rank_of(p) == rank
+    ]
+    served = served_by(run, rank)
+    tables = dict(run.tables)
+    for name in BY_PROCESS:
+        tables[name] = _rows(run.table(name), np.isin(run.table(name)["process"], indexes))
+    tokens = run.table("tokens")
+    tables["tokens"] = _rows(tokens, served[tokens["request"]])
+    sent = run.table("requests")["sent_s"]
+    tables["requests"] = {**run.table("requests"), "sent_s": np.where(served, sent, np.nan)}
+    return Run(msgspec.structs.replace(run.header), tables)
+
+
+def _rows(table: Table, chosen: NDArray[np.bool_]) -> Table:
+    return {name: column[chosen] for name, column in table.items()}

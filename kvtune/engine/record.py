@@ -28,13 +28,12 @@ from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import (
     COUNTS_FILE,
     LOG_FILE,
-    RECEIPTS_FILE,
     REQUESTS_FILE,
     ROUTES_FILE,
     HostPlan,
     Served,
 )
-from kvtune.engine.rings import ProcessRing, read_rings, ring_tables, table
+from kvtune.engine.rings import ProcessRing, memory_table, read_rings, receipts_table, ring_tables
 from kvtune.engine.vllm_counts import Counts, read_routes
 from kvtune.probe.process import Sample
 from kvtune.probe.records import Step
@@ -98,8 +97,8 @@ def record(
     routes = read_routes(folder / ROUTES_FILE)
     engines = [routes.get(str(i), 0) for i in range(len(workload.requests))]
     tables["requests"]["engine"] = np.array(engines, "i2")
-    tables["memory"] = _memory_table(samples, index, outcome)
-    tables["receipts"] = _receipts_table(folder, outcome)
+    tables["memory"] = memory_table(samples, index, outcome)
+    tables["receipts"] = receipts_table(folder, outcome)
     engine_cores = [s for s in statuses if s["role"] == "engine_core"]
     engine_core = next(iter(engine_cores), ProcessFacts())
     state = merged([s["core"] for s in engine_cores if s.get("core")])
@@ -299,33 +298,6 @@ def _request_tables(
         "made_s": np.concatenate(token_made) if token_made else np.empty(0),
     }
     return requests, tokens
-
-
-def _memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:
-    zero, end = outcome.start_ns, outcome.end_ns
-    rows = [
-        (
-            index[s.pid],
-            (s.at_ns - zero) / 1e9,
-            s.rss_bytes,
-            s.uss_bytes,
-            s.cpu_s,
-            s.threads,
-            s.wait_s,
-            s.stopped,
-        )
-        for s in samples
-        if s.pid in index and zero and zero <= s.at_ns <= end
-    ]
-    return table("memory", rows)
-
-
-def _receipts_table(folder: Path, outcome: HostOutcome) -> Table:
-    path = folder / RECEIPTS_FILE
-    raw = path.read_bytes() if path.exists() else b""
-    at_ns = np.frombuffer(raw[: len(raw) // 8 * 8], "i8")
-    measured = (at_ns >= outcome.start_ns) & (at_ns <= outcome.end_ns)
-    return {"t_s": (at_ns[measured] - outcome.start_ns) / 1e9}
 
 
 def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:

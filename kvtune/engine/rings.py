@@ -1,4 +1,4 @@
-"""From ring files to a run's tables: steps, collections, the pool's tiers. Pure reading, each file once.
+"""From ring files, samples and receipts to a run's tables. Pure reading, each file once.
 
 Tables have the measuring phase, on the run's clock. A record in which the clock went backwards (a suspended or migrated
 machine) has no valid length: it is left out and counted.
@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from kvtune.engine.launch import HostOutcome
+from kvtune.engine.messages import RECEIPTS_FILE
+from kvtune.probe.process import Sample
 from kvtune.probe.records import AnyRecord, Collection, PoolChange, Step
 from kvtune.probe.ring import read_ring
 from kvtune.run.types import TABLES, Table
@@ -119,3 +121,30 @@ def table(name: str, rows: Sequence[Row]) -> Table:
 
 def _by_time(row: Row) -> float:
     return row[1]
+
+
+def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:
+    zero, end = outcome.start_ns, outcome.end_ns
+    rows = [
+        (
+            index[s.pid],
+            (s.at_ns - zero) / 1e9,
+            s.rss_bytes,
+            s.uss_bytes,
+            s.cpu_s,
+            s.threads,
+            s.wait_s,
+            s.stopped,
+        )
+        for s in samples
+        if s.pid in index and zero and zero <= s.at_ns <= end
+    ]
+    return table("memory", rows)
+
+
+def receipts_table(folder: Path, outcome: HostOutcome) -> Table:
+    path = folder / RECEIPTS_FILE
+    raw = path.read_bytes() if path.exists() else b""
+    at_ns = np.frombuffer(raw[: len(raw) // 8 * 8], "i8")
+    measured = (at_ns >= outcome.start_ns) & (at_ns <= outcome.end_ns)
+    return {"t_s": (at_ns[measured] - outcome.start_ns) / 1e9}

@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -214,8 +215,42 @@ def prepare(model: str) -> None:
     """Import what every job needs, and `model`'s class. Must start no threads: forks would not have them."""
     for name in PRELOAD:
         importlib.import_module(name)
-    if not model:
-        return
+    if model and not starts_accelerator(lambda: import_class(model)):
+        import_class(model)
+
+
+def starts_accelerator(work: Callable[[], None]) -> bool:
+    """Whether `work` initialises the accelerator, tried in a fork: this process must not, because its forks use it.
+
+    Importing some model classes does (their kernels ask for the device's properties). Each fork then imports its own.
+    """
+    if not has_accelerator():
+        return False
+    child = os.fork()
+    if child == 0:
+        started = True
+        try:
+            work()
+            started = accelerator_started()
+        finally:
+            os._exit(int(started))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+def has_accelerator() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cuda_alike())
+
+
+def accelerator_started() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_initialized())
+
+
+def import_class(model: str) -> None:
+    """Import the code of a model's class, as far as it can be configured without a job's flags."""
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import resolve
 

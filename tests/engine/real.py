@@ -61,6 +61,11 @@ def lockstep(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     return parsed
 
 
+def engine_roles(run: Run) -> set[str]:
+    """The roles of a run's processes: with the `uni` executor the worker is in EngineCore's."""
+    return {"front_end", "engine_core"} | ({"worker"} if run.header.engine.executor != "uni" else set())
+
+
 def counts_as_vllm(ran: Ran) -> None:
     """The front end's counts equal the engine's."""
     counters = ran.run.header.engine_counters

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvtune.analysis.culprits import culprits
-from tests.engine.real import Ran, counts_as_vllm, profiled
+from tests.engine.real import Ran, counts_as_vllm, engine_roles, profiled
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -60,11 +60,12 @@ def test_the_front_ends_counts_agree_with_vllms(decode: Ran) -> None:
 
 def test_every_process_has_its_own_instruments(decode: Ran) -> None:
     header = decode.run.header
-    assert {"front_end", "engine_core", "worker"} <= {p.role for p in header.processes}
+    roles = engine_roles(decode.run)
+    assert roles <= {p.role for p in header.processes}
     assert header.probe.level == "sites" and not header.probe.disabled and not header.probe.lost_records
     measured = {header.processes[i].role for i in decode.run.table("memory")["process"]}
-    assert {"front_end", "engine_core", "worker"} <= measured
-    for name in ("front_end", "engine_core", "worker"):
+    assert roles <= measured
+    for name in roles:
         assert decode.facts["memory"][name] > 100 << 20
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import RECEIPTS_FILE
-from kvtune.engine.record import _receipts_table
+from kvtune.engine.rings import receipts_table
 from kvtune.engine.vllm_counts import VllmCounts
 
 MESSAGE = SimpleNamespace(num_generation_tokens=2, finished_requests=[])
@@ -27,14 +27,14 @@ def test_messages_with_tokens_are_receipts_and_each_is_written_once(tmp_path: Pa
         counts.record(None, None)
         counts.write_receipts(tmp_path / RECEIPTS_FILE)
     run = HostOutcome("", 0, start_ns=start, end_ns=monotonic_ns())
-    times = _receipts_table(tmp_path, run)["t_s"]
+    times = receipts_table(tmp_path, run)["t_s"]
     assert len(times) == 3 and 0 <= times[0] <= times[1] <= times[2]
     later = HostOutcome("", 0, start_ns=run.end_ns + 1, end_ns=run.end_ns + 2)
-    assert not len(_receipts_table(tmp_path, later)["t_s"])
+    assert not len(receipts_table(tmp_path, later)["t_s"])
 
 
 def test_a_file_that_ends_within_a_number_is_read_up_to_it(tmp_path: Path) -> None:
     (tmp_path / RECEIPTS_FILE).write_bytes((1_500_000_000).to_bytes(8, "little") + b"\x01\x02")
     run = HostOutcome("", 0, start_ns=1_000_000_000, end_ns=2_000_000_000)
-    assert _receipts_table(tmp_path, run)["t_s"] == pytest.approx([0.5])
-    assert not len(_receipts_table(tmp_path / "none", run)["t_s"])
+    assert receipts_table(tmp_path, run)["t_s"] == pytest.approx([0.5])
+    assert not len(receipts_table(tmp_path / "none", run)["t_s"])

@@ -1,0 +1,80 @@
+"""The simulator process prepares itself for forks: what it imports must not start the accelerator that forks use."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtune.sim import worker
+
+# A kernel's module as FLA's is: importing it asks for the device's properties, which initialises the device.
+KERNELS = "import fake_device\n\nfake_device.initialised = True\n"
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with an accelerator, and models that import kernels or do not."""
+    (tmp_path / "fake_device.py").write_text("initialised = False\n")
+    (tmp_path / "fake_kernels.py").write_text(KERNELS)
+    (tmp_path / "fake_gdn.py").write_text("import fake_kernels\n")
+    (tmp_path / "fake_llama.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("fake_device", "fake_kernels", "fake_gdn", "fake_llama"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(worker, "PRELOAD", ("fake_device",))
+    monkeypatch.setattr(worker, "has_accelerator", lambda: True)
+    monkeypatch.setattr(
+        worker,
+        "accelerator_started",
+        lambda: bool(sys.modules["fake_device"].initialised),  # type: ignore[attr-defined]
+    )
+    monkeypatch.setattr(worker, "import_class", importlib.import_module)
+    return tmp_path
+
+
+def test_a_class_that_starts_the_accelerator_is_left_to_the_forks(device: Path) -> None:
+    worker.prepare("fake_gdn")
+    assert "fake_gdn" not in sys.modules and not worker.accelerator_started()
+    assert imported_in_a_fork("fake_gdn") == 1, (
+        "a fork imports it by itself, and starts the accelerator there"
+    )
+
+
+def test_other_classes_are_imported_once_before_the_first_fork(device: Path) -> None:
+    worker.prepare("fake_llama")
+    assert "fake_llama" in sys.modules and not worker.accelerator_started()
+
+
+def test_a_class_that_cannot_be_imported_counts_as_one_that_does(
+    device: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each job then reports the error."""
+    assert worker.starts_accelerator(lambda: importlib.import_module("fake_missing") and None)
+    capfd.readouterr()
+
+
+def test_a_machine_without_an_accelerator_tries_nothing(
+    device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "has_accelerator", lambda: False)
+    tried: list[str] = []
+    assert not worker.starts_accelerator(lambda: tried.append("here"))
+    worker.prepare("fake_gdn")
+    assert "fake_gdn" in sys.modules and not tried
+
+
+def imported_in_a_fork(name: str) -> int:
+    """Exit code of a fork that imports a module: 1 if that started the accelerator in it."""
+    child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            importlib.import_module(name)
+            code = int(worker.accelerator_started())
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

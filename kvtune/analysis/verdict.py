@@ -39,7 +39,7 @@ FEWER_SEQUENCES = 64
 """`--max-num-seqs` to try where the run does not say what it had; else half of that."""
 
 # Causes of misses that settings, the pool or a better policy can turn into hits.
-WINNABLE = ("not_cached", "evicted", "not_retained", "lagging_group")
+WINNABLE = ("not_cached", "evicted", "not_retained", "lagging_group", "draft_group")
 
 
 @dataclass(frozen=True, slots=True)

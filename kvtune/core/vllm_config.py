@@ -31,12 +31,19 @@ class HfConfig(Protocol):
     def to_dict(self) -> dict[str, object]: ...
 
 
+class TextConfig(Protocol):
+    """The part of config.json about text: of a model that takes text only, all of it."""
+
+    num_hidden_layers: int
+
+
 class ModelConfig(Protocol):
     architecture: str
     architectures: Sequence[str]
     dtype: object
     enforce_eager: bool
     hf_config: HfConfig
+    hf_text_config: TextConfig
     is_hybrid: bool
     max_model_len: int
     use_mla: bool
@@ -63,13 +70,20 @@ class SchedulerConfig(Protocol):
     scheduler_cls: object
 
 
+class SpeculativeConfig(Protocol):
+    draft_model_config: ModelConfig
+
+    def use_eagle(self) -> bool: ...
+    def uses_draft_model(self) -> bool: ...
+
+
 class VllmConfig(Protocol):
     cache_config: CacheConfig
     model_config: ModelConfig
     parallel_config: ParallelConfig
     scheduler_config: SchedulerConfig
     kv_transfer_config: object
-    speculative_config: object
+    speculative_config: SpeculativeConfig | None
 
 
 class KVCacheSpec(Protocol):

@@ -27,6 +27,7 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
             _one_process_groups()
             with set_default_torch_dtype(vllm_config.model_config.dtype), torch.device("meta"):
                 initialize_model(vllm_config)
+                _initialize_drafter(vllm_config)
             current_platform.update_block_size_for_backend(vllm_config)
             specs = get_kv_cache_spec(vllm_config)
             layouts = [x.name for x in get_supported_kv_cache_layouts(get_current_attn_backends(vllm_config))]
@@ -39,6 +40,21 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
             "profile it where it runs: `kvtune explain RUN` replays from the KV specs in the run file",
         ) from error
     return specs, layouts
+
+
+def _initialize_drafter(vllm_config: VllmConfig) -> None:
+    """The draft model's layers beside the model's own, as a worker registers them; nothing where it has no KV cache."""
+    from vllm.config import replace
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    speculative = vllm_config.speculative_config
+    if speculative is None or not (speculative.use_eagle() or speculative.uses_draft_model()):
+        return
+    model = speculative.draft_model_config
+    if speculative.uses_draft_model():
+        initialize_model(replace(vllm_config, quant_config=None, model_config=model), prefix="draft_model")
+    else:
+        initialize_model(vllm_config, model_config=model)
 
 
 def _one_process_groups() -> None:

@@ -234,12 +234,13 @@ def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], l
 
 def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]:
     """Hit tokens of each prompt, sent one after another to an engine whose cache is empty at first."""
+    from kvtune.core.compat.names import hash_lookahead
     from kvtune.sim.requests import Factory
 
     engine.reset_prefix_cache()
     requests = [Request(str(index), prompt, 2) for index, prompt in enumerate(prompts)]
     block = engine.scheduler.kv_cache_manager.block_pool.hash_block_size
-    factory = Factory(requests, block, caching=True)
+    factory = Factory(requests, block, caching=True, ahead=hash_lookahead(engine.scheduler))
     hits = []
     for index in range(len(requests)):
         request = factory.make(index, 0.0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from kvtune.core.compat.names import preemptions
 from kvtune.files import replacing
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ class VllmCounts:
                 c["finished"] += 1
                 c["prompt_tokens"] += request.num_prompt_tokens
                 c["e2e_s"] += request.e2e_latency
-                if request.num_preemptions:
-                    self.preemptions[str(request.request_id)] = request.num_preemptions
+                if preempted := preemptions(request):
+                    self.preemptions[str(request.request_id)] = preempted
 
     def write(self, path: Path) -> None:
         with replacing(path) as part:

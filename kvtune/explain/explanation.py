@@ -194,7 +194,7 @@ def add_up(run: Run, replayed: Run) -> Explanation:
     misses: Counts = dict.fromkeys(CAUSES, 0)
     by_class: dict[str, Counts] = {}
     by_group: dict[str, Counts] = defaultdict(
-        lambda: dict.fromkeys(("not_retained", "evicted", "lagging_group"), 0)
+        lambda: dict.fromkeys(("not_retained", "evicted", "lagging_group", "draft_group"), 0)
     )
     lost: dict[str, list[tuple[int, float]]] = defaultdict(list)
     query = hit = admitted = not_admitted = 0
@@ -217,6 +217,10 @@ def add_up(run: Run, replayed: Run) -> Explanation:
             misses[cause] += tokens
             of_class[cause] += tokens
         _count_by_group(verdict, counts, by_group)
+        if verdict.boundaries.evicted_for_draft and verdict.evicted is not None:
+            lost[f"{_evicted_by(verdict, table)}, for the draft model"].append(
+                (counts["draft_group"], _age(verdict))
+            )
         if counts["evicted"]:
             lost[_evicted_by(verdict, table)].append((counts["evicted"], _age(verdict)))
     return Explanation(
@@ -243,7 +247,7 @@ def class_of(kind: str, round_: int) -> str:
 def _count_by_group(verdict: PromptVerdict, counts: Counts, by_group: dict[str, Counts]) -> None:
     if counts["not_retained"] and verdict.unkept:
         by_group[verdict.unkept]["not_retained"] += counts["not_retained"]
-    for cause in ("evicted", "lagging_group"):
+    for cause in ("evicted", "lagging_group", "draft_group"):
         if counts[cause] and verdict.lagging:
             by_group[verdict.lagging][cause] += counts[cause]
 

@@ -227,6 +227,8 @@ def _kvtune_core(at: Situation) -> Iterator[Change]:
 REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {
     "evicted": _for_eviction,
     "lagging_group": _for_eviction,
+    "draft_group": _for_eviction,
+    "eagle_drop": _for_partial,
     "not_retained": _for_retention,
     "partial_block": _for_partial,
     "skipped_lookup": _for_skipped,

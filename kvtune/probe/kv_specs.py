@@ -46,7 +46,9 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
 def capture(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, object]:
     """What the simulator needs of a running engine. Call it after EngineCore is built."""
     layers: dict[str, KVCacheSpec] = {}
-    for group in kv_cache_config.kv_cache_groups:
+    # vLLM takes the group of the layer that was registered last for a drafter's: MTP's layers have no other mark.
+    groups = sorted(kv_cache_config.kv_cache_groups, key=lambda g: bool(getattr(g, "is_eagle_group", False)))
+    for group in groups:
         inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
         for name in group.layer_names:
             layers[name] = inner[name] if inner is not None else group.kv_cache_spec

@@ -19,6 +19,8 @@ CAUSES = {
     "not_retained": "seen, but no window or state was kept",
     "evicted": "kept, then evicted",
     "lagging_group": "cache groups held different parts",
+    "eagle_drop": "computed again for EAGLE or MTP",
+    "draft_group": "lost to the draft model's blocks",
     "skipped_lookup": "no cache lookup",
     "unclassified": "cause unknown",
 }

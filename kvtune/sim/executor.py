@@ -135,5 +135,8 @@ class SimExecutor(ModellessExecutor):
         self._pending = VirtualResult(clock, end, output)
         return self._pending
 
+    def take_draft_token_ids(self) -> None:
+        """No drafter runs: with speculation the scheduler works as if none of its tokens were ever taken."""
+
     def sample_tokens(self, grammar_output: object, non_block: bool = False) -> VirtualResult | None:
         return self._pending

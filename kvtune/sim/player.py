@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 
+from kvtune.core.compat.names import hash_lookahead
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock
@@ -53,7 +54,9 @@ class Player:
         self._front = FrontEnd(workload, settings.cost, settings.requests)
         scheduler = engine.scheduler
         caching = bool(scheduler.kv_cache_manager.enable_caching)
-        self.factory = Factory(workload.requests, scheduler.hash_block_size, caching)
+        self.factory = Factory(
+            workload.requests, scheduler.hash_block_size, caching, hash_lookahead(scheduler)
+        )
         self.journal = ReplayJournal(
             len(workload.requests),
             scheduler,

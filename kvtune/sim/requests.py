@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 class Factory:
     """Makes the requests of one workload. Hashes are computed in the workload's order, in batches, ahead of use."""
 
-    def __init__(self, requests: Sequence[Request], hash_block_tokens: int, caching: bool) -> None:
+    def __init__(
+        self, requests: Sequence[Request], hash_block_tokens: int, caching: bool, ahead: int = 0
+    ) -> None:
+        """`ahead`: tokens after a block that its hash covers (speculation, from vLLM 0.33 on)."""
         self._requests = requests
-        self._block = hash_block_tokens
-        self._hashes = hash_arrays(with_answers(requests), hash_block_tokens) if caching else iter(())
+        self._block, self._lookahead = hash_block_tokens, ahead
+        self._hashes = hash_arrays(with_answers(requests), hash_block_tokens, ahead) if caching else iter(())
         self._ahead: dict[int, NDArray[np.uint64]] = {}
         self._next = 0
         self._caching = caching
@@ -59,11 +62,11 @@ class Factory:
 
     def _hasher(self, index: int) -> Callable[[EngineRequest], list[bytes]]:
         hashes = self._hashes_of(index)
-        block = self._block
+        block, ahead = self._block, self._lookahead
 
         def hasher(request: EngineRequest) -> list[bytes]:
             have = len(request.block_hashes)
-            full = request.num_tokens // block
+            full = max(request.num_tokens - ahead, 0) // block
             return hashes[have:full] if full > have else []
 
         hasher.hash_block_size = block  # type: ignore[attr-defined]  # read by the steady path: when to call it

@@ -42,6 +42,7 @@ class GroupManager(core.GroupManager, Protocol):
 
     dcp_world_size: int
     pcp_world_size: int
+    allocate_new_blocks: Callable[..., list[Block]]
 
 
 class Coordinator(core.Coordinator, Protocol):
@@ -86,6 +87,7 @@ class EngineScheduler(core.Scheduler, Protocol):
     scheduler_config: SchedulerLimits
     policy: object
     hash_block_size: int
+    num_spec_tokens: int
     max_model_len: int
     max_num_scheduled_tokens: int
     max_num_active_reqs: int

@@ -75,22 +75,25 @@ def block_hashes(prompt: Iterable[Span], block_tokens: int) -> list[bytes]:
     return out
 
 
-def hash_arrays(requests: Iterable[Request], block_tokens: int) -> Iterator[Hashes]:
-    """`block_hashes` of each request's prompt as arrays of numbers, in large batches: for whole traces."""
+def hash_arrays(requests: Iterable[Request], block_tokens: int, ahead: int = 0) -> Iterator[Hashes]:
+    """`block_hashes` of each request's prompt as arrays of numbers, in large batches: for whole traces.
+
+    `ahead`: each hash also covers so many tokens after its block, and blocks without them have none.
+    """
     batch: list[tuple[Span, ...]] = []
     tokens = 0
     for request in requests:
         batch.append(request.prompt)
         tokens += request.prompt_tokens
         if tokens >= _BATCH_TOKENS:
-            yield from _hash_batch(batch, block_tokens)
+            yield from _hash_batch(batch, block_tokens, ahead)
             batch, tokens = [], 0
     if batch:
-        yield from _hash_batch(batch, block_tokens)
+        yield from _hash_batch(batch, block_tokens, ahead)
 
 
-def _hash_batch(prompts: Sequence[tuple[Span, ...]], block_tokens: int) -> list[Hashes]:
-    """The hash at a block's end is a sum over the merged spans before it, the last one cut there.
+def _hash_batch(prompts: Sequence[tuple[Span, ...]], block_tokens: int, ahead: int = 0) -> list[Hashes]:
+    """The hash at a block's end (`ahead` tokens behind it) is a sum over the merged spans before it, the last one cut.
 
     Merged spans are the only way to write a prompt in the fewest spans, so equal content gives equal sums;
     each term is scattered over 64 bits together with its place in the prompt, so other content does not.
@@ -114,14 +117,15 @@ def _hash_batch(prompts: Sequence[tuple[Span, ...]], block_tokens: int) -> list[
     prompt_before = np.zeros(len(prompts), dtype=np.uint64)
     prompt_before[has] = before[first[has]]
     before -= np.repeat(prompt_before, counts)
-    blocks = end // block_tokens - begin // block_tokens  # block ends that fall into each piece
+    done, reached = (np.maximum(place - ahead, 0) // block_tokens for place in (begin, end))
+    blocks = reached - done  # block ends that fall into each piece
     total = int(blocks.sum())
     nth = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(blocks) - blocks, blocks)
-    at = (np.repeat(begin // block_tokens, blocks) + nth + 1) * block_tokens - np.repeat(begin, blocks)
+    at = (np.repeat(done, blocks) + nth + 1) * block_tokens + ahead - np.repeat(begin, blocks)
     hashes = _mix(np.repeat(before, blocks) + _piece(np.repeat(label, blocks), at))
-    tokens_of = np.zeros(len(prompts), dtype=np.int64)
-    tokens_of[has] = end[(first + counts - 1)[has]]
-    return np.split(hashes, np.cumsum(tokens_of // block_tokens)[:-1])
+    blocks_of = np.zeros(len(prompts), dtype=np.int64)
+    blocks_of[has] = reached[(first + counts - 1)[has]]
+    return np.split(hashes, np.cumsum(blocks_of)[:-1])
 
 
 def _piece(label: Hashes, length: NDArray[np.int64]) -> Hashes:

@@ -68,7 +68,7 @@ def test_recomputed_prompts_are_named_with_their_share_of_time() -> None:
     ]
 
 
-@pytest.mark.parametrize("cause", ["evicted", "not_retained", "lagging_group", "not_cached"])
+@pytest.mark.parametrize("cause", ["evicted", "not_retained", "lagging_group", "draft_group", "not_cached"])
 def test_causes_found_by_replay_count_as_winnable(cause: str) -> None:
     assert RunAnalysis(told(rounds_run(), **{cause: 50_000})).verdict.kind == "cache"
 

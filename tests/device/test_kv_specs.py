@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from kvtune.device.kv_specs import restore
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
+from kvtune.probe.kv_specs import capture
 from kvtune.sim.clock import VirtualClock, policies_see
 from kvtune.workload.answers import with_answers
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
@@ -96,3 +98,17 @@ def test_policies_see_the_virtual_clock_during_the_replay_only() -> None:
         assert state.clock() == 42.0
         raise RuntimeError
     assert state.clock is before
+
+
+def test_a_drafters_group_is_captured_last() -> None:
+    """In a replay vLLM finds it again by the layer that was registered last."""
+    layers = dataclasses.make_dataclass("Layers", [("block_size", int)])
+
+    def group(name: str, block: int, eagle: bool) -> SimpleNamespace:
+        return SimpleNamespace(kv_cache_spec=layers(block), layer_names=[name], is_eagle_group=eagle)
+
+    groups = [group("attention", 16, True), group("states", 32, False)]
+    config = SimpleNamespace(num_blocks=8, kv_cache_groups=groups)
+    captured = capture(SimpleNamespace(), config)  # type: ignore[arg-type]
+    assert list(captured["layers"]) == ["states", "attention"]  # type: ignore[call-overload]
+    assert captured["groups"] == [["attention"], ["states"]]

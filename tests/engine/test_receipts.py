@@ -38,3 +38,11 @@ def test_a_file_that_ends_within_a_number_is_read_up_to_it(tmp_path: Path) -> No
     run = HostOutcome("", 0, start_ns=1_000_000_000, end_ns=2_000_000_000)
     assert receipts_table(tmp_path, run)["t_s"] == pytest.approx([0.5])
     assert not len(receipts_table(tmp_path / "none", run)["t_s"])
+
+
+def test_a_vllm_that_does_not_count_preemptions_by_request_is_recorded_without_them() -> None:
+    counts = VllmCounts()
+    done = {"num_prompt_tokens": 8, "e2e_latency": 0.5, "request_id": "a"}
+    for finished in (SimpleNamespace(**done), SimpleNamespace(**done, num_preemptions=2)):
+        counts.record(None, SimpleNamespace(num_generation_tokens=1, finished_requests=[finished]))
+    assert counts.counters["finished"] == 2 and counts.preemptions == {"a": 2}

@@ -107,3 +107,13 @@ def test_a_hundred_thousand_different_blocks_have_different_hashes() -> None:
     requests = [Request(str(i), (Span(i % 50, 0, 1600), Span(1000 + i, 0, 1600)), 1) for i in range(1000)]
     hashes = np.concatenate(list(hash_arrays(requests, 16)))
     assert len(np.unique(hashes)) == 50 * 100 + 1000 * 100
+
+
+@given(prompts, st.integers(1, 20), st.integers(1, 30))
+def test_a_hash_that_looks_ahead_is_that_of_the_prompt_up_to_there(
+    prompt: tuple[Span, ...], block: int, ahead: int
+) -> None:
+    (hashes,) = hash_arrays([Request("r", prompt, 1)], block, ahead)
+    token_by_token = block_hashes(prompt, 1)
+    ends = range(block + ahead, len(token_by_token) + 1, block)
+    assert hashes.astype("<u8").tobytes() == b"".join(token_by_token[end - 1] for end in ends)

@@ -41,6 +41,16 @@ def dropping_groups(coordinator: Coordinator) -> Collection[int]:
     return dropping
 
 
+def hash_lookahead(scheduler: object) -> int:
+    """Tokens after a block that its hash covers, so that a drafter's last block can be used (from 0.33 on)."""
+    return int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
+
+
+def preemptions(finished: object) -> int:
+    """How often a finished request was preempted, of its statistics; 0 where vLLM does not say (before 0.30)."""
+    return int(getattr(finished, "num_preemptions", 0))
+
+
 def prefill_interval(scheduler: object) -> int:
     """Steps from one prefill to the next at the least (`--prefill-schedule-interval`, single engines from 0.33 on)."""
     return int(getattr(scheduler, "local_prefill_interval", 1))

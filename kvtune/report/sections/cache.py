@@ -18,6 +18,8 @@ COLORS = {
     "not_retained": SERIES[3],
     "lagging_group": SERIES[5],
     "skipped_lookup": SERIES[6],
+    "eagle_drop": SERIES[7],
+    "draft_group": SERIES[2],
     "partial_block": SERIES[1],
     "last_token": SERIES[4],
     "cold": "var(--c-miss)",
@@ -31,6 +33,8 @@ MEANINGS = {
     "evicted": "a larger pool or a better eviction order would have kept it",
     "not_retained": "windows and states are kept at some positions only; retention and kvtune's core decide which",
     "lagging_group": "every group of layers held something, but not up to the same token",
+    "eagle_drop": "speculation by EAGLE or MTP computes the last block that matches again, at each hit",
+    "draft_group": "the draft model's own cache group did not hold it, or its blocks pushed it out of the pool",
     "skipped_lookup": "prefix caching was off for the request or the engine",
     UNCLASSIFIED: "the workload was not available, so causes cannot be told apart",
 }

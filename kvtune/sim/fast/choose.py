@@ -32,8 +32,8 @@ def steppers(
     single_steps: bool,
 ) -> tuple[Stepper, ...]:
     """`single_steps`: an observer has to see each step of the engine, so there are no strides."""
-    # Prefills that wait for a number of steps want each step counted.
-    counted = prefill_interval(engine.scheduler) > 1
+    # Prefills that wait for a number of steps want each step counted; a jump looks like speculation to the scheduler.
+    counted = prefill_interval(engine.scheduler) > 1 or bool(engine.scheduler.num_spec_tokens)
     jumps = settings.mode != "exact" and not counted
     queue = engine.batch_queue
     strides = (

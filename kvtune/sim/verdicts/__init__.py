@@ -9,6 +9,8 @@ kvtune core. At each new request's lookup it runs vLLM's own lookup again, on po
                            that holds  ever          and state      recompute     token
                            least                     kept
 
+Speculation has two causes more: `draft_group` before `lagging_group`, and `eagle_drop` before `last_token`.
+
     causes.py     tokens by cause, from boundaries; they cover a prompt exactly
     listener.py   listens to lookups; repeats them on pools that hold more
     groups.py     KV cache groups as lookups see them

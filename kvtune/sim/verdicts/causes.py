@@ -2,8 +2,9 @@
 
 A prompt is cut at boundaries that never fall from left to right, so the parts cover it exactly:
 
-    0 ... hit ... alone ... ever ... reachable ... whole ... seen ... prompt
-     hits  lagging  evicted not_retained  last_token  partial  cold
+    0 ... hit ... target ... alone ... ever ... reachable ... undropped ... whole ... seen ... prompt
+     hits  draft    lagging  evicted not_retained   eagle_drop   last_token  partial  cold
+           group
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ CAUSES = (
     "not_retained",
     "evicted",
     "lagging_group",
+    "eagle_drop",
+    "draft_group",
     "skipped_lookup",
 )
 
@@ -27,6 +30,8 @@ MEANING = {
     "not_retained": "seen before, but no window or state was kept at that boundary",
     "evicted": "cached, then evicted",
     "lagging_group": "the KV cache groups hold different boundaries, and a hit needs the same in all",
+    "eagle_drop": "the last block that matches: EAGLE and MTP compute it again at each hit",
+    "draft_group": "the draft model's KV cache group lacks it, or took its blocks",
     "skipped_lookup": "the engine did not look in the cache",
 }
 
@@ -38,6 +43,10 @@ class Boundaries:
     `hit`: this engine. `alone`: the KV cache group that holds least, looked up by itself. `ever`: this engine with a
     pool that never evicts. `reachable`: and with every window and state kept. `whole`: and without a last token to
     recompute. `seen`: and matching token by token. `skipped`: the engine did not look the prompt up.
+
+    With speculation (0 without): `target`: the KV cache groups of the model itself, without those of the draft model
+    alone; `alone` and `ever` are of these groups, too. `undropped`: `reachable`, if the drafter used the last block
+    that matches. `evicted_for_draft`: the evicted block went to the draft model's group.
     """
 
     prompt: int
@@ -48,6 +57,9 @@ class Boundaries:
     whole: int
     seen: int
     skipped: bool = False
+    target: int = 0
+    undropped: int = 0
+    evicted_for_draft: bool = False
 
 
 def split(at: Boundaries) -> dict[str, int]:
@@ -57,8 +69,10 @@ def split(at: Boundaries) -> dict[str, int]:
     reachable = _between(hit, at.reachable, seen)
     ever = _between(hit, at.ever, reachable)
     alone = _between(hit, at.alone, ever)
-    whole = _between(reachable, at.whole, seen)
-    last, partial = whole - reachable, seen - whole
+    target = _between(hit, at.target, alone)
+    undropped = _between(reachable, at.undropped, seen)
+    whole = _between(undropped, at.whole, seen)
+    last, partial = whole - undropped, seen - whole
     if seen == at.prompt and partial:
         # The whole prompt was seen before, and its last token is always recomputed.
         last, partial = last + 1, partial - 1
@@ -66,12 +80,14 @@ def split(at: Boundaries) -> dict[str, int]:
     counts["cold"] = at.prompt - seen
     counts["partial_block"] = partial
     counts["last_token"] = last
+    counts["eagle_drop"] = undropped - reachable
     if at.skipped:
         counts["skipped_lookup"] = reachable - hit
     else:
         counts["not_retained"] = reachable - ever
-        counts["evicted"] = ever - alone
-        counts["lagging_group"] = alone - hit
+        counts["lagging_group"] = alone - target
+        counts["draft_group"] = target - hit
+        counts["draft_group" if at.evicted_for_draft else "evicted"] += ever - alone
     return counts
 
 

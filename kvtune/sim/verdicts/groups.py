@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtune.core.compat.names import dropping_groups
-from kvtune.sim.vllm_types import Coordinator
+from kvtune.sim.vllm_types import Coordinator, EngineScheduler
 
 if TYPE_CHECKING:
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
@@ -26,6 +26,7 @@ class LookupGroup:
     block_tokens: int
     dcp: int
     pcp: int
+    draft: bool  # holds layers of the draft model alone
 
     def needed_ends(self, boundary: int) -> Sequence[int]:
         """The ends of the blocks that a hit at `boundary` needs, in the prompt's order."""
@@ -48,8 +49,27 @@ def hit_alignment(coordinator: Coordinator) -> int:
     return int(tokens if tokens is not None else coordinator.scheduler_block_size)
 
 
-def lookup_groups(coordinator: Coordinator) -> list[LookupGroup]:
-    """The groups that vLLM's coordinator looks up, those of one spec as one."""
+def draft_groups(scheduler: EngineScheduler) -> frozenset[int]:
+    """The KV cache groups that hold layers of the draft model alone."""
+    config = scheduler.vllm_config
+    if config.speculative_config is None:
+        return frozenset()
+    layers = config.model_config.hf_text_config.num_hidden_layers
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    return frozenset(
+        i for i, g in enumerate(groups) if all(is_draft_layer(name, layers) for name in g.layer_names)
+    )
+
+
+def is_draft_layer(name: str, target_layers: int) -> bool:
+    """vLLM numbers a drafter's layers behind the model's own, or puts a prefix before them."""
+    words = name.split(".")
+    number = next((int(word) for word in words if word.isdigit()), 0)
+    return words[0] in ("draft_model", "mtp") or number >= target_layers
+
+
+def lookup_groups(coordinator: Coordinator, drafts: Collection[int] = ()) -> list[LookupGroup]:
+    """The groups that vLLM's coordinator looks up, those of one spec as one. `drafts`: the draft model's own."""
     managers = coordinator.single_type_managers
     by_spec = getattr(coordinator, "attention_groups", None)
     if by_spec is None:
@@ -61,9 +81,10 @@ def lookup_groups(coordinator: Coordinator) -> list[LookupGroup]:
     groups = []
     for spec, ids, manager_class, use_eagle in by_spec:
         manager = managers[ids[0]]
+        draft = all(i in drafts for i in ids)
         groups.append(
             LookupGroup(
-                group_label(spec),
+                group_label(spec) + (" of the draft model" if draft else ""),
                 spec,
                 list(ids),
                 manager_class,
@@ -71,6 +92,7 @@ def lookup_groups(coordinator: Coordinator) -> list[LookupGroup]:
                 manager.block_size,
                 manager.dcp_world_size,
                 manager.pcp_world_size,
+                draft,
             )
         )
     return groups

@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvtune.core.compat.names import dropping_groups
+from kvtune.core.compat.names import dropping_groups, hash_lookahead
 from kvtune.core.vllm_types import BlockMap, KVCacheBlocks
 from kvtune.sim.verdicts.causes import Boundaries
-from kvtune.sim.verdicts.groups import LookupGroup, hit_alignment, lookup_groups
+from kvtune.sim.verdicts.groups import LookupGroup, draft_groups, hit_alignment, lookup_groups
 from kvtune.sim.vllm_types import (
     Block,
     CacheManager,
     Coordinator,
     EngineRequest,
     EngineScheduler,
+    GroupManager,
     LookupPool,
 )
 from kvtune.workload.prefix_tree import PrefixTree
@@ -34,6 +35,7 @@ class Fate(NamedTuple):
     at_s: float
     by: str
     phase: str  # prefill, decode, overwritten
+    for_draft: bool = False  # to the draft model's own KV cache group
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class LookupListener:
         self._allocating: tuple[str, str] = ("", "")  # the request that is getting blocks, and its phase
         self._last_fate: Fate | None = None
         self._caching = False
+        self._for_draft = False  # blocks are being given to the draft model's own group
 
     def attach(self, scheduler: EngineScheduler) -> None:
         """Listen to `scheduler` from now on."""
@@ -70,7 +73,10 @@ class LookupListener:
         self._manager = manager
         self._coordinator = manager.coordinator
         self._pool = manager.block_pool
-        self._groups = lookup_groups(self._coordinator)
+        self._ahead = hash_lookahead(scheduler)
+        drafts = draft_groups(scheduler)
+        self._groups = lookup_groups(self._coordinator, drafts)
+        self._target = [group for group in self._groups if not group.draft] or self._groups
         self._alignment = hit_alignment(self._coordinator)
         self._wrap_lookup(manager)
         self._wrap_allocation(manager)
@@ -78,6 +84,21 @@ class LookupListener:
         self._wrap_caching(self._coordinator)
         self._wrap_map(self._pool.cached_block_hash_to_block)
         self._wrap_steady_path(scheduler)
+        for number in drafts:
+            self._wrap_draft(self._coordinator.single_type_managers[number])
+
+    def _wrap_draft(self, manager: GroupManager) -> None:
+        """Notes when blocks go to the draft model's own group."""
+        original = manager.allocate_new_blocks
+
+        def allocate_new_blocks(*args: object, **kwargs: object) -> list[Block]:
+            self._for_draft = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._for_draft = False
+
+        manager.allocate_new_blocks = allocate_new_blocks
 
     def _wrap_lookup(self, manager: CacheManager) -> None:
         original = manager.get_computed_blocks
@@ -160,7 +181,7 @@ class LookupListener:
             block = pop(key, block_id)
             if block is not None and cached.get_one_block(key) is None:
                 by, phase = self._allocating
-                fate = Fate(self.now_s(), by, OVERWRITTEN if self._caching else phase)
+                fate = Fate(self.now_s(), by, OVERWRITTEN if self._caching else phase, self._for_draft)
                 if fate != self._last_fate:  # blocks lost together share one: an hour's trace loses millions
                     self._last_fate = fate
                 fates[key] = self._last_fate
@@ -172,22 +193,41 @@ class LookupListener:
         prompt = request.num_tokens
         seen = max(self.seen.match(self.spans_of(request.request_id), prompt), hit)
         unit = self._alignment
-        reachable = min(seen, prompt - 1) // unit * unit
+        undropped = reachable = min(seen, prompt - 1) // unit * unit
+        if self._ahead:
+            # A block's hash covers tokens behind it: only where these were seen, too, can the block be found.
+            reachable = min(reachable, max(seen - self._ahead, 0) // unit * unit)
         if dropping_groups(self._coordinator):
             # EAGLE drops the last block that matches; where there are several groups, vLLM looks up one block more.
             matched = reachable if len(self._groups) == 1 else seen // unit * unit
             reachable = max(min(reachable, matched - unit), 0)
         if not self._manager.prefix_cache_lookup_enabled(request):
-            at = Boundaries(prompt, hit, hit, hit, reachable, seen // unit * unit, seen, skipped=True)
+            at = Boundaries(
+                prompt, hit, hit, hit, reachable, seen // unit * unit, seen, skipped=True, undropped=undropped
+            )
             return PromptVerdict(request.request_id, self.now_s(), at, "", "", None)
-        now = [(self._reach(group, self._pool, request, reachable), group) for group in self._groups]
+        now = [(self._reach(group, self._pool, request, reachable), group) for group in self._target]
         history = _History(self._pool, self._fates)
-        kept = [(self._reach(group, history, request, reachable), group) for group in self._groups]
+        kept = [(self._reach(group, history, request, reachable), group) for group in self._target]
         ever = self._together(history, request, reachable)
+        # What the model's own groups could serve together, did the draft model's not have to.
+        apart = len(self._target) < len(self._groups)
+        target = self._together(self._pool, request, reachable) if apart else hit
         alone, laggard = min(now, key=lambda entry: entry[0])
         least, unkept = min(kept, key=lambda entry: entry[0])
-        at = Boundaries(prompt, hit, alone, ever, reachable, seen // unit * unit, seen)
         fate = self._lost(laggard, request, ever) if ever > max(alone, hit) else None
+        at = Boundaries(
+            prompt,
+            hit,
+            alone,
+            ever,
+            reachable,
+            seen // unit * unit,
+            seen,
+            target=target,
+            undropped=undropped,
+            evicted_for_draft=fate is not None and fate.for_draft,
+        )
         return PromptVerdict(
             request.request_id,
             self.now_s(),
@@ -219,11 +259,11 @@ class LookupListener:
         return min(int(lookup[1]), limit)
 
     def _together(self, pool: LookupPool, request: EngineRequest, limit: int) -> int:
-        """The longest boundary within `limit` that all groups could serve from `pool`."""
+        """The longest boundary within `limit` that all groups of the model itself could serve from `pool`."""
         first = True
         while True:
             length = limit
-            for group in self._groups:
+            for group in self._target:
                 length = self._reach(group, pool, request, length, drop=first)
             if length == limit:
                 return length

@@ -10,17 +10,17 @@ from kvtune.sim.verdicts.causes import CAUSES, MEANING, Boundaries, split
 positions = st.integers(0, 2000)
 
 
-def at(prompt: int = 100, **known: int) -> Boundaries:
+def at(prompt: int = 100, *, evicted_for_draft: bool = False, **known: int) -> Boundaries:
     """A prompt of which everything was seen, kept and hit up to its last whole block of 16, unless said."""
     given_ = {"hit": 96, "alone": 96, "ever": 96, "reachable": 96, "whole": 96, "seen": 100, **known}
-    return Boundaries(prompt=prompt, **given_)
+    return Boundaries(prompt=prompt, evicted_for_draft=evicted_for_draft, **given_)
 
 
 def parts(boundaries: Boundaries) -> dict[str, int]:
     return {cause: tokens for cause, tokens in split(boundaries).items() if tokens}
 
 
-@given(st.builds(Boundaries, *[positions] * 7, st.booleans()))
+@given(st.builds(Boundaries, *[positions] * 7, st.booleans(), positions, positions, st.booleans()))
 def test_causes_add_up_to_the_prompt_and_are_never_negative(boundaries: Boundaries) -> None:
     counts = split(boundaries)
     assert set(counts) == set(CAUSES) == set(MEANING)
@@ -73,3 +73,26 @@ def test_groups_at_different_boundaries_lag() -> None:
 def test_a_skipped_lookup_counts_all_that_could_have_hit() -> None:
     skipped = Boundaries(100, 0, 0, 0, 64, 64, 70, skipped=True)
     assert parts(skipped) == {"skipped_lookup": 64, "partial_block": 6, "cold": 30}
+
+
+def test_the_block_that_a_drafter_recomputes_is_not_the_last_tokens() -> None:
+    dropped = at(hit=80, alone=80, ever=80, reachable=80, undropped=96)
+    assert parts(dropped) == {"eagle_drop": 16, "partial_block": 3, "last_token": 1}
+
+
+def test_what_the_model_itself_could_have_hit_is_lost_to_the_draft_model() -> None:
+    lacking = at(hit=0, target=64, alone=80)
+    assert parts(lacking) == {
+        "draft_group": 64,
+        "lagging_group": 16,
+        "evicted": 16,
+        "partial_block": 3,
+        "last_token": 1,
+    }
+    taken = at(hit=0, target=64, alone=80, evicted_for_draft=True)
+    assert parts(taken) == {
+        "draft_group": 80,
+        "lagging_group": 16,
+        "partial_block": 3,
+        "last_token": 1,
+    }

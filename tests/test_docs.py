@@ -10,8 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import kvtune
+from kvtune.core.compat.manifest import known_versions, release
 from kvtune.core.settings import KNOBS, POLICIES
 from kvtune.doctor.environment import VARIABLES
 from tests.doc_tables import (
@@ -265,4 +267,19 @@ def test_a_path_that_leads_nowhere_is_found(text: str) -> None:
 def test_a_path_that_leads_somewhere_is_taken() -> None:
     assert (
         missing_paths("`kvtune/core/cache/windows.py`, `cache/pool.py`, [k](docs/core.md#knobs)", ROOT) == []
+    )
+
+
+def test_the_engine_that_is_installed_on_a_gpu_is_any_fully_known_one() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    (cuda,) = (Requirement(text) for text in extras["cuda"])
+    known = [release(version) for version in known_versions()]
+    assert cuda.name == "vllm" and all(cuda.specifier.contains(version) for version in known_versions())
+    major, minor, *_ = max(known)
+    assert not cuda.specifier.contains(f"{major}.{minor + 1}.0")
+    assert all(
+        f"vllm {max(known_versions(), key=release)}" in (ROOT / name).read_text()
+        for name in ("README.md", "CONTRIBUTING.md")
     )

@@ -42,7 +42,7 @@ def compare(
     from kvtune.analysis.rebuild import workload_of
     from kvtune.errors import EXIT_FAILED, UsageError
     from kvtune.report.console.comparison import markdown, plain, print_comparison
-    from kvtune.report.contrast import contrast
+    from kvtune.report.contrast import contrast, difference
     from kvtune.run.file import read_run
 
     if len(runs) < 2:
@@ -55,9 +55,14 @@ def compare(
     workload = workload_of(loaded[0]) if json or condition else None
     made = contrast(loaded, [path.stem for path in runs], workload)
     if not made.comparable and not anyway:
-        fields = dict.fromkeys(f"{m.field} ({m.a} and {m.b})" for c in made.comparisons for m in c.mismatches)
+        first = made.sides[0].name
+        differing = [
+            difference(miss, first, side.name)
+            for side, comparison in zip(made.sides[1:], made.comparisons, strict=True)
+            for miss in comparison.mismatches
+        ]
         raise UsageError(
-            f"these runs did not do the same work: {', '.join(fields)}",
+            f"these runs did not do the same work: {'; '.join(differing)}",
             "add --anyway to compare them nevertheless",
         )
     failed: list[str] = []

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtune.analysis.comparison.compare import ONE_RUN, Comparison, Figure, compare, predicted
+from kvtune.analysis.comparison.compare import ONE_RUN, Comparison, Figure, Mismatch, compare, predicted
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Values
@@ -101,6 +101,11 @@ def _side(name: str, runs: Sequence[Run], workload: Workload | None) -> RunGroup
     return RunGroup(name, tuple(runs), tuple(summary(RunAnalysis(run, workload)) for run in runs))
 
 
+def difference(miss: Mismatch, first: str, side: str) -> str:
+    """A checked field that differs, and which side has which value: `vllm differs: 0.32.0 in a, 0.33.0 in b`."""
+    return f"{miss.field} differs: {miss.a} in {first}, {miss.b} in {side}"
+
+
 def sentence(comparison: Comparison) -> str:
     """The outcome in one sentence: what is better, what is worse, or that nothing was shown."""
     better, worse = (_named(comparison.figures, verdict) for verdict in ("better", "worse"))
@@ -157,6 +162,7 @@ def _may_differ(run: Run) -> dict[str, str]:
     facts.update(
         {"probe": h.probe.level, "machine": f"{h.host.cpu}, {h.host.cores} cores", "kvtune": h.kvtune}
     )
+    facts["vllm"] = h.engine.vllm
     return {name: str(value) for name, value in facts.items()}
 
 

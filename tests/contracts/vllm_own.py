@@ -143,7 +143,7 @@ def main() -> int:
 
     from kvtune.core.compat.manifest import installed_version
 
-    with tempfile.TemporaryDirectory(prefix="kvtune-vllm-tests-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tests-of-vllm-") as folder:
         here = Path(folder)
         sdist = options.sdist or fetch(installed_version(), here)
         root = unpack_tests(sdist, here)

@@ -6,6 +6,7 @@ import re
 from html import unescape
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
 from kvtune.report import contrast as contrast_module
 from kvtune.report.console.comparison import markdown, plain
-from kvtune.report.contrast import contrast, sentence
+from kvtune.report.contrast import contrast, difference, sentence
 from kvtune.report.pages.run import compare_page
 from kvtune.run.types import CoreInfo, Run
 from tests.golden.synthetic import replace_header, rounds_run
@@ -135,3 +136,22 @@ def test_each_run_is_summarized_once(monkeypatch: pytest.MonkeyPatch) -> None:
         summarized.clear()
         plain(contrast(runs, [f"run{n}" for n in range(len(runs))]), [])
         assert len(summarized) == len(runs)
+
+
+def of_version(vllm: str) -> Run:
+    run = stock()
+    return replace_header(run, engine=msgspec.structs.replace(run.header.engine, vllm=vllm))
+
+
+def test_runs_of_two_versions_of_vllm_are_two_sides_and_each_says_its_version() -> None:
+    versions = ("0.32.0", "0.33.0", "0.32.0", "0.33.0")
+    compared = contrast([of_version(v) for v in versions], ["a1", "b1", "a2", "b2"])
+    assert [len(side.runs) for side in compared.sides] == [2, 2]
+    first, second = (side.name for side in compared.sides)
+    assert not compared.comparable
+    (miss,) = compared.comparisons[0].mismatches
+    said = f"vllm differs: 0.32.0 in {first}, 0.33.0 in {second}"
+    assert difference(miss, first, second) == said
+    assert said in markdown(compared)
+    rows = re.sub(r"<[^>]+>", " ", compare_page(compared))
+    assert re.search(r"vllm\s+0\.32\.0\s+0\.33\.0", rows)

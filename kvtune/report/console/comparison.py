@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kvtune.analysis.comparison.compare import Comparison
-from kvtune.report.contrast import Contrast, sentence
+from kvtune.report.contrast import Contrast, difference, sentence
 from kvtune.report.measures import change_text, interval_text, measure_text, measure_title, reasons
 from kvtune.report.stalls import side_by_side
 from kvtune.terminal import Column, FittedTable
@@ -29,7 +29,7 @@ def print_comparison(contrast: Contrast) -> None:
     for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True):
         console.print(Text(f"{side.name} against {first}: {sentence(comparison)}", style="bold"))
         for miss in comparison.mismatches:
-            console.print(Text(f"! {miss.field} differs: {miss.a} and {miss.b}", style="yellow"))
+            console.print(Text(f"! {difference(miss, first, side.name)}", style="yellow"))
         rows = _rows(comparison)
         console.print(FittedTable(_columns(first, side.name), rows, [STYLES[row[-1]] for row in rows], gap=2))
         for line in reasons(comparison.figures):
@@ -52,9 +52,7 @@ def markdown(contrast: Contrast) -> str:
     first = contrast.sides[0].name
     for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True):
         lines += [f"**{_md(side.name)}** against **{_md(first)}**: {_md(sentence(comparison))}.", ""]
-        lines += [
-            f"> {_md(miss.field)} differs: {_md(miss.a)} and {_md(miss.b)}" for miss in comparison.mismatches
-        ]
+        lines += [f"> {_md(difference(miss, first, side.name))}" for miss in comparison.mismatches]
         lines += [""] if comparison.mismatches else []
         lines.append(_md_row(_heads(first, side.name)))
         lines.append("|" + "|".join("---:" if align == "right" else "---" for align in ALIGN) + "|")

@@ -276,7 +276,7 @@ def _differences(contrast: Contrast) -> Section:
         (field, *(Cell(v, css="differs" if v != row[0] else "") for v in row))
         for field, row in checked.items()
     ]
-    rows = [(name, *values) for name, values in contrast.differing]
+    rows = [(name, *values) for name, values in contrast.differing if name not in checked]
     return Section(
         id="differences",
         title="Settings that differ",

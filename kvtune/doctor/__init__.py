@@ -5,7 +5,8 @@ Imported by: cli.
 
     finding.py       one finding: level, topic, text, hint
     diagnosis.py     all findings; their levels decide the exit code
-    environment.py   the machine: Python, vLLM, devices, plugins, ptrace, memory, disk; VARIABLES. Imports no vLLM
+    environment.py   the machine: Python, vLLM, plugins, ptrace, memory, disk; VARIABLES. Imports no vLLM
+    device.py        GPUs and their drivers, or the CPU's cores
     model.py         a model's report: groups, blocks, bytes, the shortest prefix that can hit
     ask_vllm.py      facts from vLLM, by a child process
     child.py         the child process: vLLM's configuration, the model on the meta device, a few prompts replayed

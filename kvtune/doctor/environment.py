@@ -17,11 +17,11 @@ import psutil
 
 from kvtune.core.compat.parts import OLDEST, standing
 from kvtune.core.compat.symbols import PARTS
+from kvtune.doctor.device import device_findings
 from kvtune.doctor.finding import Finding
-from kvtune.engine.resolve import ENGINES, is_cpu_build, is_too_old
+from kvtune.engine.resolve import ENGINES, is_too_old
 from kvtune.run.config import OUTPUT_VARIABLE
-from kvtune.run.cpu import VARIABLE, avx512_bf16, forced
-from kvtune.run.limits import cpu_limit, memory_limit_bytes, memory_used_bytes
+from kvtune.run.limits import memory_limit_bytes, memory_used_bytes
 from kvtune.units import size
 
 ENTRY_POINTS = ("kvtune_core", "kvtune_probe", "kvtune_recorder", "kvtune_weights")
@@ -138,48 +138,6 @@ def torch_findings() -> Iterator[Finding]:
                 "torch",
                 f"{name} {version} was built for another torch and breaks the import of vLLM's models",
                 f"uninstall {name}: text models do not need it",
-            )
-
-
-def device_findings() -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0))
-    allowed = cpu_limit()
-    smi = shutil.which("nvidia-smi")
-    gpus: list[str] = []
-    if smi is not None:
-        query = [smi, "--query-gpu=name,memory.total", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
-        gpus = (
-            [line.strip() for line in done.stdout.splitlines() if line.strip()]
-            if done.returncode == 0
-            else []
-        )
-    if gpus:
-        yield Finding("ok", "device", "; ".join(gpus))
-        if is_cpu_build():
-            yield Finding(
-                "warning",
-                "device",
-                "this vLLM is built for the CPU and does not use the GPU",
-                "install kvtune[cuda] instead of kvtune[cpu]",
-            )
-    else:
-        has = "with" if avx512_bf16() else "without"
-        source = f" (set by {VARIABLE})" if forced() is not None else ""
-        yield Finding("ok", "device", f"no NVIDIA GPU; CPU with {cores} cores, {has} AVX-512 BF16{source}")
-        if allowed is not None and allowed < cores:
-            yield Finding(
-                "warning",
-                "device",
-                f"this container may use {allowed} of the {cores} cores, and vLLM starts a thread for each core",
-                f"set OMP_NUM_THREADS={max(1, allowed - 1)} and VLLM_CPU_OMP_THREADS_BIND=nobind",
-            )
-        if min(cores, allowed or cores) < 2:
-            yield Finding(
-                "warning",
-                "device",
-                "EngineCore and the worker share one core",
-                "give the engine at least two cores",
             )
 
 

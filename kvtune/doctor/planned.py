@@ -53,8 +53,8 @@ def read_config(model: str, engine_args: Sequence[str], device: Literal["", "cpu
     `device` "": a GPU where `nvidia-smi` is on PATH, else this machine's CPU. `Facts.assumed` says which.
     """
     config = config_of(model)
-    flags = {**engine_defaults(model), **flag_texts(engine_args)}
     device = device or ("gpu" if shutil.which("nvidia-smi") else "cpu")
+    flags = {**engine_defaults(model, device), **flag_texts(engine_args)}
     float32 = device == "cpu" and avx512_bf16()
     backend = cpu_backend(float32) if device == "cpu" else GPU
     types: StateTypes = {

@@ -24,7 +24,7 @@ def caching_off(facts: Facts) -> Iterator[Finding]:
         why, hint = "by --no-enable-prefix-caching", "leave the flag out"
     else:
         why, hint = "by vLLM", "--enable-prefix-caching"
-        if "no-enable-prefix-caching" in engine_defaults(facts.model):
+        if facts.device.startswith("cpu") and "no-enable-prefix-caching" in engine_defaults(facts.model):
             why = "because stock vLLM's Mamba-2 crashes on the CPU with it"
             hint = "--enable-prefix-caching with --set core.whole_states=true or core.packed=true"
     yield Finding(

@@ -45,6 +45,20 @@ _HINTS = (
         "give the cache more memory (`-- --kv-cache-memory-bytes N`), or lower --max-model-len",
     ),
     (
+        re.compile(r"Free memory on device .* is less than|reduce GPU memory used by other processes", re.I),
+        "other processes use the GPU's memory (`nvidia-smi` lists them): end them, or take a smaller share with "
+        "`-- --gpu-memory-utilization 0.5`; --kv-cache-memory-bytes alone does not skip this check",
+    ),
+    (
+        re.compile(r"NVIDIA driver on your system is too old|driver version is insufficient", re.I),
+        "the driver is older than torch's CUDA needs (CUDA 13: driver 580 or newer): update the driver",
+    ),
+    (
+        re.compile(r"CUDA out of memory|CUDA error: out of memory", re.I),
+        "lower --gpu-memory-utilization, --max-num-seqs or --max-num-batched-tokens after `--`, or end what else "
+        "uses the GPU (`nvidia-smi`)",
+    ),
+    (
         re.compile(r"out of memory|Cannot allocate memory|MemoryError", re.I),
         "lower --max-model-len, --max-num-seqs or the cache size after `--`",
     ),
@@ -151,6 +165,14 @@ def hint_for(message: str, log_path: str) -> str:
         if pattern.search(message):
             return hint
     return f"the engine's full log is {log_path}"
+
+
+_COMPILED = re.compile(r"JIT compilation during inference: ([^.(]+)")
+
+
+def compiled_kernels(log: str) -> list[str]:
+    """The kernels that were compiled while requests ran, from vLLM's monitor: each costs a latency spike."""
+    return list(dict.fromkeys(name.strip() for name in _COMPILED.findall(log)))
 
 
 def tail(log: str, lines: int = 60) -> list[str]:

@@ -1,28 +1,33 @@
 """The built-in models: configs that vLLM runs with random weights, without a download. No vLLM import here.
 
 Tiny models run on any machine. Published shapes are for a GPU (`kvtune evidence`) or the simulator. `builtin` gives a
-model's folder, `engine_defaults` the vLLM flags that it needs; flags after `--` override them.
+model's folder, `engine_defaults` the vLLM flags that it needs on a CPU or on a GPU; flags after `--` override them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from kvtune.engine.weights import LOAD_FORMAT
 
+Device = Literal["cpu", "gpu"]
+
 FOLDER = Path(__file__).parent / "models"
 
 # "" is a flag without a value. With a fixed cache size a tiny model's pool is the same on every machine, and vLLM
 # does not take most of a CPU host's memory.
-COMMON = {
+ANYWHERE = {
     "load-format": "dummy",
     "skip-tokenizer-init": "",
-    "dtype": "float32",
-    "enforce-eager": "",
     "kv-cache-memory-bytes": str(1 << 30),
 }
+ON_CPU = {**ANYWHERE, "dtype": "float32", "enforce-eager": ""}
+# As GPU users run their models: bfloat16 (float32 rules FlashAttention out), compiled, with CUDA graphs. vLLM checks
+# that its share of the memory is free even where the cache's size is given: a small share leaves others' memory alone.
+ON_GPU = {**ANYWHERE, "dtype": "bfloat16", "gpu-memory-utilization": "0.2"}
 
 # On a CPU, vLLM's gated-delta-net kernels take bfloat16 only, and its Mamba-2 crashes where a cached prompt crosses a
 # block (core.whole_states works around that): tiny-granite caches only on request. These two have weights under which
@@ -33,6 +38,18 @@ TINY: dict[str, dict[str, str]] = {
     "tiny-gemma3": {"max-model-len": "40960"},
     "tiny-granite": {"max-model-len": "40960", "load-format": LOAD_FORMAT, "no-enable-prefix-caching": ""},
     "tiny-qwen3next": {"max-model-len": "40960", "load-format": LOAD_FORMAT, "dtype": "bfloat16"},
+}
+
+# Not run on a GPU yet. Caching is on for tiny-granite there: what crashes is the CPU's Mamba-2. FlashInfer's prefill
+# kernel, which vLLM prefers on Hopper, is compiled at its first use, or absent.
+TINY_ON_GPU: dict[str, dict[str, str]] = {
+    **TINY,
+    "tiny-granite": {"max-model-len": "40960", "load-format": LOAD_FORMAT},
+    "tiny-qwen3next": {
+        "max-model-len": "40960",
+        "load-format": LOAD_FORMAT,
+        "gdn-prefill-backend": "triton",
+    },
 }
 
 NAMES = tuple(TINY)
@@ -49,9 +66,11 @@ def builtin(name: str) -> Path | None:
     return FOLDER / name if name in TINY or name in SHAPES else None
 
 
-def engine_defaults(name: str) -> dict[str, str]:
+def engine_defaults(name: str, device: Device = "cpu") -> dict[str, str]:
     """vLLM flags (without dashes) and values that the built-in model needs; empty for any other name."""
-    return {**COMMON, **TINY[name]} if name in TINY else SHAPES.get(name, {})
+    if name not in TINY:
+        return SHAPES.get(name, {})
+    return {**ON_GPU, **TINY_ON_GPU[name]} if device == "gpu" else {**ON_CPU, **TINY[name]}
 
 
 def config(name: str) -> dict[str, object]:

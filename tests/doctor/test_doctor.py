@@ -18,6 +18,7 @@ import pytest
 from kvtune.cli.app import run as cli
 from kvtune.core.compat.parts import Standing
 from kvtune.core.compat.symbols import PARTS
+from kvtune.doctor import device as doctor_device
 from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor import model as doctor_model
 from kvtune.doctor.diagnosis import Diagnosis
@@ -392,13 +393,41 @@ def test_cores_of_the_machine_and_of_the_container(
     monkeypatch: pytest.MonkeyPatch, cores: int, allowed: int | None, said: list[str]
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    monkeypatch.setattr(doctor_environment, "cpu_limit", lambda: allowed)
+    monkeypatch.setattr(doctor_device, "cpu_limit", lambda: allowed)
     monkeypatch.setattr(shutil, "which", lambda name, **options: None)
-    findings = list(doctor_environment.device_findings())
+    findings = list(doctor_device.device_findings())
     assert [f.level for f in findings] == said
     assert f"CPU with {cores} cores" in findings[0].text
     if allowed:
         assert "may use 2 of the 64 cores" in findings[1].text and "OMP_NUM_THREADS=1" in findings[1].hint
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, *rows: str, cuda: str = "13.0.88") -> list[Finding]:
+    """What the doctor says about these rows of nvidia-smi."""
+    done = SimpleNamespace(returncode=0, stdout="\n".join(rows))
+    monkeypatch.setattr(shutil, "which", lambda name, **options: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", lambda *words, **options: done)
+    monkeypatch.setattr(doctor_device, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(doctor_device, "cuda_major", lambda: cuda.partition(".")[0])
+    return list(doctor_device.device_findings())
+
+
+def test_a_gpu_that_nobody_uses_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = gpus(monkeypatch, "NVIDIA H100 80GB HBM3, 81559, 4, 580.65.06")
+    assert (found.level, found.text) == ("ok", "NVIDIA H100 80GB HBM3, 81,559 MiB, driver 580.65.06")
+
+
+def test_memory_that_others_use_is_met_before_vllm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, used = gpus(monkeypatch, "NVIDIA L4, 23034, 11517, 580.65.06")
+    assert used.level == "warning" and "11,517 of the 23,034 MiB" in used.text
+    assert "--gpu-memory-utilization 0.45" in used.hint
+
+
+def test_a_driver_older_than_torchs_cuda_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, old = gpus(monkeypatch, "NVIDIA L4, 23034, 0, 570.133.20")
+    assert old.level == "error" and "driver 570.133.20 is too old for CUDA 13" in old.text
+    (fine,) = gpus(monkeypatch, "NVIDIA L4, 23034, 0, 570.133.20", cuda="12.8.90")
+    assert fine.level == "ok"
 
 
 @pytest.mark.parametrize(

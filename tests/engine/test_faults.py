@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kvtune.engine.faults import cause, clean, hint_for, hub_fault, killed, killer, last_lines, tail
+from kvtune.engine.faults import (
+    cause,
+    clean,
+    compiled_kernels,
+    hint_for,
+    hub_fault,
+    killed,
+    killer,
+    last_lines,
+    tail,
+)
 
 WORKER_FAILED = """\
 INFO 11-21 09:57:40 [__init__.py:1] Automatically detected platform cpu.
@@ -125,8 +135,30 @@ def test_colours_and_prefixes_are_removed() -> None:
         ("ValueError: No available memory for the cache blocks", "max-model-len"),
         ("RuntimeError: out of memory", "max-num-seqs"),
         ("OSError: [Errno 98] Address already in use", "port"),
+        (
+            "ValueError: Free memory on device cuda:0 (9.1/79.2 GiB) on startup is less than desired GPU memory "
+            "utilization (0.92, 72.9 GiB). Decrease GPU memory utilization",
+            "nvidia-smi",
+        ),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 12080)", "580"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "--gpu-memory-utilization"),
         ("ValueError: something else", "x.log"),
     ],
 )
 def test_known_causes_have_their_own_hint(message: str, word: str) -> None:
     assert word in hint_for(message, "x.log")
+
+
+def test_kernels_that_were_compiled_while_requests_ran_are_named_once() -> None:
+    said = "This causes a latency spike; consider extending warmup to cover this shape/config."
+    log = (
+        "(EngineCore pid=3) INFO 11-21 09:58:03 [jit_monitor.py:84] Kernel JIT monitor activated; monitored JIT "
+        "compilations during inference will use mode=warn.\n"
+        f"(EngineCore pid=3) WARNING 11-21 09:58:09 [jit_monitor.py:140] Triton kernel JIT compilation during "
+        f"inference: _fwd_kernel. {said}\n"
+        f"(EngineCore pid=3) WARNING 11-21 09:58:10 [jit_monitor.py:137] Triton kernel JIT compilation during "
+        f"inference: _fwd_kernel (key=1). {said}\n"
+        f"(EngineCore pid=3) WARNING 11-21 09:58:11 [jit_monitor.py:140] CuTeDSL JIT compilation during "
+        f"inference: hgemm. {said}\n"
+    )
+    assert compiled_kernels(log) == ["_fwd_kernel", "hgemm"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtune.engine.profile import BINDING
 from kvtune.run.engines import ranks, served_by
 from tests.engine.real import counts_as_vllm, kvtune, profiled
 
@@ -32,13 +33,14 @@ def test_two_engines_that_share_a_load(tmp_path: Path) -> None:
     assert json.loads(asked.stdout)["differing_requests"] == 0, asked.stdout[-2000:]
 
 
-def test_one_engine_over_two_workers(tmp_path: Path) -> None:
+def test_one_engine_over_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """kvtune gives each worker CPUs of its own, and both report their core."""
+    monkeypatch.delenv(BINDING, raising=False)
     ran = profiled(tmp_path, "tiny-llama", "-w", LOAD, engine=("--tensor-parallel-size", "2", *SMALL))
     run = ran.run
     counts_as_vllm(ran)
     assert [p.role for p in run.header.processes].count("worker") == 2
     assert run.header.core.active and run.header.core.parts["rows"]
-    assert any("VLLM_CPU_OMP_THREADS_BIND" in note for note in run.header.notes)
+    assert any(BINDING in note for note in run.header.notes)
     hits = run.table("requests")["hit_tokens"]
     assert np.count_nonzero(hits > 0) >= 4  # the second round

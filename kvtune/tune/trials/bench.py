@@ -10,7 +10,7 @@ from typing import Literal
 from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
-from kvtune.engine.resolve import check_engine, resolve
+from kvtune.engine.resolve import check_engine, installed_for, resolve
 from kvtune.errors import UsageError
 from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.workload.spec import DEFAULT_SPEC, build
@@ -40,7 +40,7 @@ def set_up(
         int(block_size) if block_size else None,
         workload.longest,
         core=core,
-        caching_off="no-enable-prefix-caching" in engine_defaults(model)
+        caching_off="no-enable-prefix-caching" in engine_defaults(model, installed_for())
         and "enable-prefix-caching" not in settings_given(engine_args),
         state_dtype=flag_value(engine_args, "mamba-ssm-cache-dtype") or "auto",
     )

@@ -52,6 +52,25 @@ def hits(runs: dict[str, dict[str, Any]], name: str) -> int:
     return int(runs[name]["rounds"][2]["hit_tokens"]) // 2
 
 
+def test_whole_states_on_another_device_changes_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    from vllm.platforms import current_platform
+
+    from kvtune.core import state
+    from kvtune.core.patches import PATCHES
+    from kvtune.core.settings import parse
+
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    state.clear()
+    try:
+        packed.install(parse({"whole_states": True}))
+        assert not [patch for patch in PATCHES.installed() if patch.part == packed.PART]
+        assert any("only the CPU's Mamba-2 needs it" in note for note in state.state()["notes"])
+    finally:
+        PATCHES.undo(packed.PART)
+        state.clear()
+
+
 @pytest.mark.long
 def test_blocks_and_capacity_are_the_planners(runs: dict[str, dict[str, Any]]) -> None:
     plans = {

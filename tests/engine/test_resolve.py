@@ -13,7 +13,7 @@ import pytest
 from kvtune.core.settings import from_environment
 from kvtune.engine import profile as profile_module
 from kvtune.engine.flags import flag_value
-from kvtune.engine.models import NAMES
+from kvtune.engine.models import NAMES, engine_defaults
 from kvtune.engine.profile import ProfileJob, check_output, reserve, run_name
 from kvtune.engine.resolve import check_engine, cpu_binding, is_cpu_build, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
@@ -264,9 +264,11 @@ def test_a_tiny_model_on_a_gpu_runs_as_users_run_theirs(on_a_gpu: None, model: s
 
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
-def test_the_flags_for_a_gpu_are_vllms(on_a_gpu: None) -> None:
+def test_the_flags_for_a_gpu_are_vllms() -> None:
     pytest.importorskip("vllm")
     from kvtune.engine.host import parse_engine_args
 
-    parsed = parse_engine_args(resolve("tiny-qwen3next", dummy=False, engine_args=[]).args)
+    flags = engine_defaults("tiny-qwen3next", "gpu").items()
+    parsed = parse_engine_args([word for name, value in flags for word in (f"--{name}", value) if word])
     assert parsed.gdn_prefill_backend == "triton" and parsed.gpu_memory_utilization == 0.2
+    assert parsed.dtype == "bfloat16" and not parsed.enforce_eager

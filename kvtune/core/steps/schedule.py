@@ -73,7 +73,10 @@ class SteadyDecode(SteadyUpdate):
         if self._pause_state is not PauseState.UNPAUSED or self.steady_placed:
             return None
         # A connector may be bound after the scheduler was built; blocks whose free is deferred are counted by stock.
-        if self.defer_block_free or self.connector is not None:
+        if self.defer_block_free or self.connector is not None or self.aux_output_connector is not None:
+            return None
+        # Without scheduling ahead, the tokens of a step must be here before the next one is asked for.
+        if self._in_flight and not self.steady_runs_ahead:
             return None
         if (self.waiting or self.kv_holding_waiting) and (
             count + self.num_waiting_for_streaming_input < self.max_num_active_reqs

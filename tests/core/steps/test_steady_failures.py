@@ -262,3 +262,18 @@ def test_allocations_that_do_nothing_return_one_object() -> None:
     first = manager.allocate_slots(one, 1, num_lookahead_tokens=0)
     assert first is manager.empty_kv_cache_blocks
     assert first.get_block_ids(allow_none=True) is None
+
+
+def test_a_synchronous_scheduler_that_is_asked_again_before_its_step_has_ended_schedules_nothing() -> None:
+    twins = decoding(Shape(asynchronous=False))
+    for one in (twins.stock, twins.ours):
+        assert one.schedule().total_num_scheduled_tokens == 8
+        assert [one.schedule().total_num_scheduled_tokens for _ in range(3)] == [0, 0, 0]
+
+
+@BOTH
+def test_an_output_connector_that_is_bound_later_ends_the_path(asynchronous: bool) -> None:
+    twins = decoding(Shape(asynchronous=asynchronous))
+    assert twins.ours.find_steady_cohort() is not None
+    twins.ours.aux_output_connector = object()
+    assert twins.ours.find_steady_cohort() is None

@@ -2,7 +2,7 @@
 
 In: a `Run`, and its `Workload` to classify misses. Out: frozen results. No I/O, except that `rebuild.py` reads trace
 files. Imports nothing of vLLM.
-Imported by: cli, evidence, explain, report, tune.
+Imported by: cli, doctor, evidence, explain, report, tune.
 
     run.py          RunAnalysis: one run with every result below, each computed once
     latency.py      first token, between tokens, whole request; throughputs; arrays of each for drawings
@@ -10,7 +10,7 @@ Imported by: cli, evidence, explain, report, tune.
     gc.py           collections and pauses per process. Here a pause becomes a figure
     ledger.py       collections joined to the steps that they delayed, and each process's account of them
     step_time.py    what EngineCore's step time is made of; steps that a collection paused
-    host.py         the time of EngineCore's Python besides the model
+    host/           what the host costs, what the device hides of it, and how much the host can drive
     culprits.py     which objects cause collections, by type and line
     memory.py       resident memory per process
     leaks.py        whether a process grows

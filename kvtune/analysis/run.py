@@ -12,7 +12,6 @@ from kvtune.analysis import (
     culprits,
     gc,
     goodput,
-    host,
     latency,
     leaks,
     ledger,
@@ -24,7 +23,10 @@ from kvtune.analysis.admission import Admission
 from kvtune.analysis.cache import PrefixCache, Round
 from kvtune.analysis.culprits import Culprit, Culprits
 from kvtune.analysis.gc import Collector
-from kvtune.analysis.host import HostCost
+from kvtune.analysis.host import ceiling, cost, overlap
+from kvtune.analysis.host.ceiling import Ceiling
+from kvtune.analysis.host.cost import HostCost
+from kvtune.analysis.host.overlap import Hidden, Overlap
 from kvtune.analysis.latency import Latency, RequestTimes
 from kvtune.analysis.leaks import Trend
 from kvtune.analysis.ledger import Join, Ledger
@@ -71,7 +73,7 @@ class RunAnalysis:
 
     @cached_property
     def step_time(self) -> StepTime:
-        return step_time.step_time(self.run)
+        return step_time.step_time(self.run, self.hidden_steps)
 
     @cached_property
     def pauses_in_steps_ms(self) -> Values:
@@ -83,7 +85,19 @@ class RunAnalysis:
 
     @cached_property
     def host_cost(self) -> HostCost:
-        return host.host_cost(self.run)
+        return cost.host_cost(self.run)
+
+    @cached_property
+    def hidden_steps(self) -> Hidden:
+        return overlap.hidden_steps(self.run)
+
+    @cached_property
+    def overlap(self) -> Overlap | None:
+        return overlap.overlap(self.run, self.hidden_steps)
+
+    @cached_property
+    def ceiling(self) -> Ceiling | None:
+        return ceiling.ceiling(self.run, self.overlap)
 
     @cached_property
     def collectors(self) -> dict[str, Collector]:
@@ -123,4 +137,6 @@ class RunAnalysis:
 
     @cached_property
     def verdict(self) -> Verdict:
-        return verdict.verdict(self.run, self.latency, self.prefix_cache, self.step_time, self.stalls)
+        return verdict.verdict(
+            self.run, self.latency, self.prefix_cache, self.step_time, self.stalls, self.overlap, self.ceiling
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.analysis.host.overlap import Hidden
 from kvtune.run.types import Run
 
 
@@ -17,6 +18,8 @@ class StepTime:
 
     `prefill_s`: whole steps that computed prompt tokens. `gc_s`: collections of the process that steps.
     `busy_share`: step time over wall time, None without a wall time; the mean of engines that share the load.
+    `exposed_..`: what the engine waited for of the scheduler's Python and of collections; the rest was hidden behind
+    the device (analysis/host/overlap.py).
     """
 
     steps: int = 0
@@ -27,6 +30,8 @@ class StepTime:
     other_s: float = 0.0
     prefill_s: float = 0.0
     gc_s: float = 0.0
+    exposed_host_s: float = 0.0
+    exposed_gc_s: float = 0.0
     busy_share: float | None = None
 
 
@@ -44,7 +49,8 @@ class PausedSteps:
     share: float
 
 
-def step_time(run: Run) -> StepTime:
+def step_time(run: Run, hidden: Hidden = None) -> StepTime:
+    """`hidden`: the steps in which the device hid what the host did (`hidden_steps`)."""
     steps = run.table("steps")
     if not len(steps["t_s"]):
         return StepTime()
@@ -52,9 +58,14 @@ def step_time(run: Run) -> StepTime:
         float(np.nansum(steps[column])) / 1e6
         for column in ("step_us", "schedule_us", "execute_us", "update_us")
     )
-    prefill = float(np.nansum(steps["step_us"][steps["prefill_tokens"] > 0])) / 1e6
+    # Where batches overlap, the device's time is what a batch adds to the run.
+    own_us = steps["device_us"] if hidden is not None else steps["step_us"]
+    prefill = (
+        float(np.nansum(own_us[steps["prefill_tokens"] > 0])) / max(float(np.nansum(own_us)), 1e-9) * total
+    )
     gc = run.table("gc")
     stepping = np.isin(gc["process"], np.unique(steps["process"]))
+    exposed = ~hidden if hidden is not None else np.ones(len(steps["t_s"]), bool)
     return StepTime(
         steps=len(steps["t_s"]),
         total_s=total,
@@ -64,6 +75,8 @@ def step_time(run: Run) -> StepTime:
         other_s=max(0.0, total - schedule - execute - update),
         prefill_s=prefill,
         gc_s=float(np.nansum(gc["pause_us"][stepping])) / 1e6,
+        exposed_host_s=float(np.nansum((steps["schedule_us"] + steps["update_us"])[exposed])) / 1e6,
+        exposed_gc_s=_exposed_pauses_s(run, exposed),
         busy_share=min(1.0, total / (run.header.wall_s * len(np.unique(steps["process"]))))
         if run.header.wall_s > 0
         else None,
@@ -80,6 +93,16 @@ def paused_steps(run: Run, pause_ms: NDArray[np.float64]) -> PausedSteps | None:
     return PausedSteps(
         int(hit.sum()), len(hit), total / int(hit.sum()), min(1.0, total / step_ms) if step_ms else 0.0
     )
+
+
+def _exposed_pauses_s(run: Run, exposed: NDArray[np.bool_]) -> float:
+    """Pauses in steps that are `exposed`, and before them."""
+    total_ms = 0.0
+    starts = run.table("steps")["t_s"]
+    for rows, times, pauses_ms, at in _joined(run):
+        following = np.minimum(np.searchsorted(starts[rows], times), len(rows) - 1)
+        total_ms += float(np.nansum(pauses_ms[exposed[rows[np.where(at >= 0, at, following)]]]))
+    return total_ms / 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +122,7 @@ class Placed:
 def placed(run: Run) -> Placed:
     in_steps = steps = between = 0
     between_ms = 0.0
-    for rows, pauses_ms, at in _joined(run):
+    for rows, _, pauses_ms, at in _joined(run):
         inside = at >= 0
         in_steps += int(inside.sum())
         steps += len(np.unique(rows[at[inside]]))
@@ -111,14 +134,17 @@ def placed(run: Run) -> Placed:
 def pauses_in_steps_ms(run: Run) -> NDArray[np.float64]:
     """For each step, the pauses of collections that its process started in it."""
     by_step = np.zeros(len(run.table("steps")["t_s"]), dtype=np.float64)
-    for rows, pauses_ms, at in _joined(run):
+    for rows, _, pauses_ms, at in _joined(run):
         inside = at >= 0
         np.add.at(by_step, rows[at[inside]], pauses_ms[inside])
     return by_step
 
 
-def _joined(run: Run) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.intp]]]:
-    """By stepping process: its step rows in time order, its pauses, and the step of each pause (-1: between)."""
+Join = tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]
+
+
+def _joined(run: Run) -> Iterator[Join]:
+    """By stepping process: its step rows in time order, when it paused, for how long, and in which step (-1: none)."""
     steps, gc = run.table("steps"), run.table("gc")
     for process in np.unique(steps["process"]).tolist():
         rows = np.flatnonzero(steps["process"] == process)
@@ -129,4 +155,4 @@ def _joined(run: Run) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float64], N
         times, pauses = gc["t_s"][collected], gc["pause_us"][collected] / 1000.0
         at = np.searchsorted(start, times, side="right") - 1
         at[(at >= 0) & (times >= end[at])] = -1
-        yield rows, pauses, at
+        yield rows, times, pauses, at

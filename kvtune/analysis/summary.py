@@ -109,6 +109,8 @@ def summary(analysis: RunAnalysis) -> Summary:
             "update": host.update_us,
             "per_request_step": host.per_request_step_us,
         },
+        "overlap": None if analysis.overlap is None else asdict(analysis.overlap),
+        "ceiling": None if analysis.ceiling is None else asdict(analysis.ceiling),
         "objects_per_step": host.objects,
         "steps": host.steps,
         "step_ms": asdict(host.step_ms),

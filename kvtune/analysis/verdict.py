@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, match_unit
+from kvtune.analysis.host.ceiling import Ceiling
+from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.latency import Latency
 from kvtune.analysis.stalls.account import Stalls
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
@@ -28,6 +30,8 @@ LEAST_UNKNOWN_SHARE = 0.2
 
 LEAST_HOST_SHARE = 0.1
 """The scheduler's Python is named from this share of the step time on: some of it is always there."""
+
+ROLES = {"front_end": "the front end", "engine_core": "EngineCore"}
 
 PREEMPTED_SHARE = 0.05
 """The pool is named when there are at least this many preemptions a request."""
@@ -56,14 +60,22 @@ class Verdict:
     share: float | None = None
 
 
-def verdict(run: Run, times: Latency, cache: PrefixCache, time: StepTime, stalls: Stalls) -> Verdict:
+def verdict(
+    run: Run,
+    times: Latency,
+    cache: PrefixCache,
+    time: StepTime,
+    stalls: Stalls,
+    overlap: Overlap | None = None,
+    ceiling: Ceiling | None = None,
+) -> Verdict:
     if not len(run.table("requests")["id"]) or times.output_tokens == 0:
         return _nothing(run)
     candidates = [
         _cache(run, cache, time),
         _block(run, cache, time),
         _collector(run, time),
-        _host(run, time),
+        _host(run, time, overlap, ceiling),
         _stalls(run, stalls),
     ]
     limits = [v for v in candidates if v is not None and (v.share or 0) >= LEAST_SHARE]
@@ -77,7 +89,7 @@ def verdict(run: Run, times: Latency, cache: PrefixCache, time: StepTime, stalls
         return max(limits, key=lambda v: v.share or 0)
     if time.busy_share is not None and time.steps and time.busy_share < BUSY_SHARE:
         return _load(run, time.busy_share)
-    return _model(run, cache, time)
+    return _model(run, cache, time, overlap)
 
 
 def winnable(cache: PrefixCache) -> int:
@@ -187,8 +199,12 @@ def _pool(run: Run) -> Verdict | None:
 def _collector(run: Run, time: StepTime) -> Verdict | None:
     if not time.total_s or not time.gc_s:
         return None
-    share = time.gc_s / time.total_s
+    share = time.exposed_gc_s / time.total_s
     limit = f"Python's garbage collector: its pauses in EngineCore are {percent(share)} of the step time."
+    if hidden := time.gc_s - time.exposed_gc_s:
+        limit += (
+            f" Others, {percent(hidden / time.total_s)} of it, cost nothing: the device computed meanwhile."
+        )
     if run.header.core.active:
         advice = "Find what allocates: the probe `types` counts the objects that survive, by type."
         return Verdict("collector", limit, advice, _profile(run, "--probe", "types"), share)
@@ -196,15 +212,23 @@ def _collector(run: Run, time: StepTime) -> Verdict | None:
     return Verdict("collector", limit, advice, _profile(run, "--core", "kvtune"), share)
 
 
-def _host(run: Run, time: StepTime) -> Verdict | None:
+def _host(run: Run, time: StepTime, overlap: Overlap | None, ceiling: Ceiling | None) -> Verdict | None:
     if not time.total_s:
         return None
-    share = (time.schedule_s + time.update_s) / time.total_s
-    if share < LEAST_HOST_SHARE:
-        return None
+    share = time.exposed_host_s / time.total_s
     limit = (
         f"The scheduler's own Python: schedule and update take {percent(share, digits=0)} of the step time."
     )
+    if overlap is not None and overlap.host_limits:
+        share = overlap.exposed_share
+        limit = f"The host: it works {ms(overlap.host_ms)} a step, and the device waits for it."
+        if ceiling is not None:
+            limit += (
+                f" It drives {count(ceiling.tokens_s)} tokens/s at most; "
+                f"{ROLES[ceiling.process]} sets that, with {ceiling.cpu_us_per_token[ceiling.process]:.1f} us a token."
+            )
+    if share < LEAST_HOST_SHARE:
+        return None
     if run.header.core.active:
         advice = "See which functions it is: sample EngineCore's stacks while it runs."
         return Verdict("host", limit, advice, _profile(run, "--stacks"), share)
@@ -242,11 +266,16 @@ def _load(run: Run, busy: float) -> Verdict:
     )
 
 
-def _model(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
+def _model(run: Run, cache: PrefixCache, time: StepTime, overlap: Overlap | None) -> Verdict:
     share = f" ({percent(time.execute_s, time.total_s, 0)} of the step time)" if time.total_s else ""
     h = run.header
     if not time.total_s:
         limit = "Nothing stands out in the cache, and no step times were recorded to say more."
+    elif overlap is not None and overlap.device_ms is not None:
+        limit = (
+            f"The device: it needs {ms(overlap.device_ms)} a step, the host {ms(overlap.host_ms)} of it, hidden. "
+            "Cache, collector and scheduler cost little in this run."
+        )
     else:
         limit = f"The model's own computing{share}: cache, collector and scheduler cost little in this run."
         if cache.hit_tokens and not winnable(cache):
@@ -256,9 +285,21 @@ def _model(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
 
 
 def _profile(run: Run, *options: str, engine: Sequence[str] = ()) -> str:
+    place = _place(run)
     return _with_engine(
-        run, "profile", run.header.model, "-w", run.header.workload.spec, *options, engine=engine
+        run, "profile", run.header.model, *place, "-w", run.header.workload.spec, *options, engine=engine
     )
+
+
+def _place(run: Run) -> list[str]:
+    """The options of a run on a device that only takes time."""
+    if run.header.source != "host":
+        return []
+    words, place = run.header.command, ["--on", "host"]
+    for name in ("--step-us", "--like"):
+        if name in words[:-1]:
+            place += [name, words[words.index(name) + 1]]
+    return place
 
 
 def _with_engine(run: Run, *words: str, engine: Sequence[str] = ()) -> str:

@@ -42,11 +42,20 @@ def doctor(
             help="Folder whose free space and permissions are checked.",
         ),
     ] = REPORTS,
+    host: Annotated[
+        bool | None,
+        typer.Option(
+            "--host/--no-host",
+            help="Measure how many tokens a second this host can drive at most: vLLM's processes for some seconds, "
+            "without a model. By default where there is a GPU.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> int:
-    """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no engine and no weights."""
+    """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no weights."""
     from kvtune.cli.app import engine_args
     from kvtune.cli.views.plan import begin
+    from kvtune.doctor.device import gpu_rows
     from kvtune.doctor.diagnosis import examine
     from kvtune.doctor.finding import LEVELS
     from kvtune.workload.spec import build
@@ -57,8 +66,11 @@ def doctor(
         raise UsageError(f"vLLM's flags ({flags[0]} ..) need a model", "kvtune doctor MODEL -- FLAGS")
     if workload and model is None:
         raise UsageError("-w needs a model", "kvtune doctor MODEL -w WORKLOAD")
+    measured = bool(gpu_rows()) if host is None else host
+    if measured:
+        begin("measuring how much this host can drive, without a model; --no-host leaves it out")
     begin(f"reading this machine{f' and what vLLM makes of {model}' if model else ''}")
-    diagnosis = examine(model, flags, output, build(workload) if workload else None)
+    diagnosis = examine(model, flags, output, build(workload) if workload else None, measure_host=measured)
     if json:
         options.print_json(diagnosis.to_json())
     else:

@@ -16,7 +16,7 @@ DEVICE_FILE = "device.json"
 TIMED = "timed"
 """`engine.device` of a run on a device that only takes time."""
 
-GPU_FLAGS = {"max-num-seqs": "1024", "max-num-batched-tokens": "8192"}
+GPU_SEQUENCES, GPU_BATCHED_TOKENS = 1024, 8192
 """vLLM's defaults for a server on a GPU with 70 GiB or more, where this machine has no GPU to ask."""
 
 

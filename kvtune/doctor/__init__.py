@@ -1,4 +1,4 @@
-"""Checks this machine, and a model's effective settings. Starts no engine, loads no weights.
+"""Checks this machine, and a model's effective settings. Loads no weights; starts vLLM only to measure the host.
 
 In: nothing, or a MODEL with vLLM's flags. Out: findings, each with a level, and what to do about it.
 Imported by: cli.
@@ -14,4 +14,5 @@ Imported by: cli.
     facts.py         Facts: plain data, from either
     rules.py         findings from Facts, one function per rule
     text.py          lines for a terminal
+    host.py          How many tokens a second this host can drive at most, measured
 """

@@ -58,23 +58,24 @@ def cuda_major() -> str:
     return ""
 
 
+def gpu_rows() -> list[str]:
+    """nvidia-smi's rows: name, MiB of memory, MiB in use, driver. None where there is no GPU."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return []
+    query = [
+        smi,
+        "--query-gpu=name,memory.total,memory.used,driver_version",
+        "--format=csv,noheader,nounits",
+    ]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
 def device_findings() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     allowed = cpu_limit()
-    smi = shutil.which("nvidia-smi")
-    gpus: list[str] = []
-    if smi is not None:
-        query = [
-            smi,
-            "--query-gpu=name,memory.total,memory.used,driver_version",
-            "--format=csv,noheader,nounits",
-        ]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
-        gpus = (
-            [line.strip() for line in done.stdout.splitlines() if line.strip()]
-            if done.returncode == 0
-            else []
-        )
+    gpus = gpu_rows()
     if gpus:
         yield from gpu_findings(gpus)
         if is_cpu_build():

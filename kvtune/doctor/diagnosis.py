@@ -1,4 +1,4 @@
-"""`kvtune doctor`: checks this machine, and a model's effective settings. Starts no engine, loads no weights.
+"""`kvtune doctor`: checks this machine, and a model's effective settings. Loads no weights.
 
 A `Diagnosis` holds the findings about both; their levels decide the exit code.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvtune.doctor.environment import environment
 from kvtune.doctor.finding import LEVELS, Finding, Level
+from kvtune.doctor.host import host_findings
 from kvtune.doctor.model import ModelReport, examine_model
 from kvtune.errors import EXIT_FAILED
 from kvtune.workload.types import Workload
@@ -46,10 +47,20 @@ class Diagnosis:
 
 
 def examine(
-    model: str | None, engine_args: Sequence[str], folder: Path, workload: Workload | None = None
+    model: str | None,
+    engine_args: Sequence[str],
+    folder: Path,
+    workload: Workload | None = None,
+    *,
+    measure_host: bool = False,
 ) -> Diagnosis:
-    """Check this machine and, where one is named, a model under vLLM's flags; `workload` weighs its block layouts."""
+    """Check this machine and, where one is named, a model under vLLM's flags; `workload` weighs its block layouts.
+
+    `measure_host`: measure how much the host can drive, which starts vLLM's processes.
+    """
     machine = environment(folder)
+    if measure_host:
+        machine += tuple(host_findings())
     if model is None:
         return Diagnosis(machine)
     report, settings = examine_model(model, engine_args, workload)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from kvtune.core.settings import Value
-from kvtune.device.settings import GPU_FLAGS, Device, write_device
-from kvtune.engine.flags import settings_given
+from kvtune.device.settings import GPU_BATCHED_TOKENS, GPU_SEQUENCES, Device, write_device
+from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.record import record
@@ -138,15 +138,20 @@ def engine_arguments(job: ProfileJob) -> list[str]:
 
 
 def _gpu_flags(job: ProfileJob, given: Sequence[str]) -> list[str]:
-    """vLLM's defaults on a GPU, where it takes those of a CPU and nothing else says them."""
+    """vLLM's defaults on a GPU, where it takes those of a CPU and nothing else says them.
+
+    As vLLM's own, they do not ask for more sequences than there are tokens in a step.
+    """
     if job.device is None or job.device.specs or not is_cpu_build():
         return []
-    return [
-        word
-        for name, value in GPU_FLAGS.items()
-        if name not in settings_given(given)
-        for word in (f"--{name}", value)
-    ]
+    tokens, sequences = flag_value(given, "max-num-batched-tokens"), flag_value(given, "max-num-seqs")
+    flags: list[str] = []
+    if tokens is None:
+        least = int(sequences) if sequences and sequences.isdigit() else 0
+        flags += ["--max-num-batched-tokens", str(max(GPU_BATCHED_TOKENS, least))]
+    if sequences is None and (tokens is None or tokens.isdigit()):
+        flags += ["--max-num-seqs", str(min(GPU_SEQUENCES, int(tokens or GPU_SEQUENCES)))]
+    return flags
 
 
 def _until_measured(on_event: Callable[[Event], None], stacks: Stacks | None) -> Callable[[Event], None]:

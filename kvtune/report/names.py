@@ -6,8 +6,10 @@ import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
+from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.processes import process_keys
 from kvtune.run.types import Run
+from kvtune.units import ms
 
 ROLES = {"front_end": "front end", "engine_core": "EngineCore"}
 
@@ -32,6 +34,13 @@ def process_title(key: str) -> str:
         if key == role or key.startswith(f"{role}_"):
             return f"{title}{key[len(role) :].replace('_', ' ')}"
     return key.replace("_", " ")
+
+
+def overlapped(overlap: Overlap) -> str:
+    """What the device needs a step and what the host does meanwhile, as a sentence."""
+    if overlap.device_ms is None or overlap.host_limits:
+        return f"The host is what limits: it works {ms(overlap.host_ms)} a step, and the device waits for it."
+    return f"The device needs {ms(overlap.device_ms)} a step, the host {ms(overlap.host_ms)} of it, hidden."
 
 
 def process_name(run: Run, index: int) -> str:

@@ -48,7 +48,7 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
     used = {name: column[busy] for name, column in steps.items()}
     if clock is not None:
         return _fit(run, used, clock)
-    if run.header.engine.async_scheduling and np.isfinite(used["device_us"]).any():
+    if run.header.engine.async_scheduling and _has_device_time(used):
         return _fit(
             run, used, "device"
         )  # steps overlap: what the engine needs for each is the time until the next
@@ -58,9 +58,10 @@ def fit(run: Run, clock: Clock | None = None, skip_share: float = 0.02) -> StepC
 
 
 def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
-    time_us = steps[_COLUMN[clock]].astype("f8")
-    if clock == "device" and not np.isfinite(time_us).all():
-        time_us = steps["execute_us"].astype("f8")  # an older file
+    column = _COLUMN[clock]
+    if clock == "device" and not _has_device_time(steps):
+        column = "execute_us"  # an older file
+    time_us = steps[column].astype("f8")
     features = step_work(steps)
     weights = fit_step_time(features, time_us)
     predicted_us = features @ weights
@@ -89,6 +90,11 @@ def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
         held_out_share=_held_out(features, time_us),
         unexplained_share=_unexplained(run, steps, predicted_us, delay),
     )
+
+
+def _has_device_time(steps: Table) -> bool:
+    device_us = steps.get("device_us")
+    return device_us is not None and bool(np.isfinite(device_us).all()) and bool(device_us.any())
 
 
 def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtune.analysis.gc import Collector, collectors
-from kvtune.analysis.host import HostCost, host_cost
+from kvtune.analysis.host.cost import HostCost, host_cost
 from kvtune.analysis.memory import memory
 from kvtune.analysis.processes import process_keys
 from kvtune.run.types import Run

@@ -27,7 +27,16 @@ from tests.golden.synthetic import rounds_run
 
 PACKAGE = str(Path(kvtune.analysis.__file__).parent)
 
-LOOKUPS = {"process_keys", "match_unit", "_ended", "_queries", "_joined", "_profile", "_with_engine"}
+LOOKUPS = {
+    "_place",
+    "process_keys",
+    "match_unit",
+    "_ended",
+    "_queries",
+    "_joined",
+    "_profile",
+    "_with_engine",
+}
 LOOKUPS |= {"_stall", "evidence", "collected", "cpu_waits", "_made_and_taken_s"}
 """Helpers of several results: lookups, the words of a command, what is told of one stall or of some processes."""
 

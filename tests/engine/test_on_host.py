@@ -2,53 +2,102 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from tests.engine.real import Ran, counts_as_vllm, profiled
+from kvtune.analysis.run import RunAnalysis
+from kvtune.device.cost import StepCost
+from kvtune.device.settings import Device
+from kvtune.engine.profile import ProfileJob, profile
+from kvtune.run.types import Run
+from kvtune.sim.cost import fit
+from kvtune.workload.spec import build
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-STEP_US = 3000.0
+COST = StepCost(
+    step_us=4000.0, prefill_token_us=15.0, decode_us=300.0, kv_token_us=0.1, prefill_step_us=1000.0
+)
+PREFIXES, ROUNDS, PROMPT, OUTPUT = 12, 3, 1000 + 64, 40
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return profiled(
-        tmp_path_factory.mktemp("host"),
-        "tiny-gemma3", "--on", "host", "--step-us", str(STEP_US),
-        "-w", "rounds:prefixes=4,prefix=2000,suffix=64,output=24,rounds=2",
-        engine=("--max-num-batched-tokens", "1024"),
-    )  # fmt: skip
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    job = ProfileJob(
+        model="tiny-gemma3",
+        workload=build(
+            f"rounds:prefixes={PREFIXES},prefix=1000,suffix=64,output={OUTPUT},rounds={ROUNDS},concurrency=6",
+            seed=0,
+        ),
+        core_settings={"collect_at_wait": True},
+        engine_args=("--max-num-batched-tokens", "512"),
+        output=tmp_path_factory.mktemp("host"),
+        device=Device(cost=COST, name="made"),
+    )
+    done = profile(job)
+    assert done.error is None and Path(done.path).exists()
+    return done.run
 
 
-def test_the_engine_has_a_gpus_shape(ran: Ran) -> None:
-    engine = ran.run.header.engine
-    assert (ran.run.header.source, engine.device, engine.executor) == ("host", "timed", "TimedExecutor")
+def test_the_engine_has_a_gpus_shape(ran: Run) -> None:
+    engine = ran.header.engine
+    assert (ran.header.source, engine.device, engine.executor) == ("host", "timed", "TimedExecutor")
     assert engine.async_scheduling and engine.kv_specs["config"]["scheduler_config"]["async_scheduling"]
     assert engine.block_size == 16
-    assert (engine.settings["max_num_seqs"], engine.settings["max_num_batched_tokens"]) == (1024, 1024)
+    assert (engine.settings["max_num_seqs"], engine.settings["max_num_batched_tokens"]) == (512, 512)
     assert "Async" in str(engine.settings["scheduler"])
-    assert {"front_end", "engine_core"} == {p.role for p in ran.run.header.processes if p.role != "helper"}
+    assert {"front_end", "engine_core"} == {p.role for p in ran.header.processes if p.role != "helper"}
 
 
-def test_everything_that_was_asked_for_was_served_and_hit_as_on_an_engine(ran: Ran) -> None:
-    counts_as_vllm(ran)
-    assert ran.facts["output_tokens"] == 8 * 24
-    first, second = (row["hit_tokens"] for row in ran.facts["rounds"])
-    assert first == 0 and second >= 4 * 1900, "the core keeps the windows behind shared prefixes"
+def test_everything_that_was_asked_for_was_served_and_hit_as_on_an_engine(ran: Run) -> None:
+    requests, counters = ran.table("requests"), ran.header.engine_counters
+    assert requests["output_tokens"].tolist() == [OUTPUT] * PREFIXES * ROUNDS
+    assert counters["finished"] == PREFIXES * ROUNDS
+    assert counters["generation_tokens"] == PREFIXES * ROUNDS * OUTPUT
+    first, *later = (
+        int(requests["hit_tokens"][requests["round"] == n].sum())
+        for n in sorted({*requests["round"].tolist()})
+    )
+    assert first == 0
+    assert all(hits >= 0.9 * PREFIXES * 1000 for hits in later), (
+        "the core keeps windows behind shared prefixes"
+    )
 
 
-def test_the_core_is_in_force_as_on_a_gpu(ran: Ran) -> None:
-    core = ran.run.header.core
-    assert core.active and core.parts["rows"] and core.parts["steady"] and core.parts["pool"]
-    assert not ran.run.header.notes and not ran.run.header.probe.disabled
+def test_the_core_is_in_force_as_on_a_gpu(ran: Run) -> None:
+    core = ran.header.core
+    assert core.active and all(core.parts[name] for name in ("rows", "steady", "pool", "collect_at_wait"))
+    assert not ran.header.notes and not ran.header.probe.disabled
 
 
-def test_no_token_comes_before_the_device_had_time_for_it(ran: Ran) -> None:
-    requests = ran.run.table("requests")
-    took = requests["finished_s"] - requests["first_token_s"]
-    assert (took >= 23 * STEP_US / 1e6 * 0.999).all()
-    computed = requests["prompt_tokens"] - requests["hit_tokens"]
-    steps = np.ceil(computed / 1024)
-    assert (requests["first_token_s"] - requests["sent_s"] >= steps * STEP_US / 1e6).all()
+def test_every_batch_has_a_record_also_those_that_only_drain(ran: Run) -> None:
+    steps, requests = ran.table("steps"), ran.table("requests")
+    computed = int((requests["prompt_tokens"] - requests["hit_tokens"]).sum())
+    assert int(steps["prefill_tokens"].sum()) == computed
+    # Each output token but a request's last is fed back as input.
+    assert int(steps["scheduled_tokens"].sum()) == computed + PREFIXES * ROUNDS * (OUTPUT - 1)
+    assert np.isfinite(steps["wait_us"]).all() and (steps["step_us"] >= steps["wait_us"]).all()
+
+
+def test_no_token_comes_before_the_device_had_time_for_it(ran: Run) -> None:
+    requests = ran.table("requests")
+    took_s = requests["finished_s"] - requests["first_token_s"]
+    least_us = COST.step_us + COST.decode_us
+    # A token is received a little after the device was done: the first one may be received later than the last.
+    assert (took_s >= (OUTPUT - 2) * least_us / 1e6).all()
+
+
+def test_the_fit_gives_back_the_costs_that_the_device_was_given(ran: Run) -> None:
+    fitted = fit(ran)
+    assert fitted.clock == "device" and fitted.between_us == 0.0
+    for prefill, decodes, context in ((0, 6, 6000), (0, 3, 3200), (512, 0, 0), (300, 5, 5000)):
+        given, found = (cost.seconds(prefill, decodes, context) for cost in (COST, fitted))
+        assert found == pytest.approx(given, rel=0.05), (prefill, decodes, context)
+
+
+def test_what_the_host_does_is_hidden_behind_such_a_device(ran: Run) -> None:
+    overlap = RunAnalysis(ran).overlap
+    assert overlap is not None and overlap.device_ms is not None
+    assert overlap.waited_share > 0.5 and not overlap.host_limits

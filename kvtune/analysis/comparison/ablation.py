@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from kvtune.analysis.gc import collectors
-from kvtune.analysis.host import host_cost
+from kvtune.analysis.host.cost import host_cost
 from kvtune.analysis.memory import memory
 from kvtune.analysis.spread import mean_difference
 from kvtune.run.extras import AblationResult, AblationVariant

@@ -53,7 +53,8 @@ def step_times(run: Run) -> StepTimes | None:
         return None
     order = np.argsort(steps["t_s"], kind="stable")
     # Files from before the device's time was recorded have each batch's tokens beside the time of the one before.
-    older = not np.isfinite(steps["device_us"]).any()
+    device_us = steps.get("device_us")
+    older = device_us is None or not device_us.any() or not np.isfinite(device_us).any()
     queued = older and run.header.engine.async_scheduling and bool(steps["update_us"].any())
     made = order[steps["update_us"][order] > 0] if queued else order
     before = np.concatenate((order[:1], order[:-1])) if queued else order

@@ -58,6 +58,7 @@ def summary_view(summary: Summary) -> RenderableType:
         _gc(summary),
         *collector_details(summary, _table),
         _host(summary),
+        _ceiling(summary),
         _memory(summary),
     ]
     parts.append(_verdict(summary))
@@ -188,7 +189,27 @@ def _host(s: Summary) -> RenderableType | None:
         (f"objects kept, {PHASES.get(phase, phase)}", f"{made:+,.1f} a step")
         for phase, made in objects.items()
     ]
+    if overlap := s.get("overlap"):
+        rows.append(("EngineCore's own work, a step", _ms(overlap["host_ms"])))
+        rows.append(("the device, a step", _ms(overlap["device_ms"])))
+        rows.append(("the device waited for the host", percent(overlap["exposed_share"], digits=0)))
     return _table(("host cost", "mean"), rows)
+
+
+def _ceiling(s: Summary) -> RenderableType | None:
+    ceiling = s.get("ceiling")
+    if not ceiling:
+        return None
+    rows = [
+        (f"{process_title(name)}{', which sets it' if name == ceiling['process'] else ''}", f"{value:.1f} µs")
+        for name, value in ceiling["cpu_us_per_token"].items()
+        if value is not None
+    ]
+    rows += [
+        (f"of EngineCore's: {phase}", f"{value:.1f} µs") for phase, value in ceiling["phases_us"].items()
+    ]
+    heading = f"host ceiling: {count(ceiling['tokens_s'])} tokens/s"
+    return _table((heading, "CPU a token"), rows)
 
 
 def _memory(s: Summary) -> RenderableType | None:

@@ -63,6 +63,18 @@ def _lead(analysis: RunAnalysis) -> str:
     return (
         f"A pause stops its process. {count(steps.paused)} of {count(steps.steps)} steps had a collection in "
         f"EngineCore: {ms(steps.pause_ms_mean)} each on average, {percent(steps.share)} of the time of those steps."
+        f"{_hidden(analysis)}"
+    )
+
+
+def _hidden(analysis: RunAnalysis) -> str:
+    """What of EngineCore's pauses cost nothing because the device computed meanwhile; empty where it is not known."""
+    if analysis.hidden_steps is None:
+        return ""
+    time = analysis.step_time
+    return (
+        f" Of {ms(1000 * time.gc_s)} of pauses, {ms(1000 * (time.gc_s - time.exposed_gc_s))} were hidden behind the "
+        "device and cost nothing."
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from kvtune.analysis.host.ceiling import Ceiling
+from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
+from kvtune.report.names import overlapped, process_title
 from kvtune.units import count, ms, percent
 
 
@@ -11,9 +14,13 @@ def section(analysis: RunAnalysis) -> Section | None:
     time, cost = analysis.step_time, analysis.host_cost
     if not time.steps or not time.total_s:
         return None
+    overlap, ceiling = analysis.overlap, analysis.ceiling
+    executed = "dispatch the batch and wait for the model"
+    if overlap is not None:
+        executed = "wait for the device, hand batches over, read requests, send tokens"
     parts = (
         ("schedule", time.schedule_s, "choose requests, find hits, take blocks"),
-        ("execute", time.execute_s, "dispatch the batch and wait for the model"),
+        ("execute", time.execute_s, executed),
         ("update", time.update_s, "take sampled tokens, finish requests, free blocks"),
         ("other", time.other_s, "the rest of the step: queues, copying, sending"),
     )
@@ -28,14 +35,47 @@ def section(analysis: RunAnalysis) -> Section | None:
         facts.append(("update, mean", ms(cost.update_us / 1000)))
         facts.append(("schedule and update, per request and step", ms(cost.per_request_step_us / 1000)))
     python = time.schedule_s + time.update_s
+    lead = f"Schedule and update, the scheduler's own Python, are {percent(python, time.total_s)} of the step time."
+    if overlap is not None:
+        lead = f"{overlapped(overlap)} {lead}"
+        facts += _overlap_facts(overlap)
+    if ceiling is not None:
+        facts += _ceiling_facts(ceiling)
     return Section(
         id="host",
         title="Host cost",
-        lead=f"Schedule and update, the scheduler's own Python, are {percent(python, time.total_s)} of the step time.",
+        lead=lead,
         template="host.html",
         values={"facts": facts},
         charts=(chart,),
     )
+
+
+def _overlap_facts(overlap: Overlap) -> list[tuple[str, str]]:
+    facts = [("EngineCore's own work, a step", ms(overlap.host_ms))]
+    if overlap.device_ms is not None:
+        facts.append(("the device, a step", ms(overlap.device_ms)))
+    hidden, exposed = percent(overlap.waited_share, digits=0), percent(overlap.exposed_share, digits=0)
+    return [
+        *facts,
+        ("EngineCore waited for the device in steps of", f"{hidden} of the time; its work is hidden there"),
+        ("the device waited for the host", f"{exposed} of the time"),
+    ]
+
+
+def _ceiling_facts(ceiling: Ceiling) -> list[tuple[str, str]]:
+    facts = [
+        (
+            "this host drives at most",
+            f"{count(ceiling.tokens_s)} output tokens/s; {process_title(ceiling.process)} sets it",
+        )
+    ]
+    facts += [
+        (f"{process_title(name)}, a token", f"{value:.1f} µs of CPU")
+        for name, value in ceiling.cpu_us_per_token.items()
+        if value is not None
+    ]
+    return facts + [(f"of EngineCore's: {phase}", f"{us:.1f} µs") for phase, us in ceiling.phases_us.items()]
 
 
 def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int) -> Chart:

@@ -1,0 +1,80 @@
+"""How many tokens a second this host can drive at most, and which process sets it: Run -> Ceiling. Pure.
+
+Each process needs so much CPU time for an output token, and has at most one core for it: vLLM's front end and
+EngineCore each run their Python in one thread at a time. A run on a device that only takes time says it best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtune.analysis.host.overlap import Overlap
+from kvtune.analysis.processes import process_keys
+from kvtune.run.types import Run
+
+PROCESSES = ("front_end", "engine_core")
+
+FEWEST_TOKENS = 1000
+"""Below that a token's share of a sampling interval says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """`tokens_s`: if each process has a core of its own; `process` sets it.
+
+    `cpu_us_per_token`: by process, None where not known. `phases_us`: EngineCore's, by what it does; their sum is its.
+    """
+
+    tokens_s: float
+    process: str
+    cpu_us_per_token: dict[str, float | None]
+    phases_us: dict[str, float] = field(default_factory=dict)
+
+
+def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
+    """None for simulated runs, and for engines whose EngineCore spins while it waits for a worker."""
+    if run.header.source == "sim" or overlap is None:
+        return None
+    cpu_us: dict[str, float | None] = {name: _cpu_us_per_token(run, name) for name in PROCESSES}
+    if run.header.source != "host":
+        # The model's own Python and waits that spin are in EngineCore's CPU time: its work beside the waits is not.
+        cpu_us["engine_core"] = 1000.0 * overlap.host_ms / overlap.tokens if overlap.tokens else None
+    known = {name: value for name, value in cpu_us.items() if value}
+    if len(known) < len(PROCESSES):
+        return None
+    process = max(known, key=lambda name: known[name])
+    return Ceiling(1e6 / known[process], process, cpu_us, _phases(run, known["engine_core"]))
+
+
+def _cpu_us_per_token(run: Run, process: str) -> float | None:
+    """CPU time between the first and the last sample of a process, over the tokens that came meanwhile."""
+    keys = process_keys(run)
+    if process not in keys:
+        return None  # several, or none
+    samples, tokens = run.table("memory"), run.table("tokens")
+    rows = samples["process"] == keys.index(process)
+    if rows.sum() < 2:
+        return None
+    t_s, cpu_s = samples["t_s"][rows], samples["cpu_s"][rows]
+    first, last = int(np.argmin(t_s)), int(np.argmax(t_s))
+    made = float(tokens["count"][(tokens["t_s"] > t_s[first]) & (tokens["t_s"] <= t_s[last])].sum())
+    return 1e6 * float(cpu_s[last] - cpu_s[first]) / made if made >= FEWEST_TOKENS else None
+
+
+def _phases(run: Run, engine_core_us: float) -> dict[str, float]:
+    """EngineCore's CPU time a token by phase. Within steps by the phases' wall time: only their sum is CPU time."""
+    steps = run.table("steps")
+    tokens = float(run.table("tokens")["count"].sum())
+    if not tokens:
+        return {}
+    schedule, update = float(steps["schedule_us"].sum()), float(steps["update_us"].sum())
+    rest = max(float((steps["step_us"] - steps["wait_us"]).sum()) - schedule - update, 0.0)
+    in_steps_us = min(float(steps["cpu_us"].sum()) / tokens, engine_core_us)
+    if run.header.source != "host":
+        in_steps_us = engine_core_us
+    share = in_steps_us / max(schedule + update + rest, 1e-9)
+    phases = {"schedule": schedule * share, "update": update * share, "rest of the step": rest * share}
+    between = engine_core_us - in_steps_us
+    return {**phases, "reading requests and sending tokens": between} if between > 0 else phases

@@ -1,0 +1,75 @@
+"""What the host does while the device computes: Run -> Overlap. Pure.
+
+An engine that schedules ahead works on the next batch while the device has one. That work costs the engine nothing as
+long as EngineCore then waits for the device; where it does not wait, the device waits for the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.run.types import Run
+
+LEAST_WAIT_SHARE = 0.1
+"""EngineCore waited for a batch if waiting took more than this of its time: making rows of ready tokens takes some."""
+
+MOSTLY_SHARE = 0.5
+
+Hidden = NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Of an engine that schedules ahead; means over batches.
+
+    `device_ms`: the device's time for a batch, over those that EngineCore waited for; None where it waited for none.
+    `host_ms`: EngineCore's own work. `waited_share`: share of the engine's time in batches that were waited for, where
+    this work is hidden. `exposed_share`: host work that was not hidden, as a share of the engine's time.
+    """
+
+    batches: int
+    tokens: float
+    device_ms: float | None
+    host_ms: float
+    waited_share: float
+    exposed_share: float
+
+    @property
+    def host_limits(self) -> bool:
+        """Whether the host is what the engine waits for, most of its time."""
+        return self.exposed_share > MOSTLY_SHARE
+
+
+def overlap(run: Run, hidden: Hidden) -> Overlap | None:
+    """None where `hidden_steps` are not known."""
+    if hidden is None:
+        return None
+    steps = run.table("steps")
+    step_us, host_us = steps["step_us"], steps["step_us"] - steps["wait_us"]
+    total_us = float(step_us.sum())
+    return Overlap(
+        batches=len(step_us),
+        tokens=float((steps["scheduled_tokens"] - steps["prefill_tokens"]).mean()),
+        device_ms=float(steps["device_us"][hidden].mean()) / 1000.0 if hidden.any() else None,
+        host_ms=float(host_us.mean()) / 1000.0,
+        waited_share=float(step_us[hidden].sum()) / total_us,
+        exposed_share=float(host_us[~hidden].sum()) / total_us,
+    )
+
+
+def hidden_steps(run: Run) -> Hidden:
+    """For each step, whether EngineCore waited for the device in it: what the host did before was hidden.
+
+    None where the engine does not schedule ahead, or the time that it waits was not recorded.
+    """
+    steps = run.table("steps")
+    wait_us = steps.get("wait_us")
+    if not run.header.engine.async_scheduling or wait_us is None or not len(wait_us):
+        return None
+    if not np.isfinite(wait_us).all() or not steps["step_us"].any():
+        return None
+    waited: NDArray[np.bool_] = wait_us > LEAST_WAIT_SHARE * steps["step_us"]
+    return waited

@@ -1,0 +1,52 @@
+"""How many tokens a second this host can drive at most, measured: vLLM's processes on a device that takes no time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvtune.analysis.run import RunAnalysis
+from kvtune.device.settings import constant
+from kvtune.doctor.finding import Finding
+from kvtune.engine.profile import ProfileJob, profile
+from kvtune.errors import KvtuneError
+from kvtune.units import count
+from kvtune.workload.spec import build
+
+MODEL, LOAD = "tiny-opt", "decode:requests=512,prompt=16,output=200"
+"""A second or two of steps in which every request decodes."""
+
+TOPIC = "host"
+NAMES = {"front_end": "vLLM's front end", "engine_core": "EngineCore"}
+
+
+def host_findings() -> Iterator[Finding]:
+    """One finding; starts vLLM's processes for some seconds, without a model."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="kvtune-doctor-") as folder:
+            done = profile(
+                ProfileJob(
+                    model=MODEL, workload=build(LOAD, seed=0), device=constant(0.0), output=Path(folder)
+                )
+            )
+        if done.error is not None:
+            raise done.error
+    except KvtuneError as error:
+        yield Finding(
+            "note", TOPIC, f"how much this host can drive was not measured: {error.message}", error.hint
+        )
+        return
+    ceiling = RunAnalysis(done.run).ceiling
+    if ceiling is None:
+        yield Finding("note", TOPIC, "how much this host can drive was not measured: the run was too short")
+        return
+    each = ", ".join(
+        f"{NAMES[name]} {us:.1f} us" for name, us in ceiling.cpu_us_per_token.items() if us is not None
+    )
+    yield Finding(
+        "ok",
+        TOPIC,
+        f"drives at most {count(ceiling.tokens_s)} output tokens/s, which {NAMES[ceiling.process]} sets "
+        f"(CPU time a token: {each}; kvtune's core, a device that takes no time)",
+    )

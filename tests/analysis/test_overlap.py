@@ -1,0 +1,127 @@
+"""What a device hides of the host's work, and the ceiling that the host sets: runs made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtune.analysis.run import RunAnalysis
+from kvtune.analysis.summary import summary
+from kvtune.report.console.summary import summary_text
+from kvtune.report.sections import gc, host
+from kvtune.run.types import EngineInfo, Run
+from kvtune.workload.types import Span
+from tests.analysis.made import served, table, workload_of
+
+STEPS = 1000
+
+
+def ran(*, device_us: float, host_us: float, source: str = "engine", **gc: Any) -> Run:
+    """An engine that schedules ahead: 10 requests decode in each of 1,000 steps, half of the host's work schedules."""
+    step_us = max(device_us, host_us)
+    starts = np.arange(STEPS) * step_us / 1e6
+    n = STEPS * 10
+    steps = table(
+        "steps",
+        process=[1] * STEPS,
+        t_s=starts,
+        step_us=[step_us] * STEPS,
+        schedule_us=[host_us / 2] * STEPS,
+        update_us=[host_us / 4] * STEPS,
+        wait_us=[step_us - host_us] * STEPS,
+        device_us=[step_us] * STEPS,
+        cpu_us=[host_us] * STEPS,
+        scheduled_tokens=[10] * STEPS,
+        requests=[10] * STEPS,
+    )
+    tokens = table(
+        "tokens", request=[0] * STEPS, t_s=starts + 1e-6, count=[10] * STEPS, made_s=[np.nan] * STEPS
+    )
+    end = STEPS * step_us / 1e6
+    memory = table(
+        "memory",
+        process=[0, 0, 1, 1],
+        t_s=[0.0, end, 0.0, end],
+        cpu_s=[0.0, n * 12e-6, 0.0, n * 5e-6],
+        rss_bytes=[1] * 4,
+    )
+    tables = {"steps": steps, "tokens": tokens, "memory": memory}
+    if gc:
+        tables["gc"] = table("gc", **gc)
+    engine = EngineInfo(vllm="0.32.0", device="cuda", async_scheduling=True, block_size=16, num_blocks=100)
+    prompt = workload_of([[Span(0, 0, 40)]], output=n)
+    return served(prompt, [0], tables=tables, engine=engine, wall_s=end, source=source)
+
+
+def test_work_behind_a_device_that_takes_longer_is_hidden() -> None:
+    analysis = RunAnalysis(ran(device_us=8100.0, host_us=2300.0))
+    overlap = analysis.overlap
+    assert overlap is not None and overlap.device_ms == pytest.approx(8.1)
+    assert (overlap.host_ms, overlap.waited_share, overlap.exposed_share) == (pytest.approx(2.3), 1.0, 0.0)
+    assert analysis.step_time.exposed_host_s == 0.0
+    verdict = analysis.verdict
+    assert verdict.kind == "model"
+    assert "needs 8.1 ms a step, the host 2.3 ms of it, hidden" in verdict.limit
+    section = host.section(analysis)
+    assert section is not None and "needs 8.1 ms a step, the host 2.3 ms of it, hidden" in section.lead
+
+
+def test_a_host_that_takes_longer_than_the_device_is_what_limits() -> None:
+    analysis = RunAnalysis(ran(device_us=1000.0, host_us=4000.0))
+    overlap = analysis.overlap
+    assert overlap is not None and overlap.host_limits and overlap.device_ms is None
+    verdict = analysis.verdict
+    assert verdict.kind == "host" and "the device waits for it" in verdict.limit
+    section = host.section(analysis)
+    assert section is not None and "The host is what limits" in section.lead
+
+
+@pytest.mark.parametrize(("device_us", "exposed_ms"), [(8000.0, 0.0), (1000.0, 30.0)])
+def test_a_collection_costs_the_engine_only_where_it_did_not_wait_for_the_device(
+    device_us: float, exposed_ms: float
+) -> None:
+    run = ran(
+        device_us=device_us, host_us=4000.0, process=[1, 1], t_s=[0.5, 1.0], pause_us=[10_000.0, 20_000.0]
+    )
+    analysis = RunAnalysis(run)
+    time = analysis.step_time
+    section = gc.section(analysis)
+    hidden = "30 ms were hidden" if not exposed_ms else "0 µs were hidden"
+    assert section is not None and hidden in section.lead, section.lead
+    assert time.gc_s == pytest.approx(0.03)
+    assert time.exposed_gc_s == pytest.approx(exposed_ms / 1000.0)
+
+
+def test_an_engine_that_waits_for_each_batch_hides_nothing() -> None:
+    run = ran(device_us=8000.0, host_us=4000.0)
+    engine = EngineInfo(vllm="0.32.0", device="cpu", async_scheduling=False)
+    import msgspec
+
+    run = replace(run, header=msgspec.structs.replace(run.header, engine=engine))
+    analysis = RunAnalysis(run)
+    assert analysis.overlap is None and analysis.ceiling is None
+    assert analysis.step_time.exposed_host_s == pytest.approx(STEPS * 3000e-6)
+
+
+def test_the_ceiling_is_set_by_the_process_that_needs_most_for_a_token() -> None:
+    analysis = RunAnalysis(ran(device_us=0.0, host_us=40.0, source="host"))
+    ceiling = analysis.ceiling
+    assert ceiling is not None and ceiling.process == "front_end"
+    assert ceiling.cpu_us_per_token == {"front_end": pytest.approx(12.0), "engine_core": pytest.approx(5.0)}
+    assert ceiling.tokens_s == pytest.approx(1e6 / 12)
+    assert sum(ceiling.phases_us.values()) == pytest.approx(5.0)
+    assert ceiling.phases_us["schedule"] == pytest.approx(2.0)
+    facts = summary(analysis)
+    assert facts["ceiling"]["tokens_s"] == pytest.approx(1e6 / 12)
+    text = summary_text(facts)
+    assert "host ceiling: 83,333 tokens/s" in text and "front end, which sets it" in text
+    assert "the front end sets that, with 12.0 us a token" in " ".join(text.split())
+
+
+def test_a_devices_ceiling_takes_enginecores_own_work_because_its_waits_may_spin() -> None:
+    ceiling = RunAnalysis(ran(device_us=8000.0, host_us=200.0)).ceiling
+    assert ceiling is not None and ceiling.cpu_us_per_token["engine_core"] == pytest.approx(20.0)
+    assert ceiling.process == "engine_core"

@@ -1,0 +1,43 @@
+"""What `kvtune doctor` says of the host; the measurement itself is in tests/engine/test_doctor_host.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtune.doctor import diagnosis, host
+from kvtune.doctor.finding import Finding
+from kvtune.engine.profile import Profiled
+from kvtune.errors import KvtuneError
+from tests.analysis.test_overlap import ran
+
+
+def test_the_ceiling_and_what_sets_it_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ran(device_us=0.0, host_us=40.0, source="host")
+    monkeypatch.setattr(host, "profile", lambda job: Profiled(run, Path("a.kvrun"), None))
+    (finding,) = host.host_findings()
+    assert finding.level == "ok" and "83,333 output tokens/s" in finding.text
+    assert "front end 12.0 us" in finding.text and "EngineCore 5.0 us" in finding.text
+
+
+def test_a_measurement_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(job: Any) -> Profiled:
+        raise KvtuneError("vLLM is not installed", "install it")
+
+    monkeypatch.setattr(host, "profile", fails)
+    (finding,) = host.host_findings()
+    assert (
+        finding.level == "note" and "vLLM is not installed" in finding.text and finding.hint == "install it"
+    )
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_host_is_measured_only_where_that_was_asked_for(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "environment", lambda folder: ())
+    monkeypatch.setattr(diagnosis, "host_findings", lambda: iter([Finding("ok", "host", "drives")]))
+    found = diagnosis.examine(None, [], tmp_path, measure_host=asked)
+    assert [finding.text for finding in found.findings] == ["drives"] * asked

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,6 +127,8 @@ def profile(
         output=output,
         slo=read_slo(slo),
     )
+    if settings.get("packed"):
+        warn_of_packing(model, flags)
     if step_us is not None and on != "host":
         raise UsageError("--step-us is for a device that only takes time", "add --on host")
     if mode != "exact" and on != "sim":
@@ -197,3 +201,13 @@ def _replay(job: ProfileJob, mode: str, like: Path | None, *, as_json: bool, ope
     if result.error is not None:
         raise result.error
     return 0
+
+
+def warn_of_packing(model: str, flags: Sequence[str]) -> None:
+    """Say before the engine starts that its attention kernels will not take packed blocks."""
+    from kvtune.engine.flags import flag_value
+    from kvtune.tune.space.model import model_facts
+
+    facts = model_facts(model, None, 0, attention=flag_value(flags, "attention-backend") or "")
+    if facts.packing_refusal:
+        print(f"core.packed will stand aside: {facts.packing_refusal}", file=sys.stderr)

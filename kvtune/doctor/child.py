@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def facts_of(question: dict[str, Any]) -> Facts:
     pool_known = bool(cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override)
     engine = _engine(config, specs, layouts, pool_known)
     try:
-        return _facts(question, config, engine, pool_known)
+        return _facts(question, config, specs, engine, pool_known)
     finally:
         engine.scheduler.shutdown()
 
@@ -88,7 +89,9 @@ def _engine(config: Any, specs: dict[str, Any], layouts: list[str], pool_known: 
         return engine
 
 
-def _facts(question: dict[str, Any], config: Any, engine: EngineCore, pool_known: bool) -> Facts:
+def _facts(
+    question: dict[str, Any], config: Any, specs: dict[str, Any], engine: EngineCore, pool_known: bool
+) -> Facts:
     from vllm.config.cache import CacheConfig
     from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
@@ -129,7 +132,7 @@ def _facts(question: dict[str, Any], config: Any, engine: EngineCore, pool_known
         pool_blocks=kv.num_blocks if pool_known else 0,
         pool_bytes=kv.num_blocks * layers * pages if pool_known else 0,
         tokens_fit=get_kv_cache_capacity(config, kv)[0] if pool_known else 0,
-        packing_refusal=packing_refusal(config),
+        packing_refusal=packing_refusal(config, list(specs.values())),
         shared_prefix=shared,
         resent=again,
         config=json.loads(json.dumps(text, default=str)),
@@ -163,15 +166,18 @@ def kernel_refusal(config: Any, kv: Any) -> str:
     return ""
 
 
-def packing_refusal(config: Any) -> str:
+def packing_refusal(config: Any, specs: Sequence[Any]) -> str:
     """Why core.packed would refuse this engine; "" when it would not, or there are no states to pack."""
     from vllm.platforms import current_platform
 
-    from kvtune.core.cache.packed import refusal
+    from kvtune.core.cache.packed import block_of, refusal
+    from kvtune.core.settings import CoreSettings
 
     if not config.model_config.is_hybrid:
         return ""
-    return refusal(config, current_platform._find_non_ssm_backends(config))
+    backends = current_platform._find_non_ssm_backends(config)
+    plain = [replace(spec, page_size_padded=None) if hasattr(spec, "dtypes") else spec for spec in specs]
+    return refusal(config, backends) or block_of(plain, backends, CoreSettings().states_per_block, 0)[1]
 
 
 def group_of(group: Any) -> Group:

@@ -48,6 +48,17 @@ def gpu_findings(rows: Sequence[str]) -> Iterator[Finding]:
             )
 
 
+def compute_capability() -> int:
+    """The major compute capability of the first GPU; 0 where nvidia-smi does not say."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return 0
+    query = [smi, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    major = done.stdout.strip().partition(".")[0] if done.returncode == 0 else ""
+    return int(major) if major.isdigit() else 0
+
+
 def cuda_major() -> str:
     """The major version of CUDA that the installed torch brings; "" for none."""
     for name in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"):

@@ -14,6 +14,7 @@ from kvtune.layout.plan import (
     BlockPlan,
     ModelShape,
     Waste,
+    least_aggregate_tokens,
     match_units,
     packed_plans,
     packing_refusal,
@@ -116,6 +117,20 @@ def load_of(workload: Workload) -> Load:
         lengths.append(request.prompt_tokens + request.output_tokens)
         prompts += request.prompt_tokens
     return Load(tuple(lengths), prompts, tuple(shared), workload.name) if lengths else Load()
+
+
+def kernel_refusal(shape: ModelShape, backend: Backend) -> str:
+    """Why this backend's kernels take none of the model's packed blocks; empty where they take one."""
+    if packing_refusal(shape) or not backend.kernel_blocks:
+        return ""
+    blocks = [least_aggregate_tokens(shape, backend, n) for n in range(1, shape.state_layers + 1)]
+    if any(map(backend.takes_whole, blocks)):
+        return ""
+    legal = ", ".join(map(str, backend.kernel_blocks))
+    return (
+        f"the kernels of {backend.name} take blocks of {legal} tokens, and the smallest packed block has {blocks[0]}: "
+        "FlashAttention and Triton take multiples of 16 (--attention-backend FLASH_ATTN)"
+    )
 
 
 def layouts_of(

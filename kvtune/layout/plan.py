@@ -74,18 +74,36 @@ class Backend:
     """Block sizes of a device's attention backend: multiples of `alignment`; `default` without --block-size.
 
     `float32_states`: vLLM keeps recurrent states in float32 on this device, whatever the model's type.
+    `kernel_blocks`: the only blocks that its kernels take; empty: every multiple. vLLM cuts a block of stock's layout
+    into such pieces. A packed block stays whole, because its layers' pages lie side by side.
     """
 
     name: str
     alignment: int
     default: int
     float32_states: bool = False
+    kernel_blocks: tuple[int, ...] = ()
+
+    def takes_whole(self, tokens: int) -> bool:
+        """Whether the kernels take a block of this size in one piece."""
+        return not self.kernel_blocks or tokens in self.kernel_blocks
 
 
 GPU = Backend("gpu", alignment=16, default=16)
+FLASHINFER = Backend("FlashInfer", alignment=16, default=16, kernel_blocks=(16, 32, 64))
 CPU = Backend("cpu", alignment=32, default=128)
 CPU_BF16 = Backend("cpu", alignment=32, default=128, float32_states=True)
 """`CPU`: without AVX-512 BF16; `CPU_BF16`: with it."""
+
+
+BLACKWELL = 10
+"""The major compute capability from which vLLM takes FlashInfer before FlashAttention (10 alone, not 12)."""
+
+
+def gpu_backend(attention: str, capability: int = 0) -> Backend:
+    """The backend of `--attention-backend` ("": vLLM's choice on a GPU of this major compute capability)."""
+    chosen = attention.upper() or ("FLASHINFER" if capability == BLACKWELL else "")
+    return FLASHINFER if chosen == "FLASHINFER" else GPU
 
 
 def cpu_backend(avx512_bf16: bool) -> Backend:
@@ -263,7 +281,7 @@ def packed_plans(shape: ModelShape, backend: Backend, max_tokens: int) -> dict[i
     """`core.states_per_block` -> its plan, for blocks up to `max_tokens`; empty for a model that cannot be packed."""
     if packing_refusal(shape):
         return {}
-    plans = legal_aggregate(shape, backend, max_tokens)
+    plans = [p for p in legal_aggregate(shape, backend, max_tokens) if backend.takes_whole(p.block_tokens)]
     return {min(plan.block_bytes // shape.state_bytes, shape.state_layers): plan for plan in plans}
 
 

@@ -15,9 +15,19 @@ from kvtune.doctor.model import ModelReport, floor_of
 from kvtune.doctor.planned import read_config
 from kvtune.doctor.text import lines
 from kvtune.engine.models import config
-from kvtune.layout.choice import LEAST_CAPACITY, Load, layouts_of, load_of, pays
+from kvtune.layout.choice import LEAST_CAPACITY, Load, kernel_refusal, layouts_of, load_of, pays
 from kvtune.layout.config import shape_of
-from kvtune.layout.plan import CPU, GPU, ModelShape, StateTensor, packed_plans, plan_per_layer
+from kvtune.layout.plan import (
+    CPU,
+    FLASHINFER,
+    GPU,
+    Backend,
+    ModelShape,
+    StateTensor,
+    gpu_backend,
+    packed_plans,
+    plan_per_layer,
+)
 from kvtune.workload.spec import build
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -119,3 +129,30 @@ def test_no_layout_below_least_capacity_is_recommended_unless_hits_pay(
     row = layouts.rows[layouts.recommended]
     assert layouts.recommended == 0 or row.capacity >= LEAST_CAPACITY or pays(row, layouts.rows[0])
     assert any(r.on_front for r in layouts.rows)
+
+
+def test_kernels_that_take_few_blocks_refuse_packed_ones_by_name() -> None:
+    """FlashInfer's kernels take 16, 32 or 64 tokens; a packed block stays whole."""
+    shape = shape_of(config("qwen3-next-80b"))
+    assert packed_plans(shape, GPU, 4096) and not kernel_refusal(shape, GPU)
+    assert packed_plans(shape, FLASHINFER, 4096) == {}
+    refused = kernel_refusal(shape, FLASHINFER)
+    assert "FlashInfer take blocks of 16, 32, 64 tokens" in refused and "FLASH_ATTN" in refused
+    assert kernel_refusal(shape_of(config("tiny-gemma3")), FLASHINFER) == ""  # nothing to pack
+
+
+@pytest.mark.parametrize(
+    ("attention", "capability", "expected"),
+    [
+        ("", 9, GPU),
+        ("", 10, FLASHINFER),
+        ("", 12, GPU),
+        ("FLASHINFER", 9, FLASHINFER),
+        ("FLASH_ATTN", 10, GPU),
+        ("flashinfer", 0, FLASHINFER),
+    ],
+)
+def test_the_attention_backend_is_the_flags_or_vllms_choice(
+    attention: str, capability: int, expected: Backend
+) -> None:
+    assert gpu_backend(attention, capability) is expected

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.core.compat.names import without_effect
+from kvtune.doctor.device import compute_capability
 from kvtune.engine.resolve import installed_for, is_cpu_build
 from kvtune.errors import KvtuneError
 from kvtune.layout.plan import Backend, ModelShape
@@ -43,14 +44,16 @@ def model_facts(
     core: str = "kvtune",
     caching_off: bool = False,
     state_dtype: str = "auto",
+    attention: str = "",
 ) -> ModelFacts:
     """Read from the model's config.json if it is local; `longest` is the workload's longest request in tokens.
 
-    `state_dtype`: --mamba-ssm-cache-dtype.
+    `state_dtype`: --mamba-ssm-cache-dtype, `attention`: --attention-backend.
     """
+    from kvtune.layout.choice import kernel_refusal
     from kvtune.layout.plan import packing_refusal, plan_per_layer, sweep_candidates
 
-    backend = installed_backend()
+    backend = installed_backend(attention)
     config = _config(model)
     inert = without_effect("prefill_schedule_interval")
     if config is None:
@@ -76,7 +79,7 @@ def model_facts(
         sizes or (block,),
         longest,
         layouts,
-        packing_refusal(shape),
+        packing_refusal(shape) or kernel_refusal(shape, backend),
         inert,
     )
 
@@ -111,11 +114,11 @@ def _layouts(
     return tuple(layouts)
 
 
-def installed_backend() -> Backend:
-    """Block sizes of the installed vLLM's platform on this machine."""
-    from kvtune.layout.plan import GPU, cpu_backend
+def installed_backend(attention: str = "") -> Backend:
+    """Block sizes of the installed vLLM's platform on this machine. `attention`: --attention-backend."""
+    from kvtune.layout.plan import cpu_backend, gpu_backend
 
-    return cpu_backend(avx512_bf16()) if is_cpu_build() else GPU
+    return cpu_backend(avx512_bf16()) if is_cpu_build() else gpu_backend(attention, compute_capability())
 
 
 def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: str | None = None) -> str:

@@ -43,6 +43,7 @@ def set_up(
         caching_off="no-enable-prefix-caching" in engine_defaults(model, installed_for())
         and "enable-prefix-caching" not in settings_given(engine_args),
         state_dtype=flag_value(engine_args, "mamba-ssm-cache-dtype") or "auto",
+        attention=flag_value(engine_args, "attention-backend") or "",
     )
     bench = Bench(
         model=model,

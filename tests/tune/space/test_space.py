@@ -210,3 +210,20 @@ def test_intervals_between_prompts_are_tried_where_the_scheduler_keeps_them() ->
     assert read_value("prefill_schedule_interval", "1", inert) == 1
     with pytest.raises(UsageError, match="=4 stands aside: the scheduler does nothing with it"):
         build_space([], ["prefill_schedule_interval=1,4"], inert)
+
+
+def test_the_search_proposes_no_layout_that_the_attention_kernels_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same search on a GPU: packed blocks with FlashAttention, none with FlashInfer."""
+    monkeypatch.setattr("kvtune.tune.space.model.is_cpu_build", lambda: False)
+    monkeypatch.setattr("kvtune.tune.space.model.compute_capability", lambda: 9)
+
+    def tried(attention: str) -> list[bool]:
+        facts = model_facts("qwen3-next-80b", None, 4096, attention=attention)
+        return [bool(choice.get("packed")) for choice in grid(build_space(["block_size"], [], facts))]
+
+    assert any(tried("")) and any(tried("FLASH_ATTN"))
+    assert tried("FLASHINFER") and not any(tried("FLASHINFER"))
+    with pytest.raises(UsageError, match="FlashInfer take blocks of 16, 32, 64"):
+        build_space([], ["packed=true"], model_facts("qwen3-next-80b", None, 4096, attention="FLASHINFER"))

@@ -20,6 +20,7 @@ Imported by: analysis, cli, device, doctor, engine, evidence, explain, probe, re
     steps/         the short path of steps that only decode
     admission/     which waiting request is admitted next
     tokens/        sampled tokens as arrays between worker and scheduler
+    offload/       host memory as a second tier, on a CPU engine
     compat/        what differs between versions of vLLM, and which parts can load
 
 What fails falls back to stock: a policy that raises becomes "tiers in order, oldest first"; queues that do not hold

@@ -13,6 +13,7 @@ import os
 from types import ModuleType
 
 from kvtune.core import cpu_flags, state
+from kvtune.core.offload import install as offload
 from kvtune.core.settings import CoreSettings, from_environment, without
 from kvtune.errors import KvtuneError
 
@@ -36,6 +37,7 @@ def register() -> None:
     """Load the core when the environment asks for it; idempotent and cheap."""
     global _registered
     cpu_flags.install()
+    offload.install()
     if _registered or not (os.environ.get("KVTUNE_CORE") or os.environ.get("KVTUNE_RECIPE")):
         return
     _registered = True

@@ -29,6 +29,7 @@ Imported by: cli, doctor, explain, tune.
     executor.py     a token for every request whose prompt is computed, after a virtual time
     cost.py         the length of a step, fitted to a recorded run
     clock.py        virtual time
+    offload.py*     a tier of host memory: vLLM's own connector, copies that only take virtual time
     journal.py      what a replay writes down while it runs
     record.py       the run, from the journal
     like.py         What `--like RUN` takes from a recorded run: its engine's flags and KV specs

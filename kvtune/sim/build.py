@@ -36,7 +36,7 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
     from kvtune.sim.executor import Machine, SimExecutor
 
     config, specs, layouts = configure(settings)
-    machine = Machine(specs, layouts, pool_bytes(config), clock, settings.cost)
+    machine = Machine(specs, layouts, pool_bytes(config), clock, settings.cost, settings.copy)
     executor = type("SimExecutor", (SimExecutor,), {"machine": machine})
     try:
         engine: EngineCore = VllmEngineCore(config, executor, log_stats=True)

@@ -7,14 +7,16 @@ asynchronous scheduling overlaps steps as it does on a device that runs them one
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
-from kvtune.core.vllm_config import KVCacheSpec
+from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec
 from kvtune.device.cost import StepCost
 from kvtune.device.executor import ModellessExecutor
 from kvtune.sim.clock import VirtualClock
+from kvtune.sim.offload import Tier, tier_of
+from kvtune.sim.settings import CopyTime
 from kvtune.sim.steps import ExecutedStep
 from kvtune.sim.vllm_types import EngineRequest, ModelOutput, ScheduledStep, SchedulerOutput
 
@@ -31,6 +33,7 @@ class Machine:
     pool_bytes: int
     clock: VirtualClock
     cost: StepCost
+    copy: CopyTime = field(default_factory=CopyTime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class SimExecutor(ModellessExecutor):
         machine = self.machine
         self.specs, self.layouts, self.pool_bytes = machine.specs, machine.layouts, machine.pool_bytes
         self.reset()
+        self.runs_ahead = self.vllm_config.max_concurrent_batches > 1
 
     def reset(self) -> None:
         """The state before the first step. Tests give it to real executors, too."""
@@ -79,14 +83,31 @@ class SimExecutor(ModellessExecutor):
         self.jump_ends_s: Sequence[float] | None = None
         """Set before a jump: the ends of the single decode steps that the next step stands for."""
         self.set_aside = NONE_SET_ASIDE
+        self.tier: Tier | None = None
+        """Host memory behind the KV cache, where the engine offloads."""
         self._pending: VirtualResult | None = None
+
+    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        machine = self.machine
+        self.tier = tier_of(self.vllm_config, kv_cache_configs[0], machine.clock, machine.copy)
+
+    def get_kv_connector_handshake_metadata(self) -> list[object]:
+        """A tier in host memory has none."""
+        return []
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> VirtualResult:
         """The step's output as a future, also where EngineCore's synchronous step asks for it."""
         scheduled = scheduler_output.num_scheduled_tokens
         aside, clock, jump_ends_s = self.set_aside, self.machine.clock, self.jump_ends_s
+        tier = self.tier
+        if tier is not None:
+            tier.before(scheduler_output, clock.now_s)
         if not scheduled and not aside.requests:
-            return VirtualResult(clock, clock.now_s, EMPTY_MODEL_RUNNER_OUTPUT)
+            empty = EMPTY_MODEL_RUNNER_OUTPUT
+            if tier is not None:
+                copied = tier.after(scheduler_output, clock.now_s)
+                empty = ModelRunnerOutput.with_kv_conn_output_only(copied)
+            return VirtualResult(clock, clock.now_s, empty)
         made = _TOKEN if jump_ends_s is None else [0] * len(jump_ends_s)
         rows: list[list[int]] = []
         requests = self.requests
@@ -132,6 +153,10 @@ class SimExecutor(ModellessExecutor):
         output = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=rows
         )
+        if tier is not None:
+            # A synchronous worker looks for finished copies behind the model, an asynchronous one as it sends it off.
+            at_s = clock.now_s if self.runs_ahead else end
+            output.kv_connector_output = tier.after(scheduler_output, at_s)
         self._pending = VirtualResult(clock, end, output)
         return self._pending
 

@@ -30,7 +30,7 @@ POLL_S = 0.05
 PROGRESS_S = 0.25
 
 STALLED_STEPS = 3
-"""Steps in a row without a scheduled token, after which only a later arrival can help."""
+"""Steps in a row without a scheduled token, after which only a later arrival or the end of a copy can help."""
 
 INTERRUPTED = "interrupted"
 
@@ -193,13 +193,20 @@ class Player:
         self._stalled_steps = 0 if progressed else self._stalled_steps + 1
         if self._stalled_steps <= STALLED_STEPS:
             return
-        due = self._front.next_time()
+        due = self._next_event_s()
         if due is None or due <= self.clock.now_s:
             raise KvtuneError(
                 f"request {self._first_waiting()} can never be scheduled: the pool is too small for it",
                 "give the engine more blocks, or a shorter workload",
             )
         self.clock.advance_to(due)
+        self._stalled_steps = 0
+
+    def _next_event_s(self) -> float | None:
+        """When something comes that may be scheduled: the next arrival, or the end of a copy from host memory."""
+        tier = self.engine.model_executor.tier
+        times = (self._front.next_time(), None if tier is None else tier.copies.next_end_s())
+        return min((at for at in times if at is not None), default=None)
 
     def _first_waiting(self) -> str:
         request = next(iter(self.engine.scheduler.waiting), None)

@@ -19,6 +19,27 @@ COARSE_CHUNKS = 4
 """Coarse mode prefills this many chunks at once, in models with full attention only."""
 
 
+GIB = 1 << 30
+
+
+class CopyTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a copy between the KV cache and a tier of host memory takes. 0 GiB/s: no time.
+
+    store_gib_s: to the tier. load_gib_s: from it. latency_s: of each copy, whatever its size.
+    """
+
+    store_gib_s: float = 25.0
+    load_gib_s: float = 25.0
+    latency_s: float = 0.0
+
+    def seconds(self, size: int, gib_s: float) -> float:
+        return self.latency_s + (size / (gib_s * GIB) if gib_s else 0.0)
+
+
+INSTANT = CopyTime(store_gib_s=0.0, load_gib_s=0.0)
+"""Copies within memory, as a CPU engine makes them: done when they are submitted."""
+
+
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated engine.
 
@@ -31,6 +52,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     shortcuts: simulate stock by kvtune's steady-decode path: the same decisions (a test compares them) in less time.
     verdicts: listen for `kvtune explain`; where each prompt's tokens went is added to header.extra.
     token_rows: leave out the tokens table of a workload that generates more tokens than this.
+    copy: the time of copies to and from a tier of host memory (--kv-offloading-size).
     requests: replay only these requests, given by their positions in the workload; empty: all.
     """
 
@@ -47,4 +69,5 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     shortcuts: bool = True
     verdicts: bool = False
     token_rows: int = 4_000_000
+    copy: CopyTime = CopyTime()
     requests: list[int] = []

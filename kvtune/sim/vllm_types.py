@@ -96,6 +96,7 @@ class EngineScheduler(core.Scheduler, Protocol):
     kv_holding_waiting: Collection[object]
     finished_req_ids: set[str]
     reset_preempted_req_ids: set[str]
+    connector: object
     prev_step_scheduled_req_ids: set[str]
     make_spec_decoding_stats: Callable[..., object]
     _pause_state: object
@@ -109,6 +110,8 @@ class EngineScheduler(core.Scheduler, Protocol):
 
 class SchedulerOutput(ScheduledStep, Protocol):
     total_num_scheduled_tokens: int
+    kv_connector_metadata: object
+    finished_req_ids: set[str]
 
 
 class ModelOutput(Protocol):
@@ -165,6 +168,18 @@ class PendingOutput(Protocol):
     def result(self, timeout: float | None = None) -> ModelOutput: ...
 
 
+class TierCopies(Protocol):
+    def next_end_s(self) -> float | None: ...
+
+
+class Tier(Protocol):
+    """Host memory behind the KV cache."""
+
+    @property
+    def copies(self) -> TierCopies: ...
+    def quiet(self, connector: object) -> bool: ...
+
+
 class Executor(core.Executor, Protocol):
     """SimExecutor, or a real one that lives on virtual time."""
 
@@ -173,6 +188,7 @@ class Executor(core.Executor, Protocol):
     on_step: Callable[..., None] | None  # takes a steps.ExecutedStep
     jump_ends_s: Sequence[float] | None
     set_aside: SetAside
+    tier: Tier | None
 
     @property
     def machine(self) -> Machine: ...

@@ -104,6 +104,7 @@ import json, sys, warnings
 warnings.simplefilter("ignore")
 from kvtune.core import cpu_flags, plugin
 from kvtune.core.cache import audit
+from kvtune.core.offload import install as offload
 from kvtune.core.patches import PATCHES
 from kvtune.core.settings import parse
 from kvtune.core.tokens import runners
@@ -111,6 +112,7 @@ from kvtune.probe import plugin as probe
 from kvtune.probe import recorder
 switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
 cpu_flags.install()
+offload.install()
 plugin.install(parse({**dict.fromkeys(switches, True), "admission": "longest_prefix"}))
 runners.install_gpu_outputs()
 probe._wrap_engine()
@@ -118,7 +120,7 @@ recorder._watch_scheduler(sys.argv[1], "")
 installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]
 for part in (recorder.PART, probe.PART):
     PATCHES.undo(part)
-for module in (audit, *map(plugin._part, reversed(plugin.PARTS)), cpu_flags):
+for module in (audit, *map(plugin._part, reversed(plugin.PARTS)), offload, cpu_flags):
     module.uninstall()
 print("installed", json.dumps({"installed": installed, "left": len(PATCHES.installed())}))
 """

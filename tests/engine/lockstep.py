@@ -2,9 +2,10 @@
 
 A script: `python lockstep.py JOB.json OUT.json`. JOB: model, cores (one: the engine starts with it, which layouts of
 blocks need; two: it starts as stock, and each case gets a fresh scheduler of either), core_settings, args (vLLM's
-flags), logprobs, cases: {workload, blocks}, or {workload (a name), spans (of each prompt), output} for prompts made by
-hand. The real engine computes real tokens and hashes them with vLLM's own hasher. Prints nothing; OUT holds, for each
-core and case, hits of each request and one digest a step from both sides, and the real engine's answers.
+flags), logprobs, loads_zeros (a tier of host memory gives back zeros), cases: {workload, blocks}, or {workload (a
+name), spans (of each prompt), output} for prompts made by hand. The real engine computes real tokens and hashes them
+with vLLM's own hasher. Prints nothing; OUT holds, for each core and case, hits of each request and one digest a step
+from both sides, and the real engine's answers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.sim.clock import VirtualClock, policies_see
     from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
     from kvtune.sim.player import Player
-    from kvtune.sim.settings import SimSettings
+    from kvtune.sim.settings import INSTANT, SimSettings
     from kvtune.sim.steps import StepResult
     from kvtune.workload.spec import build as workload_of
     from kvtune.workload.tokens import prompt_ids
@@ -98,6 +99,16 @@ def main(job: dict[str, Any], out: Path) -> None:
                         self.logprobs.setdefault(index, []).extend(answer)
             return super().take(result)
 
+    if job.get("loads_zeros"):
+        from kvtune.core.offload.memcpy import MemcpyWorker
+
+        def zeros(self: Any, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+            for tensor in self._tier:
+                tensor.zero_()
+            return bool(load(self, job_id, src_spec, dst_spec))
+
+        load = MemcpyWorker.submit_load
+        MemcpyWorker.submit_load = zeros  # type: ignore[method-assign]
     flags = ["--distributed-executor-backend", "uni", *job.get("args", [])]
     resolved = resolve(job["model"], dummy=True, engine_args=flags)
     config = parse_engine_args(resolved.args).create_engine_config()
@@ -126,6 +137,7 @@ def main(job: dict[str, Any], out: Path) -> None:
                 core=core,
                 core_settings=job.get("core_settings", {}),
                 digests=True,
+                copy=INSTANT,
             )
             clock = VirtualClock()
             Timed.machine = Machine({}, [], 0, clock, NOMINAL)
@@ -188,10 +200,13 @@ def fresh_scheduler(engine: Any, blocks: int) -> Any:
     from dataclasses import replace
 
     old = engine.scheduler
+    # A tier of host memory takes the bytes of a block from the allocation's size.
+    cache = old.kv_cache_config
+    tensors = [replace(t, size=t.size // cache.num_blocks * blocks) for t in cache.kv_cache_tensors]
     engine.vllm_config.cache_config.num_gpu_blocks = blocks
     return engine.vllm_config.scheduler_config.get_scheduler_cls()(
         vllm_config=engine.vllm_config,
-        kv_cache_config=replace(old.kv_cache_config, num_blocks=blocks),
+        kv_cache_config=replace(cache, num_blocks=blocks, kv_cache_tensors=tensors),
         structured_output_manager=engine.structured_output_manager,
         log_stats=True,
         block_size=old.block_size,

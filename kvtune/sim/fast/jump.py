@@ -55,7 +55,7 @@ class JumpStepper:
             self.blocked = False
             return None
         before = (len(scheduler.running), len(scheduler.waiting))
-        decoding = self._all_decode()
+        decoding = self._all_decode() and self._tier_is_quiet()
         steps = self._steps() if decoding else 1
         ends = self._ends(steps) if steps > 1 else []
         result = self._jump(ends) if len(ends) > 1 else self._engine_step.try_step()
@@ -104,6 +104,13 @@ class JumpStepper:
             and self._events is not None
             and len(running) < min(self._limits)
             and all(r.num_tokens - r.num_computed_tokens == 1 and not r.spec_token_ids for r in running)
+        )
+
+    def _tier_is_quiet(self) -> bool:
+        """Each step may have copies started or see them end; each looks up whoever waits, which the tier remembers."""
+        tier, scheduler = self._executor.tier, self._scheduler
+        return tier is None or (
+            not scheduler.waiting and not scheduler.kv_holding_waiting and tier.quiet(scheduler.connector)
         )
 
     def _steps(self) -> int:

@@ -1,0 +1,103 @@
+"""A tier of host memory behind a real CPU engine: the same answers as without, and every step as in the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.real import lockstep
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+
+BLOCKS_OF_32 = ["--block-size", "32", "--max-num-batched-tokens", "512", "--max-num-seqs", "16"]
+PLAIN = [*BLOCKS_OF_32, "--max-model-len", "1000"]
+# Without it the tier has a window only where a prompt ends, and a shared prefix hits nothing.
+WINDOWS = [*PLAIN, "--prefix-cache-retention-interval", "512"]
+STATES = ["--max-num-batched-tokens", "1024", "--max-num-seqs", "16", "--max-model-len", "2400"]
+CLOSE = 1e-3
+# Weights with which answers depend on the whole prompt.
+SEEDED = ["--load-format", "kvtune-seeded"]
+TIER = ["--kv-offloading-size", "0.2"]
+# (model, flags, [(workload, blocks, whether the tier must hit, whether requests must be preempted)])
+Case = tuple[str, int, bool, bool]
+MODELS: dict[str, tuple[list[str], list[Case]]] = {
+    "tiny-llama": (
+        PLAIN,
+        [
+            ("rounds:prefixes=4,prefix=700,suffix=40,output=8,rounds=3", 60, True, False),
+            ("zipf:prefixes=6,prefix=500,suffix=40,requests=20,concurrency=4,output=12", 70, True, True),
+            ("decode:requests=14,prompt=48,output=90", 50, False, True),
+        ],
+    ),
+    "tiny-gemma3": (
+        WINDOWS,
+        [
+            ("rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3", 150, True, False),
+            ("zipf:prefixes=8,prefix=500,suffix=40,requests=24,concurrency=4,output=12", 150, True, False),
+            ("decode:requests=14,prompt=48,output=90", 145, False, True),
+        ],
+    ),
+    "tiny-qwen3next": (
+        STATES,
+        [
+            ("chat:sessions=6,turns=3,system=64,first=900,user=40,output=20", 40, True, False),
+            ("rounds:prefixes=3,prefix=1200,suffix=40,output=4,rounds=3", 40, False, False),
+        ],
+    ),
+}
+
+
+def compared(model: str, folder: Path, tier: list[str]) -> list[dict[str, Any]]:
+    flags, cases = MODELS[model]
+    job = {
+        "model": model,
+        "cores": ["stock", "kvtune"],
+        "args": [*flags, *SEEDED, *tier],
+        "cases": [{"workload": work, "blocks": blocks} for work, blocks, _, _ in cases],
+        "logprobs": True,
+    }
+    results: list[dict[str, Any]] = lockstep(folder, job)["cases"]
+    return results
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["tiny-llama", *(pytest.param(m, marks=pytest.mark.long) for m in ("tiny-gemma3", "tiny-qwen3next"))],
+)
+def test_every_step_with_a_tier_equals_the_simulators_and_every_answer_stocks(
+    model: str, tmp_path: Path
+) -> None:
+    with_tier, without = compared(model, tmp_path, TIER), compared(model, tmp_path, [])
+    assert len(with_tier) == len(without) == 2 * len(MODELS[model][1])
+    must_be = {work: (hits, preempted) for work, _, hits, preempted in MODELS[model][1]}
+    for case, plain in zip(with_tier, without, strict=True):
+        assert case["hits"][0] == case["hits"][1], case["workload"]
+        assert case["digests"][0] == case["digests"][1] and len(case["digests"][0]) > 10
+        assert furthest(case, plain) < CLOSE
+        hits, preempted = must_be[case["workload"]]
+        assert sum(case["hits"][0]) > sum(plain["hits"][0]) or not hits, case["workload"]
+        assert case["preemptions"] > 0 or not preempted, case["workload"]
+
+
+def test_a_tier_that_loads_something_else_is_seen_in_the_answers(tmp_path: Path) -> None:
+    """The control: what is loaded decides the tokens' probabilities."""
+    job = {
+        "model": "tiny-llama",
+        "cores": ["stock"],
+        "args": [*PLAIN, *SEEDED, *TIER],
+        "cases": [{"workload": MODELS["tiny-llama"][1][0][0], "blocks": 60}],
+        "logprobs": True,
+    }
+    (right,) = lockstep(tmp_path, job)["cases"]
+    (without,) = lockstep(tmp_path, {**job, "args": [*PLAIN, *SEEDED]})["cases"]
+    (zeros,) = lockstep(tmp_path, {**job, "loads_zeros": True})["cases"]
+    assert sum(zeros["hits"][0]) == sum(right["hits"][0]) > 0
+    assert furthest(right, without) < CLOSE < furthest(zeros, without)
+
+
+def furthest(case: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference between the logarithms of two probabilities of the same token."""
+    pairs = zip(case["logprobs"], other["logprobs"], strict=True)
+    return max(abs(a - b) for mine, its in pairs for a, b in zip(mine, its, strict=True))

@@ -1,0 +1,97 @@
+"""Replays of engines with a tier of host memory behind the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from kvtune.errors import KvtuneError
+from kvtune.run.types import Run
+from kvtune.sim.settings import INSTANT, CopyTime, SimSettings
+from kvtune.sim.simulators import Simulators
+from kvtune.workload.spec import build
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+FLAGS = [
+    "--block-size",
+    "32",
+    "--max-model-len",
+    "1000",
+    "--max-num-batched-tokens",
+    "512",
+    "--max-num-seqs",
+    "16",
+]
+TIER = ["--kv-offloading-size", "0.1"]
+ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
+
+
+@pytest.fixture(scope="module")
+def simulators() -> Iterator[Simulators]:
+    with Simulators(2) as both:
+        yield both
+
+
+def replayed(simulators: Simulators, work: str, settings: list[SimSettings]) -> list[Run]:
+    runs: dict[int, Run] = {}
+    for number, outcome in simulators.map(build(work), settings):
+        if isinstance(outcome, KvtuneError):
+            raise outcome
+        runs[number] = outcome
+    return [runs[number] for number in range(len(settings))]
+
+
+def engine(blocks: int, *flags: str) -> SimSettings:
+    arguments = [*FLAGS, "--num-gpu-blocks-override", str(blocks), *flags]
+    return SimSettings(model="tiny-llama", engine_args=arguments)
+
+
+def hits(run: Run) -> int:
+    return int(run.table("requests")["hit_tokens"].sum())
+
+
+def test_what_the_pool_has_no_room_for_comes_back_from_the_tier_and_takes_time(
+    simulators: Simulators,
+) -> None:
+    slow_copies = CopyTime(store_gib_s=0.01, load_gib_s=0.01, latency_s=0.001)
+    tier = engine(60, *TIER)
+    without, instant, slow = replayed(
+        simulators, ROUNDS, [engine(60), replace(tier, copy=INSTANT), replace(tier, copy=slow_copies)]
+    )
+    assert hits(without) == 0
+    assert hits(instant) == hits(slow) == 2 * 6 * 672
+    assert instant.header.wall_s < without.header.wall_s
+    assert instant.header.wall_s < slow.header.wall_s
+
+
+@pytest.mark.parametrize("core", ["stock", "kvtune"])
+@pytest.mark.parametrize(
+    ("work", "blocks"),
+    [
+        ("zipf:prefixes=6,prefix=500,suffix=40,requests=40,concurrency=8,output=60", 70),
+        ("decode:requests=20,prompt=200,output=200", 60),
+        ("chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
+    ],
+)
+def test_jumps_change_nothing_with_a_tier_either(
+    simulators: Simulators, work: str, blocks: int, core: Literal["stock", "kvtune"]
+) -> None:
+    exact = replace(engine(blocks, *TIER), core=core, copy=CopyTime(store_gib_s=0.5, load_gib_s=0.5))
+    run, jump = replayed(simulators, work, [exact, replace(exact, mode="jump")])
+    requests, jumped = run.table("requests"), jump.table("requests")
+    for name in ("hit_tokens", "output_tokens", "preemptions"):
+        assert np.array_equal(requests[name], jumped[name]), name
+    assert np.allclose(requests["finished_s"], jumped["finished_s"], rtol=1e-9)
+    assert requests["preemptions"].sum() > 0
+
+
+def test_a_connector_that_is_not_known_is_refused_by_name(simulators: Simulators) -> None:
+    other = '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both"}'
+    with pytest.raises(KvtuneError, match="SimpleCPUOffloadConnector") as refused:
+        replayed(simulators, ROUNDS, [engine(60, "--kv-transfer-config", other)])
+    assert refused.value.exit_code == 2

@@ -11,52 +11,69 @@ import pytest
 
 from tests.engine.real import profiled
 
-POOL = Path("v1/core/block_pool.py")
+POOL = (
+    Path("v1/core/block_pool.py"),
+    "def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:\n",
+    "        ordered_blocks = list(ordered_blocks)\n",
+)
+UPDATE = (
+    Path("v1/core/sched/scheduler.py"),
+    "    ) -> dict[int, EngineCoreOutputs]:\n",
+    "        scheduler_output = scheduler_output\n",
+)
+"""A file, a line of it, and what is written behind that line: the same code in other words."""
 
 
-@pytest.fixture
-def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in front of the import path, with the installed vLLM by links, but for one edited method."""
+def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: tuple[Path, str, str]) -> None:
+    """Puts the installed vLLM in front of the import path, by links, but for one edited method."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.origin is not None
     installed = Path(spec.origin).parent
     folder = tmp_path / "changed"
     shutil.copytree(installed, folder / "vllm", copy_function=os.symlink)
-    source = (installed / POOL).read_text()
-    old = "def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:\n"
-    assert source.count(old) == 1
-    (folder / "vllm" / POOL).unlink()
-    (folder / "vllm" / POOL).write_text(
-        source.replace(old, f"{old}        ordered_blocks = list(ordered_blocks)\n")
-    )
+    file, line, more = edit
+    source = (installed / file).read_text()
+    assert source.count(line) == 1
+    (folder / "vllm" / file).unlink()
+    (folder / "vllm" / file).write_text(source.replace(line, line + more))
     path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
     monkeypatch.setenv("PYTHONPATH", path)
-    return folder
 
 
 @pytest.mark.engine
-def test_the_parts_that_need_a_changed_symbol_stand_aside_and_the_engine_serves(
-    changed: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("edit", "in_force", "said"),
+    [
+        (
+            POOL,
+            {"rows", "empty_blocks", "steady", "freeze"},
+            (
+                "pool (vllm.v1.core.block_pool.BlockPool.free_blocks has another body)",
+                "pinning, reuse (pool stands aside)",
+            ),
+        ),
+        (
+            UPDATE,
+            {"pool", "empty_blocks", "freeze"},
+            ("rows, steady (vllm.v1.core.sched.scheduler.Scheduler.update_from_output has another body)",),
+        ),
+    ],
+    ids=["pool", "update"],
+)
+def test_exactly_the_parts_that_need_a_changed_symbol_stand_aside_and_the_engine_serves(
+    edit: tuple[Path, str, str],
+    in_force: set[str],
+    said: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    changed(tmp_path, monkeypatch, edit)
     ran = profiled(tmp_path, "tiny-opt", "-w", "decode:requests=3,output=8")
     core = ran.run.header.core
     assert core.active and ran.facts["requests"] == 3 and ran.facts["output_tokens"] == 24
-    assert core.parts == {
-        "pool": False,
-        "pinning": False,
-        "reuse": False,
-        "rows": True,
-        "empty_blocks": True,
-        "steady": True,
-        "freeze": True,
-        "collect_at_wait": False,
-    }
+    assert {name for name, on in core.parts.items() if on} == in_force
     line = next(note for note in ran.run.header.notes if "in place of" in note)
-    assert "pool (vllm.v1.core.block_pool.BlockPool.free_blocks has another body)" in line
-    assert "pinning, reuse (pool stands aside)" in line
-    page = (
-        Path(ran.facts["page"]).read_text()
-        if "page" in ran.facts
-        else next(tmp_path.glob("*.html")).read_text()
-    )
-    assert "stood aside" in page and "BlockPool.free_blocks" in page
+    assert line.split("in place of ")[1] == "; ".join(said)
+    page = Path(ran.facts["page"]) if "page" in ran.facts else next(tmp_path.glob("*.html"))
+    text = page.read_text()
+    assert "stood aside" in text and said[0].split("(")[1].split(" ")[0].rpartition(".")[2] in text

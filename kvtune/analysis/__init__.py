@@ -12,7 +12,7 @@ Imported by: cli, doctor, evidence, explain, report, tune.
     step_time.py    what EngineCore's step time is made of; steps that a collection paused
     host/           what the host costs, what the device hides of it, and how much the host can drive
     culprits.py     which objects cause collections, by type and line
-    memory.py       resident memory per process
+    memory.py       resident memory per process; GPUs' use, memory, power; bytes of the KV pool
     leaks.py        whether a process grows
     goodput.py      requests a second that met every limit of the SLO
     verdict.py      what limits this run, and what to try

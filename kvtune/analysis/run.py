@@ -30,7 +30,7 @@ from kvtune.analysis.host.overlap import Hidden, Overlap
 from kvtune.analysis.latency import Latency, RequestTimes
 from kvtune.analysis.leaks import Trend
 from kvtune.analysis.ledger import Join, Ledger
-from kvtune.analysis.memory import Memory
+from kvtune.analysis.memory import DeviceUse, KvBytes, Memory
 from kvtune.analysis.spread import Values
 from kvtune.analysis.stalls import account
 from kvtune.analysis.stalls.account import Stalls
@@ -130,6 +130,14 @@ class RunAnalysis:
     @cached_property
     def trends(self) -> dict[str, Trend]:
         return leaks.trends(self.run)
+
+    @cached_property
+    def devices(self) -> list[DeviceUse]:
+        return memory.device_use(self.run)
+
+    @cached_property
+    def kv_bytes(self) -> KvBytes | None:
+        return memory.kv_bytes(self.run, self.pool_bytes or 0)
 
     @cached_property
     def pool_bytes(self) -> int | None:

@@ -118,6 +118,8 @@ def summary(analysis: RunAnalysis) -> Summary:
         "memory_slope_bytes_s": {process: m.slope_bytes_s for process, m in analysis.memory.items()},
         "memory_trend": {process: asdict(trend) for process, trend in analysis.trends.items()},
         "pool_bytes": analysis.pool_bytes,
+        "kv_bytes": None if analysis.kv_bytes is None else asdict(analysis.kv_bytes),
+        "devices": [asdict(device) for device in analysis.devices],
         "engine_counters": h.engine_counters,
         "probe": {"level": h.probe.level, "lost_records": h.probe.lost_records, "disabled": h.probe.disabled},
         "valid": {"timings": h.valid.timings, "why": h.valid.why},

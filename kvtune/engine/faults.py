@@ -175,6 +175,15 @@ def compiled_kernels(log: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in _COMPILED.findall(log)))
 
 
+def compiled_note(log: str) -> list[str]:
+    """The note of a run in which kernels were compiled; empty for any other."""
+    kernels = compiled_kernels(log)
+    if not kernels:
+        return []
+    named = ", ".join(kernels[:5]) + (f" and {len(kernels) - 5} more" if len(kernels) > 5 else "")
+    return [f"kernels compiled while requests ran (warm-up included): {named}; each makes slow tokens"]
+
+
 def tail(log: str, lines: int = 60) -> list[str]:
     """The last lines without colour codes, for the run file."""
     return [_ANSI.sub("", line)[:500] for line in log.splitlines()[-lines:]]

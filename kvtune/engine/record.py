@@ -23,7 +23,7 @@ from kvtune.core.compat.parts import unknown
 from kvtune.core.state import CoreState, merged
 from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
-from kvtune.engine.faults import compiled_kernels, tail
+from kvtune.engine.faults import compiled_note, tail
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import (
     COUNTS_FILE,
@@ -33,8 +33,16 @@ from kvtune.engine.messages import (
     HostPlan,
     Served,
 )
-from kvtune.engine.rings import ProcessRing, memory_table, read_rings, receipts_table, ring_tables
+from kvtune.engine.rings import (
+    ProcessRing,
+    devices_table,
+    memory_table,
+    read_rings,
+    receipts_table,
+    ring_tables,
+)
 from kvtune.engine.vllm_counts import Counts, read_routes
+from kvtune.probe.device import DeviceSampler
 from kvtune.probe.process import Sample
 from kvtune.probe.records import Step
 from kvtune.probe.status import CacheFacts, ProcessFacts, read_statuses
@@ -98,6 +106,9 @@ def record(
     engines = [routes.get(str(i), 0) for i in range(len(workload.requests))]
     tables["requests"]["engine"] = np.array(engines, "i2")
     tables["memory"] = memory_table(samples, index, outcome)
+    gpus = outcome.sampler.devices if outcome.sampler is not None else DeviceSampler()
+    if gpus.samples:
+        tables["devices"] = devices_table(gpus.samples, outcome)
     tables["receipts"] = receipts_table(folder, outcome)
     engine_cores = [s for s in statuses if s["role"] == "engine_core"]
     engine_core = next(iter(engine_cores), ProcessFacts())
@@ -147,12 +158,15 @@ def record(
             f"{names[i]}: {n} records left out, the clock went back in them"
             for i, n in rings.backwards.items()
         ]
-        + _compiled(folder)
+        + compiled_note(_log(folder))
+        + gpus.note(str(outcome.engine.get("device", "")))
         + _disagreements(tables["requests"], counters)
         + _core_notes(str(outcome.engine.get("vllm", "")), [*([state] if state else []), *worker_states]),
-        log_tail=_log_tail(folder),
+        log_tail=tail(_log(folder)),
         extra=msgspec.structs.replace(
-            instruments(folder, process_rings, index, statuses, outcome), digests=rings.digests
+            instruments(folder, process_rings, index, statuses, outcome),
+            digests=rings.digests,
+            devices=gpus.names,
         ),
     )
     return Run(header, tables)
@@ -326,15 +340,6 @@ def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:
     ]
 
 
-def _compiled(folder: Path) -> list[str]:
+def _log(folder: Path) -> str:
     path = folder / LOG_FILE
-    kernels = compiled_kernels(path.read_text(errors="replace")) if path.exists() else []
-    if not kernels:
-        return []
-    named = ", ".join(kernels[:5]) + (f" and {len(kernels) - 5} more" if len(kernels) > 5 else "")
-    return [f"kernels compiled while requests ran (warm-up included): {named}; each makes slow tokens"]
-
-
-def _log_tail(folder: Path) -> list[str]:
-    path = folder / LOG_FILE
-    return tail(path.read_text(errors="replace")) if path.exists() else []
+    return path.read_text(errors="replace") if path.exists() else ""

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import RECEIPTS_FILE
+from kvtune.probe.device import DeviceSample
 from kvtune.probe.process import Sample
 from kvtune.probe.records import AnyRecord, Collection, PoolChange, Step
 from kvtune.probe.ring import read_ring
@@ -140,6 +141,26 @@ def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: Host
         if s.pid in index and zero and zero <= s.at_ns <= end
     ]
     return table("memory", rows)
+
+
+def devices_table(samples: Sequence[DeviceSample], outcome: HostOutcome) -> Table:
+    """A row for each sample of a GPU while measuring."""
+    zero, end = outcome.start_ns, outcome.end_ns
+    rows = [
+        (
+            s.device,
+            (s.at_ns - zero) / 1e9,
+            s.busy_percent,
+            s.memory_bytes,
+            s.power_w,
+            s.clock_mhz,
+            s.pcie_sent_bytes_s,
+            s.pcie_received_bytes_s,
+        )
+        for s in samples
+        if zero and zero <= s.at_ns <= end
+    ]
+    return table("devices", rows)
 
 
 def receipts_table(folder: Path, outcome: HostOutcome) -> Table:

@@ -24,7 +24,8 @@ In vLLM's processes:
     objects/       which objects cause collections (levels types, sites, full)
 In ours:
     process.py     psutil: memory, CPU time and threads, in a thread of the launcher
-    stacks.py      py-spy on EngineCore and a worker
+    device.py      NVML: use, memory, power, clocks and PCIe traffic of GPUs, in the same thread
+    stacks.py      py-spy on each EngineCore and worker
     work.py        The work in a step, read from its SchedulerOutput alone: prompt tokens
 
     level    adds                                                               where

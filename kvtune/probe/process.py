@@ -16,6 +16,8 @@ from time import monotonic_ns
 
 import psutil
 
+from kvtune.probe.device import DeviceSampler
+
 INTERVAL_S = 0.2
 USS_EVERY = 10
 SHARED_MEMORY = Path("/dev/shm")
@@ -81,11 +83,13 @@ class ProcessSampler:
     samples: list[Sample] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     shared_memory: set[int] = field(default_factory=set)  # inodes
+    devices: DeviceSampler = field(default_factory=DeviceSampler)
     _waits: dict[int, RunQueueWait] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
+        self.devices.start()
         self._thread = threading.Thread(target=self._run, name="process-sampler", daemon=True)
         self._thread.start()
 
@@ -93,6 +97,7 @@ class ProcessSampler:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=10)
+        self.devices.stop()
 
     def _run(self) -> None:
         known: dict[int, psutil.Process] = {}
@@ -110,6 +115,7 @@ class ProcessSampler:
                 except (psutil.Error, OSError):
                     del known[pid]
                     self._waits.pop(pid, None)
+            self.devices.sample()
             tick += 1
 
     def _sample(self, process: psutil.Process, tick: int) -> None:

@@ -145,6 +145,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sites: ObjectSamples | None = None
     growth: ObjectSamples | None = None
     stacks: dict[str, StackSamples] = {}  # by process role
+    devices: list[str] = []  # names of the GPUs in table `devices`
     digests: list[int] = []  # one number a schedule() call (KVTUNE_DIGESTS=1)
     ablation: AblationResult | None = None
     misses: dict[str, int] = {}  # missed prompt tokens by cause, from `kvtune explain`

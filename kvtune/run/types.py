@@ -105,6 +105,17 @@ TABLES: dict[str, dict[str, str]] = {
         "wait_s": "f8",
         "stopped": "i1",  # 1: a signal had stopped the process
     },
+    # One row an NVML sample of a GPU; `device` indexes Header.extra.devices. No table: no GPU, or no NVML.
+    "devices": {
+        "device": "i2",
+        "t_s": "f8",
+        "busy_percent": "i2",
+        "memory_bytes": "i8",
+        "power_w": "f8",
+        "clock_mhz": "i4",
+        "pcie_sent_bytes_s": "i8",
+        "pcie_received_bytes_s": "i8",
+    },
     # One row each time the front end took the tokens of a step from EngineCore. No table: not recorded.
     "receipts": {"t_s": "f8"},
 }

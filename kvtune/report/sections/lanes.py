@@ -6,9 +6,10 @@ Long runs are thinned to the extremes of neighbours, and say so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtune.report.charts import GENERATION_COLORS, SERIES, Columns, columns, extremes
 from kvtune.report.names import process_name
@@ -233,6 +234,42 @@ def _rss(run: Run, end_s: float) -> Lane | None:
     return Lane(drawing, "rss", columns(t=t, rss=rss, process=names))
 
 
+def _gpu_busy(run: Run, end_s: float) -> Lane | None:
+    return _gpu(run, "gpu_busy", "GPU busy", run.table("devices")["busy_percent"], "%")
+
+
+def _gpu_power(run: Run, end_s: float) -> Lane | None:
+    return _gpu(run, "gpu_power", "GPU power", run.table("devices")["power_w"], "W")
+
+
+def _gpu_memory(run: Run, end_s: float) -> Lane | None:
+    return _gpu(run, "gpu_memory", "GPU memory", run.table("devices")["memory_bytes"] / 2**30, "GiB")
+
+
+def _gpu(run: Run, name: str, title: str, values: NDArray[Any], unit: str) -> Lane | None:
+    """A line for each GPU that NVML sampled."""
+    import altair as alt
+
+    table, names = run.table("devices"), run.header.extra.devices
+    if not len(table["t_s"]):
+        return None
+    t, value, device = [], [], []
+    for number in np.unique(table["device"]).tolist():
+        rows = np.flatnonzero(table["device"] == number)
+        rows = rows[extremes(values[rows], BUCKETS // 2)]
+        t += table["t_s"][rows].tolist()
+        value += values[rows].tolist()
+        named = names[number] if number < len(names) else "GPU"
+        device += [f"{number}: {named}"] * len(rows)
+    drawing = _lane(name, title, 60).mark_line(strokeWidth=1.4, clip=True).encode(
+        x=_x(),
+        y=_y("value:Q", unit, format=",.4~g"),
+        color=alt.Color("process:N", scale=_colors(tuple(dict.fromkeys(device)), SERIES), title=None),
+        tooltip=_tips(t="time (s)", process="GPU", value=unit),
+    )  # fmt: skip
+    return Lane(drawing, name, columns(t=t, value=value, process=device))
+
+
 def _lane(name: str, title: str, height: int) -> alt.Chart:
     import altair as alt
 
@@ -285,5 +322,17 @@ def _thinned(drawn: int, of: int, noun: str) -> str:
     return f"Of {count(of)} {noun}, {count(drawn)} are drawn: the extremes of neighbours, so no peak is lost."
 
 
-LANES = (_steps, _collections, _requests, _hits, _blocks, _evictions, _demotions, _rss)
+LANES = (
+    _steps,
+    _collections,
+    _requests,
+    _hits,
+    _blocks,
+    _evictions,
+    _demotions,
+    _gpu_busy,
+    _gpu_power,
+    _gpu_memory,
+    _rss,
+)
 """In reading order, top to bottom."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from kvtune.analysis.leaks import Trend
+from kvtune.analysis.memory import DeviceUse, KvBytes
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import Cell, Section, grid
+from kvtune.report.charts import Cell, Grid, Section, grid
 from kvtune.report.names import process_title
-from kvtune.units import size
+from kvtune.units import percent, size
 
 
 def section(analysis: RunAnalysis) -> Section | None:
@@ -43,10 +45,38 @@ def section(analysis: RunAnalysis) -> Section | None:
         id="memory",
         title="Memory",
         lead="Resident memory as the system counts it; pages that processes share count in each."
-        + (f" The KV pool itself is {size(pool)}." if pool else ""),
+        + (f" The KV pool itself is {size(pool)}{_held(analysis.kv_bytes)}." if pool else ""),
         template="memory.html",
-        values={"table": grid(heads, rows, "Resident memory by process")},
+        values={
+            "table": grid(heads, rows, "Resident memory by process"),
+            "devices": _devices(analysis.devices),
+        },
     )
+
+
+def _held(kv: KvBytes | None) -> str:
+    if kv is None:
+        return ""
+    return f", of which running requests held {size(kv.used_peak_bytes)} at most, {size(kv.used_mean_bytes)} on average"
+
+
+def _devices(devices: Sequence[DeviceUse]) -> Grid | None:
+    """What NVML says of each GPU; None where no GPU was sampled."""
+    heads = ("GPU", "busy", "peak memory", "power", "energy", "SM clock", "PCIe sent", "PCIe received")
+    rows = [
+        (
+            device.name,
+            Cell(percent(device.busy_share, digits=0), device.busy_share),
+            Cell(size(device.memory_peak_bytes), device.memory_peak_bytes),
+            Cell(f"{device.power_w:.0f} W", device.power_w),
+            Cell(f"{device.energy_j:,.0f} J", device.energy_j),
+            Cell(f"{device.clock_mhz:,.0f} MHz", device.clock_mhz),
+            Cell(f"{size(device.pcie_sent_bytes_s)}/s", device.pcie_sent_bytes_s),
+            Cell(f"{size(device.pcie_received_bytes_s)}/s", device.pcie_received_bytes_s),
+        )
+        for device in devices
+    ]
+    return grid(heads, rows, "GPUs, sampled by NVML about five times a second") if rows else None
 
 
 def _bytes(value: int | None) -> Cell | str:

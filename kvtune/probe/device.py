@@ -1,0 +1,107 @@
+"""Samples GPUs by NVML: use, memory, power, clock, PCIe traffic. A thread of the CLI's process calls it; needs no CUDA.
+
+`nvidia-ml-py` comes with vLLM's CUDA build. Without it, or without a driver, `why` says so and nothing is sampled. Not
+run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from types import ModuleType
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """What a GPU does not count is 0. `busy_percent`: of the time since NVML's last count, with a kernel running."""
+
+    device: int
+    at_ns: int
+    busy_percent: int
+    memory_bytes: int
+    power_w: float
+    clock_mhz: int
+    pcie_sent_bytes_s: int
+    pcie_received_bytes_s: int
+
+
+@dataclass(slots=True)
+class DeviceSampler:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, else all. `names`: of the devices, in the samples' numbering."""
+
+    samples: list[DeviceSample] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    why: str = ""
+    _nvml: ModuleType | None = None
+    _handles: list[object] = field(default_factory=list)
+
+    def start(self) -> None:
+        try:
+            pynvml = importlib.import_module("pynvml")
+        except ImportError:
+            self.why = "nvidia-ml-py is not installed"
+            return
+        try:
+            pynvml.nvmlInit()
+            for handle in _visible(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
+                name = pynvml.nvmlDeviceGetName(handle)
+                self.names.append(name.decode() if isinstance(name, bytes) else str(name))
+                self._handles.append(handle)
+            self._nvml = pynvml
+        except Exception as error:  # no driver, no permission: whatever NVML says
+            self.why = f"NVML does not answer: {error}"
+
+    def sample(self) -> None:
+        nvml = self._nvml
+        if nvml is None:
+            return
+        for device, handle in enumerate(self._handles):
+            try:
+                self.samples.append(_sample(nvml, device, handle))
+            except Exception as error:  # a device that was lost: the others go on
+                self.why = self.why or f"NVML failed: {error}"
+
+    def note(self, engine_device: str) -> list[str]:
+        """Why a GPU engine's device was not sampled, for its run; empty where it was, and for other engines."""
+        return [f"the GPU was not sampled: {self.why}"] if engine_device == "cuda" and self.why else []
+
+    def stop(self) -> None:
+        if self._nvml is not None:
+            with contextlib.suppress(Exception):
+                self._nvml.nvmlShutdown()
+            self._nvml = None
+
+
+def _visible(nvml: ModuleType, named: str | None) -> list[object]:
+    if named is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    words = [word.strip() for word in named.split(",") if word.strip()]
+    return [
+        nvml.nvmlDeviceGetHandleByIndex(int(word)) if word.isdigit() else nvml.nvmlDeviceGetHandleByUUID(word)
+        for word in words
+    ]
+
+
+def _sample(nvml: ModuleType, device: int, handle: object) -> DeviceSample:
+    power_w, clock_mhz, sent, received = 0.0, 0, 0, 0
+    # Not every GPU counts these.
+    with contextlib.suppress(nvml.NVMLError):
+        power_w = nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0
+    with contextlib.suppress(nvml.NVMLError):
+        clock_mhz = int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+    with contextlib.suppress(nvml.NVMLError):  # KB/s over 20 ms each
+        sent = 1024 * int(nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES))
+        received = 1024 * int(nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES))
+    return DeviceSample(
+        device=device,
+        at_ns=monotonic_ns(),
+        busy_percent=int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).used),
+        power_w=power_w,
+        clock_mhz=clock_mhz,
+        pcie_sent_bytes_s=sent,
+        pcie_received_bytes_s=received,
+    )

@@ -55,6 +55,7 @@ EVERYTHING = Extras(
         ),
         "worker": StackSamples(failed="py-spy left no recording"),
     },
+    devices=["NVIDIA H100"],
     digests=[1, 2**63],
     ablation=AblationResult(
         planned=3, repeats=1, why="", sides=[AblationVariant(name="baseline", runs=[{"pause_ms": None}])]

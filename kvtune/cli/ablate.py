@@ -89,7 +89,9 @@ def _tell_plan(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int, budge
     total = len(chosen) * repeats
     held, run_s = known(job, chosen, repeats)
     if run_s is None:
-        run_s = known_durations(job.output, job.model, job.workload.hash).run_s
+        run_s = known_durations(
+            job.output, job.model, job.workload.hash, "engine" if job.device is None else "host"
+        ).run_s
     say = [f"--ablate: {len(chosen)} variants x {repeats} = {total} engine runs"]
     say += [f"{held} of them done before"] if held else []
     if run_s is not None:

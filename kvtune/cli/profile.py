@@ -153,8 +153,10 @@ def profile(
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
 
-    resolve(model, dummy=dummy, engine_args=flags)  # a wrong MODEL is refused before a plan is made
-    announce(engine_plan(model, job.workload, repeat, output))
+    resolve(
+        model, dummy=dummy or on == "host", engine_args=flags
+    )  # a wrong MODEL is refused before a plan is made
+    announce(engine_plan(model, job.workload, repeat, output, source=on))
     done: list[Profiled] = []
     for number in range(repeat):
         label = model if repeat == 1 else f"{model} {number + 1}/{repeat}"

@@ -14,6 +14,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import msgspec
+
 from kvtune.core.settings import KNOBS, LEGACY, CoreSettings, Value
 from kvtune.engine.messages import Event
 from kvtune.engine.profile import ProfileJob, profile
@@ -103,10 +105,17 @@ def order(count: int, repeats: int) -> Iterator[tuple[int, int]]:
 
 def folder_of(job: ProfileJob) -> Path:
     """The folder of this job's runs and journal: the same for the same command, another for other work."""
-    what = json.dumps(
-        [job.model, job.workload.hash, job.core_settings, job.dummy, list(job.engine_args), job.environment],
-        sort_keys=True,
-    )
+    work = [
+        job.model,
+        job.workload.hash,
+        job.core_settings,
+        job.dummy,
+        list(job.engine_args),
+        job.environment,
+    ]
+    if job.device is not None:
+        work.append(msgspec.to_builtins(job.device))
+    what = json.dumps(work, sort_keys=True)
     name = f"ablation_{Path(job.model).name or 'model'}_{job.workload.name}"
     return job.output / f"{name}_{sha256(what.encode()).hexdigest()[:8]}"
 

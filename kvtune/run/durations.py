@@ -25,13 +25,16 @@ class Known:
     start_s: float | None = None
 
 
-def known_durations(folder: Path, model: str, workload_hash: str) -> Known:
-    """Medians over the newest runs on this machine. A start is this model's, or where there is none any model's."""
+def known_durations(folder: Path, model: str, workload_hash: str, source: str = "engine") -> Known:
+    """Medians over the newest runs on this machine. A start is this model's, or where there is none any model's.
+
+    `source`: where they ran, engine or host.
+    """
     here = this_host()
     headers = [
         header
         for header in _newest(folder)
-        if header.source == "engine" and (header.host.cpu, header.host.cores) == (here.cpu, here.cores)
+        if header.source == source and (header.host.cpu, header.host.cores) == (here.cpu, here.cores)
     ]
     same = [h for h in headers if h.model == model]
     whole = [h for h in same if h.workload.hash == workload_hash and h.state == "complete"]

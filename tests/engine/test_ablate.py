@@ -22,6 +22,7 @@ from kvtune.analysis.comparison.ablation import (
 )
 from kvtune.cli import ablate as cli
 from kvtune.core.settings import KNOBS, LEGACY, CoreSettings, parse
+from kvtune.device.settings import constant
 from kvtune.engine import ablate as module
 from kvtune.engine.ablate import (
     BASELINE,
@@ -237,6 +238,8 @@ def test_other_work_has_another_folder(tmp_path: Path) -> None:
     one = job_in(tmp_path)
     others = (replace(one, engine_args=("--max-num-seqs", "8")), replace(one, core_settings={"rows": False}))
     assert len({folder_of(each) for each in (one, *others)}) == 3
+    on_host = replace(one, device=constant(0.0)), replace(one, device=constant(8000.0))
+    assert len({folder_of(each) for each in (one, *on_host)}) == 3
     assert folder_of(one) == folder_of(job_in(tmp_path))
 
 

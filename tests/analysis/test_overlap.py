@@ -125,3 +125,15 @@ def test_a_devices_ceiling_takes_enginecores_own_work_because_its_waits_may_spin
     ceiling = RunAnalysis(ran(device_us=8000.0, host_us=200.0)).ceiling
     assert ceiling is not None and ceiling.cpu_us_per_token["engine_core"] == pytest.approx(20.0)
     assert ceiling.process == "engine_core"
+
+
+def test_pauses_that_the_device_hid_are_not_what_limits() -> None:
+    pauses = {
+        "process": [1] * 100,
+        "t_s": [0.0401 + i * 0.04 for i in range(100)],
+        "pause_us": [3000.0] * 100,
+    }
+    exposed = RunAnalysis(ran(device_us=1000.0, host_us=4000.0, **pauses)).verdict
+    assert exposed.kind == "host", "the pauses are part of the host's own work"
+    hidden = RunAnalysis(ran(device_us=8000.0, host_us=4000.0, **pauses)).verdict
+    assert hidden.kind == "model" and "collector" not in hidden.limit.split(".")[0]

@@ -29,6 +29,7 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
 
 HALF = st.integers(0, (1 << 31) - 1)
 WHOLE = st.integers(-(1 << 63), (1 << 63) - 1)
+OBJECTS = st.integers(-(1 << 31) + 1, (1 << 31) - 1)
 TIERS = st.tuples(*[WHOLE] * 6)
 RECORDS: st.SearchStrategy[Record] = st.one_of(
     st.builds(Digest, WHOLE, WHOLE),
@@ -42,8 +43,9 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
         *[HALF] * 5,
         WHOLE,
         HALF,
-        *[WHOLE] * 4,
+        *[OBJECTS] * 4,
         st.integers(0, (1 << 15) - 1),
+        *[WHOLE] * 2,
     ),
 )
 

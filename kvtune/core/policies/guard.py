@@ -1,22 +1,25 @@
 """Whether to leave the order of age: what that would have won is weighed first, and what it did win after.
 
 In age's order, `promised` adds up what a pool would have hit that keeps reused blocks twice as long as age does and as
-many fewer single ones, less what it would have missed; at `EVIDENCE` it is tried. From there on each block that was hit
-though age would have lost it is paid into an account, each that age would have kept is taken out, and `TOLERATED` of
-all blocks asked for is its income. Below zero it is age's turn again, and new evidence is wanted. So a turn costs
-at most what the account had, `MOST`, and what was evicted before its end and is asked for after; and each turn was
-preceded by `EVIDENCE`. Amounts but `TOLERATED` are shares of the pool.
+many fewer single ones, less what it would have missed; beyond `EVIDENCE` that is tried. From there on each block that
+was hit though age would have lost it is paid into an account, each that age would have kept is taken out, and
+`TOLERATED` of all blocks asked for is its income. Below zero it is age's turn again, and new evidence is wanted. So a
+turn costs at most what the account had, `MOST`, and what was evicted before its end and is asked for after; and each
+turn was preceded by evidence. Amounts but `TOLERATED` and `FEWEST` are shares of the pool.
 """
 
 from __future__ import annotations
 
-EVIDENCE, START, MOST = 1.0, 0.02, 0.1
+EVIDENCE, START, MOST = 0.1, 0.02, 0.1
+FEWEST = 1000
+"""Blocks of evidence, or the whole of a smaller pool: fewer are a few prompts, which say little."""
 TOLERATED = 0.002
 
 
 class Guard:
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
+        self.wanted = min(blocks, max(FEWEST, EVIDENCE * blocks))
         self.promised = 0.0
         self.balance = 0.0
         self.by_age = True
@@ -26,7 +29,7 @@ class Guard:
         """Book what happened since the last call."""
         if self.by_age:
             self.promised = max(0.0, self.promised + promised)
-            if self.promised > EVIDENCE * self.blocks:
+            if self.promised > self.wanted:
                 self.by_age, self.balance = False, START * self.blocks
                 self.turns += 1
             return

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kvtune.core.policies.ages import EPOCHS_A_POOL, Ages
 from kvtune.core.policies.density import ONCE, REUSED, SINGLE, Density
-from kvtune.core.policies.guard import EVIDENCE, MOST, START, TOLERATED, Guard
+from kvtune.core.policies.guard import EVIDENCE, FEWEST, MOST, START, TOLERATED, Guard
 from kvtune.core.policies.remembered import Remembered
 from kvtune.core.settings import CoreSettings
 
@@ -217,8 +217,10 @@ def test_the_last_evicted_ones_are_remembered_and_no_others(size: int, marks: li
 
 def test_the_guard_wants_evidence_and_gives_up_when_the_account_is_empty() -> None:
     guard = Guard(1000)
-    assert guard.by_age
-    guard.settle(0, 0, 10**6, int(EVIDENCE * 1000))
+    assert guard.by_age and guard.wanted == FEWEST == 1000
+    assert Guard(100).wanted == 100 and Guard(5 * FEWEST).wanted == FEWEST
+    assert Guard(100 * FEWEST).wanted == EVIDENCE * 100 * FEWEST
+    guard.settle(0, 0, 10**6, int(guard.wanted))
     guard.settle(0, 0, 0, -10)
     assert guard.by_age
     guard.settle(0, 0, 0, 11)
@@ -229,7 +231,7 @@ def test_the_guard_wants_evidence_and_gives_up_when_the_account_is_empty() -> No
     assert guard.balance == MOST * 1000
     guard.settle(0, int(MOST * 1000) + 1, 0, 10**6)
     assert guard.by_age and guard.turns == 1
-    guard.settle(10**6, 0, 0, int(EVIDENCE * 1000))
+    guard.settle(10**6, 0, 0, int(guard.wanted))
     assert guard.by_age, "what was promised before counts no more"
 
 

@@ -13,7 +13,7 @@ import pytest
 from kvtune.core.settings import from_environment
 from kvtune.engine import profile as profile_module
 from kvtune.engine.flags import flag_value
-from kvtune.engine.models import NAMES, engine_defaults
+from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.engine.profile import ProfileJob, check_output, reserve, run_name
 from kvtune.engine.resolve import check_engine, cpu_binding, is_cpu_build, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
@@ -269,6 +269,8 @@ def test_the_flags_for_a_gpu_are_vllms() -> None:
     from kvtune.engine.host import parse_engine_args
 
     flags = engine_defaults("tiny-qwen3next", "gpu").items()
-    parsed = parse_engine_args([word for name, value in flags for word in (f"--{name}", value) if word])
+    given = [word for name, value in flags for word in (f"--{name}", value) if word]
+    # Without a model vLLM takes its default one, and where another test has switched the hub off it asks for its files.
+    parsed = parse_engine_args(["--model", str(builtin("tiny-qwen3next")), *given])
     assert parsed.gdn_prefill_backend == "triton" and parsed.gpu_memory_utilization == 0.2
     assert parsed.dtype == "bfloat16" and not parsed.enforce_eager

@@ -25,6 +25,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     """What all trials of a study share. `core_settings` are fixed; `engine_args` are vLLM's own flags.
 
     block_tokens: the block size that `--num-gpu-blocks-override` in `engine_args` counts in.
+    engine_on: what runs of the engine run on: the model, or `host`, a device that only takes time.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     dummy: bool = False
     vllm: str = ""
     slo: dict[str, float] = {}
+    engine_on: Literal["model", "host"] = "model"
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):

@@ -120,7 +120,7 @@ def _fixed(*values: str) -> Callable[[str], Offer]:
 cores = _fixed("kvtune", "stock")
 probes = _fixed("off", "light", "types", "sites", "full")
 engine_host_or_sim = _fixed("engine", "host", "sim")
-both_or_sim = _fixed("both", "sim")
+tuned_on = _fixed("both", "sim", "host")
 places = _fixed("sim", "engine", "both")
 modes = _fixed("exact", "jump", "coarse")
 objectives = _listed(("hit-rate", "ttft", "throughput", "goodput"))

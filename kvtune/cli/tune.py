@@ -32,8 +32,9 @@ def tune(
         str,
         typer.Option(
             "--on",
-            help="both: search in simulation, confirm on the engine; or sim alone.",
-            autocompletion=completion.both_or_sim,
+            help="both: search in simulation, confirm on the engine; sim alone; "
+            "or host: confirm on a device that only takes time, in a GPU engine's shape.",
+            autocompletion=completion.tuned_on,
         ),
     ] = "both",
     slo: options.Slo = "",
@@ -80,14 +81,21 @@ def tune(
     from kvtune.tune.trials.journal import StudyJournal
     from kvtune.workload.spec import build
 
-    options.choice("--on", on, ("both", "sim"))
+    options.choice("--on", on, ("both", "sim", "host"))
     limits = read_slo(slo)
     if gc and on == "sim":
         raise UsageError("--gc needs the engine: a simulation has no garbage collector", "leave out --on sim")
     by = objective_of(objective, slo=limits)
     spec = benches.workload_spec(workload, trace)
     bench, work, facts = benches.set_up(
-        model, spec, seed=seed, core="kvtune", engine_args=engine_args(ctx), dummy=dummy, slo=limits
+        model,
+        spec,
+        seed=seed,
+        core="kvtune",
+        engine_args=engine_args(ctx),
+        dummy=dummy,
+        slo=limits,
+        engine_on="host" if on == "host" else "model",
     )
     url = study if "://" in study else ""
     if join and not url:
@@ -111,17 +119,17 @@ def tune(
         finalists=finalists,
         rounds=rounds,
         budget_s=budget,
-        on_engine=on == "both",
+        on_engine=on != "sim",
         guards=tuple(guard or ()),
         admission=admission,
         collector=gc,
     )
     engine_sides = 1 + finalists + gc * len(tuning.COLLECTOR)
-    most = (on == "both" and not join) * (rounds * engine_sides + 1)
+    most = (on != "sim" and not join) * (rounds * engine_sides + 1)
     announce_study(bench, work, output, replays=trials + 1, runs=most, most=True)
     with StudyJournal(path, "tune", bench) as journal:
         try:
-            with TrialsView(trials + 2 + (on == "both") * (finalists + 1) * 2, by) as view:
+            with TrialsView(trials + 2 + (on != "sim") * (finalists + 1) * 2, by) as view:
                 result = tuning.tune(settings, journal, view)
         except KeyboardInterrupt:
             return interrupted(journal)

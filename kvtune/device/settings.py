@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kvtune.device.cost import StepCost
+from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.errors import KvtuneError
 
 DEVICE_FILE = "device.json"
@@ -38,6 +38,11 @@ def constant(step_us: float) -> Device:
     """A device on which every step takes the same time; 0: none."""
     cost = StepCost(step_us=step_us, prefill_token_us=0.0, decode_us=0.0, kv_token_us=0.0)
     return Device(cost=cost, name=f"{step_us:g} us a step" if step_us else "takes no time")
+
+
+def nominal() -> Device:
+    """A large accelerator in round figures: the simulator's, where no run says how long a step takes."""
+    return Device(cost=NOMINAL, name="round figures for a large accelerator")
 
 
 def write_device(device: Device, folder: Path) -> None:

@@ -112,6 +112,7 @@ def _evidence(bench: Bench, by: Objective) -> dict[str, object]:
         "block_tokens": bench.block_tokens,
         "dummy": bench.dummy,
         **({"slo": dict(bench.slo)} if bench.slo else {}),
+        **({"engine_on": bench.engine_on} if bench.engine_on != "model" else {}),
     }
 
 
@@ -146,6 +147,7 @@ def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
             dummy=bool(e.get("dummy", False)),
             vllm=recipe.recipe.vllm,
             slo={str(name): float(limit) for name, limit in e.get("slo", {}).items()},
+            engine_on="host" if e.get("engine_on") == "host" else "model",
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(

@@ -66,7 +66,9 @@ def refuse_foreign(
             f"{where} is for the model {about.model}, not {model}",
             "tune this model, or add --anyway to use it nevertheless",
         )
-    if about.device and here != about.device:
+    # To verify is to measure again, and a device that only takes time is here, too.
+    timed = not versions and recipe.evidence.get("engine_on") == "host"
+    if about.device and here != about.device and not timed:
         raise UsageError(
             f"{where} is for the device {about.device}, this vLLM runs on {here}",
             "tune on this device, or add --anyway to use it nevertheless",

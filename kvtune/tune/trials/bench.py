@@ -27,6 +27,7 @@ def set_up(
     dummy: bool = False,
     core_settings: Settings | None = None,
     slo: dict[str, float] | None = None,
+    engine_on: Literal["model", "host"] = "model",
 ) -> tuple[Bench, Workload, ModelFacts]:
     """The bench, its workload, and what is legal for the model."""
     version = check_engine()
@@ -57,6 +58,7 @@ def set_up(
         dummy=dummy,
         vllm=version,
         slo=slo or {},
+        engine_on=engine_on,
     )
     return bench, workload, facts
 
@@ -89,7 +91,8 @@ def stored_study_path(url: str, output: Path, bench: Bench) -> Path:
     """This machine's journal of a study in a database. The same command has the same journal, so that it resumes with
     the engine runs that were made before.
     """
-    names = [f"{name}={getattr(bench, name)!r}" for name in Bench.__struct_fields__]
+    fields = [name for name in Bench.__struct_fields__ if name != "engine_on" or bench.engine_on != "model"]
+    names = [f"{name}={getattr(bench, name)!r}" for name in fields]
     mark = sha256("|".join([url, *names]).encode()).hexdigest()[:8]
     model = re.sub(r"[^\w.-]+", "-", Path(bench.model).name or bench.model).strip("-")[:40]
     return output / f"{model}_{bench.spec.partition(':')[0]}_tune-{mark}.jsonl"

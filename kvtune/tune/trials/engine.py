@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from kvtune.analysis.study import Bench, Role, Settings, Trial
+from kvtune.device.settings import nominal
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.run.types import Run
@@ -38,6 +39,7 @@ def engine_trial(
         engine_args=flags_of(bench, settings),
         output=output,
         slo=bench.slo,
+        device=nominal() if bench.engine_on == "host" else None,
         environment={"KVTUNE_STRICT": "1"} if core == "kvtune" else {},
     )
     failed, run, path = "", None, ""

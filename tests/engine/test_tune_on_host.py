@@ -1,0 +1,42 @@
+"""Tuning in a GPU engine's shape, where no GPU is: stock and finalists run on a device that only takes time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtune.recipe import read_recipe
+from kvtune.run.file import read_run
+
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1500)]
+
+LOAD = "rounds:prefixes=8,prefix=1500,suffix=64,output=8,rounds=3"
+
+
+def kvtune(folder: Path, *arguments: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-m", "kvtune", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    return ended.stdout
+
+
+def test_a_recipe_that_is_tuned_on_a_device_that_only_takes_time_holds_there(tmp_path: Path) -> None:
+    search = ("--trials", "6", "--finalists", "1", "--rounds", "2", "--recipe", "r.toml", "-o", "o", "--json")
+    study = json.loads(kvtune(tmp_path, "tune", "tiny-gemma3", "-w", LOAD, "--on", "host", *search))
+    assert study["verdict"]["winner"] and study["verdict"]["on"] == "engine"
+    recipe = read_recipe(tmp_path / "r.toml")
+    assert recipe.recipe.device == "timed" and recipe.evidence["engine_on"] == "host"
+    runs = [read_run(path) for path in (tmp_path / "o").glob("*.kvrun")]
+    assert runs and all(run.header.engine.async_scheduling for run in runs)
+    checked = json.loads(kvtune(tmp_path, "recipe", "verify", "r.toml", "--rounds", "2", "-o", "o", "--json"))
+    assert checked["holds"] and checked["on"] == "engine", checked

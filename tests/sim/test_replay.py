@@ -339,7 +339,7 @@ def test_flags_that_vllm_lacks_are_refused(simulators: Simulators) -> None:
 
 def test_an_interrupt_leaves_a_partial_record() -> None:
     pytest.importorskip("vllm", reason="needs vLLM")
-    work = build("decode:requests=64,prompt=48,output=30k,concurrency=16", seed=0)
+    work = build("decode:requests=640,prompt=48,output=30k,concurrency=16", seed=0)
     wanted = [SimSettings(model="tiny-llama", cost=NOMINAL)] * 3
 
     def press_ctrl_c(report: object) -> None:

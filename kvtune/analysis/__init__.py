@@ -24,6 +24,7 @@ Imported by: cli, doctor, evidence, explain, report, tune.
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
     claim_results.py The `--json` object of `kvtune evidence`: `kvtune/evidence` makes it, `kvtune/report` draws it
     knobs.py         What a knob is, in one line with its unit: said wherever knobs are printed
+    offload.py       What a tier of host memory gave back, and what it cost: Run -> Offload
     stalls/         slow token gaps, and the one largest cause of each
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on
 

@@ -16,6 +16,7 @@ from kvtune.analysis import (
     leaks,
     ledger,
     memory,
+    offload,
     step_time,
     verdict,
 )
@@ -31,6 +32,7 @@ from kvtune.analysis.latency import Latency, RequestTimes
 from kvtune.analysis.leaks import Trend
 from kvtune.analysis.ledger import Join, Ledger
 from kvtune.analysis.memory import DeviceUse, KvBytes, Memory
+from kvtune.analysis.offload import Offload
 from kvtune.analysis.spread import Values
 from kvtune.analysis.stalls import account
 from kvtune.analysis.stalls.account import Stalls
@@ -62,6 +64,10 @@ class RunAnalysis:
     @cached_property
     def prefix_cache(self) -> PrefixCache:
         return cache.prefix_cache(self.run, self.workload)
+
+    @cached_property
+    def offload(self) -> Offload | None:
+        return offload.offload(self.run)
 
     @cached_property
     def admission(self) -> Admission | None:

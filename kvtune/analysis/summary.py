@@ -15,6 +15,7 @@ import numpy as np
 
 from kvtune.analysis.gc import Collector
 from kvtune.analysis.ledger import Ledger, as_json
+from kvtune.analysis.offload import Offload
 from kvtune.analysis.run import RunAnalysis
 from kvtune.run.states import state_dtype
 
@@ -94,6 +95,7 @@ def summary(analysis: RunAnalysis) -> Summary:
             "hit_rate": cache.hit_rate,
             "misses": dict(cache.misses),
         },
+        "offload": _offload(analysis.offload),
         "admission": None if analysis.admission is None else asdict(analysis.admission),
         "gc": {
             process: _collector(collector, analysis.ledgers.get(process))
@@ -128,6 +130,12 @@ def summary(analysis: RunAnalysis) -> Summary:
     }
     plain: dict[str, Any] = _plain(fields)
     return plain
+
+
+def _offload(tier: Offload | None) -> dict[str, Any] | None:
+    if tier is None:
+        return None
+    return {**asdict(tier), "tier_hit_rate": tier.tier_hit_rate, "computed_share": tier.computed_share}
 
 
 def _collector(collector: Collector, ledger: Ledger | None) -> dict[str, Any]:

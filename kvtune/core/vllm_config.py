@@ -77,12 +77,19 @@ class SpeculativeConfig(Protocol):
     def uses_draft_model(self) -> bool: ...
 
 
+class Transfer(Protocol):
+    """KVTransferConfig."""
+
+    kv_connector: str | None
+    kv_connector_extra_config: dict[str, object]
+
+
 class VllmConfig(Protocol):
     cache_config: CacheConfig
     model_config: ModelConfig
     parallel_config: ParallelConfig
     scheduler_config: SchedulerConfig
-    kv_transfer_config: object
+    kv_transfer_config: Transfer | None
     speculative_config: SpeculativeConfig | None
 
 

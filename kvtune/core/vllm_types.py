@@ -27,6 +27,7 @@ class SamplingParams(Protocol):
 class PrefillStats(Protocol):
     num_cached_tokens: int
     num_local_cached_tokens: int
+    num_external_cached_tokens: int
 
 
 class EventType(Protocol):
@@ -286,6 +287,7 @@ class Scheduler(Protocol):
     kv_cache_manager: KVCacheManager
     kv_cache_config: KVCacheConfig
     vllm_config: VllmConfig
+    connector: object
     deferred_frees: Collection[object]
     schedule: Callable[..., SchedulerOutput]
     update_from_output: Callable[..., object]

@@ -56,7 +56,16 @@ def read_request_log(path: Path) -> list[Served]:
 class Driver:
     """One pass over a workload. `stop` ends it early: requests in flight are aborted and logged as unfinished."""
 
-    def __init__(self, engine: AsyncLLM, workload: Workload, vocab_size: int, log: RequestLog) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        workload: Workload,
+        vocab_size: int,
+        log: RequestLog,
+        tier_hits: dict[str, int] | None = None,
+    ) -> None:
+        """`tier_hits`: by request, tokens that a tier of host memory gave back."""
+        self._tier_hits = {} if tier_hits is None else tier_hits
         self._engine = engine
         self._workload = workload
         self._vocab = vocab_size
@@ -161,6 +170,7 @@ class Driver:
                 counts.tobytes(),
                 crc,
                 made.tobytes(),
+                self._tier_hits.pop(str(index), 0),
             )
         )
         if ended:

@@ -32,7 +32,7 @@ from kvtune.engine.messages import (
     Event,
     HostPlan,
 )
-from kvtune.engine.vllm_counts import Routes, VllmCounts
+from kvtune.engine.vllm_counts import Routes, TierHits, VllmCounts
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.phase import CULPRITS, MEASURING, OVER, Phase
@@ -160,6 +160,7 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
         config, stat_loggers=[counts.factory()], disable_log_stats=False, enable_log_requests=False
     )
     routes = Routes(engine.engine_core)
+    tier_hits = TierHits(engine.output_processor).by_request if config.kv_transfer_config else {}
     vocab = int(config.model_config.get_vocab_size())
     children = multiprocessing.active_children()
     try:
@@ -178,8 +179,9 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
             await warm.run(lambda start_ns: None)
             if warm.failure is not None:
                 raise warm.failure
-            await engine.reset_prefix_cache()
-        driver = Driver(engine, workload, vocab, RequestLog(folder / REQUESTS_FILE))
+            await engine.reset_prefix_cache(reset_connector=True)
+            tier_hits.clear()
+        driver = Driver(engine, workload, vocab, RequestLog(folder / REQUESTS_FILE), tier_hits)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.stop)
@@ -206,7 +208,7 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
         level = os.environ.get("KVTUNE_PROBE", "off")
         if level == "sites" and not driver.stopped:
             phase.enter(CULPRITS)
-            await engine.reset_prefix_cache()
+            await engine.reset_prefix_cache(reset_connector=True)
             second = Driver(engine, workload, vocab, RequestLog(folder / "culprits.bin"))
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, second.stop)

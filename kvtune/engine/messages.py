@@ -70,3 +70,4 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     counts: bytes
     answer_crc: int = 0
     made: bytes = b""
+    tier_hit_tokens: int = 0  # of hit_tokens, from a tier of host memory

@@ -7,7 +7,6 @@ that died leaves what it wrote until then.
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +40,7 @@ from kvtune.engine.rings import (
     receipts_table,
     ring_tables,
 )
-from kvtune.engine.vllm_counts import Counts, read_routes
+from kvtune.engine.vllm_counts import Counts, read_counts, read_routes
 from kvtune.probe.device import DeviceSampler
 from kvtune.probe.process import Sample
 from kvtune.probe.records import Step
@@ -67,6 +66,7 @@ DISTORTING = {
 
 
 SETTINGS_OF_CACHE = (
+    "offload",
     "hash_block_size",
     "hit_alignment_tokens",
     "retention_interval",
@@ -97,7 +97,7 @@ def record(
         outcome = replace(outcome, end_ns=_last_measured_ns(outcome.start_ns, process_rings, served))
     processes = _processes(statuses, samples, outcome)
     index = {p.pid: i for i, p in enumerate(processes)}
-    counts = _counts(folder / COUNTS_FILE)
+    counts = read_counts(folder / COUNTS_FILE)
     rings = ring_tables(process_rings, outcome)
     names = {i: f"{p.role}:{p.pid}" for i, p in enumerate(processes)}
     tables: dict[str, Table] = {"steps": rings.steps, "gc": rings.gc, "pool": rings.pool}
@@ -112,6 +112,8 @@ def record(
     tables["receipts"] = receipts_table(folder, outcome)
     engine_cores = [s for s in statuses if s["role"] == "engine_core"]
     engine_core = next(iter(engine_cores), ProcessFacts())
+    if "offload" in engine_core.get("cache", {}):
+        tables["copies"] = rings.copies
     state = merged([s["core"] for s in engine_cores if s.get("core")])
     worker_states = [s["core"] for s in statuses if s["role"] == "worker" and s.get("core")]
     counters = dict(counts.get("counters", {}))
@@ -254,14 +256,6 @@ def _engine(facts: dict[str, Any], cache: CacheFacts, args: Sequence[str]) -> En
     )
 
 
-def _counts(path: Path) -> Counts:
-    try:
-        counts: Counts = json.loads(path.read_text())
-        return counts
-    except (OSError, ValueError):
-        return {}
-
-
 def _request_tables(
     log: Sequence[Served], workload: Workload, counts: Counts, outcome: HostOutcome
 ) -> tuple[Table, Table]:
@@ -270,7 +264,7 @@ def _request_tables(
     n = len(workload.requests)
     zero = outcome.start_ns
     hits = np.full(n, -1, "i8")
-    output = np.zeros(n, "i8")
+    output, tier_hits = np.zeros(n, "i8"), np.zeros(n, "i8")
     sent, first, finished = (np.full(n, np.nan) for _ in range(3))
     finish = [""] * n
     token_rows: list[NDArray[np.int32]] = []
@@ -280,6 +274,7 @@ def _request_tables(
     for i in sorted(served):
         s = served[i]
         hits[i], output[i], finish[i] = s.hit_tokens, s.output_tokens, s.finish
+        tier_hits[i] = s.tier_hit_tokens
         sent[i] = (s.sent_ns - zero) / 1e9
         times = np.frombuffer(s.times, "i8")
         if len(times):
@@ -298,6 +293,7 @@ def _request_tables(
         "prompt_tokens": np.array([r.prompt_tokens for r in workload.requests], "i8"),
         "output_tokens": output,
         "hit_tokens": hits,
+        "tier_hit_tokens": tier_hits,
         "planned_s": np.array([np.nan if r.arrival_s is None else r.arrival_s for r in workload.requests]),
         "sent_s": sent,
         "first_token_s": first,
@@ -322,13 +318,15 @@ def _disagreements(requests: Table, counters: dict[str, float]) -> list[str]:
     done = np.isfinite(requests["finished_s"])
     known = requests["hit_tokens"] >= 0
     ours = {
-        "hits": int(requests["hit_tokens"][known].sum()),
+        "hits": int((requests["hit_tokens"] - requests["tier_hit_tokens"])[known].sum()),
+        "tier_hits": int(requests["tier_hit_tokens"][known].sum()),
         "finished": int(done.sum()),
         "prompt_tokens": int(requests["prompt_tokens"][done].sum()),
         "generation_tokens": int(requests["output_tokens"].sum()),
     }
     what = {
         "hits": "prefix-cache hit tokens",
+        "tier_hits": "tokens that host memory gave back",
         "finished": "finished requests",
         "prompt_tokens": "prompt tokens of finished requests",
         "generation_tokens": "generated tokens",

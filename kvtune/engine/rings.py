@@ -17,7 +17,7 @@ from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import RECEIPTS_FILE
 from kvtune.probe.device import DeviceSample
 from kvtune.probe.process import Sample
-from kvtune.probe.records import AnyRecord, Collection, PoolChange, Step
+from kvtune.probe.records import AnyRecord, Collection, Copies, PoolChange, Step
 from kvtune.probe.ring import read_ring
 from kvtune.run.types import TABLES, Table
 
@@ -41,6 +41,7 @@ class RingTables:
     steps: Table = field(default_factory=dict)
     gc: Table = field(default_factory=dict)
     pool: Table = field(default_factory=dict)
+    copies: Table = field(default_factory=dict)
     digests: list[int] = field(default_factory=list)
     lost: dict[int, int] = field(default_factory=dict)
     backwards: dict[int, int] = field(default_factory=dict)
@@ -66,6 +67,7 @@ def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTable
     steps: list[Row] = []
     collections: list[Row] = []
     pool: list[Row] = []
+    copies: list[Row] = []
     zero, end = outcome.start_ns, outcome.end_ns
     for ring in rings:
         process = ring.process
@@ -82,10 +84,13 @@ def ring_tables(rings: Sequence[ProcessRing], outcome: HostOutcome) -> RingTable
                 collections.append((process, at, *_collection_row(record)))
             elif isinstance(record, PoolChange):
                 pool += [(process, at, *row) for row in _pool_rows(record)]
+            elif isinstance(record, Copies):
+                copies.append((process, at, *record.row()))
             else:
                 tables.digests.append(record.value)
     tables.steps = table("steps", sorted(steps, key=_by_time))
     tables.pool = table("pool", sorted(pool, key=_by_time))
+    tables.copies = table("copies", sorted(copies, key=_by_time))
     tables.gc = table("gc", sorted(collections, key=_by_time))
     return tables
 

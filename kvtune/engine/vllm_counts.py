@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -53,11 +54,42 @@ class Routes:
                 part.write_text(json.dumps(self._engine_of))
 
 
+class TierHits:
+    """Prompt tokens that a tier of host memory gave back, by request. vLLM's outputs have the sum of both tiers only.
+
+    Front end; it looks at the outputs of a step before vLLM does, where there is a tier.
+    """
+
+    def __init__(self, output_processor: Any) -> None:
+        self.by_request: dict[str, int] = {}
+        process = output_processor.process_outputs
+
+        def noting(outputs: Sequence[Any], *args: object, **options: object) -> object:
+            for output in outputs:
+                stats = output.prefill_stats
+                if stats is not None and stats.num_external_cached_tokens:
+                    state = output_processor.request_states.get(output.request_id)
+                    if state is not None:
+                        self.by_request[state.external_req_id] = stats.num_external_cached_tokens
+            return process(outputs, *args, **options)
+
+        output_processor.process_outputs = noting
+
+
 def read_routes(path: Path) -> dict[str, int]:
     """Request to engine; empty where there was one engine."""
     try:
         routes: dict[str, int] = json.loads(path.read_text())
         return routes
+    except (OSError, ValueError):
+        return {}
+
+
+def read_counts(path: Path) -> Counts:
+    """What `VllmCounts.write` left; empty where it did not."""
+    try:
+        counts: Counts = json.loads(path.read_text())
+        return counts
     except (OSError, ValueError):
         return {}
 
@@ -80,6 +112,8 @@ class VllmCounts:
                 "preempted_requests",
                 "preempted_queries",
                 "preempted_hits",
+                "tier_queries",
+                "tier_hits",
                 "finished",
                 "prompt_tokens",
                 "generation_tokens",
@@ -103,6 +137,10 @@ class VllmCounts:
                 "preempted_hits",
             ):
                 c[name] += getattr(stats, name)
+            tier = scheduler.connector_prefix_cache_stats
+            if tier is not None:
+                c["tier_queries"] += tier.queries
+                c["tier_hits"] += tier.hits
         if iteration is not None:  # a message without tokens has none
             self.receipts.append(monotonic_ns())
             c["generation_tokens"] += iteration.num_generation_tokens

@@ -27,6 +27,7 @@ In ours:
     device.py      NVML: use, memory, power, clocks and PCIe traffic of GPUs, in the same thread
     stacks.py      py-spy on each EngineCore and worker
     work.py        The work in a step, read from its SchedulerOutput alone: prompt tokens
+    offload.py     Watches a tier of host memory behind the KV cache: copies each way, requests that wait for them
 
     level    adds                                                               where
     light    pauses, trigger lines, heap size, steps, net allocations a phase   gc.py, heap.py, steps.py

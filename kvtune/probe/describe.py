@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from kvtune.core.compat.names import hashing
+from kvtune.core.offload.vllm_types import has_tier
 from kvtune.core.vllm_types import BlockPool, Scheduler
 from kvtune.probe.kv_specs import capture
+from kvtune.probe.offload import tier_facts
 from kvtune.probe.status import CacheFacts
 
 
@@ -36,6 +38,8 @@ def describe_cache(scheduler: Scheduler) -> CacheFacts:
         "policy": _policy(scheduler.kv_cache_manager.block_pool),
         "prefix_caching": bool(scheduler.kv_cache_manager.enable_caching),
     }
+    if has_tier(scheduler.connector):
+        facts["offload"] = tier_facts(scheduler.connector, scheduler.vllm_config)
     try:
         facts["kv_specs"] = capture(scheduler.vllm_config, config)
     except Exception as error:

@@ -85,6 +85,7 @@ class Instruments:
             reasons |= {
                 "step_sites": steps.sampler_failed,
                 "pool": steps.pool_failed,
+                "offload": steps.offload_failed,
                 "wait": steps.wait_failed,
             }
         if collector is not None:

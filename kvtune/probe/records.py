@@ -1,4 +1,4 @@
-"""The four kinds of ring records, each with its fields and its place in the ring's 17 integers.
+"""The kinds of ring records, each with its fields and its place in the ring's 17 integers.
 
 Written in vLLM's processes, read by the launcher. `gc=False`: a record is no object that the collector tracks, so
 writing one does not bring the next collection nearer. All times are nanoseconds of CLOCK_MONOTONIC.
@@ -8,6 +8,7 @@ writing one does not bring the next collection nearer. All times are nanoseconds
 | Collection | any thread that triggers a garbage collection | when it ends |
 | Step | EngineCore's main loop | when the step ends |
 | PoolChange | EngineCore's main loop | after a step that evicted or demoted KV blocks |
+| Copies | EngineCore's main loop | after a turn in which a tier of host memory copied something, or had no room |
 | Digest | EngineCore's main loop, with `KVTUNE_DIGESTS=1` | after `schedule()` |
 """
 
@@ -21,7 +22,7 @@ VALUES = 14
 Fields = tuple[int, ...]
 """What the ring stores: kind, one 16-bit and one 32-bit integer, then VALUES 64-bit integers."""
 
-COLLECTION, STEP, DIGEST, POOL = 1, 2, 3, 4
+COLLECTION, STEP, DIGEST, POOL, COPIES = 1, 2, 3, 4, 5
 
 MOST_TIERS = 6
 """Tiers of a block pool that a PoolChange has room for."""
@@ -196,6 +197,48 @@ class PoolChange(msgspec.Struct, frozen=True, gc=False):
         return cls(fields[2], fields[3], tiers[:MOST_TIERS], tiers[MOST_TIERS:])
 
 
+class Copies(msgspec.Struct, frozen=True, gc=False):
+    """What a tier of host memory did in a turn of EngineCore's loop. Chunks are the tier's."""
+
+    start_ns: int
+    """The turn's start."""
+    stored_bytes: int
+    store_ns: int
+    loaded_bytes: int
+    load_ns: int
+    loads: int
+    """Requests whose load ended."""
+    wait_ns: int
+    """For how long requests waited that stopped waiting: for their own load, or for copies of the same tokens."""
+    longest_wait_ns: int
+    stored_chunks: int
+    reused_chunks: int
+    """Loaded for the first time since they were stored."""
+    evicted_chunks: int
+    refused: int
+    """Stores for which the tier had no room."""
+
+    def pack(self) -> Fields:
+        return (COPIES, 0, 0, *msgspec.structs.astuple(self), 0, 0)
+
+    @classmethod
+    def unpack(cls, fields: Fields) -> Copies:
+        return cls(*fields[3:15])
+
+    def row(self) -> tuple[float, ...]:
+        """Its columns in the table `copies`, after the time."""
+        return (
+            self.stored_bytes,
+            self.store_ns / 1e3,
+            self.loaded_bytes,
+            self.load_ns / 1e3,
+            self.loads,
+            self.wait_ns / 1e3,
+            self.longest_wait_ns / 1e3,
+            *(self.stored_chunks, self.reused_chunks, self.evicted_chunks, self.refused),
+        )
+
+
 class Digest(msgspec.Struct, frozen=True, gc=False):
     """One number for what a schedule() decided (probe/digest.py)."""
 
@@ -212,7 +255,7 @@ class Digest(msgspec.Struct, frozen=True, gc=False):
 
 _NOTHING_MORE = (0,) * (VALUES - 2)
 
-AnyRecord = Collection | Step | PoolChange | Digest
+AnyRecord = Collection | Step | PoolChange | Copies | Digest
 
 
 def unpack(fields: Fields) -> AnyRecord | None:
@@ -224,4 +267,6 @@ def unpack(fields: Fields) -> AnyRecord | None:
         return Collection.unpack(fields)
     if kind == POOL:
         return PoolChange.unpack(fields)
+    if kind == COPIES:
+        return Copies.unpack(fields)
     return Digest.unpack(fields) if kind == DIGEST else None

@@ -32,7 +32,7 @@ class GcFacts(TypedDict, total=False):
 
 
 class CacheFacts(TypedDict, total=False):
-    """EngineCore's KV cache (describe.py); `tiers` are the pool's."""
+    """EngineCore's KV cache (describe.py); `tiers` are the pool's, `offload` is a tier of host memory behind it."""
 
     num_blocks: int
     hash_block_size: int | None
@@ -44,6 +44,7 @@ class CacheFacts(TypedDict, total=False):
     policy: str
     prefix_caching: bool
     tiers: list[str]
+    offload: dict[str, object]
     kv_specs: dict[str, object]
     kv_specs_failed: str
 

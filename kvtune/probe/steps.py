@@ -2,8 +2,9 @@
 
 Runs in EngineCore's main loop. With a batch queue a turn of the loop schedules one batch and takes the tokens of
 another: the record is of the batch whose tokens came, with the time of all turns since the record before it. A step
-that evicted or demoted KV blocks has a PoolChange record after it. With `digests`, each schedule() writes a Digest
-record, which tests compare with the simulator's.
+that evicted or demoted KV blocks has a PoolChange record after it, a turn in which a tier of host memory copied
+something a Copies record. With `digests`, each schedule() writes a Digest record, which tests compare with the
+simulator's.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from threading import get_ident
 from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
+from kvtune.core.offload.vllm_types import has_tier
 from kvtune.core.vllm_types import EngineCore, Executor, Scheduler, SchedulerOutput
 from kvtune.core.waits import Future, watch_waits
 from kvtune.probe.digest import digest
 from kvtune.probe.gc import CollectorProbe
+from kvtune.probe.offload import OffloadWatch
 from kvtune.probe.pool import PoolWatch
 from kvtune.probe.records import Digest, PoolChange, Step
 from kvtune.probe.ring import Ring
@@ -66,8 +69,9 @@ class StepProbe:
         self._ring = ring
         self._collector = collector if collector is not None else CollectorProbe(ring)
         self._digests = digests
-        self.failed = self.sampler_failed = self.pool_failed = self.wait_failed = ""
+        self.failed = self.sampler_failed = self.pool_failed = self.wait_failed = self.offload_failed = ""
         self.pool: PoolWatch | None = None
+        self.offload: OffloadWatch | None = None
         self.after_step: Callable[[], None] | None = None
         self.sampler: StepSampler | None = None
         self._scheduler: Scheduler | None = None
@@ -87,6 +91,11 @@ class StepProbe:
             self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
         except Exception as error:
             self.pool_failed = f"{type(error).__name__}: {error}"
+        try:
+            if has_tier(scheduler.connector):
+                self.offload = OffloadWatch(scheduler.connector, monotonic_ns)
+        except Exception as error:
+            self.offload_failed = f"{type(error).__name__}: {error}"
         # The class is looked up at each call: the core may change it after this.
         kind, collector = type, self._collector
 
@@ -154,6 +163,8 @@ class StepProbe:
                 if self._done is not None or not self._in_flight:
                     # What is left was about no batch, and belongs to none that comes later.
                     self._turns, self._done = Turns(), None
+                if self.offload is not None and (copies := self.offload.news(start)) is not None:
+                    self._ring.write(copies)
                 if self.after_step is not None:
                     self.after_step()
             except Exception as error:

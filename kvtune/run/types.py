@@ -29,6 +29,7 @@ TABLES: dict[str, dict[str, str]] = {
         "prompt_tokens": "i8",
         "output_tokens": "i8",  # received, which may be fewer than requested
         "hit_tokens": "i8",
+        "tier_hit_tokens": "i8",  # of hit_tokens, those that came from a tier of host memory. 0 in older files
         "planned_s": "f8",  # NaN in a closed loop
         "sent_s": "f8",
         "first_token_s": "f8",
@@ -80,6 +81,23 @@ TABLES: dict[str, dict[str, str]] = {
         "evicted": "i4",
         "demoted": "i4",
         "free_blocks": "i4",
+    },
+    # One row a turn of EngineCore in which a tier of host memory copied something or had no room. A chunk is what the
+    # tier keeps under one key. No table: no tier, or not recorded.
+    "copies": {
+        "process": "i2",
+        "t_s": "f8",
+        "stored_bytes": "i8",
+        "store_us": "f8",
+        "loaded_bytes": "i8",
+        "load_us": "f8",
+        "loads": "i4",  # requests whose load ended
+        "wait_us": "f8",  # of requests that stopped waiting for copies
+        "longest_wait_us": "f8",
+        "stored_chunks": "i4",
+        "reused_chunks": "i4",  # loaded for the first time since they were stored
+        "evicted_chunks": "i4",
+        "refused": "i4",  # stores for which the tier had no room
     },
     # One row a collection of Python's garbage collector, in any process.
     "gc": {

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.core.offload.vllm_types import has_tier
+from kvtune.probe.offload import OffloadWatch
 from kvtune.probe.pool import PoolWatch
+from kvtune.probe.records import Copies
 from kvtune.sim.steps import ExecutedStep
 from kvtune.sim.vllm_types import EngineScheduler
 
@@ -48,8 +51,17 @@ class StepColumns:
 class ReplayJournal:
     """Columns by request (NaN or -1: not yet), by generated token, by step and by change of the pool."""
 
-    def __init__(self, requests: int, scheduler: EngineScheduler, *, token_rows: bool, digests: bool) -> None:
+    def __init__(
+        self,
+        requests: int,
+        scheduler: EngineScheduler,
+        now_s: Callable[[], float],
+        *,
+        token_rows: bool,
+        digests: bool,
+    ) -> None:
         self.hits: NDArray[np.int64] = np.full(requests, -1, "i8")
+        self.tier_hits: NDArray[np.int64] = np.zeros(requests, "i8")
         self.sent_s = np.full(requests, np.nan)
         self.first_s = np.full(requests, np.nan)
         self.finished_s = np.full(requests, np.nan)
@@ -67,6 +79,12 @@ class ReplayJournal:
         self.jumps = self.jumped_steps = 0
         self._watch = PoolWatch(scheduler.kv_cache_manager.block_pool)
         self.tiers = self._watch.tiers
+        self.copies: list[Copies] | None = None
+        """What a tier of host memory did; None where there is none."""
+        self._offload: OffloadWatch | None = None
+        if has_tier(scheduler.connector):
+            self.copies = []
+            self._offload = OffloadWatch(scheduler.connector, lambda: round(now_s() * 1e9))
 
     def add_step(self, step: ExecutedStep, running: int, waiting: int, free_blocks: int) -> None:
         """A row for the step, or one for each of the single steps that a jump stands for."""
@@ -102,3 +120,10 @@ class ReplayJournal:
         if changes is not None:
             by_tier = enumerate(zip(*changes, strict=True))
             self.pool += [(start_s, tier, *counts, free_blocks) for tier, counts in by_tier if any(counts)]
+
+    def add_copies(self, at_s: float) -> None:
+        """What a tier of host memory has done since the last call."""
+        if self._offload is not None and self.copies is not None:
+            news = self._offload.news(round(at_s * 1e9))
+            if news is not None:
+                self.copies.append(news)

@@ -60,6 +60,7 @@ class Player:
         self.journal = ReplayJournal(
             len(workload.requests),
             scheduler,
+            clock,
             token_rows=workload.output_tokens <= settings.token_rows,
             digests=settings.digests,
         )
@@ -103,7 +104,9 @@ class Player:
                 continue
             if self._should_stop():
                 return INTERRUPTED
+            began_s = clock.now_s
             result = self._step()
+            self.journal.add_copies(began_s)
             made = self.take(result)
             for observer in self._observers:
                 observer.stepped(engine, result.outputs)
@@ -138,6 +141,7 @@ class Player:
                 new = len(output.new_token_ids)
                 if output.prefill_stats is not None:
                     journal.hits[index] = output.prefill_stats.num_cached_tokens
+                    journal.tier_hits[index] = output.prefill_stats.num_external_cached_tokens
                 if new:
                     if journal.output[index] == 0:
                         journal.first_s[index] = ends[0] if ends else now

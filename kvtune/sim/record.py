@@ -12,6 +12,7 @@ import numpy as np
 
 from kvtune import __version__
 from kvtune.core.vllm_config import VllmConfig
+from kvtune.probe.records import Copies
 from kvtune.run.extras import Extras, Replay
 from kvtune.run.machine import this_host
 from kvtune.run.types import (
@@ -50,6 +51,8 @@ def record(
     requests = _requests(journal, workload, leave_s)
     tables = {"requests": requests, "steps": _steps(journal.steps), "pool": _pool(journal.pool)}
     tables["tokens"] = _tokens(journal, leave_s)
+    if journal.copies is not None:
+        tables["copies"] = _copies(journal.copies)
     finished = np.isfinite(requests["finished_s"])
     admitted = requests["hit_tokens"] >= 0
     extra = Extras(
@@ -117,6 +120,7 @@ def _requests(journal: ReplayJournal, workload: Workload, leave_s: float) -> Tab
         "prompt_tokens": np.array([r.prompt_tokens for r in planned], "i8"),
         "output_tokens": journal.output,
         "hit_tokens": journal.hits,
+        "tier_hit_tokens": journal.tier_hits,
         "planned_s": np.array([np.nan if r.arrival_s is None else r.arrival_s for r in planned], "f8"),
         "sent_s": journal.sent_s,
         "first_token_s": journal.first_s + leave_s,
@@ -172,6 +176,16 @@ def _pool(rows: Sequence[tuple[float, ...]]) -> Table:
     return {name: table[name].astype(kind) for name, kind in TABLES["pool"].items()}
 
 
+def _copies(copies: Sequence[Copies]) -> Table:
+    if not copies:
+        return empty_table("copies")
+    columns = np.array([(0, one.start_ns / 1e9, *one.row()) for one in copies]).T
+    return {
+        name: column.astype(kind)
+        for (name, kind), column in zip(TABLES["copies"].items(), columns, strict=True)
+    }
+
+
 def _core(settings: SimSettings) -> CoreInfo:
     if settings.core == "stock":
         return CoreInfo(name="stock", settings=settings.core_settings)
@@ -198,6 +212,7 @@ def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> 
     plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
     info = msgspec.convert({**plain, "args": settings.engine_args}, EngineInfo)
     cache_settings = (
+        "offload",
         "hash_block_size",
         "hit_alignment_tokens",
         "retention_interval",
@@ -211,7 +226,7 @@ def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> 
         num_blocks=cache["num_blocks"],
         groups=cache["groups"],
         kv_specs=cache.get("kv_specs", {}),
-        settings={**info.settings, **{name: cache[name] for name in cache_settings}},
+        settings={**info.settings, **{name: cache[name] for name in cache_settings if name in cache}},
     )
 
 

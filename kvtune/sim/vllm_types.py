@@ -96,7 +96,6 @@ class EngineScheduler(core.Scheduler, Protocol):
     kv_holding_waiting: Collection[object]
     finished_req_ids: set[str]
     reset_preempted_req_ids: set[str]
-    connector: object
     prev_step_scheduled_req_ids: set[str]
     make_spec_decoding_stats: Callable[..., object]
     _pause_state: object

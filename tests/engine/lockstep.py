@@ -4,8 +4,9 @@ A script: `python lockstep.py JOB.json OUT.json`. JOB: model, cores (one: the en
 blocks need; two: it starts as stock, and each case gets a fresh scheduler of either), core_settings, args (vLLM's
 flags), logprobs, loads_zeros (a tier of host memory gives back zeros), cases: {workload, blocks}, or {workload (a
 name), spans (of each prompt), output} for prompts made by hand. The real engine computes real tokens and hashes them
-with vLLM's own hasher. Prints nothing; OUT holds, for each core and case, hits of each request and one digest a step
-from both sides, and the real engine's answers.
+with vLLM's own hasher. Prints nothing; OUT holds, for each core and case, hits
+of each request (in all, and of a tier), what a tier copied, and one digest a step from both sides, and the real
+engine's answers.
 """
 
 from __future__ import annotations
@@ -161,6 +162,8 @@ def main(job: dict[str, Any], out: Path) -> None:
                     "answers": [real.answers[i] for i in range(len(workload.requests))],
                     "logprobs": [real.logprobs.get(i, []) for i in range(len(workload.requests))],
                     "hits": [real.journal.hits.tolist(), simulated.journal.hits.tolist()],
+                    "tier_hits": [real.journal.tier_hits.tolist(), simulated.journal.tier_hits.tolist()],
+                    "copies": [copied(real), copied(simulated)],
                     "digests": [list(real.journal.digests), list(simulated.journal.digests)],
                     "preemptions": int(real.journal.preemptions.sum()),
                     "groups": len(captured["groups"]),
@@ -179,6 +182,12 @@ def made(case: dict[str, Any]) -> Any:
         for n, spans in enumerate(case["spans"])
     )
     return Workload(case["workload"], case["workload"], {}, 0, requests, "", concurrency=1)
+
+
+def copied(player: Any) -> dict[str, int]:
+    """What a tier of host memory did in the whole case, times aside."""
+    names = ("stored_bytes", "loaded_bytes", "loads", "stored_chunks", "reused_chunks", "evicted_chunks")
+    return {name: sum(getattr(one, name) for one in player.journal.copies or ()) for name in names}
 
 
 def pool_of(engine: Any) -> str:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.engine.real import lockstep
+from kvtune.analysis.offload import offload
+from kvtune.explain.explanation import settings_of
+from kvtune.sim.settings import INSTANT
+from kvtune.sim.simulators import simulate
+from kvtune.workload.spec import build
+from tests.engine.real import counts_as_vllm, lockstep, profiled
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
@@ -74,10 +80,14 @@ def test_every_step_with_a_tier_equals_the_simulators_and_every_answer_stocks(
     must_be = {work: (hits, preempted) for work, _, hits, preempted in MODELS[model][1]}
     for case, plain in zip(with_tier, without, strict=True):
         assert case["hits"][0] == case["hits"][1], case["workload"]
+        assert case["tier_hits"][0] == case["tier_hits"][1], case["workload"]
+        assert case["copies"][0] == case["copies"][1], case["workload"]
+        assert case["copies"][0]["stored_bytes"] > 0 == sum(plain["tier_hits"][0])
         assert case["digests"][0] == case["digests"][1] and len(case["digests"][0]) > 10
         assert furthest(case, plain) < CLOSE
         hits, preempted = must_be[case["workload"]]
         assert sum(case["hits"][0]) > sum(plain["hits"][0]) or not hits, case["workload"]
+        assert sum(case["tier_hits"][0]) > 0 or not hits, case["workload"]
         assert case["preemptions"] > 0 or not preempted, case["workload"]
 
 
@@ -101,3 +111,24 @@ def furthest(case: dict[str, Any], other: dict[str, Any]) -> float:
     """The largest difference between the logarithms of two probabilities of the same token."""
     pairs = zip(case["logprobs"], other["logprobs"], strict=True)
     return max(abs(a - b) for mine, its in pairs for a, b in zip(mine, its, strict=True))
+
+
+def test_a_profile_says_what_the_tier_hit_and_copied_and_so_does_its_replay(tmp_path: Path) -> None:
+    """Its own processes: the front end counts hits by tier, EngineCore's probe the copies. vLLM counts the same."""
+    work = MODELS["tiny-llama"][1][0][0]
+    flags = (*PLAIN, *TIER, "--num-gpu-blocks-override", "60")
+    ran = profiled(tmp_path, "tiny-llama", "-w", work, "--core", "stock", engine=flags)
+    counts_as_vllm(ran)
+    replayed = simulate(build(work), msgspec.structs.replace(settings_of(ran.run), copy=INSTANT))
+    mine, its = ran.run.table("requests"), replayed.table("requests")
+    assert mine["tier_hit_tokens"].tolist() == its["tier_hit_tokens"].tolist()
+    assert mine["hit_tokens"].tolist() == its["hit_tokens"].tolist()
+    tier, other = offload(ran.run), offload(replayed)
+    assert tier is not None and tier.copies is not None and other is not None and other.copies is not None
+    assert tier.tier_hit_tokens == ran.run.header.engine_counters["tier_hits"] > 0
+    named = ("stored_bytes", "loaded_bytes", "loads", "stored_chunks", "unread_chunks", "evicted_chunks")
+    for name in named:
+        assert getattr(tier.copies, name) == getattr(other.copies, name), name
+    assert tier.copies.store_s > 0 and tier.copies.wait_s >= tier.copies.longest_wait_s > 0
+    assert ran.facts["offload"]["copies"]["loads"] == tier.copies.loads
+    assert ran.run.header.probe.disabled == {}

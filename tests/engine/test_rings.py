@@ -12,7 +12,7 @@ from kvtune.engine.launch import HostOutcome
 from kvtune.engine.rings import RingTables, read_rings, ring_tables
 from kvtune.probe import gc as gc_module
 from kvtune.probe.gc import CollectorProbe
-from kvtune.probe.records import Collection, Digest, Step
+from kvtune.probe.records import Collection, Copies, Digest, Step
 from kvtune.probe.ring import Ring
 
 
@@ -85,3 +85,25 @@ def test_a_clock_that_goes_backwards_is_counted_and_its_records_are_left_out(
     merged = tables(tmp_path, {os.getpid(): 0})
     assert merged.gc["pause_us"].tolist() == pytest.approx([0.1, 0.3])
     assert merged.backwards == {0: 1}
+
+
+def test_what_a_tier_copied_is_a_row_of_its_turn(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "ring-1.bin", 1 << 16)
+    ring.write(Copies(2000, 1 << 40, 3_000_000, 1 << 33, 4_000, 5, 6_000, 7_000, 8, 9, 10, 11))
+    merged = tables(tmp_path, {os.getpid(): 2})
+    row = {name: column.tolist() for name, column in merged.copies.items()}
+    assert row.pop("t_s") == pytest.approx([1e-6])
+    assert row == {
+        "process": [2],
+        "stored_bytes": [1 << 40],
+        "store_us": [3000.0],
+        "loaded_bytes": [1 << 33],
+        "load_us": [4.0],
+        "loads": [5],
+        "wait_us": [6.0],
+        "longest_wait_us": [7.0],
+        "stored_chunks": [8],
+        "reused_chunks": [9],
+        "evicted_chunks": [10],
+        "refused": [11],
+    }

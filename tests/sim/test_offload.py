@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from kvtune.analysis.offload import offload
 from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
 from kvtune.sim.settings import INSTANT, CopyTime, SimSettings
@@ -67,6 +68,39 @@ def test_what_the_pool_has_no_room_for_comes_back_from_the_tier_and_takes_time(
     assert hits(instant) == hits(slow) == 2 * 6 * 672
     assert instant.header.wall_s < without.header.wall_s
     assert instant.header.wall_s < slow.header.wall_s
+
+
+def test_a_run_says_what_each_tier_hit_and_what_was_copied(simulators: Simulators) -> None:
+    """Six prompts of 740 tokens a round, of which a block of 32 is a chunk of the tier; the pool keeps none of them."""
+    slow_copies = CopyTime(store_gib_s=0.01, load_gib_s=0.01)
+    without, run = replayed(simulators, ROUNDS, [engine(60), replace(engine(60, *TIER), copy=slow_copies)])
+    assert offload(without) is None and "copies" not in without.tables
+    tier = offload(run)
+    assert tier is not None and tier.copies is not None
+    assert (tier.pool_hit_tokens, tier.tier_hit_tokens) == (0, 2 * 6 * 672) == (0, hits(run))
+    assert tier.computed_tokens == tier.prompt_tokens - tier.tier_hit_tokens
+    copies = tier.copies
+    chunk_bytes = copies.stored_bytes // copies.stored_chunks
+    assert (
+        copies.stored_chunks == 6 * 23 + 2 * 6 * 2
+    )  # the suffix ends in the 24th block and is new in each round
+    assert copies.loads == 12 and copies.loaded_bytes == 12 * 21 * chunk_bytes
+    assert copies.unread_chunks == copies.stored_chunks - 6 * 21
+    assert copies.load_s == pytest.approx(copies.loaded_bytes / (0.01 * (1 << 30)))
+    assert copies.wait_s >= copies.load_s and copies.refused == 0
+    assert tier.tier_bytes == int(0.1 * (1 << 30)) and tier.policy == "lru"
+
+
+def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
+    simulators: Simulators,
+) -> None:
+    (run,) = replayed(
+        simulators, ROUNDS, [replace(engine(60, "--kv-offloading-size", "0.002"), copy=INSTANT)]
+    )
+    tier = offload(run)
+    assert tier is not None and tier.copies is not None
+    assert tier.tier_chunks < 6 * 23 and tier.tier_hit_tokens == 0
+    assert tier.copies.evicted_chunks > 0 and tier.copies.unread_chunks == tier.copies.stored_chunks
 
 
 @pytest.mark.parametrize("core", ["stock", "kvtune"])

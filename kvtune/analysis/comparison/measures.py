@@ -73,6 +73,11 @@ def _hits(run: Run) -> Columns:
     )
 
 
+def _tier_hits(run: Run) -> Columns:
+    hits, prompt = _hits(run)
+    return np.where(np.isfinite(hits), run.table("requests")["tier_hit_tokens"], np.nan), prompt
+
+
 def _token_gaps(run: Run) -> Columns:
     sums, counts = token_gaps_ms(run)
     return np.where(counts > 0, sums, np.nan), np.where(counts > 0, counts, np.nan)
@@ -109,6 +114,10 @@ MEASURES = (
     Measure("throughput_tok_s", 1),
     Measure("goodput.requests_s", 1),
     Measure("prefix_cache.hit_rate", 1, _hits, _ratio, timed=False),
+    Measure("offload.tier_hit_rate", 1, _tier_hits, _ratio, timed=False),
+    Measure("offload.copies.stored_bytes", -1, timed=False),
+    Measure("offload.copies.loaded_bytes", 1, timed=False),
+    Measure("offload.copies.wait_s", -1),
     Measure("host_us.per_request_step", -1, _host, _ratio, paired=False),
     Measure("ceiling.tokens_s", 1),
     Measure("ceiling.cpu_us_per_token.engine_core", -1),

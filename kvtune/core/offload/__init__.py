@@ -5,6 +5,7 @@ side, manager, eviction policies and metrics are vLLM's own. On other platforms 
 Imported by: core/plugin.py (install); vLLM imports memcpy.py by name.
 
     install.py   names memcpy.py's spec in the configuration of a CPU engine
+    vllm_types.py What is used of vLLM's offloading connector on the scheduler's side
     memcpy.py*   the spec and its worker: copies between the KV cache and the tier's tensors
 
 Modules marked * import vLLM.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvtune.core.patches import PATCHES
+from kvtune.core.vllm_config import Transfer
 
 PART = "offload"
 SPEC, MODULE = "MemcpyOffloadingSpec", "kvtune.core.offload.memcpy"
@@ -18,13 +19,6 @@ OWN_SPECS = ("", "CPUOffloadingSpec")
 """vLLM's spec for host memory, which is also its default."""
 
 _installed = False
-
-
-class Transfer(Protocol):
-    """KVTransferConfig."""
-
-    kv_connector: str | None
-    kv_connector_extra_config: dict[str, object]
 
 
 class Configuration(Protocol):

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from kvtune.report.console.admission import admission_view
 from kvtune.report.console.collector import collector_details
+from kvtune.report.console.offload import offload_view
 from kvtune.report.console.stalls import stalls_view
 from kvtune.report.names import cause_title, process_title
 from kvtune.terminal import Column, FittedTable, command
@@ -54,6 +55,7 @@ def summary_view(summary: Summary) -> RenderableType:
     parts += [
         _rounds(summary),
         _cache(summary),
+        offload_view(summary, _table),
         admission_view(summary, _table),
         _gc(summary),
         *collector_details(summary, _table),

@@ -1,0 +1,95 @@
+"""What a tier of host memory gave back, and what it cost: Run -> Offload. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtune.run.types import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Prompt tokens by where they came from, and copies. Counts are of the measuring phase.
+
+    `refused`: stores for which the tier had no room. `waits`: requests that loaded. `unread_chunks`: stored, and never
+    loaded in this run. Copies are None where they were not recorded (`--probe off`).
+    """
+
+    tier_bytes: int
+    tier_chunks: int
+    policy: str
+    prompt_tokens: int
+    pool_hit_tokens: int
+    tier_hit_tokens: int
+    computed_tokens: int
+    copies: CopyTotals | None
+
+    @property
+    def tier_hit_rate(self) -> float | None:
+        return self.tier_hit_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    @property
+    def computed_share(self) -> float | None:
+        return self.computed_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTotals:
+    """`store_s` and `load_s` are the copies' own lengths. `wait_s`: requests that waited for copies, in all."""
+
+    stored_bytes: int
+    store_s: float
+    loaded_bytes: int
+    load_s: float
+    loads: int
+    wait_s: float
+    longest_wait_s: float
+    stored_chunks: int
+    unread_chunks: int
+    evicted_chunks: int
+    refused: int
+
+
+def offload(run: Run) -> Offload | None:
+    """None where the run had no tier of host memory."""
+    tier = run.header.engine.settings.get("offload")
+    if not isinstance(tier, dict):
+        return None
+    requests = run.table("requests")
+    known = requests["hit_tokens"] >= 0
+    prompt = int(requests["prompt_tokens"][known].sum())
+    hits = int(np.minimum(requests["hit_tokens"], requests["prompt_tokens"])[known].sum())
+    tier_hits = int(requests["tier_hit_tokens"][known].sum())
+    return Offload(
+        tier_bytes=int(tier.get("bytes", 0)),
+        tier_chunks=int(tier.get("chunks", 0)),
+        policy=str(tier.get("policy", "")),
+        prompt_tokens=prompt,
+        pool_hit_tokens=hits - tier_hits,
+        tier_hit_tokens=tier_hits,
+        computed_tokens=prompt - hits,
+        copies=_copies(run),
+    )
+
+
+def _copies(run: Run) -> CopyTotals | None:
+    if "copies" not in run.tables:
+        return None
+    table = run.table("copies")
+    counts = {name: int(table[name].sum()) for name in table if table[name].dtype.kind == "i"}
+    stored, reused = counts["stored_chunks"], counts["reused_chunks"]
+    return CopyTotals(
+        stored_bytes=counts["stored_bytes"],
+        store_s=float(table["store_us"].sum()) / 1e6,
+        loaded_bytes=counts["loaded_bytes"],
+        load_s=float(table["load_us"].sum()) / 1e6,
+        loads=counts["loads"],
+        wait_s=float(table["wait_us"].sum()) / 1e6,
+        longest_wait_s=float(table["longest_wait_us"].max(initial=0.0)) / 1e6,
+        stored_chunks=stored,
+        unread_chunks=max(0, stored - reused),
+        evicted_chunks=counts["evicted_chunks"],
+        refused=counts["refused"],
+    )

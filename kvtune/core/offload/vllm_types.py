@@ -1,0 +1,95 @@
+"""What is used of vLLM's offloading connector on the scheduler's side. Types only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, TypeGuard
+
+Key = bytes
+"""OffloadKey: the hash at the end of a chunk, and its KV cache group."""
+
+
+class Request(Protocol):
+    request_id: str
+
+
+class Context(Protocol):
+    """ReqContext."""
+
+    req_id: str
+
+
+class Stores(Protocol):
+    """PrepareStoreOutput."""
+
+    keys_to_store: Collection[Key]
+    evicted_keys: Collection[Key]
+
+
+class Manager(Protocol):
+    """CPUOffloadingManager. `prepare_store` gives None where the tier has no room."""
+
+    _num_chunks: int
+    prepare_store: Callable[[Collection[Key], Context], Stores | None]
+    prepare_load: Callable[[Collection[Key], Context], object]
+    complete_load: Callable[[Collection[Key], Context], None]
+    reset_cache: Callable[[], None]
+
+
+class GroupConfig(Protocol):
+    """GroupOffloadConfig: a KV cache group that is offloaded. No window: full attention."""
+
+    group_idx: int
+    tokens_per_chunk: int
+    sliding_window_size_in_chunks: int | None
+
+
+class OffloadConfig(Protocol):
+    """SchedulerOffloadConfig."""
+
+    kv_group_configs: Sequence[GroupConfig]
+    tokens_per_hash: int
+
+
+class Copied(Protocol):
+    """DirectionalTransferStats: bytes and seconds."""
+
+    bytes: int
+    time: float
+
+
+class TransferStats(Protocol):
+    store: Copied
+    load: Copied
+
+
+class WorkerMeta(Protocol):
+    """OffloadingWorkerMetadata."""
+
+    transfer_stats: TransferStats
+
+
+class WorkerOutput(Protocol):
+    """KVConnectorOutput."""
+
+    kv_connector_worker_meta: WorkerMeta | None
+
+
+class SchedulerSide(Protocol):
+    """OffloadingConnectorScheduler. Tokens that can be loaded are None where a request must ask again."""
+
+    manager: Manager
+    config: OffloadConfig
+    get_num_new_matched_tokens: Callable[..., tuple[int | None, bool]]
+    update_connector_output: Callable[[WorkerOutput], None]
+
+
+class Connector(Protocol):
+    """OffloadingConnector in the scheduler's role."""
+
+    connector_scheduler: SchedulerSide
+
+
+def has_tier(connector: object) -> TypeGuard[Connector]:
+    """Whether a scheduler's `connector` is vLLM's own offloading to host memory."""
+    return type(connector).__name__ == "OffloadingConnector"

@@ -46,7 +46,10 @@ FEWER_SEQUENCES = 64
 """`--max-num-seqs` to try where the run does not say what it had; else half of that."""
 
 # Causes of misses that settings, the pool or a better policy can turn into hits.
-WINNABLE = ("not_cached", "evicted", "not_retained", "lagging_group", "draft_group")
+WINNABLE = (
+    *("not_cached", "evicted", "not_retained", "lagging_group", "draft_group"),
+    *("evicted_from_both", "never_stored", "stored_late", "store_refused", "window_not_stored"),
+)
 
 
 @dataclass(frozen=True, slots=True)

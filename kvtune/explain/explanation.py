@@ -20,10 +20,10 @@ from kvtune.engine.flags import with_flag
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.replays import View, replays, sent_requests
 from kvtune.run.types import Run, Table
-from kvtune.sim.like import cost_of
+from kvtune.sim.like import copy_of, cost_of
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
-from kvtune.sim.verdicts.causes import CAUSES, split
+from kvtune.sim.verdicts.causes import CAUSES, TIER_CAUSES, split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.units import count
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from kvtune.explain.remedies import Option
 
 Counts = dict[str, int]
+
+LOST = ("evicted", "lagging_group", "draft_group", *TIER_CAUSES)
+"""Causes that one KV cache group is behind."""
 
 WORTH_SHARE = 0.01
 """Changes are combined when no single one gains this share of the prompt tokens."""
@@ -72,6 +75,7 @@ class Remedy:
 class Explanation:
     """`misses`: tokens by cause. With `hit_tokens` they add up to `query_tokens` exactly, in each class too.
 
+    `tier_hit_tokens`: hits that came from a tier of host memory.
     `by_class`: request class -> tokens of query, hit and each cause. `by_group`: KV cache group -> cause -> tokens.
     """
 
@@ -87,6 +91,7 @@ class Explanation:
     disagreements: tuple[Disagreement, ...]
     remedies: tuple[Remedy, ...] = ()
     notes: tuple[str, ...] = ()
+    tier_hit_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -181,6 +186,7 @@ def settings_of(run: Run) -> SimSettings:
             "specs": header.engine.kv_specs,
             "async_scheduling": header.engine.async_scheduling,
             "cost": msgspec.to_builtins(cost_of(run)),
+            "copy": msgspec.to_builtins(copy_of(run)),
             "requests": [] if sent.all() else np.flatnonzero(sent).tolist(),
         },
         SimSettings,
@@ -193,11 +199,10 @@ def add_up(run: Run, replayed: Run) -> Explanation:
     table, sent, measured = run.table("requests"), sent_requests(run), measured_requests(run)
     misses: Counts = dict.fromkeys(CAUSES, 0)
     by_class: dict[str, Counts] = {}
-    by_group: dict[str, Counts] = defaultdict(
-        lambda: dict.fromkeys(("not_retained", "evicted", "lagging_group", "draft_group"), 0)
-    )
+    by_group: dict[str, Counts] = defaultdict(lambda: dict.fromkeys(("not_retained", *LOST), 0))
     lost: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    query = hit = admitted = not_admitted = 0
+    query = hit = tier_hit = admitted = not_admitted = 0
+    of_tier = replayed.table("requests")["tier_hit_tokens"]
     for index, verdict in enumerate(verdicts):
         if not sent[index]:
             continue
@@ -209,6 +214,7 @@ def add_up(run: Run, replayed: Run) -> Explanation:
         hit_here = verdict.boundaries.prompt - sum(counts.values())
         query += verdict.boundaries.prompt
         hit += hit_here
+        tier_hit += int(of_tier[index])
         label = class_of(str(table["kind"][index]), int(table["round"][index]))
         of_class = by_class.setdefault(label, {"query": 0, "hit": 0, **dict.fromkeys(CAUSES, 0)})
         of_class["query"] += verdict.boundaries.prompt
@@ -221,8 +227,10 @@ def add_up(run: Run, replayed: Run) -> Explanation:
             lost[f"{_evicted_by(verdict, table)}, for the draft model"].append(
                 (counts["draft_group"], _age(verdict))
             )
-        if counts["evicted"]:
-            lost[_evicted_by(verdict, table)].append((counts["evicted"], _age(verdict)))
+        if evicted := counts["evicted"] + (
+            0 if verdict.evicted is None else sum(counts[c] for c in TIER_CAUSES)
+        ):
+            lost[_evicted_by(verdict, table)].append((evicted, _age(verdict)))
     return Explanation(
         query_tokens=query,
         hit_tokens=hit,
@@ -235,6 +243,7 @@ def add_up(run: Run, replayed: Run) -> Explanation:
         run_hit_tokens=_run_hits(table, measured),
         disagreements=_disagreements(table, replayed.table("requests")["hit_tokens"].tolist()),
         notes=_notes(run, replayed),
+        tier_hit_tokens=tier_hit,
     )
 
 
@@ -247,7 +256,7 @@ def class_of(kind: str, round_: int) -> str:
 def _count_by_group(verdict: PromptVerdict, counts: Counts, by_group: dict[str, Counts]) -> None:
     if counts["not_retained"] and verdict.unkept:
         by_group[verdict.unkept]["not_retained"] += counts["not_retained"]
-    for cause in ("evicted", "lagging_group", "draft_group"):
+    for cause in LOST:
         if counts[cause] and verdict.lagging:
             by_group[verdict.lagging][cause] += counts[cause]
 

@@ -5,7 +5,9 @@ Pure functions of the causes and of the settings that were replayed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -15,6 +17,8 @@ from kvtune.engine.flags import flag_texts, with_flag
 from kvtune.layout.plan import match_units
 from kvtune.run.types import EngineInfo
 from kvtune.sim.settings import SimSettings
+
+GIB = 1 << 30
 
 LEAST_SHARE = 0.005
 """Causes below this share of the prompt tokens are not worth a replay."""
@@ -40,6 +44,12 @@ class Situation:
     window: int
     states: bool
     pool_bytes: int = 0  # where the model has states and its blocks can be packed on this machine; else 0
+    pool_gib: float = 0.0
+
+    @property
+    def tier_gib(self) -> float:
+        """The size of the tier of host memory; 0 where there is none."""
+        return float(flag_texts(self.settings.engine_args).get("kv-offloading-size") or 0)
 
     @property
     def core(self) -> CoreSettings:
@@ -71,6 +81,7 @@ def situation(settings: SimSettings, engine: EngineInfo, *, ran_on: str = "") ->
         max(windows, default=0),
         has_states(engine),
         pool_bytes(engine) if has_states(engine) and ran_on == engine.device else 0,
+        pool_bytes(engine) / GIB,
     )
 
 
@@ -167,6 +178,48 @@ def _for_eviction(at: Situation) -> Iterator[Change]:
                 at.flags(num_gpu_blocks_override=blocks),
             )
 
+    if at.pool_gib and not flag_texts(at.settings.engine_args).keys() & {
+        "kv-offloading-size",
+        "kv-transfer-config",
+    }:
+        gib = 4 * at.pool_gib
+        yield (
+            f"--kv-offloading-size {gib:.3g}, host memory of 4x the pool",
+            at.flags(kv_offloading_size=f"{gib:.6g}"),
+        )
+
+
+def _for_tier(at: Situation) -> Iterator[Change]:
+    """A tier of host memory that is too small."""
+    if tier := at.tier_gib:
+        for factor in (2, 4):
+            gib = f"{factor * tier:.6g}"
+            yield f"--kv-offloading-size {tier:g} -> {gib}", at.flags(kv_offloading_size=gib)
+    yield from _for_eviction(at)
+
+
+def _for_window_not_stored(at: Situation) -> Iterator[Change]:
+    """The core keeps windows in the pool by itself; what vLLM stores in host memory follows its own interval."""
+    yield from _retention_intervals(at)
+    yield from _for_tier(at)
+
+
+def _for_never_stored(at: Situation) -> Iterator[Change]:
+    given = flag_texts(at.settings.engine_args).get("kv-transfer-config", "")
+    transfer: object = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    with suppress(ValueError):
+        transfer = json.loads(given) if given else transfer
+    if not isinstance(transfer, dict):
+        return
+    extra = transfer.get("kv_connector_extra_config") or {}
+    for name, value in (("store_threshold", 0), ("offload_prompt_only", False)):
+        default = 0 if name == "store_threshold" else True
+        if extra.get(name, default) != value:
+            changed = {**transfer, "kv_connector_extra_config": {**extra, name: value}}
+            text = json.dumps(changed, separators=(",", ":"))
+            yield f"--kv-transfer-config with {name} {json.dumps(value)}", at.flags(kv_transfer_config=text)
+    yield from _for_eviction(at)
+
 
 def _for_retention(at: Situation) -> Iterator[Change]:
     if at.settings.core == "kvtune" and not at.states:
@@ -178,6 +231,10 @@ def _for_retention(at: Situation) -> Iterator[Change]:
         yield f"core.windows {windows} -> {windows + 4}", at.with_core(windows=windows + 4)
         return
     yield from _kvtune_core(at)
+    yield from _retention_intervals(at)
+
+
+def _retention_intervals(at: Situation) -> Iterator[Change]:
     now = "dense" if at.retention is None else str(at.retention)
     least = -(-max(at.window, at.unit) // at.unit) * at.unit
     for interval in (least, 4 * least):
@@ -232,4 +289,9 @@ REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {
     "not_retained": _for_retention,
     "partial_block": _for_partial,
     "skipped_lookup": _for_skipped,
+    "evicted_from_both": _for_tier,
+    "store_refused": _for_tier,
+    "stored_late": _for_tier,
+    "never_stored": _for_never_stored,
+    "window_not_stored": _for_window_not_stored,
 }

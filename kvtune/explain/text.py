@@ -49,13 +49,16 @@ def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
     query = explanation.query_tokens
     yield f"{count(query)} prompt tokens of {count(explanation.requests)} requests"
     yield ""
-    yield f"  {'hit':<15}{count(explanation.hit_tokens):>14}{percent(explanation.hit_tokens, query):>9}"
-    for cause in sorted(CAUSES, key=lambda cause: -explanation.misses[cause]):
+    shown = [cause for cause in CAUSES if explanation.misses[cause]]
+    wide = max(15, *(len(cause) + 1 for cause in shown), 0)
+    tier = explanation.tier_hit_tokens
+    memory = f"  {percent(tier, query)} of host memory" if tier else ""
+    yield f"  {'hit':<{wide}}{count(explanation.hit_tokens):>14}{percent(explanation.hit_tokens, query):>9}{memory}"
+    for cause in sorted(shown, key=lambda cause: -explanation.misses[cause]):
         tokens = explanation.misses[cause]
-        if tokens:
-            yield f"  {cause:<15}{count(tokens):>14}{percent(tokens, query):>9}  {MEANING[cause]}"
+        yield f"  {cause:<{wide}}{count(tokens):>14}{percent(tokens, query):>9}  {MEANING[cause]}"
     total = explanation.hit_tokens + sum(explanation.misses.values())
-    yield f"  {'':<15}{count(total):>14}{percent(total, query):>9}"
+    yield f"  {'':<{wide}}{count(total):>14}{percent(total, query):>9}"
     if len(explanation.by_class) > 1:
         yield ""
         yield from _table("by class", explanation.by_class, width)

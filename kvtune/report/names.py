@@ -24,6 +24,11 @@ CAUSES = {
     "eagle_drop": "computed again for EAGLE or MTP",
     "draft_group": "lost to the draft model's blocks",
     "skipped_lookup": "no cache lookup",
+    "evicted_from_both": "evicted from the pool and host memory",
+    "never_stored": "evicted, never stored in host memory",
+    "stored_late": "evicted, not stored in time",
+    "store_refused": "evicted, no room in host memory",
+    "window_not_stored": "evicted, window or state not stored",
     "unclassified": "cause unknown",
 }
 

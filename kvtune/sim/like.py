@@ -9,6 +9,7 @@ from kvtune.device.settings import Device
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.types import EngineInfo, Run
 from kvtune.sim.cost import Clock, fit
+from kvtune.sim.settings import GIB, INSTANT, CopyTime
 
 
 def engine_of(run: Run) -> EngineInfo:
@@ -42,3 +43,21 @@ def cost_of(run: Run, clock: Clock | None = None) -> StepCost:
         return fit(run, clock)
     except KvtuneError:
         return NOMINAL
+
+
+def copy_of(run: Run) -> CopyTime:
+    """The pace of a run's copies to and from host memory. A CPU engine's are done when they are submitted."""
+    if run.header.source == "engine" and run.header.engine.device == "cpu":
+        return INSTANT
+    usual = CopyTime()
+    return CopyTime(
+        store_gib_s=_pace(run, "stored_bytes", "store_us") or usual.store_gib_s,
+        load_gib_s=_pace(run, "loaded_bytes", "load_us") or usual.load_gib_s,
+    )
+
+
+def _pace(run: Run, bytes_of: str, time_us: str) -> float:
+    """GiB/s; 0 where nothing was copied."""
+    copies = run.table("copies")
+    seconds = float(copies[time_us].sum()) / 1e6
+    return float(copies[bytes_of].sum()) / GIB / seconds if seconds else 0.0

@@ -10,8 +10,8 @@ from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
-from kvtune.sim.like import cost_of, engine_of
-from kvtune.sim.settings import Mode, SimSettings
+from kvtune.sim.like import copy_of, cost_of, engine_of
+from kvtune.sim.settings import CopyTime, Mode, SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
 
@@ -49,11 +49,12 @@ def profile(job: ProfileJob, mode: Mode, like: Run | None, on_report: Callable[[
 def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
     """The simulated engine of a job; where a recorded run is given, modelled on its engine."""
     flags, specs, cost, async_scheduling = list(job.engine_args), {}, NOMINAL, None
+    copy = CopyTime()
     if like is not None:
         engine = engine_of(like)
         flags, specs = [*engine.args, *flags], engine.kv_specs
         async_scheduling = engine.async_scheduling
-        cost = cost_of(like)
+        cost, copy = cost_of(like), copy_of(like)
     return SimSettings(
         model=job.model,
         engine_args=flags,
@@ -61,6 +62,7 @@ def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
         core_settings=job.core_settings,
         mode=mode,
         cost=cost,
+        copy=copy,
         specs=specs,
         async_scheduling=async_scheduling,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeGuard
 
 Key = bytes
@@ -11,6 +11,14 @@ Key = bytes
 
 class Request(Protocol):
     request_id: str
+
+    def is_finished(self) -> bool: ...
+
+
+class RequestState(Protocol):
+    """RequestOffloadState."""
+
+    req: Request
 
 
 class Context(Protocol):
@@ -80,6 +88,7 @@ class SchedulerSide(Protocol):
 
     manager: Manager
     config: OffloadConfig
+    _req_status: Mapping[str, RequestState]
     get_num_new_matched_tokens: Callable[..., tuple[int | None, bool]]
     update_connector_output: Callable[[WorkerOutput], None]
 

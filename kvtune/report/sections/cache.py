@@ -15,6 +15,7 @@ COLORS = {
     HIT: "var(--c-hit)",
     "not_cached": "var(--c-gen2)",
     "evicted": "var(--c-gen2)",
+    "evicted_from_both": "var(--c-gen2)",
     "not_retained": SERIES[3],
     "lagging_group": SERIES[5],
     "skipped_lookup": SERIES[6],
@@ -36,6 +37,11 @@ MEANINGS = {
     "eagle_drop": "speculation by EAGLE or MTP computes the last block that matches again, at each hit",
     "draft_group": "the draft model's own cache group did not hold it, or its blocks pushed it out of the pool",
     "skipped_lookup": "prefix caching was off for the request or the engine",
+    "evicted_from_both": "a larger pool or a larger tier of host memory would have kept it",
+    "never_stored": "vLLM stores prompts in host memory, not answers, unless told so",
+    "stored_late": "host memory had no room when it was offered; it will be offered again",
+    "store_refused": "host memory had no room when it was offered: a larger tier has",
+    "window_not_stored": "host memory keeps windows and states at few places: a retention interval keeps more",
     UNCLASSIFIED: "the workload was not available, so causes cannot be told apart",
 }
 

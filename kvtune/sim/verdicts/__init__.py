@@ -15,4 +15,5 @@ Speculation has two causes more: `draft_group` before `lagging_group`, and `eagl
     listener.py   listens to lookups; repeats them on pools that hold more
     groups.py     KV cache groups as lookups see them
     observer.py   the replay's observer behind `SimSettings(verdicts=True)`
+    tier.py       Why a tier of host memory did not have what a prompt missed
 """

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TIER_CAUSES = ("evicted_from_both", "never_stored", "stored_late", "store_refused", "window_not_stored")
+"""Of engines with a tier of host memory, in the place of `lagging_group`, `draft_group` and `evicted` (tier.py)."""
+
 CAUSES = (
     "cold",
     "partial_block",
@@ -21,6 +24,7 @@ CAUSES = (
     "eagle_drop",
     "draft_group",
     "skipped_lookup",
+    *TIER_CAUSES,
 )
 
 MEANING = {
@@ -33,6 +37,11 @@ MEANING = {
     "eagle_drop": "the last block that matches: EAGLE and MTP compute it again at each hit",
     "draft_group": "the draft model's KV cache group lacks it, or took its blocks",
     "skipped_lookup": "the engine did not look in the cache",
+    "evicted_from_both": "cached, then evicted; stored in host memory, and evicted there too",
+    "never_stored": "cached, then evicted; never offered to host memory (answers), or below the store threshold",
+    "stored_late": "cached, then evicted; host memory had no room yet, and the store is still to be tried again",
+    "store_refused": "cached, then evicted; host memory had no room, and the store was given up",
+    "window_not_stored": "cached, then evicted; vLLM did not store this window or state in host memory",
 }
 
 
@@ -47,6 +56,9 @@ class Boundaries:
     With speculation (0 without): `target`: the KV cache groups of the model itself, without those of the draft model
     alone; `alone` and `ever` are of these groups, too. `undropped`: `reachable`, if the drafter used the last block
     that matches. `evicted_for_draft`: the evicted block went to the draft model's group.
+
+    With a tier of host memory `hit` is what both gave, and `tier_cause` says what the tier lacked of the rest that the
+    pool once held.
     """
 
     prompt: int
@@ -60,6 +72,7 @@ class Boundaries:
     target: int = 0
     undropped: int = 0
     evicted_for_draft: bool = False
+    tier_cause: str = ""
 
 
 def split(at: Boundaries) -> dict[str, int]:
@@ -83,6 +96,9 @@ def split(at: Boundaries) -> dict[str, int]:
     counts["eagle_drop"] = undropped - reachable
     if at.skipped:
         counts["skipped_lookup"] = reachable - hit
+    elif at.tier_cause:
+        counts["not_retained"] = reachable - ever
+        counts[at.tier_cause] = ever - hit
     else:
         counts["not_retained"] = reachable - ever
         counts["lagging_group"] = alone - target

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvtune.core.compat.names import dropping_groups, hash_lookahead
+from kvtune.core.offload.vllm_types import has_tier
 from kvtune.core.vllm_types import BlockMap, KVCacheBlocks
 from kvtune.sim.verdicts.causes import Boundaries
 from kvtune.sim.verdicts.groups import LookupGroup, draft_groups, hit_alignment, lookup_groups
+from kvtune.sim.verdicts.tier import TierMemory
 from kvtune.sim.vllm_types import (
     Block,
     CacheManager,
@@ -78,6 +80,10 @@ class LookupListener:
         self._groups = lookup_groups(self._coordinator, drafts)
         self._target = [group for group in self._groups if not group.draft] or self._groups
         self._alignment = hit_alignment(self._coordinator)
+        self._tier: TierMemory | None = None
+        if has_tier(scheduler.connector):
+            self._tier = TierMemory(scheduler.connector.connector_scheduler)
+            self._tier.watch_lookups(self._tier_looked_up)
         self._wrap_lookup(manager)
         self._wrap_allocation(manager)
         self._wrap_end(manager)
@@ -106,10 +112,23 @@ class LookupListener:
         def get_computed_blocks(request: EngineRequest, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
             lookup = original(request, *limit)
             if request.num_preemptions == 0 and request.num_output_tokens == 0:
-                self.verdicts[request.request_id] = self._judge(request, lookup[1])
+                if self._tier is None:
+                    self.verdicts[request.request_id] = self._judge(request, lookup[1])
+                else:
+                    self._looked_up = (request, lookup[1])
             return lookup
 
         manager.get_computed_blocks = get_computed_blocks
+
+    def _tier_looked_up(self, request_id: str, computed: int, more: int) -> None:
+        """The tier's lookup follows the pool's at once, until it has an answer."""
+        request, local = self._looked_up
+        if (
+            request.request_id == request_id
+            and request.num_preemptions == 0
+            and not request.num_output_tokens
+        ):
+            self.verdicts[request_id] = self._judge(request, max(local, computed + more), local)
 
     def _wrap_allocation(self, manager: CacheManager) -> None:
         original = manager.allocate_slots
@@ -189,7 +208,8 @@ class LookupListener:
 
         cached.insert, cached.pop = listening_insert, listening_pop
 
-    def _judge(self, request: EngineRequest, hit: int) -> PromptVerdict:
+    def _judge(self, request: EngineRequest, hit: int, local: int = 0) -> PromptVerdict:
+        """`local`: with a tier of host memory, how much of `hit` the pool had."""
         prompt = request.num_tokens
         seen = max(self.seen.match(self.spans_of(request.request_id), prompt), hit)
         unit = self._alignment
@@ -216,6 +236,10 @@ class LookupListener:
         alone, laggard = min(now, key=lambda entry: entry[0])
         least, unkept = min(kept, key=lambda entry: entry[0])
         fate = self._lost(laggard, request, ever) if ever > max(alone, hit) else None
+        lagging, tier_cause = laggard.label, ""
+        if self._tier is not None and ever > hit:
+            tier_cause, lacking = self._tier.cause(self._target, request.block_hashes, local, ever)
+            lagging = lacking or lagging
         at = Boundaries(
             prompt,
             hit,
@@ -227,12 +251,13 @@ class LookupListener:
             target=target,
             undropped=undropped,
             evicted_for_draft=fate is not None and fate.for_draft,
+            tier_cause=tier_cause,
         )
         return PromptVerdict(
             request.request_id,
             self.now_s(),
             at,
-            laggard.label if hit < reachable else "",
+            lagging if hit < reachable else "",
             unkept.label if least < reachable else "",
             fate,
         )

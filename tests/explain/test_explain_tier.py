@@ -1,0 +1,97 @@
+"""Explain on engines with a tier of host memory: causes, remedies against them, each replayed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from kvtune.explain.explanation import explain, settings_of
+from kvtune.explain.remedies import Situation, candidates
+from kvtune.explain.text import lines, to_json
+from kvtune.run.types import EngineInfo, Run
+from kvtune.sim.settings import INSTANT, SimSettings
+from kvtune.sim.simulators import simulate
+from kvtune.workload.spec import build
+from tests.analysis.test_offload import with_tier
+
+ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
+FLAGS = ["--block-size", "32", "--max-model-len", "1000", "--max-num-batched-tokens", "512"]
+
+
+def at(*flags: str, **more: float) -> Situation:
+    chosen = SimSettings(model="m", engine_args=list(flags), core="kvtune")
+    pool_gib = more.get("pool_gib", 0.0)
+    return Situation(chosen, blocks=100, unit=128, retention=0, window=512, states=False, pool_gib=pool_gib)
+
+
+def changes(misses: dict[str, int], where: Situation) -> list[str]:
+    return [option.change for option in candidates(misses, 1000, where)]
+
+
+def test_a_tier_that_is_too_small_is_tried_larger() -> None:
+    small = at("--kv-offloading-size", "0.5")
+    for cause in ("evicted_from_both", "store_refused", "stored_late"):
+        assert changes({cause: 500}, small)[:2] == [
+            "--kv-offloading-size 0.5 -> 1",
+            "--kv-offloading-size 0.5 -> 2",
+        ]
+    (larger, *_) = candidates({"evicted_from_both": 500}, 1000, small)
+    assert larger.settings.engine_args == ["--kv-offloading-size", "1"]
+
+
+def test_windows_that_are_not_stored_are_tried_with_a_retention_interval_also_with_the_core() -> None:
+    tried = changes({"window_not_stored": 500}, at("--kv-offloading-size", "0.5"))
+    assert tried[0] == "--prefix-cache-retention-interval 0 -> 512"
+
+
+def test_what_is_never_stored_is_tried_with_answers_and_without_a_threshold() -> None:
+    extra = {"kv_connector_extra_config": {"store_threshold": 2}}
+    transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", **extra}
+    where = at("--kv-offloading-size", "0.5", "--kv-transfer-config", json.dumps(transfer))
+    first, second, *_ = candidates({"never_stored": 500}, 1000, where)
+    assert "store_threshold 0" in first.change and "offload_prompt_only false" in second.change
+    kept = json.loads(second.settings.engine_args[-1])["kv_connector_extra_config"]
+    assert kept == {"store_threshold": 2, "offload_prompt_only": False}
+
+
+def test_evictions_are_tried_with_a_tier_where_there_is_none() -> None:
+    tried = changes({"evicted": 500}, at(pool_gib=0.25))
+    assert tried[-1] == "--kv-offloading-size 1, host memory of 4x the pool"
+    assert not any("offloading" in one for one in changes({"evicted": 500}, at("--kv-offloading-size", "3")))
+
+
+def simulated(*flags: str) -> Run:
+    engine = [*FLAGS, "--num-gpu-blocks-override", "60", *flags]
+    return simulate(build(ROUNDS), SimSettings(model="tiny-llama", engine_args=engine, copy=INSTANT))
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_causes_add_up_and_a_larger_tier_wins_what_a_small_one_lost() -> None:
+    explanation = explain(simulated("--kv-offloading-size", "0.002"))
+    assert explanation.misses["evicted_from_both"] == 12 * 672 and explanation.hit_tokens == 0
+    assert explanation.hit_tokens + sum(explanation.misses.values()) == explanation.query_tokens
+    assert not explanation.disagreements
+    assert any("--kv-offloading-size" in one.change and one.gain_tokens > 0 for one in explanation.remedies)
+    printed = " ".join(" ".join(lines(explanation)).split())
+    assert "evicted_from_both" in printed and "stored in host memory, and evicted there too" in printed
+    whole = explain(simulated("--kv-offloading-size", "0.1"), tries=0)
+    assert whole.tier_hit_tokens == whole.hit_tokens == 12 * 672
+    assert to_json(whole)["tier_hit_tokens"] == 12 * 672
+    assert "of host memory" in "\n".join(lines(whole))
+
+
+def test_copies_are_replayed_at_the_runs_own_pace() -> None:
+    run = with_tier([0], [0])
+    assert settings_of(run).copy == INSTANT  # a CPU engine's copies are done when they are submitted
+    gpu = replace(run, header=msgspec.structs.replace(run.header, engine=replace_device(run, "cuda")))
+    copy = settings_of(gpu).copy
+    assert copy.store_gib_s == pytest.approx(800 / 2e-3 / (1 << 30))
+    assert copy.load_gib_s == pytest.approx(400 / 1e-3 / (1 << 30))
+
+
+def replace_device(run: Run, device: str) -> EngineInfo:
+    return msgspec.structs.replace(run.header.engine, device=device)

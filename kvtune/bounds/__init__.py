@@ -8,4 +8,5 @@ Imported by: cli, report.
     policies.py   infinite cache, Belady's optimum, LRU, two classes with a ghost list
     ladder.py     all of them over pool sizes
     text.py       input and output of `kvtune bounds`
+    tiers.py      What a second tier behind the pool could add, of both kinds, from the trace alone
 """

@@ -12,6 +12,7 @@ import msgspec
 
 from kvtune.bounds.paths import Paths, paths_of
 from kvtune.bounds.policies import hit_share, infinite, lru, optimum, two_class
+from kvtune.bounds.tiers import TierRung, tier_rungs
 from kvtune.errors import UsageError
 from kvtune.layout.plan import ModelShape
 from kvtune.workload.trace_rows import MOONCAKE_BLOCK
@@ -38,6 +39,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     optimum: float
     head_start_s: float | None  # of best_known; None: infinite; 0: LRU
     oversized: int = 0  # requests larger than the pool
+    tiers: list[TierRung] = []
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +67,12 @@ def bounds(
     *,
     block_tokens: int = DEFAULT_BLOCK,
     shape: ModelShape | None = None,
+    tiers: Sequence[float] = (),
     done: Callable[[int, int], None] | None = None,
 ) -> Bounds:
-    """`pools` in blocks; none: one that holds everything, and its halves. `done`: called with (finished, all) pools."""
+    """`pools` in blocks; none: one that holds everything, and its halves. `tiers`: sizes of a second tier, in pools.
+
+    `done`: called with (finished, all) pools."""
     if block_tokens < 1:
         raise UsageError(f"a block of {block_tokens} tokens", "give a positive --block-size")
     node_tokens = _node_tokens(workload, block_tokens)
@@ -77,6 +82,7 @@ def bounds(
         for nodes, pieces in zip(paths.nodes, paths.pieces, strict=True)
     )
     sizes = list(pools) or _sizes(distinct, node_tokens * max(paths.nodes, default=1), block_tokens)
+    prompts = paths_of(workload, node_tokens, answers=False) if tiers else paths
     cut = int(len(paths) * TUNING_SHARE)
     early = paths.first(cut)
     curve = []
@@ -86,7 +92,12 @@ def bounds(
                 f"a pool of {blocks} blocks of {block_tokens} tokens is less than one node of {node_tokens} tokens",
                 "give larger --pools",
             )
-        curve.append(_rung(paths, early, blocks, block_tokens, shape))
+        rung = _rung(paths, early, blocks, block_tokens, shape)
+        if tiers:
+            token_bytes = shape.token_bytes if shape is not None else 0
+            behind = tier_rungs(paths, prompts, blocks, tiers, block_tokens, token_bytes)
+            rung = msgspec.structs.replace(rung, tiers=behind)
+        curve.append(rung)
         if done is not None:
             done(number + 1, len(sizes))
     return Bounds(
@@ -167,6 +178,10 @@ def _notes(paths: Paths, curve: Sequence[Rung], cut: int) -> list[str]:
     notes = ["requests are served one after another, in the order they arrive"]
     if any(r.head_start_s is None or r.head_start_s > 0 for r in curve):
         notes.append(f"the best policy's head start was picked on the first {cut} of {len(paths)} requests")
+    if any(rung.tiers for rung in curve):
+        notes.append(
+            "an inclusive tier stores prompts as they are computed, as vLLM's does; no copy takes time"
+        )
     worst = max((r.oversized for r in curve), default=0)
     if worst:
         notes.append(f"up to {worst} requests are larger than a pool: an engine would refuse them")

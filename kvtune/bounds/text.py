@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 
 import msgspec
 
 from kvtune.bounds.ladder import Bounds, Rung
+from kvtune.bounds.tiers import TierRung
 from kvtune.engine.models import NAMES, SHAPES, TINY, builtin
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.layout.config import shape_of
@@ -35,6 +37,22 @@ def parse_pools(text: str) -> list[int]:
             )
         pools.append(blocks)
     return sorted(set(pools))
+
+
+def parse_tiers(text: str) -> list[float]:
+    """`1x,2x,4x` -> [1, 2, 4]; UsageError for anything else."""
+    factors = []
+    for part in filter(None, (p.strip().lower() for p in text.split(","))):
+        try:
+            factor = float(part.removesuffix("x"))
+        except ValueError:
+            factor = 0.0
+        if not 0 < factor < inf:
+            raise UsageError(
+                f"--tier: {part!r} is not a multiple of the pool", "for instance --tier 1x,2x,4x,8x"
+            )
+        factors.append(factor)
+    return sorted(set(factors))
 
 
 def shape_named(model: str) -> ModelShape:
@@ -80,6 +98,17 @@ COLUMNS = (
 )
 
 
+TIER_COLUMNS = (
+    Column("pool blocks"),
+    Column("tier"),
+    Column("its memory", rank=1),
+    Column("pool alone", rank=2),
+    Column("inclusive (vLLM's)"),
+    Column("exclusive"),
+    Column("optimum", rank=3),
+)
+
+
 def print_bounds(bounds: Bounds) -> None:
     from rich.console import Console
 
@@ -90,6 +119,10 @@ def print_bounds(bounds: Bounds) -> None:
     )
     rows = [_row(bounds, at, rung) for at, rung in enumerate(bounds.curve)]
     console.print(FittedTable(COLUMNS, rows, gap=2))
+    behind = [_tier_row(rung, tier) for rung in bounds.curve for tier in rung.tiers]
+    if behind:
+        console.print("\nwith a tier of host memory behind the pool: hits of both together")
+        console.print(FittedTable(TIER_COLUMNS, behind, gap=2))
     if bounds.relaxation:
         console.print(f"upper bounds only: {bounds.relaxation}")
     for note in bounds.notes:
@@ -109,6 +142,15 @@ def _row(bounds: Bounds, at: int, rung: Rung) -> list[str]:
         f"{100 * (rung.best_known - rung.lru) / gap:.0f} %" if gap > 1e-9 else "–",
         start,
         f"{100 * (double.lru - rung.lru):+.1f} points" if double is not None else "–",
+    ]
+
+
+def _tier_row(rung: Rung, tier: TierRung) -> list[str]:
+    return [
+        f"{rung.pool_blocks:,}",
+        f"{tier.factor:g}x",
+        size(tier.tier_bytes) if tier.tier_bytes else "–",
+        *(_share(share) for share in (rung.lru, tier.inclusive, tier.exclusive, tier.optimum)),
     ]
 
 

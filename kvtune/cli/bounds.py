@@ -27,6 +27,13 @@ def bounds(
             help="Pool sizes in blocks: 25k,100k,..  Default: the size that holds everything, halved repeatedly."
         ),
     ] = "",
+    tier: Annotated[
+        str,
+        typer.Option(
+            help="Sizes of a tier of host memory behind each pool, as multiples of it: 1x,2x,4x,8x. Adds what an "
+            "inclusive tier (vLLM's) and an exclusive one would hit."
+        ),
+    ] = "",
     block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per block.")] = 16,
     seed: options.Seed = 0,
     json: options.Json = False,
@@ -34,16 +41,16 @@ def bounds(
     """Compare an infinite cache, the offline optimum, our best policy and LRU over pool sizes. Starts no engine."""
     from kvtune.bounds.ladder import bounds as compute
     from kvtune.bounds.ladder import to_json
-    from kvtune.bounds.text import parse_pools, print_bounds, progress, shape_named
+    from kvtune.bounds.text import parse_pools, parse_tiers, print_bounds, progress, shape_named
     from kvtune.workload.spec import build
 
     if bool(workload) == (trace is not None):
         raise UsageError("give one of -w WORKLOAD and --trace FILE", "for instance --trace trace.jsonl")
     work = build(f"trace:path={trace}" if trace is not None else workload, seed=seed)
-    sizes = parse_pools(pools)
+    sizes, tiers = parse_pools(pools), parse_tiers(tier)
     shape = shape_named(model) if model else None
     with progress() as done:
-        ladder = compute(work, sizes, block_tokens=block_size, shape=shape, done=done)
+        ladder = compute(work, sizes, block_tokens=block_size, shape=shape, tiers=tiers, done=done)
     if json:
         options.print_json(to_json(ladder))
     else:

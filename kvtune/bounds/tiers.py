@@ -1,0 +1,49 @@
+"""What a second tier behind the pool could add, of both kinds, from the trace alone. Pure; no vLLM.
+
+An inclusive tier (vLLM's) stores every prompt as it is computed, and evicts the least recently used: it and the pool
+hold the same prefixes until the smaller one evicts. An exclusive one gets what the pool evicts, and gives it back:
+together they are one LRU of both sizes. Copies take no time here, and a prompt hits whatever either has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvtune.bounds.paths import Paths
+from kvtune.bounds.policies import hit_share, lru, optimum
+
+
+class TierRung(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier of `factor` pools: hit shares of pool and tier together, of all prompt tokens."""
+
+    factor: float
+    tier_blocks: int
+    tier_bytes: int
+    inclusive: float
+    exclusive: float
+    optimum: float
+
+
+def tier_rungs(
+    paths: Paths, prompts: Paths, blocks: int, factors: Sequence[float], block_tokens: int, token_bytes: int
+) -> list[TierRung]:
+    """`prompts`: the same requests without their answers, which vLLM does not store."""
+    nodes = blocks * block_tokens // paths.node_tokens
+    pool = lru(paths, nodes)
+    rungs = []
+    for factor in factors:
+        below = int(nodes * factor)
+        both = [max(pair) for pair in zip(pool, lru(prompts, below), strict=True)]
+        rungs.append(
+            TierRung(
+                factor=factor,
+                tier_blocks=int(blocks * factor),
+                tier_bytes=int(blocks * factor) * block_tokens * token_bytes,
+                inclusive=hit_share(both, paths),
+                exclusive=hit_share(lru(paths, nodes + below), paths),
+                optimum=hit_share(optimum(paths, nodes + below), paths),
+            )
+        )
+    return rungs

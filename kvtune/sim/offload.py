@@ -123,6 +123,7 @@ def tier_of(vllm_config: Any, cache: KVCacheConfig, clock: VirtualClock, copy: C
     if transfer.kv_connector != "OffloadingConnector" or spec not in (
         "CPUOffloadingSpec",
         "MemcpyOffloadingSpec",
+        "ReuseOffloadingSpec",
     ):
         raise UsageError(
             f"the simulator does not know the KV connector {transfer.kv_connector} ({spec})",

@@ -2,7 +2,8 @@
 
 A script: `python lockstep.py JOB.json OUT.json`. JOB: model, cores (one: the engine starts with it, which layouts of
 blocks need; two: it starts as stock, and each case gets a fresh scheduler of either), core_settings, args (vLLM's
-flags), logprobs, loads_zeros (a tier of host memory gives back zeros), cases: {workload, blocks}, or {workload (a
+flags), logprobs, loads_zeros (a tier of host memory gives back zeros), audit (the real engine is checked after each
+step), cases: {workload, blocks}, or {workload (a
 name), spans (of each prompt), output} for prompts made by hand. The real engine computes real tokens and hashes them
 with vLLM's own hasher. Prints nothing; OUT holds, for each core and case, hits
 of each request (in all, and of a tier), what a tier copied, and one digest a step from both sides, and the real
@@ -37,6 +38,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from vllm.v1.request import Request, SamplingParams
 
     from kvtune.core import plugin, state
+    from kvtune.core.cache import audit
     from kvtune.device.cost import NOMINAL
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import resolve
@@ -145,6 +147,8 @@ def main(job: dict[str, Any], out: Path) -> None:
             flush(engine)
             engine.scheduler = fresh_scheduler(engine, blocks)
             engine.model_executor.requests = engine.scheduler.requests
+            if job.get("audit"):
+                audit.watch(engine.scheduler)
             with policies_see(clock):
                 real = RealPlayer(workload, settings, engine, clock)
                 real.answers, real.logprobs = {}, {}
@@ -165,12 +169,15 @@ def main(job: dict[str, Any], out: Path) -> None:
                     "tier_hits": [real.journal.tier_hits.tolist(), simulated.journal.tier_hits.tolist()],
                     "copies": [copied(real), copied(simulated)],
                     "digests": [list(real.journal.digests), list(simulated.journal.digests)],
+                    "refused": [refused_by_tier(real.engine), refused_by_tier(simulated.engine)],
                     "preemptions": int(real.journal.preemptions.sum()),
                     "groups": len(captured["groups"]),
                     "block": int(engine.scheduler.block_size),
                 }
             )
-    out.write_text(json.dumps({"state": state.state(), "blocks": captured["num_blocks"], "cases": results}))
+    counts = {name: state.counters().get(name, 0) for name in ("audits", "audit_violations")}
+    whole = {"state": state.state(), "blocks": captured["num_blocks"], "cases": results, **counts}
+    out.write_text(json.dumps(whole))
 
 
 def made(case: dict[str, Any]) -> Any:
@@ -188,6 +195,12 @@ def copied(player: Any) -> dict[str, int]:
     """What a tier of host memory did in the whole case, times aside."""
     names = ("stored_bytes", "loaded_bytes", "loads", "stored_chunks", "reused_chunks", "evicted_chunks")
     return {name: sum(getattr(one, name) for one in player.journal.copies or ()) for name in names}
+
+
+def refused_by_tier(engine: Any) -> int:
+    """Chunks that kvtune's policy of a tier did not store."""
+    scheduler = getattr(engine.scheduler.connector, "connector_scheduler", None)
+    return getattr(getattr(getattr(scheduler, "manager", None), "_policy", None), "refused", 0)
 
 
 def pool_of(engine: Any) -> str:

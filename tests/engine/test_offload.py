@@ -26,6 +26,10 @@ CLOSE = 1e-3
 # Weights with which answers depend on the whole prompt.
 SEEDED = ["--load-format", "kvtune-seeded"]
 TIER = ["--kv-offloading-size", "0.2"]
+# Few chunks, of which kvtune's own policy stores some and refuses others.
+REUSE = ["--kv-offloading-size", "0.006"]
+REUSE += ["--kv-transfer-config", '{"kv_connector_extra_config":{"eviction_policy":"kvtune"}}']
+MIXED = "mix:prefixes=6,prefix=320,suffix=32,output=4,requests=80,cold=500,share=0.6,concurrency=1"
 # (model, flags, [(workload, blocks, whether the tier must hit, whether requests must be preempted)])
 Case = tuple[str, int, bool, bool]
 MODELS: dict[str, tuple[list[str], list[Case]]] = {
@@ -89,6 +93,26 @@ def test_every_step_with_a_tier_equals_the_simulators_and_every_answer_stocks(
         assert sum(case["hits"][0]) > sum(plain["hits"][0]) or not hits, case["workload"]
         assert sum(case["tier_hits"][0]) > 0 or not hits, case["workload"]
         assert case["preemptions"] > 0 or not preempted, case["workload"]
+
+
+def test_what_our_own_policy_stores_and_refuses_is_the_simulators_too(tmp_path: Path) -> None:
+    job = {
+        "model": "tiny-llama",
+        "cores": ["stock", "kvtune"],
+        "args": [*PLAIN, *SEEDED],
+        "cases": [{"workload": MIXED, "blocks": 40}],
+        "logprobs": True,
+        "audit": True,
+    }
+    without = lockstep(tmp_path, job)["cases"]
+    mixed = lockstep(tmp_path, {**job, "args": [*PLAIN, *SEEDED, *REUSE]})
+    assert mixed["audits"] > 100 and not mixed["audit_violations"]
+    for case, plain in zip(mixed["cases"], without, strict=True):
+        assert case["hits"][0] == case["hits"][1]
+        assert case["digests"][0] == case["digests"][1] and len(case["digests"][0]) > 100
+        assert sum(case["hits"][0]) > sum(plain["hits"][0]) + 1000
+        assert case["refused"][0] == case["refused"][1] > 100
+        assert furthest(case, plain) < CLOSE
 
 
 def test_a_tier_that_loads_something_else_is_seen_in_the_answers(tmp_path: Path) -> None:

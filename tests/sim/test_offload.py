@@ -29,6 +29,8 @@ FLAGS = [
     "16",
 ]
 TIER = ["--kv-offloading-size", "0.1"]
+REUSE = ["--kv-transfer-config", '{"kv_connector_extra_config":{"eviction_policy":"kvtune"}}']
+"""kvtune's own eviction policy."""
 ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
 
 
@@ -103,7 +105,7 @@ def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
     assert tier.copies.evicted_chunks > 0 and tier.copies.unread_chunks == tier.copies.stored_chunks
 
 
-@pytest.mark.parametrize("core", ["stock", "kvtune"])
+@pytest.mark.parametrize(("core", "policy"), [("stock", []), ("kvtune", []), ("kvtune", REUSE)])
 @pytest.mark.parametrize(
     ("work", "blocks"),
     [
@@ -113,15 +115,22 @@ def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
     ],
 )
 def test_jumps_change_nothing_with_a_tier_either(
-    simulators: Simulators, work: str, blocks: int, core: Literal["stock", "kvtune"]
+    simulators: Simulators, work: str, blocks: int, core: Literal["stock", "kvtune"], policy: list[str]
 ) -> None:
-    exact = replace(engine(blocks, *TIER), core=core, copy=CopyTime(store_gib_s=0.5, load_gib_s=0.5))
+    exact = replace(engine(blocks, *TIER, *policy), core=core, copy=CopyTime(store_gib_s=0.5, load_gib_s=0.5))
     run, jump = replayed(simulators, work, [exact, replace(exact, mode="jump")])
     requests, jumped = run.table("requests"), jump.table("requests")
     for name in ("hit_tokens", "output_tokens", "preemptions"):
         assert np.array_equal(requests[name], jumped[name]), name
     assert np.allclose(requests["finished_s"], jumped["finished_s"], rtol=1e-9)
     assert requests["preemptions"].sum() > 0
+
+
+def test_reuse_keeps_what_comes_back_where_age_keeps_what_came_last(simulators: Simulators) -> None:
+    work = "mix:prefixes=8,prefix=640,suffix=32,output=2,requests=300,cold=900,share=0.6,concurrency=1"
+    small = ["--kv-offloading-size", "0.008"]  # 256 chunks
+    by_age, by_reuse = replayed(simulators, work, [engine(60, *small), engine(60, *small, *REUSE)])
+    assert hits(by_reuse) > 1.2 * hits(by_age)
 
 
 def test_a_connector_that_is_not_known_is_refused_by_name(simulators: Simulators) -> None:

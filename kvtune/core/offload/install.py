@@ -1,7 +1,8 @@
-"""Makes `--kv-offloading-size` work on a CPU engine: its configuration names kvtune's spec, which copies memory.
+"""What the plugin changes in a configuration with `--kv-offloading-size`: names of kvtune's classes, nothing else.
 
-vLLM's own spec raises there when the worker starts. The name travels with the configuration, so that only the process
-that makes it needs the patch. A spec that the user names is left alone.
+On a CPU engine it names the spec whose copies are memory copies; vLLM's own raises there when the worker starts. Where
+the eviction policy is `kvtune`, it names the classes of that policy. The names travel with the configuration, so that
+only the process that makes it needs the patch. A spec that the user names is left alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from kvtune.core.vllm_config import Transfer
 
 PART = "offload"
 SPEC, MODULE = "MemcpyOffloadingSpec", "kvtune.core.offload.memcpy"
+REUSE_SPEC, REUSE_MODULE = "ReuseOffloadingSpec", "kvtune.core.offload.spec"
+POLICY = "kvtune"
+"""The eviction policy of a tier as users name it, beside vLLM's lru and arc."""
+POLICY_CLASS, POLICY_MODULE = "ReusePolicy", "kvtune.core.offload.policy"
 CONNECTOR = "OffloadingConnector"
 OWN_SPECS = ("", "CPUOffloadingSpec")
 """vLLM's spec for host memory, which is also its default."""
@@ -28,18 +33,15 @@ class Configuration(Protocol):
 
 
 def install() -> None:
-    """Wrap VllmConfig._post_init_kv_transfer_config on CPU platforms; idempotent."""
+    """Wrap VllmConfig._post_init_kv_transfer_config; idempotent."""
     global _installed
     if _installed:
         return
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
     from vllm.config import VllmConfig
 
-    PATCHES.wrap(PART, VllmConfig, "_post_init_kv_transfer_config", _wrap)
-    _installed = True
+    if "_post_init_kv_transfer_config" in vars(VllmConfig):  # where a vLLM has none, its own classes stay
+        PATCHES.wrap(PART, VllmConfig, "_post_init_kv_transfer_config", _wrap)
+        _installed = True
 
 
 def _wrap(stock: Callable[[Configuration], None]) -> Callable[[Configuration], None]:
@@ -47,11 +49,23 @@ def _wrap(stock: Callable[[Configuration], None]) -> Callable[[Configuration], N
         stock(self)
         transfer = self.kv_transfer_config
         if transfer is not None and transfer.kv_connector == CONNECTOR:
-            extra = transfer.kv_connector_extra_config
-            if extra.get("spec_name", "") in OWN_SPECS:
-                extra["spec_name"], extra["spec_module_path"] = SPEC, MODULE
+            name_classes(transfer.kv_connector_extra_config)
 
     return _post_init_kv_transfer_config
+
+
+def name_classes(extra: dict[str, object]) -> None:
+    """Name kvtune's classes in the connector's settings, where they are wanted."""
+    from vllm.platforms import current_platform
+
+    ours = extra.get("eviction_policy") == POLICY
+    if ours:
+        extra["eviction_policy"], extra["cache_policy_module_path"] = POLICY_CLASS, POLICY_MODULE
+    if extra.get("spec_name", "") in OWN_SPECS:
+        if current_platform.is_cpu():
+            extra["spec_name"], extra["spec_module_path"] = SPEC, MODULE
+        elif ours:
+            extra["spec_name"], extra["spec_module_path"] = REUSE_SPEC, REUSE_MODULE
 
 
 def installed() -> bool:

@@ -20,10 +20,11 @@ from vllm.v1.kv_offload.base import (
     OffloadingWorker,
     TransferResult,
 )
-from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+from kvtune.core.offload.spec import ReuseOffloadingSpec
 
 
-class MemcpyOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
+class MemcpyOffloadingSpec(ReuseOffloadingSpec):
     """vLLM's spec for host memory, with a worker that needs no GPU."""
 
     _worker: OffloadingWorker | None

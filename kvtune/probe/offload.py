@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from kvtune.core.offload.install import policy_name
 from kvtune.core.offload.vllm_types import (
     Connector,
     Context,
@@ -30,7 +31,7 @@ def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
         "bytes": int(float(str(extra.get("cpu_bytes_to_use", 0)))),
         "chunks": int(connector.connector_scheduler.manager._num_chunks),
         "blocks_per_chunk": int(str(extra.get("blocks_per_chunk", 1))),
-        "policy": str(extra.get("eviction_policy", "lru")),
+        "policy": policy_name(extra),
     }
 
 

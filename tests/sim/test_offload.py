@@ -131,6 +131,10 @@ def test_reuse_keeps_what_comes_back_where_age_keeps_what_came_last(simulators: 
     small = ["--kv-offloading-size", "0.008"]  # 256 chunks
     by_age, by_reuse = replayed(simulators, work, [engine(60, *small), engine(60, *small, *REUSE)])
     assert hits(by_reuse) > 1.2 * hits(by_age)
+    ours, lru = offload(by_reuse), offload(by_age)
+    assert ours is not None and lru is not None and ours.copies is not None and lru.copies is not None
+    assert (ours.policy, lru.policy) == ("kvtune", "lru")
+    assert ours.copies.stored_bytes < 0.7 * lru.copies.stored_bytes
 
 
 def test_a_connector_that_is_not_known_is_refused_by_name(simulators: Simulators) -> None:

@@ -7,7 +7,7 @@ only the process that makes it needs the patch. A spec that the user names is le
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kvtune.core.patches import PATCHES
@@ -66,6 +66,12 @@ def name_classes(extra: dict[str, object]) -> None:
             extra["spec_name"], extra["spec_module_path"] = SPEC, MODULE
         elif ours:
             extra["spec_name"], extra["spec_module_path"] = REUSE_SPEC, REUSE_MODULE
+
+
+def policy_name(extra: Mapping[str, object]) -> str:
+    """The eviction policy in the connector's settings, as users name it."""
+    name = str(extra.get("eviction_policy", "lru"))
+    return POLICY if name == POLICY_CLASS else name
 
 
 def installed() -> bool:

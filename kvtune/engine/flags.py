@@ -1,6 +1,7 @@
 """vLLM's flags as typed on a command line, for checks that run before vLLM's own parser does. Pure.
 
-`--name value` and `--name=value` are the same, so are `_` and `-` in a name. Of a repeated flag the last one counts.
+`--name value` and `--name=value` are the same, so are `_` and `-` in a name, and vLLM's short forms. Of a repeated flag
+the last one counts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtune.errors import UsageError
+
+SHORT = {
+    "-ac": "attention-config",
+    "-cc": "compilation-config",
+    "-dc": "diffusion-config",
+    "-dcp": "decode-context-parallel-size",
+    "-dp": "data-parallel-size",
+    "-dpa": "data-parallel-address",
+    "-dpb": "data-parallel-backend",
+    "-dpe": "data-parallel-external-lb",
+    "-dph": "data-parallel-hybrid-lb",
+    "-dpl": "data-parallel-size-local",
+    "-dpm": "data-parallel-multi-port-external-lb",
+    "-dpn": "data-parallel-rank",
+    "-dpp": "data-parallel-rpc-port",
+    "-dpr": "data-parallel-start-rank",
+    "-ep": "enable-expert-parallel",
+    "-n": "nnodes",
+    "-pcp": "prefill-context-parallel-size",
+    "-pp": "pipeline-parallel-size",
+    "-q": "quantization",
+    "-r": "node-rank",
+    "-sc": "speculative-config",
+    "-tp": "tensor-parallel-size",
+}
+"""vLLM's short forms. A test compares them with its parser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +56,10 @@ def parse_flags(words: Sequence[str]) -> list[Flag]:
     """In the order given. A flag takes every word up to the next one."""
     flags: list[Flag] = []
     for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            flags.append(Flag(name.replace("_", "-"), (value,) if equals else (), (word,)))
+        name, equals, value = word.partition("=")
+        if word.startswith("--") or name in SHORT:
+            long = SHORT.get(name) or name[2:].replace("_", "-")
+            flags.append(Flag(long, (value,) if equals else (), (word,)))
         else:
             last = flags.pop() if flags else Flag("", (), ())
             flags.append(Flag(last.name, (*last.values, word), (*last.words, word)))

@@ -44,11 +44,23 @@ def replays(
         return [outcomes[n] for n in range(len(wanted))]
     rows = [np.flatnonzero(served_by(run, rank) & sent) for rank in numbers]
     rows = [each for each in rows if len(each)]
+    at_once = [most_at_once(run, each) for each in rows]
     single = [
-        msgspec.structs.replace(settings, requests=each.tolist()) for settings in wanted for each in rows
+        msgspec.structs.replace(settings, requests=each.tolist(), at_once=most)
+        for settings in wanted
+        for each, most in zip(rows, at_once, strict=True)
     ]
     outcomes = dict(simulators.map(workload, single, view.progress))
     return [joined([outcomes[n * len(rows) + i] for i in range(len(rows))], rows) for n in range(len(wanted))]
+
+
+def most_at_once(run: Run, rows: NDArray[np.int64]) -> int:
+    """The most of these requests that were in flight at one time. A closed loop's limit is that of all engines."""
+    sent, finished = (run.table("requests")[name][rows] for name in ("sent_s", "finished_s"))
+    finished = finished[np.isfinite(finished)]
+    # An answer makes room for the request that is sent at its time.
+    order = np.lexsort((np.r_[np.ones(len(sent)), np.zeros(len(finished))], np.r_[sent, finished]))
+    return int(np.cumsum(np.r_[np.ones(len(sent), int), np.full(len(finished), -1)][order]).max(initial=0))
 
 
 def joined(replayed: Sequence[Run | KvtuneError], rows: Sequence[NDArray[np.int64]]) -> Run | KvtuneError:

@@ -17,8 +17,10 @@ from kvtune.workload.types import Workload
 class FrontEnd:
     """The times given to `arrivals` and `finished` must not go back."""
 
-    def __init__(self, workload: Workload, cost: StepCost, only: Collection[int] = ()) -> None:
-        self._feed = Feed(workload, only)
+    def __init__(
+        self, workload: Workload, cost: StepCost, only: Collection[int] = (), at_once: int = 0
+    ) -> None:
+        self._feed = Feed(workload, only, at_once)
         self._enter_s, self._leave_s = cost.enter_us * 1e-6, cost.leave_us * 1e-6
         self._now_s = 0.0  # of the last event on the client's side
         self._leaving: deque[tuple[float, int]] = deque()

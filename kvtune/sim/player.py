@@ -51,7 +51,7 @@ class Player:
         self.workload, self.engine, self.clock = workload, engine, clock
         self._requests = len(settings.requests) or len(workload.requests)
         self._observers, self._progress, self._stop = observers, progress, stop
-        self._front = FrontEnd(workload, settings.cost, settings.requests)
+        self._front = FrontEnd(workload, settings.cost, settings.requests, settings.at_once)
         scheduler = engine.scheduler
         caching = bool(scheduler.kv_cache_manager.enable_caching)
         self.factory = Factory(

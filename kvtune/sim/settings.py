@@ -54,6 +54,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     token_rows: leave out the tokens table of a workload that generates more tokens than this.
     copy: the time of copies to and from a tier of host memory (--kv-offloading-size).
     requests: replay only these requests, given by their positions in the workload; empty: all.
+    at_once: so many of them in flight at most, where the workload allows more; 0: as the workload says.
     """
 
     model: str
@@ -71,3 +72,4 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     token_rows: int = 4_000_000
     copy: CopyTime = CopyTime()
     requests: list[int] = []
+    at_once: int = 0

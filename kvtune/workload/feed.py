@@ -20,13 +20,15 @@ class Feed:
     requests are sent in the order in which they became due (ties: workload order), up to the concurrency.
 
     `only`: the workload has no other requests than these (positions; empty: it has all), as in a run that ended early.
+    `at_once`: a lower concurrency than the workload's (0: the workload's), as each of several engines has.
     """
 
-    def __init__(self, workload: Workload, only: Collection[int] = ()) -> None:
+    def __init__(self, workload: Workload, only: Collection[int] = (), at_once: int = 0) -> None:
         requests = workload.requests
         chosen = sorted(only) if only else range(len(requests))
         self._requests = requests
         self._room = len(requests) if workload.concurrency is None else workload.concurrency
+        self._room = min(self._room, at_once or self._room)
         if self._room < 1 and requests:
             raise ValueError(f"with concurrency {self._room} no request can be sent")
         self._unfinished = len(chosen)

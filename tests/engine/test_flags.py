@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtune.engine.flags import (
+    SHORT,
     flag_texts,
     flag_value,
     parse_flags,
@@ -76,3 +77,27 @@ def test_a_flag_is_replaced_or_removed(
 def test_a_later_flag_overrides_an_earlier_one() -> None:
     assert without_overridden(["--a", "1", "--b", "--a_=2", "--a", "3"]) == ["--b", "--a_=2", "--a", "3"]
     assert without_overridden(["--max_len=1", "--b", "--max-len", "2"]) == ["--b", "--max-len", "2"]
+
+
+def test_short_forms_are_the_flags_that_they_stand_for() -> None:
+    words = ["-tp", "2", "-dp=2", "--seed", "-1"]
+    assert flag_value(words, "tensor-parallel-size") == "2"
+    assert flag_value(words, "data-parallel-size") == "2"
+    assert flag_value(words, "seed") == "-1"
+    assert with_flag(words, "data-parallel-size", None) == ["-tp", "2", "--seed", "-1"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_short_form_of_vllms_parser_is_known() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    theirs = {
+        short: long.removeprefix("--")
+        for action in parser._actions
+        for short in action.option_strings
+        if not short.startswith("--") and short != "-h"
+        for long in action.option_strings[:1]
+    }
+    assert {short: SHORT.get(short) for short in theirs} == theirs

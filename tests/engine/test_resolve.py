@@ -274,3 +274,9 @@ def test_the_flags_for_a_gpu_are_vllms() -> None:
     parsed = parse_engine_args(["--model", str(builtin("tiny-qwen3next")), *given])
     assert parsed.gdn_prefill_backend == "triton" and parsed.gpu_memory_utilization == 0.2
     assert parsed.dtype == "bfloat16" and not parsed.enforce_eager
+
+
+@pytest.mark.parametrize("name", ["opt-125m", "llama-3-8b", "gemma-3-4b", "gemma-3-27b"])
+def test_real_shapes_start_with_random_weights_and_no_tokenizer(name: str) -> None:
+    args = resolve(name, dummy=False, engine_args=[]).args
+    assert args[args.index("--load-format") + 1] == "dummy" and "--skip-tokenizer-init" in args

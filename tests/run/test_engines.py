@@ -9,7 +9,7 @@ from kvtune.analysis.step_time import step_time
 from kvtune.core.state import CoreState, merged
 from kvtune.engine.profile import ProfileJob
 from kvtune.errors import UsageError
-from kvtune.explain.replays import joined
+from kvtune.explain.replays import joined, most_at_once
 from kvtune.run.engines import of_engine, ranks, served_by
 from kvtune.run.types import EngineInfo, ProcessInfo, Run
 from kvtune.sim.cost import fit
@@ -115,3 +115,12 @@ def test_the_cores_of_several_engines_are_one_report() -> None:
     assert both is not None and not both["active"] and both["why"] == "switched off"
     assert both["parts"] == {"pool": True, "rows": False} and both["counters"] == {"hits": 7}
     assert both["notes"] == ["same", "a", "b"] and merged([]) is None
+
+
+def test_the_most_that_one_engine_had_in_flight_is_its_share_of_a_closed_loop() -> None:
+    run = shared()
+    table = run.table("requests")
+    table["sent_s"][:] = [0.0, 0.0, 1.0, 0.5]
+    table["finished_s"][:] = [1.0, 2.0, 3.0, np.nan]
+    assert most_at_once(run, np.array([0, 2])) == 1  # the second was sent when the first had its answer
+    assert most_at_once(run, np.array([1, 3])) == 2  # one never ended

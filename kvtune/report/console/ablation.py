@@ -14,6 +14,7 @@ TITLES = {
     "pause_ms": "pauses (ms)",
     "step_ms": "step (ms)",
     "host_us_per_request_step": "host µs per request and step",
+    "ceiling_us_per_token": "host ceiling (µs per token)",
     "rss_growth_bytes_s": "RSS growth (KiB/s)",
 }
 SCALES = {"rss_growth_bytes_s": 1024.0}

@@ -13,8 +13,10 @@ TITLES = {
     "pause_ms": "pauses",
     "step_ms": "step",
     "host_us_per_request_step": "host cost per request and step",
+    "ceiling_us_per_token": "host time per token at the ceiling",
     "rss_growth_bytes_s": "RSS growth",
 }
+MICROSECONDS = ("host_us_per_request_step", "ceiling_us_per_token")
 COLORS = {
     "better": "var(--good)",
     "worse": "var(--bad)",
@@ -118,7 +120,7 @@ def _text(value: float | None, figure: str, sign: bool = False) -> str:
         return f"{plus}{value:,.4g}"
     if figure == "rss_growth_bytes_s":
         return f"{plus}{size(value)}/s"
-    return f"{plus}{ms(value / 1000 if figure == 'host_us_per_request_step' else value)}"
+    return f"{plus}{ms(value / 1000 if figure in MICROSECONDS else value)}"
 
 
 def _forest(ablation: Ablation, number: int, figure: str) -> Chart | None:

@@ -1,0 +1,67 @@
+"""Asynchronous scheduling, real and replayed: `--on host`'s engine and the simulator hit the same tokens and make the
+same batches. One request at a time, in pools where blocks run out: nothing hangs on the machine's speed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvtune.device.settings import constant
+from kvtune.engine.flags import with_flag
+from kvtune.engine.profile import ProfileJob, profile
+from kvtune.explain.explanation import settings_of
+from kvtune.run.types import Run
+from kvtune.sim.simulators import Simulators
+from kvtune.workload.spec import build
+
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
+
+PROMPTS = "zipf:prefixes=6,prefix={prefix},suffix=40,requests=24,output=12,concurrency=1"
+MODELS = {  # a prefix in tokens; the pool in blocks, too small for all prompts
+    "tiny-llama": (800, 200),
+    "tiny-gemma3": (800, 700),
+    "tiny-qwen3next": (2100, 30),
+}
+
+
+@pytest.mark.parametrize("core", ["stock", "kvtune"])
+@pytest.mark.parametrize("model", MODELS)
+def test_engine_and_replay_agree_under_asynchronous_scheduling(model: str, core: str, tmp_path: Path) -> None:
+    prefix, blocks = MODELS[model]
+    work = build(PROMPTS.format(prefix=prefix), seed=0)
+    flags = ("--max-num-batched-tokens", "512", "--max-model-len", "2400")
+    done = profile(
+        ProfileJob(
+            model=model,
+            workload=work,
+            core=core,
+            engine_args=(*flags, "--num-gpu-blocks-override", str(blocks)),
+            output=tmp_path,
+            device=constant(500.0),
+        )
+    )
+    assert done.error is None
+    run = done.run
+    assert run.header.engine.async_scheduling and run.header.core.active == (core == "kvtune")
+    settings = settings_of(run)
+    wide = with_flag(settings.engine_args, "num-gpu-blocks-override", 10 * blocks)
+    with Simulators() as simulators:
+        both = dict(simulators.map(work, [settings, msgspec.structs.replace(settings, engine_args=wide)]))
+    replayed, wider = both[0], both[1]
+    assert isinstance(replayed, Run) and isinstance(wider, Run)
+    hits = run.table("requests")["hit_tokens"].tolist()
+    assert replayed.table("requests")["hit_tokens"].tolist() == hits
+    assert batches(replayed) == batches(run)
+    assert 0 < sum(hits) < int(wider.table("requests")["hit_tokens"].sum()), (
+        "blocks that would hit are evicted"
+    )
+
+
+def batches(run: Run) -> list[tuple[int, int]]:
+    """Of each batch that computed something: its tokens and its requests."""
+    steps = run.table("steps")
+    of_each = zip(steps["scheduled_tokens"].tolist(), steps["requests"].tolist(), strict=True)
+    return [batch for batch in of_each if batch[0]]

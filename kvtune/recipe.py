@@ -34,6 +34,7 @@ ENGINE_SETTINGS = (
     "max_model_len",
     "enable_prefix_caching",
     "gpu_memory_utilization",
+    "kv_offloading_size",
 )
 """Settings allowed in [engine]: of the cache and the scheduler. A recipe cannot load code, files or plugins."""
 

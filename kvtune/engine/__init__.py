@@ -29,4 +29,5 @@ a session of its own), which is vLLM's front end. If a process dies, the measure
     gemma.py         Gemma-3 270M from the package index (`kvtune prepare`)
     serve.py         `vllm serve` as `kvtune serve` starts it
     sockets.py       Where vLLM's processes make their sockets: a Unix socket's path holds 107 characters
+    offload_flags.py Flags of a tier of host memory, checked before a process starts
 """

@@ -21,6 +21,7 @@ from kvtune.device.settings import GPU_BATCHED_TOKENS, GPU_SEQUENCES, Device, wr
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
+from kvtune.engine.offload_flags import check_room
 from kvtune.engine.record import record
 from kvtune.engine.resolve import check_engine, cpu_binding, is_cpu_build, resolve
 from kvtune.engine.shared_memory import check_shared_memory
@@ -75,6 +76,12 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
     resolved = resolve(job.model, dummy=job.dummy or job.device is not None, engine_args=arguments)
     check_output(job.output)
     check_shared_memory(is_cpu_build())
+    if job.device is not None and "kv-offloading-size" in settings_given(arguments):
+        raise UsageError(
+            "--on host has no copies between the KV cache and host memory",
+            "leave out --kv-offloading-size, or replay it: --on sim",
+        )
+    check_room(arguments, cpu_build=is_cpu_build())
     stacks = None
     if job.stacks:
         from kvtune.probe.stacks import Stacks

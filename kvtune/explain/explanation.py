@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kvtune.analysis.cache import prefix_cache
 from kvtune.engine.flags import with_flag
+from kvtune.engine.offload_flags import refuse_code
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.replays import View, replays, sent_requests
 from kvtune.run.types import Run, Table
@@ -173,6 +174,7 @@ def settings_of(run: Run) -> SimSettings:
     It replays what the run sent.
     """
     header, sent = run.header, sent_requests(run)
+    refuse_code(header.engine.args, "the run file")
     core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
     mode = header.extra.sim.mode if header.extra.sim is not None else "exact"
     return msgspec.convert(

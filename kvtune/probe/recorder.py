@@ -41,6 +41,9 @@ BATCH_S = 0.1
 MOST_WAITING = 256
 """Finished requests that may wait."""
 
+TOTALS = ("requests", "prefix_query_tokens", "prefix_hit_tokens", "tier_hit_tokens")
+"""Of finished requests. Hits are of the KV cache's pool; `tier_hit_tokens` came from a tier of host memory."""
+
 _registered_pid = 0
 
 
@@ -114,7 +117,7 @@ class Recorder:
         self._ended: list[tuple[float, PrefillStats, Request]] = []
         self._hashed_tokens = 0
         self._failed = False
-        self.totals = {"requests": 0, "prefix_query_tokens": 0, "prefix_hit_tokens": 0}
+        self.totals = dict.fromkeys(TOTALS, 0)
 
     def attach(self, scheduler: Scheduler) -> None:
         """Replace methods on the instance: the scheduler's class, which the core may have exchanged, stays."""
@@ -160,11 +163,12 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        queried = hit = 0
+        queried = hit = tier_hit = 0
         rows, hash_ids, started = [], self._hasher.hash_ids, self._started
         for at_s, prefill, request in self._ended:
             queried += request.num_prompt_tokens
             hit += prefill.num_local_cached_tokens
+            tier_hit += prefill.num_external_cached_tokens
             if self._writer is not None and (tokens := request.prompt_token_ids):
                 ids = hash_ids(tokens, request.block_hashes, self._hashed_tokens)
                 at_ms = round((at_s - started) * 1000.0, 3)
@@ -173,6 +177,7 @@ class Recorder:
         totals["requests"] += len(self._ended)
         totals["prefix_query_tokens"] += queried
         totals["prefix_hit_tokens"] += hit
+        totals["tier_hit_tokens"] += tier_hit
         self._ended.clear()
         if self._writer is not None:
             self._writer.add(rows)

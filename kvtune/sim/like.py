@@ -6,6 +6,7 @@ import msgspec
 
 from kvtune.device.cost import NOMINAL, StepCost, read_cost
 from kvtune.device.settings import Device
+from kvtune.engine.offload_flags import refuse_code
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.types import EngineInfo, Run
 from kvtune.sim.cost import Clock, fit
@@ -15,6 +16,7 @@ from kvtune.sim.settings import GIB, INSTANT, CopyTime
 def engine_of(run: Run) -> EngineInfo:
     """The run's engine. KvtuneError where the run does not hold its KV specs."""
     engine = run.header.engine
+    refuse_code(engine.args, "--like: the run file")
     if not engine.kv_specs:
         raise KvtuneError("--like: the run file has no KV specs", "record it again with this kvtune")
     if engine.engines > 1:

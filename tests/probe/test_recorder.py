@@ -38,7 +38,7 @@ def request(name: str, tokens: list[int], hits: int = 0) -> Any:
         block_hashes=[],
         num_prompt_tokens=len(tokens),
         num_output_tokens=3,
-        prefill_stats=SimpleNamespace(num_local_cached_tokens=hits),
+        prefill_stats=SimpleNamespace(num_local_cached_tokens=hits, num_external_cached_tokens=0),
     )
 
 
@@ -206,11 +206,12 @@ def test_vllms_request_has_the_attributes_that_the_recorder_reads(tmp_path: Path
     recorder.attach(scheduler)
     for r in (made("a", 1), made("b", 2)):
         scheduler.add_request(r)
-        r.prefill_stats.set(1090, 992, 0)
+        r.prefill_stats.set(1090, 992, 32)
         r.take_prefill_stats()  # as vLLM does with the first token
         r.append_output_token_ids([7, 7])
         scheduler._free_request(r)
-    assert recorder.totals == {"requests": 2, "prefix_query_tokens": 2180, "prefix_hit_tokens": 1984}
+    of_pool = {"requests": 2, "prefix_query_tokens": 2180, "prefix_hit_tokens": 1984}
+    assert recorder.totals == {**of_pool, "tier_hit_tokens": 64}
     a, b = (json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines())
     assert (a["input_length"], a["output_length"], len(a["hash_ids"])) == (1090, 2, 3)
     assert a["hash_ids"][0] == b["hash_ids"][0]

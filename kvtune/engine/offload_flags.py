@@ -1,0 +1,151 @@
+"""Flags of a tier of host memory, checked before a process starts; and flags that would make an engine load code.
+
+vLLM says what is wrong with a tier at the end of a traceback, or not at all: with less room than one chunk it stores
+nothing. Flags that come from a file (a recipe, a run file) may name kvtune's and vLLM's own classes only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kvtune.engine.flags import flag_value, parse_flags
+from kvtune.errors import UsageError
+from kvtune.run.limits import memory_limit_bytes, memory_used_bytes
+from kvtune.units import size
+
+GIB = 1 << 30
+SIZE, TRANSFER = "kv-offloading-size", "kv-transfer-config"
+LEAST_FREE_BYTES = 64 << 20
+"""A folder with less free space than this is full."""
+
+LOADS_CODE = (
+    *("config", "io-processor-plugin", "logits-processors", "middleware", "model-class-overrides"),
+    *("reasoning-parser-plugin", "scheduler-cls", "tool-parser-plugin", "trust-remote-code"),
+    *("worker-cls", "worker-extension-cls", "logging-config", "log-config-file"),
+)
+HARMLESS = ("model", "reasoning-parser")
+"""Flags whose names are beginnings of those."""
+
+CONNECTOR = "OffloadingConnector"
+POLICIES = ("lru", "arc", "kvtune")
+TIER_SETTINGS = (
+    *("block_size", "blocks_per_chunk", "cpu_bytes_to_use", "eviction_policy", "max_tracker_size"),
+    *("offload_prompt_only", "store_threshold"),
+)
+
+
+def check_tier(words: Sequence[str]) -> None:
+    """UsageError for a tier that vLLM could not make of these flags."""
+    given = flag_value(words, SIZE)
+    if given is None:
+        return
+    try:
+        gib = float(given)
+    except ValueError:
+        gib = math.nan
+    if not 0 < gib < math.inf:
+        raise UsageError(
+            f"--{SIZE} {given} is no size of a tier",
+            "give the host memory in GiB, for instance 4 or 0.5; without a tier leave the flag out",
+        )
+
+
+def check_room(words: Sequence[str], *, cpu_build: bool) -> None:
+    """UsageError where this machine has no room for the tier: in memory, or in the folder of a second one."""
+    given = flag_value(words, SIZE)
+    if given is not None and float(given) * GIB > (free := free_memory_bytes()):
+        raise UsageError(
+            f"--{SIZE} {given} does not fit: {size(free)} of this machine's memory are free",
+            "give a smaller tier, or end what else uses the memory; `--on sim` replays a tier of any size",
+        )
+    for folder in _folders(words):
+        if cpu_build:
+            raise UsageError(
+                f"--{TRANSFER}: a CPU engine copies to host memory only, not to {folder}",
+                "leave secondary_tiers out",
+            )
+        place = next(p for p in (folder, *folder.parents) if p.exists())
+        free = shutil.disk_usage(place).free
+        if free < LEAST_FREE_BYTES:
+            raise UsageError(
+                f"the tier's folder {folder} has no room: {size(free)} are free",
+                "make room there, or name another root_dir in secondary_tiers",
+            )
+
+
+def free_memory_bytes() -> int:
+    """Memory that a new process can have, in the machine and in its container."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    limit = memory_limit_bytes()
+    return free if limit is None else max(0, min(free, limit - memory_used_bytes()))
+
+
+def _folders(words: Sequence[str]) -> list[Path]:
+    """Where tiers on a file system are."""
+    tiers = _extra(_transfer(words)).get("secondary_tiers")
+    return [
+        Path(str(tier["root_dir"])).expanduser().absolute()
+        for tier in (tiers if isinstance(tiers, list) else [])
+        if isinstance(tier, dict) and tier.get("type") == "fs" and tier.get("root_dir")
+    ]
+
+
+def _transfer(words: Sequence[str]) -> Mapping[str, object]:
+    """The connector's configuration; empty where it is not given as JSON (vLLM's own parser then says so)."""
+    try:
+        transfer = json.loads(flag_value(words, TRANSFER) or "{}")
+    except ValueError:
+        return {}
+    return transfer if isinstance(transfer, dict) else {}
+
+
+def _extra(transfer: Mapping[str, object]) -> Mapping[str, object]:
+    extra = transfer.get("kv_connector_extra_config")
+    return extra if isinstance(extra, dict) else {}
+
+
+def refuse_code(words: Sequence[str], where: str) -> None:
+    """UsageError for a flag with which an engine would load code. `where`: the file that the flags come from."""
+    for flag in parse_flags(words):
+        name, _, part = flag.name.partition(".")  # vLLM also takes --kv-transfer-config.NAME VALUE
+        if part and TRANSFER.startswith(name):
+            raise _refused(where, f"--{flag.name}")
+        # vLLM's parser takes the beginning of a name for the name.
+        if len(name) > 2 and name not in HARMLESS and any(known.startswith(name) for known in LOADS_CODE):
+            raise _refused(where, f"--{flag.name}")
+        if name == "distributed-executor-backend" and "." in "".join(flag.values):
+            raise _refused(where, f"--{name} {flag.values[0]}")
+        if len(name) > 3 and TRANSFER.startswith(name):
+            _refuse_in(_json(" ".join(flag.values)), where)
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _refuse_in(transfer: object, where: str) -> None:
+    if not isinstance(transfer, dict) or transfer.get("kv_connector", CONNECTOR) != CONNECTOR:
+        raise _refused(where, f"--{TRANSFER} with another connector than {CONNECTOR}")
+    extra = _extra(transfer)
+    known = {"kv_connector", "kv_role", "kv_connector_extra_config"}
+    unknown = (transfer.keys() - known) | (extra.keys() - set(TIER_SETTINGS))
+    if unknown:
+        raise _refused(where, f"{sorted(unknown)[0]} in --{TRANSFER}")
+    if (policy := extra.get("eviction_policy", "lru")) not in POLICIES:
+        raise _refused(where, f"the eviction policy {policy!r}")
+
+
+def _refused(where: str, what: str) -> UsageError:
+    return UsageError(
+        f"{where}: {what} is not taken from a file: an engine could load code by it",
+        f"a tier has {', '.join(TIER_SETTINGS)}, and the policies {', '.join(POLICIES)}; type any other flag yourself",
+    )

@@ -1,0 +1,106 @@
+"""A tier that cannot be, in one line that says what to do; and flags of a file that would load code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvtune.engine import offload_flags
+from kvtune.engine.offload_flags import check_room, check_tier, refuse_code
+from kvtune.errors import UsageError
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "0.0", "nan", "inf", "much"])
+def test_a_tier_of_no_size_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match=f"--kv-offloading-size {given} is no size") as refused:
+        check_tier(["--kv-offloading-size", given])
+    assert "GiB" in refused.value.hint
+
+
+def test_a_tier_of_a_size_and_none_are_fine() -> None:
+    check_tier(["--kv-offloading-size=0.5"])
+    check_tier(["--block-size", "32"])
+
+
+def test_a_tier_that_the_machine_has_no_memory_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_flags, "free_memory_bytes", lambda: 3 * GIB)
+    check_room(["--kv-offloading-size", "2.9"], cpu_build=True)
+    with pytest.raises(UsageError, match=r"--kv-offloading-size 4 does not fit: 3 GiB") as refused:
+        check_room(["--kv-offloading-size", "4"], cpu_build=True)
+    assert "smaller tier" in refused.value.hint
+
+
+def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_flags, "memory_limit_bytes", lambda: 5 << 20)
+    monkeypatch.setattr(offload_flags, "memory_used_bytes", lambda: 4 << 20)
+    assert offload_flags.free_memory_bytes() == 1 << 20
+
+
+def with_folder(folder: Path) -> list[str]:
+    extra = {"secondary_tiers": [{"type": "fs", "root_dir": str(folder)}]}
+    return ["--kv-transfer-config", json.dumps({"kv_connector_extra_config": extra})]
+
+
+def test_a_folder_on_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "not" / "made"
+    check_room(with_folder(folder), cpu_build=False)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(UsageError, match=rf"{folder} has no room: 4 KiB") as refused:
+        check_room(with_folder(folder), cpu_build=False)
+    assert "root_dir" in refused.value.hint
+
+
+def test_a_folder_behind_a_cpu_engine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="host memory only"):
+        check_room(with_folder(tmp_path), cpu_build=True)
+
+
+def transfer(connector: str = "OffloadingConnector", **extra: object) -> list[str]:
+    fields = {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return ["--kv-transfer-config", json.dumps(fields)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        transfer(spec_name="Spec", spec_module_path="mine"),
+        transfer(eviction_policy="Mine", cache_policy_module_path="mine"),
+        transfer(eviction_policy="Mine"),
+        transfer(secondary_tiers=[{"type": "Mine", "module_path": "mine"}]),
+        transfer("Mine"),
+        ["--kv-transfer-config", '{"kv_connector_module_path": "mine"}'],
+        ["--kv-transfer-config", "mine"],
+        ["--kv-transfer-config.kv_connector_extra_config.spec_module_path", "mine"],
+        ["--kv-transfer.kv_connector_module_path", "mine"],
+        ["--scheduler-cls", "mine.Scheduler"],
+        ["--scheduler_cls=mine.Scheduler"],
+        ["--worker-c", "mine.Worker"],
+        ["--trust-remote-code"],
+        ["--distributed-executor-backend", "mine.Executor"],
+    ],
+)
+def test_a_file_cannot_name_code_for_the_engine_to_load(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"^some\.toml: .* is not taken from a file"):
+        refuse_code(words, "some.toml")
+
+
+def test_what_a_file_may_say_of_a_tier_is_taken() -> None:
+    refuse_code([*transfer(eviction_policy="kvtune", store_threshold=2), "--kv-offloading-size", "4"], "f")
+    flags = ("--block-size", "32", "--distributed-executor-backend", "uni", "--load-format", "dummy")
+    refuse_code(
+        [
+            "--model",
+            "m",
+            "--max-model-len=100",
+            "--config-format",
+            "hf",
+            *flags,
+            "--no-enable-prefix-caching",
+        ],
+        "f",
+    )

@@ -2,17 +2,20 @@
 
 Each request is one coroutine that iterates `AsyncLLM.generate`, as in vLLM's API server. A finished request is appended
 to a file at once: a crash loses only requests in flight.
+
+vLLM never answers a utility call (`get_supported_tasks`, which each first request makes, or `reset_prefix_cache`) whose
+EngineCore died before it answered: what waits for an engine waits through `unless_dead`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import nan
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -24,6 +27,12 @@ from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
+
+LOOK_S = 0.5
+GRACE_S = 5.0
+"""How long requests of a dead engine have to fail on their own, which says more."""
+
+Result = TypeVar("Result")
 
 
 class RequestLog:
@@ -181,3 +190,30 @@ class Driver:
                 self._answers[index] = answer
             feed.finished(index, (monotonic_ns() - start) / 1e9)
         self._changed.set()
+
+
+class Engine(Protocol):
+    @property
+    def errored(self) -> bool: ...
+
+    @property
+    def dead_error(self) -> BaseException: ...
+
+
+async def unless_dead(
+    engine: Engine, work: Coroutine[None, None, Result], look_s: float = LOOK_S, grace_s: float = GRACE_S
+) -> Result:
+    """The result of `work`. Raises the engine's error where the engine died and `work` does not end by itself."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=look_s))[0]:
+            if engine.errored:
+                await asyncio.wait({task}, timeout=grace_s)
+                break
+        if task.done():
+            return task.result()
+        raise engine.dead_error
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=grace_s)

@@ -22,7 +22,7 @@ import msgspec
 
 from kvtune.core.vllm_config import VllmConfig
 from kvtune.device.settings import TIMED, read_device
-from kvtune.engine.driver import Driver, RequestLog
+from kvtune.engine.driver import Driver, RequestLog, unless_dead
 from kvtune.engine.messages import (
     COUNTS_FILE,
     PLAN_FILE,
@@ -176,10 +176,10 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
                 vocab,
                 RequestLog(folder / "warm-up.bin"),
             )
-            await warm.run(lambda start_ns: None)
+            await unless_dead(engine, warm.run(lambda start_ns: None))
             if warm.failure is not None:
                 raise warm.failure
-            await engine.reset_prefix_cache(reset_connector=True)
+            await unless_dead(engine, engine.reset_prefix_cache(reset_connector=True))
             tier_hits.clear()
         driver = Driver(engine, workload, vocab, RequestLog(folder / REQUESTS_FILE), tier_hits)
         loop = asyncio.get_running_loop()
@@ -194,7 +194,7 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
             phase.enter(MEASURING)
             reporter.send(Event(kind="phase", name="measuring", at_ns=start))
 
-        await driver.run(measuring)
+        await unless_dead(engine, driver.run(measuring))
         end = monotonic_ns()
         await asyncio.sleep(
             0.05
@@ -208,11 +208,12 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
         level = os.environ.get("KVTUNE_PROBE", "off")
         if level == "sites" and not driver.stopped:
             phase.enter(CULPRITS)
-            await engine.reset_prefix_cache(reset_connector=True)
+            await unless_dead(engine, engine.reset_prefix_cache(reset_connector=True))
             second = Driver(engine, workload, vocab, RequestLog(folder / "culprits.bin"))
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, second.stop)
-            await second.run(lambda at: reporter.send(Event(kind="phase", name="culprits", at_ns=at)))
+            culprits = second.run(lambda at: reporter.send(Event(kind="phase", name="culprits", at_ns=at)))
+            await unless_dead(engine, culprits)
             why = f"the second pass (allocation sites) failed: {second.failure}" if second.failure else ""
             reporter.send(Event(kind="phase", name="over", at_ns=monotonic_ns(), message=why))
         phase.enter(OVER)

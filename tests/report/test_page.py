@@ -222,6 +222,25 @@ def test_a_timeline_without_evictions_says_why(rounds: Run) -> None:
     assert "No KV block was evicted" in run_page(RunAnalysis(quiet))
 
 
+def test_a_gpus_use_is_told_with_the_memory(rounds: Run) -> None:
+    devices = empty_table("devices")
+    rows = {
+        "t_s": [0.0, 0.2],
+        "device": [0, 0],
+        "busy_percent": [50, 100],
+        "memory_bytes": [2**30, 3 * 2**30],
+    }
+    rows |= {"power_w": [300.0, 500.0], "clock_mhz": [1_980, 1_980]}
+    filled = {name: np.array(rows.get(name, [0, 0]), column.dtype) for name, column in devices.items()}
+    run = Run(rounds.header, {**rounds.tables, "devices": filled}).with_extra(devices=[f"Made GPU {HOSTILE}"])
+    html = run_page(RunAnalysis(run))
+    text = words(html)
+    assert "<img src=x" not in html
+    told = text[text.index("GPUs, sampled by NVML") :][:1500]
+    assert re.search(r"Made GPU.*75 %.*3 GiB.*400 W.*1,980 MHz", told, re.DOTALL), told
+    assert "GPUs, sampled by NVML" not in page_of("rounds")
+
+
 def test_a_tiers_name_with_markup_stays_text() -> None:
     from tests.golden.synthetic import evicting_run, replace_header
 

@@ -262,12 +262,15 @@ def test_serving_becomes_vllm_serve(written: Path, tmp_path: Path) -> None:
         ("model", "other", "for the model"),
         ("vllm", "0.31.0", "expired"),
         ("device", "cuda", "for the device"),
+        ("device", "timed", "for the device"),
     ],
 )
 def test_foreign_recipes_are_refused(tmp_path: Path, field: str, value: str, says: str) -> None:
+    """Also one that `tune --on host` made: it may be verified on a device that only takes time, not served here."""
     path = tmp_path / "r.toml"
     about = msgspec.structs.replace(ABOUT, **{field: value})
-    write_recipe(msgspec.structs.replace(RECIPE, recipe=about), path)
+    evidence = {**RECIPE.evidence, **({"engine_on": "host"} if value == "timed" else {})}
+    write_recipe(msgspec.structs.replace(RECIPE, recipe=about, evidence=evidence), path)
     with pytest.raises(UsageError, match=says):
         serving("tiny-gemma3", path, None, [], {})
     assert serving("tiny-gemma3", path, None, [], {}, anyway=True).command

@@ -275,6 +275,7 @@ class SchedulerOutput(ScheduledStep, Protocol):
     scheduled_spec_decode_tokens: Mapping[str, Sequence[int]]
     finished_req_ids: set[str]
     preempted_req_ids: set[str] | None
+    kv_connector_metadata: object
 
 
 class Scheduler(Protocol):

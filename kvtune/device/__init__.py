@@ -15,6 +15,8 @@ Imported by: cli, doctor, engine, sim, tune.
     blocks.py       a model's KV specs and pool, with a GPU's block size where this machine is none
     meta_model.py   a model's KV specs, from torch's meta device
     kv_specs.py     vLLM's KV specs, from captured ones (probe/kv_specs.py captures them)
+    copies.py       How long copies between the KV cache and a tier of host memory take
+    offload.py*     A tier of host memory behind an engine without a model: vLLM's own connector
 
     a GPU engine's                     with --on host
     worker inside EngineCore (uni)     the same: TimedExecutor is called as UniProcExecutor is

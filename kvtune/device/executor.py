@@ -37,6 +37,10 @@ class ModellessExecutor(Executor):  # type: ignore[misc]
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
         pass
 
+    def get_kv_connector_handshake_metadata(self) -> list[object]:
+        """A tier in host memory has none."""
+        return []
+
     def compile_or_warm_up_model(self) -> None:
         pass
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from kvtune.device.copies import CopyTime
 from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.errors import KvtuneError
 
@@ -24,7 +25,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A device that only takes time: `cost` of each step. `specs`: KV specs captured from a run, or {}.
 
     `engine_args`: flags of the engine that it stands for; the user's own override them. `given`: names of the flags
-    that were given in either way, which keep their values. `name`: for people.
+    that were given in either way, which keep their values. `name`: for people. `copy`: the time of copies to and from a
+    tier of host memory.
     """
 
     cost: StepCost
@@ -32,6 +34,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     specs: dict[str, Any] = {}
     engine_args: list[str] = []
     given: list[str] = []
+    copy: CopyTime = CopyTime()
 
 
 def constant(step_us: float) -> Device:

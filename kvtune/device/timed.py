@@ -19,9 +19,11 @@ from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
 from kvtune.core import state
 from kvtune.core.tokens import runners
+from kvtune.core.vllm_config import KVCacheConfig
 from kvtune.core.vllm_types import SchedulerOutput
 from kvtune.device.blocks import pool_bytes, specs_of
 from kvtune.device.executor import ModellessExecutor
+from kvtune.device.offload import Tier, tier_of
 from kvtune.device.settings import read_device
 from kvtune.probe.work import WorkFollower
 
@@ -93,6 +95,23 @@ class Prefills:
         return rows
 
 
+class HostClock:
+    """When the device will have done everything that it was given, in nanoseconds; a tier counts in seconds."""
+
+    __slots__ = ("free_ns",)
+
+    def __init__(self) -> None:
+        self.free_ns = 0
+
+    @property
+    def device_free_s(self) -> float:
+        return self.free_ns / 1e9
+
+    @device_free_s.setter
+    def device_free_s(self, at_s: float) -> None:
+        self.free_ns = round(at_s * 1e9)
+
+
 class TimedExecutor(ModellessExecutor):
     """Sleeps in the place of a device."""
 
@@ -106,8 +125,8 @@ class TimedExecutor(ModellessExecutor):
         self.specs, self.layouts = specs_of(device.specs, self.vllm_config)
         self._cost = device.cost
         self._work, self._prefills = WorkFollower(), Prefills()
-        self._free_ns = 0
-        """When the device will have done everything that it was given."""
+        self._clock, self._copy = HostClock(), device.copy
+        self._tier: Tier | None = None
         most = int(self.scheduler_config.max_num_seqs)
         self._zeros, self._ones = np.zeros((most, 1), np.int64), np.ones(most, np.int32)
         self._sampled: TimedOutput | None = None
@@ -115,20 +134,35 @@ class TimedExecutor(ModellessExecutor):
             runners.install_gpu_outputs()
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, TIMER_SLACK_NS, 0, 0, 0)
 
+    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        self._tier = tier_of(self.vllm_config, kv_cache_configs[0], self._clock, self._copy)
+
     def execute_model(
         self, scheduler_output: SchedulerOutput, non_block: bool = False
     ) -> Future[ModelRunnerOutput | None] | ModelRunnerOutput | None:
         """Gives the step to the device. Its tokens come from `sample_tokens`; a step without work has none."""
+        tier = self._tier
+        if tier is not None:
+            tier.before(scheduler_output, monotonic_ns() / 1e9)
         without_token = self._prefills.unfinished(scheduler_output)
         ids = list(scheduler_output.num_scheduled_tokens)
         if not ids:
-            return _done(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
-        self._free_ns = max(monotonic_ns(), self._free_ns) + self._step_ns(scheduler_output)
+            empty = EMPTY_MODEL_RUNNER_OUTPUT
+            if tier is not None:
+                copied = tier.after(scheduler_output, monotonic_ns() / 1e9)
+                empty = ModelRunnerOutput.with_kv_conn_output_only(copied)
+            return _done(empty) if non_block else empty
+        clock = self._clock
+        clock.free_ns = max(monotonic_ns(), clock.free_ns) + self._step_ns(scheduler_output)
         counts = self._ones[: len(ids)]
         if without_token:
             counts = counts.copy()
             counts[without_token] = 0
-        self._sampled = TimedOutput(ids, self._zeros[: len(ids)], counts, self._free_ns)
+        self._sampled = TimedOutput(ids, self._zeros[: len(ids)], counts, clock.free_ns)
+        if tier is not None:
+            # A GPU's worker looks for finished copies as it sends the step off.
+            copied = tier.after(scheduler_output, monotonic_ns() / 1e9)
+            self._sampled.model_runner_output.kv_connector_output = copied
         return _done(None) if non_block else None
 
     def sample_tokens(

@@ -60,7 +60,7 @@ _HINTS = (
     ),
     (
         re.compile(r"out of memory|Cannot allocate memory|MemoryError", re.I),
-        "lower --max-model-len, --max-num-seqs or the cache size after `--`",
+        "lower --max-model-len, --max-num-seqs, the cache size or --kv-offloading-size after `--`",
     ),
     (
         re.compile(r"desired CPU memory utilization", re.I),

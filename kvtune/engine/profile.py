@@ -76,12 +76,8 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
     resolved = resolve(job.model, dummy=job.dummy or job.device is not None, engine_args=arguments)
     check_output(job.output)
     check_shared_memory(is_cpu_build())
-    if job.device is not None and "kv-offloading-size" in settings_given(arguments):
-        raise UsageError(
-            "--on host has no copies between the KV cache and host memory",
-            "leave out --kv-offloading-size, or replay it: --on sim",
-        )
-    check_room(arguments, cpu_build=is_cpu_build())
+    if job.device is None:
+        check_room(arguments, cpu_build=is_cpu_build())
     stacks = None
     if job.stacks:
         from kvtune.probe.stacks import Stacks

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec
+from kvtune.device.copies import CopyTime
 from kvtune.device.cost import StepCost
 from kvtune.device.executor import ModellessExecutor
+from kvtune.device.offload import Tier, tier_of
 from kvtune.sim.clock import VirtualClock
-from kvtune.sim.offload import Tier, tier_of
-from kvtune.sim.settings import CopyTime
 from kvtune.sim.steps import ExecutedStep
 from kvtune.sim.vllm_types import EngineRequest, ModelOutput, ScheduledStep, SchedulerOutput
 
@@ -90,10 +90,6 @@ class SimExecutor(ModellessExecutor):
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
         machine = self.machine
         self.tier = tier_of(self.vllm_config, kv_cache_configs[0], machine.clock, machine.copy)
-
-    def get_kv_connector_handshake_metadata(self) -> list[object]:
-        """A tier in host memory has none."""
-        return []
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> VirtualResult:
         """The step's output as a future, also where EngineCore's synchronous step asks for it."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from kvtune.device.copies import GIB, INSTANT, CopyTime
 from kvtune.device.cost import NOMINAL, StepCost, read_cost
 from kvtune.device.settings import Device
 from kvtune.engine.offload_flags import refuse_code
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.types import EngineInfo, Run
 from kvtune.sim.cost import Clock, fit
-from kvtune.sim.settings import GIB, INSTANT, CopyTime
 
 
 def engine_of(run: Run) -> EngineInfo:
@@ -33,7 +33,8 @@ def device_of(run: Run) -> Device:
     stored = run.header.extra.step_cost
     cost = cost_of(run) if stored else fit(run, "device")
     name = f"like {engine.device_name or engine.device}"
-    return Device(cost=cost, name=name, specs=engine.kv_specs, engine_args=engine.args)
+    copy = copy_of(run)
+    return Device(cost=cost, name=name, specs=engine.kv_specs, engine_args=engine.args, copy=copy)
 
 
 def cost_of(run: Run, clock: Clock | None = None) -> StepCost:

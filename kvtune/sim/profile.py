@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvtune.device.copies import CopyTime
 from kvtune.device.cost import NOMINAL
 from kvtune.engine.profile import Profiled, ProfileJob, check_output, run_name
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
@@ -11,7 +12,7 @@ from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
 from kvtune.sim.like import copy_of, cost_of, engine_of
-from kvtune.sim.settings import CopyTime, Mode, SimSettings
+from kvtune.sim.settings import Mode, SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
 

@@ -89,11 +89,12 @@ def test_a_request_that_was_aborted_in_its_prompt_is_forgotten() -> None:
 
 def executor(cost: StepCost) -> Any:
     """A TimedExecutor as `_init_executor` leaves it, without vLLM's configuration."""
-    from kvtune.device.timed import Prefills, TimedExecutor
+    from kvtune.device.timed import HostClock, Prefills, TimedExecutor
     from kvtune.probe.work import WorkFollower
 
     made = TimedExecutor.__new__(TimedExecutor)
-    made._cost, made._work, made._prefills, made._free_ns = cost, WorkFollower(), Prefills(), 0
+    made._cost, made._work, made._prefills = cost, WorkFollower(), Prefills()
+    made._clock, made._tier = HostClock(), None
     made._zeros, made._ones = np.zeros((8, 1), np.int64), np.ones(8, np.int32)
     made._sampled = None
     return made
@@ -106,7 +107,7 @@ def test_a_result_is_ready_after_the_steps_before_it_and_its_own() -> None:
     for _ in range(2):
         assert device.execute_model(step({"a": 4}, new={"a": (4, 0)}), non_block=True).result() is None
         results.append(device.sample_tokens(None, non_block=True))
-    device_free = device._free_ns
+    device_free = device._clock.free_ns
     assert device_free - start >= 2 * 20_000_000
     for number, result in enumerate(results, start=1):
         assert [list(row) for row in result.result().sampled_token_ids] == [[0]]
@@ -117,7 +118,7 @@ def test_a_result_is_ready_after_the_steps_before_it_and_its_own() -> None:
 def test_a_step_without_tokens_takes_no_time_and_has_no_output() -> None:
     device = executor(StepCost(step_us=1e9, prefill_token_us=0.0, decode_us=0.0, kv_token_us=0.0))
     assert device.execute_model(step({}), non_block=True).result().req_ids == []
-    assert device._free_ns == 0
+    assert device._clock.free_ns == 0
 
 
 def test_an_unfinished_prompt_has_an_empty_row() -> None:

@@ -39,6 +39,7 @@ def main(job: dict[str, Any], out: Path) -> None:
 
     from kvtune.core import plugin, state
     from kvtune.core.cache import audit
+    from kvtune.device.copies import INSTANT
     from kvtune.device.cost import NOMINAL
     from kvtune.engine.host import parse_engine_args
     from kvtune.engine.resolve import resolve
@@ -47,7 +48,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.sim.clock import VirtualClock, policies_see
     from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
     from kvtune.sim.player import Player
-    from kvtune.sim.settings import INSTANT, SimSettings
+    from kvtune.sim.settings import SimSettings
     from kvtune.sim.steps import StepResult
     from kvtune.workload.spec import build as workload_of
     from kvtune.workload.tokens import prompt_ids

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from kvtune.analysis.offload import offload
 from kvtune.engine.messages import Event
 from kvtune.engine.profile import Profiled, ProfileJob, profile
 from kvtune.run.file import read_run
@@ -23,14 +25,14 @@ from tests.engine.real import (
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-def profile_and_kill(output: Path, role: str) -> Profiled:
+DECODES = "decode:requests=4000,prompt=48,output=60,concurrency=64"
+
+
+def profile_and_kill(
+    output: Path, role: str, model: str = "tiny-opt", work: str = DECODES, flags: Sequence[str] = ()
+) -> Profiled:
     """Kill one process of the engine once some requests have finished."""
-    job = ProfileJob(
-        model="tiny-opt",
-        workload=build("decode:requests=4000,prompt=48,output=60,concurrency=64"),
-        core="stock",
-        output=output,
-    )
+    job = ProfileJob(model=model, workload=build(work), core="stock", output=output, engine_args=list(flags))
     killed: list[int] = []
 
     def on_event(event: Event) -> None:
@@ -70,4 +72,33 @@ def test_an_engine_that_is_killed_leaves_a_partial_run(tmp_path: Path, role: str
     assert any("unexpectedly" in line for line in result.error.details)
     log = result.path.with_suffix(".log")
     assert f"the engine's whole log is {log}" in result.error.hint and "KV cache" in log.read_text()
+    assert not left_in_shared_memory(shared_before)
+
+
+STORES = "zipf:prefixes=12,prefix=500,suffix=40,requests=4000,concurrency=4,output=2"
+TIER = [
+    *("--block-size", "32", "--max-model-len", "1000", "--max-num-batched-tokens", "512"),
+    *("--num-gpu-blocks-override", "70", "--kv-offloading-size", "0.05"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["EngineCore", "Worker"])
+def test_an_engine_that_is_killed_while_it_copies_leaves_what_it_copied(tmp_path: Path, role: str) -> None:
+    """Nearly every step stores or loads: the pool holds few prefixes, and answers are short."""
+    shared_before = in_shared_memory()
+    result = profile_and_kill(tmp_path, role, "tiny-llama", STORES, TIER)
+    assert result.error is not None and result.error.exit_code == 1
+    run = read_run(result.path)
+    assert run.header.state == "partial" and run.header.why
+    assert 64 <= (run.table("requests")["finish"] == "length").sum() < 4000
+    copies, steps = run.table("copies"), run.table("steps")
+    assert len(copies["t_s"]) > len(steps["t_s"]) / 2
+    last_s = copies["t_s"].max()
+    assert last_s > 0.8 * run.header.wall_s, "copies went on until the end"
+    tier = offload(run)
+    assert tier is not None and tier.copies is not None
+    assert tier.copies.stored_bytes > 0 and tier.copies.loads > 0 and tier.tier_hit_tokens > 0
+    measured_until_the_last_step(run)
+    assert not [p for p in tmp_path.iterdir() if p.is_dir()]
     assert not left_in_shared_memory(shared_before)

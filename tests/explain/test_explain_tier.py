@@ -8,11 +8,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from kvtune.device.copies import INSTANT
 from kvtune.explain.explanation import explain, settings_of
 from kvtune.explain.remedies import Situation, candidates
 from kvtune.explain.text import lines, to_json
 from kvtune.run.types import EngineInfo, Run
-from kvtune.sim.settings import INSTANT, SimSettings
+from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import simulate
 from kvtune.workload.spec import build
 from tests.analysis.test_offload import with_tier

@@ -10,9 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from kvtune.analysis.offload import offload
+from kvtune.device.copies import INSTANT, CopyTime
 from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
-from kvtune.sim.settings import INSTANT, CopyTime, SimSettings
+from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 

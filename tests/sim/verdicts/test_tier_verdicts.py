@@ -10,9 +10,10 @@ from typing import Any, Literal
 import pytest
 from msgspec.structs import replace
 
+from kvtune.device.copies import INSTANT, CopyTime
 from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
-from kvtune.sim.settings import INSTANT, CopyTime, SimSettings
+from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import TIER_CAUSES, split
 from kvtune.sim.verdicts.observer import verdicts_of

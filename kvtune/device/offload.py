@@ -1,15 +1,15 @@
-"""A tier of host memory behind a simulated engine: vLLM's own connector, with copies that only take time.
+"""A tier of host memory behind an engine without a model: vLLM's own connector, with copies that only take time.
 
 The scheduler's side of vLLM's OffloadingConnector, its manager and its policies run as they are, and so does the
-worker's bookkeeping; in the place of the worker that copies stands one that queues copies in each direction on the
-virtual clock. Simulator's process only.
+worker's bookkeeping; in the place of the worker that copies stands one that queues copies in each direction, on the
+simulator's virtual clock or, with `--on host`, on the machine's.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
@@ -18,16 +18,25 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec, 
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
 from vllm.v1.outputs import KVConnectorOutput
 
+from kvtune.device.copies import CopyTime
 from kvtune.errors import UsageError
-from kvtune.sim.clock import VirtualClock
-from kvtune.sim.settings import CopyTime
-from kvtune.sim.vllm_types import SchedulerOutput
+
+
+class DeviceClock(Protocol):
+    """When the device will have done the steps that it was given."""
+
+    device_free_s: float
+
+
+class SchedulerOutput(Protocol):
+    kv_connector_metadata: object
+    finished_req_ids: set[str]
 
 
 class Copies(OffloadingWorker):  # type: ignore[misc]
     """Copies in the order in which they were submitted, one queue in each direction."""
 
-    def __init__(self, clock: VirtualClock, copy: CopyTime, page_bytes: list[int]) -> None:
+    def __init__(self, clock: DeviceClock, copy: CopyTime, page_bytes: list[int]) -> None:
         self._clock, self._copy, self._page_bytes = clock, copy, page_bytes
         self.submitted_s = 0.0
         """When what is submitted now may start at the earliest."""
@@ -78,7 +87,7 @@ class Copies(OffloadingWorker):  # type: ignore[misc]
 class Tier:
     """The worker's side of an engine's connector. A step goes through `before`, then `after`, as a worker's does."""
 
-    def __init__(self, vllm_config: Any, cache: KVCacheConfig, clock: VirtualClock, copy: CopyTime) -> None:
+    def __init__(self, vllm_config: Any, cache: KVCacheConfig, clock: DeviceClock, copy: CopyTime) -> None:
         self._connector = OffloadingConnector(vllm_config, KVConnectorRole.WORKER, cache)
         self.copies = Copies(clock, copy, page_bytes(cache))
         self._worker = self._connector.connector_worker
@@ -114,7 +123,7 @@ class Tier:
         )
 
 
-def tier_of(vllm_config: Any, cache: KVCacheConfig, clock: VirtualClock, copy: CopyTime) -> Tier | None:
+def tier_of(vllm_config: Any, cache: KVCacheConfig, clock: DeviceClock, copy: CopyTime) -> Tier | None:
     """The tier of an engine whose configuration has one; UsageError where its connector is not known here."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None or not transfer.kv_connector:

@@ -20,6 +20,7 @@ Imported by: analysis, cli, device, doctor, engine, evidence, explain, probe, re
     steps/         the short path of steps that only decode
     admission/     which waiting request is admitted next
     tokens/        sampled tokens as arrays between worker and scheduler
+    front_end/     outputs as columns from EngineCore to AsyncLLM's callers
     offload/       host memory as a second tier, on a CPU engine
     compat/        what differs between versions of vLLM, and which parts can load
 

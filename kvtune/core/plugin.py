@@ -26,6 +26,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "steps.scheduler": ("steady", "empty_blocks"),
     "admission.install": ("admission",),
     "freeze": ("freeze", "collector"),
+    "front_end.install": ("front_end",),
     "cache.packed": ("packed", "whole_states"),
 }
 """Modules of kvtune.core with `install(settings)`, in the order of installation, and the parts that each installs."""

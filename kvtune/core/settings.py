@@ -85,6 +85,7 @@ class CoreSettings:
     steady: bool = True
     empty_blocks: bool = True
     freeze: bool = True
+    front_end: bool = True
     policy: str = AUTO
     pin_window: int = 0
     min_drop: int = 16
@@ -126,7 +127,7 @@ class CoreSettings:
             "reuse": self.pool and self.reuse,
             "whole_states": self.whole_states or self.packed,
         }
-        switches = ("pool", "rows", "steady", "empty_blocks", "freeze", "packed")
+        switches = ("pool", "rows", "steady", "empty_blocks", "freeze", "front_end", "packed")
         return tuple(name for name in switches if getattr(self, name)) + tuple(
             name for name, on in own.items() if on
         )
@@ -169,6 +170,10 @@ KNOBS: dict[str, Knob] = {
             "empty_blocks", "use one immutable empty block list instead of a new one per request and step"
         ),
         _switch("freeze", "freeze the heap of the processes that vLLM leaves unfrozen"),
+        _switch(
+            "front_end",
+            "send plain outputs from EngineCore to AsyncLLM as columns, and wake only callers that wait",
+        ),
         Knob("policy", "choice", "which free block is evicted next", AUTO, choices=(AUTO, *POLICIES)),
         _integer(
             "pin_window", "tokens kept behind a boundary (0 = the layer's window)", 0, 1 << 20, "tokens"

@@ -30,6 +30,7 @@ with warnings.catch_warnings():
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.interface import PauseState
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,
         KVCacheConfig,
@@ -44,6 +45,8 @@ with warnings.catch_warnings():
     from kvtune.core import state
     from kvtune.core.admission import install as admission
     from kvtune.core.cache import adopt
+    from kvtune.core.front_end.message import MARK, OUTLET, columns_of
+    from kvtune.core.front_end.outlet import Outlet
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import empty, scheduler, steady
     from kvtune.core.tokens import install as tokens
@@ -269,8 +272,33 @@ def groups(scheduler: Scheduler) -> Any:
     return scheduler.kv_cache_manager.coordinator.single_type_managers
 
 
+class Reader:
+    """A client that makes of columns the outputs that they stand for."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.slots: list[int] = []
+        self.messages = 0
+
+    def read(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+        if not outputs or outputs[-1].request_id != MARK:
+            return outputs
+        *others, last = outputs
+        columns = columns_of(last)
+        self.messages += 1
+        self.names |= dict(columns.named)
+        if columns.slots is not None:
+            self.slots = columns.slots.tolist()
+        assert columns.counts is None  # a step of these schedulers has one token of each request
+        pairs = zip(self.slots, columns.tokens.tolist(), strict=True)
+        made = [EngineCoreOutput(self.names[slot], [token]) for slot, token in pairs]
+        for at, output in reversed(list(zip(columns.before, others, strict=True))):
+            made.insert(at, output)
+        return made
+
+
 class Twins:
-    """Stock and ours, stepped together."""
+    """Stock and ours, stepped together. `readers`: clients that read columns."""
 
     def __init__(
         self, shape: Shape, settings: CoreSettings | None = None, seed: int = 0, shuffles: bool = True
@@ -278,6 +306,7 @@ class Twins:
         self.shape = shape
         self.stock, self.ours = build(shape), build(shape)
         scheduler.adopt(self.ours, settings or CoreSettings())
+        self.readers: dict[int, Reader] = {}
         self.model = Model(seed, shuffles)
         self.depth = 2 if shape.asynchronous else 1
         self.queue: deque[Any] = deque()
@@ -286,6 +315,14 @@ class Twins:
     def add(self, **options: Any) -> None:
         self.stock.add_request(request(block=self.shape.block, **options))
         self.ours.add_request(request(block=self.shape.block, **options))
+
+    def read_columns(self, *clients: int) -> None:
+        """From now on these clients read columns, as EngineCore sends them."""
+        self.outlet = Outlet(0)
+        setattr(self.ours, OUTLET, self.outlet)
+        for client in clients:
+            self.outlet.ask(client)
+            self.readers[client] = Reader()
 
     def abort(self, name: str) -> None:
         for one in (self.stock, self.ours):
@@ -308,6 +345,10 @@ class Twins:
         results = [
             one.update_from_output(*entry) for one, entry in zip((self.stock, self.ours), pair, strict=True)
         ]
+        for client, reader in self.readers.items():
+            if client in results[1]:
+                one = results[1][client]
+                one.outputs = reader.read(self.outlet.pack(client, one.outputs, self.ours.requests))
         assert put_out(results[1]) == put_out(results[0])
 
     def compare(self) -> None:

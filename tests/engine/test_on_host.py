@@ -68,7 +68,10 @@ def test_everything_that_was_asked_for_was_served_and_hit_as_on_an_engine(ran: R
 
 def test_the_core_is_in_force_as_on_a_gpu(ran: Run) -> None:
     core = ran.header.core
-    assert core.active and all(core.parts[name] for name in ("rows", "steady", "pool", "collect_at_wait"))
+    assert core.active and all(
+        core.parts[name] for name in ("rows", "steady", "pool", "collect_at_wait", "front_end")
+    )
+    assert core.counters["column_steps"] > OUTPUT
     assert not ran.header.notes and not ran.header.probe.disabled
 
 

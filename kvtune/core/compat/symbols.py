@@ -234,6 +234,44 @@ _EXECUTOR: Modules = {
         "Executor.sample_tokens",
     ),
 }
+_COLUMNS: Modules = {
+    "vllm.v1.engine": ("EngineCoreOutput", "EngineCoreOutputs"),
+    "vllm.v1.engine.core": (
+        "EngineCore.abort_requests",
+        "EngineCore._attach_weight_version",
+        "EngineCore.step",
+        "EngineCore.step_with_batch_queue",
+        "EngineCore._process_aborts_queue",
+        "EngineCoreProc._process_engine_step",
+    ),
+    "vllm.v1.engine.core_client": (
+        "AsyncMPClient._ensure_output_queue_task",
+        "AsyncMPClient.get_output_async",
+        "AsyncMPClient._send_input",
+    ),
+    "vllm.v1.engine.async_llm": ("AsyncLLM.generate", "AsyncLLM._run_output_handler"),
+    "vllm.v1.engine.output_processor": (
+        "RequestOutputCollector",
+        "RequestState",
+        "OutputProcessor.__init__",
+        "OutputProcessor.propagate_error",
+        "OutputProcessor.abort_requests",
+        "OutputProcessor.add_request",
+        "OutputProcessor.process_outputs",
+        "OutputProcessor._finish_request",
+        "OutputProcessor._update_stats_from_output",
+    ),
+    "vllm.v1.engine.detokenizer": (
+        "IncrementalDetokenizer",
+        "BaseIncrementalDetokenizer.update",
+        "BaseIncrementalDetokenizer.get_next_output_text",
+        "FastIncrementalDetokenizer",
+    ),
+    "vllm.v1.engine.logprobs": ("LogprobsProcessor",),
+    "vllm.v1.metrics.stats": ("RequestStateStats", "IterationStats.update_from_output"),
+    "vllm.v1.metrics.loggers": ("PrometheusStatLogger.record",),
+    "vllm.outputs": ("CompletionOutput", "RequestOutput"),
+}
 _INPUT_LOOP: Modules = {"vllm.v1.engine.core": ("EngineCoreProc._process_input_queue",)}
 
 PARTS: dict[str, Part] = {
@@ -253,6 +291,15 @@ PARTS: dict[str, Part] = {
                 "vllm.v1.engine.core_client": ("MPClient.shutdown",),
                 "vllm.v1.worker.cpu_worker": ("CPUWorker.compile_or_warm_up_model",),
                 "vllm.utils.gc_utils": ("freeze_gc_heap",),
+            },
+        ),
+    ),
+    "front_end": Part(
+        (_COLUMNS,),
+        calls=(
+            {
+                "vllm.v1.engine.async_llm": ("AsyncLLM.__init__",),
+                "vllm.v1.engine": ("EngineCoreRequestType",),
             },
         ),
     ),

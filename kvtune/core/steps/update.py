@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, MutableSequence
 from itertools import compress
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,14 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from kvtune.core import state
+from kvtune.core.front_end.message import OUTLET
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished
 from kvtune.core.tokens.outputs import out_rows
 from kvtune.core.tokens.rows import make_rows, one_each
 from kvtune.core.vllm_types import BlockIds, KVCacheManager, Request
+
+if TYPE_CHECKING:
+    from kvtune.core.front_end.outlet import Outlet
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -78,7 +83,8 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                 self._append(cohort, rows, sampled, special + dead)
                 few = _only(rows, special), _output_of(rows, special, sampled, model_runner_output)
                 by_stock: Outputs = super().update_from_output(*few)
-                return _merge(rows, sampled, special, dead, by_stock)
+                columns = self._columns(rows, sampled, special, dead)
+                return _merge(rows, sampled, special, dead, by_stock, columns)
             # Stock updates this step: the rows may no longer be in lockstep.
             self.steady_cohort = None
         make_rows(model_runner_output)
@@ -132,6 +138,15 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                     dead.append(i)
                     marked[i] = False
         return sampled.tolist(), np.flatnonzero(marked).tolist(), dead
+
+    def _columns(
+        self, rows: Rows, sampled: list[int], special: list[int], dead: list[int]
+    ) -> EngineCoreOutput | None:
+        """One output for all other rows; None where there are none, or the client does not read columns."""
+        outlet: Outlet | None = getattr(self, OUTLET, None)
+        if outlet is None or rows.clients is not None or not outlet.reads_columns(rows.client):
+            return None
+        return outlet.steady(rows, sampled, special, dead, self.requests)
 
     def _order_of(self, rows: Rows, output: ModelRunnerOutput) -> NDArray[np.int64] | None:
         known, of_rows, order = self._order
@@ -204,15 +219,29 @@ def _output_of(
     )
 
 
-def _merge(rows: Rows, sampled: list[int], special: list[int], dead: list[int], by_stock: Outputs) -> Outputs:
-    """Outputs of all rows in scheduling order, as stock makes them; `by_stock` has those of the special rows."""
-    outputs: list[EngineCoreOutput | None] = list(map(EngineCoreOutput, rows.ids, out_rows(sampled)))
+def _merge(
+    rows: Rows,
+    sampled: list[int],
+    special: list[int],
+    dead: list[int],
+    by_stock: Outputs,
+    columns: EngineCoreOutput | None,
+) -> Outputs:
+    """Outputs of all rows in scheduling order, as stock makes them; `by_stock` has those of the special rows.
+
+    `columns` has those of all rows but the special ones; it is the last output of its client.
+    """
     special_outputs = {output.request_id: output for one in by_stock.values() for output in one.outputs}
-    for i in special:
-        outputs[i] = special_outputs.pop(rows.ids[i], None)
-    for i in dead:
-        outputs[i] = None
     by_client: dict[int, list[EngineCoreOutput]] = {}
+    outputs: list[EngineCoreOutput | None]
+    if columns is None:
+        outputs = list(map(EngineCoreOutput, rows.ids, out_rows(sampled)))
+        for i in special:
+            outputs[i] = special_outputs.pop(rows.ids[i], None)
+        for i in dead:
+            outputs[i] = None
+    else:
+        outputs = [special_outputs.pop(rows.ids[i], None) for i in special]
     if rows.clients is None:
         gaps = special or dead
         by_client[rows.client] = [output for output in outputs if output is not None] if gaps else outputs
@@ -224,6 +253,8 @@ def _merge(rows: Rows, sampled: list[int], special: list[int], dead: list[int], 
         rest = [output for output in one.outputs if output.request_id in special_outputs]
         if rest:
             by_client.setdefault(client, []).extend(rest)
+    if columns is not None:
+        by_client[rows.client].append(columns)
     merged = {client: EngineCoreOutputs(outputs=some) for client, some in by_client.items() if some}
     for client, one in by_stock.items():
         if one.finished_requests:

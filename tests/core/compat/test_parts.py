@@ -51,7 +51,8 @@ def test_with_a_known_vllm_every_part_loads() -> None:
         ("vllm.utils.gc_utils", "def freeze_gc_heap(", "def freeze_heap(", "freeze"),
         ("vllm.v1.engine.core", "def _process_input_queue(", "def _process_queue(", "rows collector"),
         ("vllm.v1.kv_cache_layout", "class KVCacheLayout(", "class Layout(", "packed"),
-        ("vllm.v1.engine.core", "def step(", "def one_step(", "simulator"),
+        ("vllm.v1.engine.core", "def step(", "def one_step(", "front_end simulator"),
+        ("vllm.v1.metrics.stats", "itl = engine_core_timestamp", "gap = engine_core_timestamp", "front_end"),
     ],
 )
 def test_a_changed_symbol_puts_exactly_the_parts_aside_that_need_it(

@@ -38,9 +38,10 @@ SHAPES = {
 }
 
 
-def drive(shape: Shape, seed: int, steps: int) -> Twins:
+def drive(shape: Shape, seed: int, steps: int, columns: tuple[int, ...] = ()) -> Twins:
     chance = random.Random(seed)
     twins = Twins(shape, seed=seed)
+    twins.read_columns(*columns)
     prefixes = [[chance.randrange(VOCAB) for _ in range(40)] for _ in range(4)]
     count = 0
     load = 0.0
@@ -83,3 +84,18 @@ def test_random_workloads(name: str, asynchronous: bool) -> None:
         steady += twins.ours.steady_steps
     # With a small pool the waiting queue is seldom empty, and whether its head can be admitted is stock's to say.
     assert steady > SEEDS * STEPS // 20, f"the steady path was hardly taken: {steady} steps"
+
+
+@pytest.mark.parametrize("clients", [(0,), (1,), (0, 1)], ids=["one", "other", "both"])
+@pytest.mark.parametrize("name", ["full", "small_pool", "no_stats", "v2_runner", "states"])
+def test_columns_stand_for_the_outputs_that_stock_makes(name: str, clients: tuple[int, ...]) -> None:
+    """In the same order, of the requests of those clients alone that read them; slots are given out again."""
+    messages = dict.fromkeys(clients, 0)
+    for seed in range(SEEDS):
+        for asynchronous in (False, True):
+            shape = Shape(**{**vars(SHAPES[name]), "asynchronous": asynchronous})
+            twins = drive(shape, seed, STEPS, clients)
+            for client, reader in twins.readers.items():
+                messages[client] += reader.messages
+                assert len(reader.names) < 200
+    assert all(count > STEPS // 10 for count in messages.values()), messages

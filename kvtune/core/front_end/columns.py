@@ -1,0 +1,242 @@
+"""The front end's side: a step's columns, put into the requests' states in a few loops. Callers are woken in turns.
+
+Contract: after each step, states and statistics are what OutputProcessor.process_outputs makes of the same outputs one
+by one. Requests that are not served by column get their output, and vLLM's code processes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import compress
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+
+from kvtune.core.front_end.message import Columns, Slots, columns_of
+from kvtune.core.front_end.rows import ROW, ColumnCollector, Kind, Row, is_ready, row_of
+
+if TYPE_CHECKING:
+    from vllm.v1.metrics.stats import IterationStats, RequestStateStats
+
+AT_ONCE = 128
+"""So many callers are woken before others get the loop, as vLLM processes outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)."""
+
+
+class States(dict[str, RequestState]):
+    """OutputProcessor.request_states: a request that leaves it leaves its column."""
+
+    def pop(self, name: str, *default: RequestState | None) -> RequestState | None:
+        state = super().pop(name, *default)
+        row: Row | None = getattr(state, ROW, None)
+        if row is not None and row.leave is not None:
+            row.leave(row)
+        return state
+
+
+@dataclass(slots=True)
+class Layout:
+    """The requests of one message's slots, by what is done with a token of theirs."""
+
+    rows: list[Row] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    """By slot of the message: whether it is one of `rows`."""
+    whole: bool = False
+    """Whether all are."""
+    text: list[tuple[int, Row]] = field(default_factory=list)
+    """Rows that are detokenized, with their places in `rows`."""
+    takers: list[ColumnCollector] = field(default_factory=list)
+    made: list[Row] = field(default_factory=list)
+    stats: list[RequestStateStats] = field(default_factory=list)
+    others: list[tuple[int, str]] = field(default_factory=list)
+    """Requests that vLLM's code serves, with their places in the message."""
+    version: str | None = None
+    lasts: bool = True
+    """Whether the next message of these slots may find it so."""
+
+
+class EngineRows:
+    """The slots of one EngineCore."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.rows: list[Row | None] = []
+        self._slots: Slots = np.empty(0, np.int32)
+        self._layout: Layout | None = None
+
+    def name(self, slot: int, name: str, state: RequestState | None) -> None:
+        """EngineCore has given a slot to a request."""
+        missing = slot + 1 - len(self.names)
+        self.names += [""] * missing
+        self.rows += [None] * missing
+        before = self.rows[slot]
+        if before is not None:
+            before.leave = None
+        row: Row | None = getattr(state, ROW, None)
+        self.names[slot], self.rows[slot] = name, row
+        if row is not None:
+            row.leave, row.slot = self.leave, slot
+        self._layout = None
+
+    def leave(self, row: Row) -> None:
+        self.rows[row.slot] = row.leave = None
+        self._layout = None
+
+    def layout(self, slots: Slots | None, version: str | None, states: dict[str, RequestState]) -> Layout:
+        if slots is not None:
+            self._slots, self._layout = slots, None
+        layout = self._layout
+        if layout is None or layout.version != version or not layout.lasts:
+            self._layout = layout = self._lay_out(version, states)
+        return layout
+
+    def _lay_out(self, version: str | None, states: dict[str, RequestState]) -> Layout:
+        layout = Layout(version=version)
+        for at, slot in enumerate(self._slots.tolist()):
+            row = self.rows[slot]
+            if row is not None and is_ready(row.state, version):
+                layout.mask.append(True)
+                self._add(layout, row)
+                continue
+            layout.mask.append(False)
+            name = self.names[slot]
+            if name in states:
+                layout.others.append((at, name))
+                layout.lasts = layout.lasts and row is None
+        layout.whole = all(layout.mask)
+        return layout
+
+    @staticmethod
+    def _add(layout: Layout, row: Row) -> None:
+        if row.decode is not None:
+            layout.text.append((len(layout.rows), row))
+        layout.rows.append(row)
+        if row.stats is not None:
+            layout.stats.append(row.stats)
+        if row.collector is not None:
+            layout.takers.append(row.collector)
+        elif row.kind is Kind.MADE:
+            layout.made.append(row)
+
+
+class FrontEnd:
+    """The columns of one OutputProcessor."""
+
+    def __init__(self, processor: OutputProcessor) -> None:
+        processor.request_states = self._states = States(processor.request_states)
+        self._engines: dict[int, EngineRows] = {}
+        self._to_wake: list[ColumnCollector] = []
+        self._yields = False
+
+    def add(self, request_id: str) -> None:
+        """A request that vLLM has just added."""
+        state = self._states.get(request_id)
+        if state is not None and not hasattr(state, ROW):
+            setattr(state, ROW, row_of(state))
+
+    def process(
+        self,
+        outputs: list[EngineCoreOutput],
+        timestamp: float | None,
+        iteration: IterationStats | None,
+        version: str | None,
+    ) -> list[EngineCoreOutput]:
+        """Put a step's columns, its last output, into the states. Returns the outputs that vLLM's code processes.
+
+        They are in the step's order: the outputs of one caller's n answers are.
+        """
+        columns = columns_of(outputs[-1])
+        engine = self._engines.setdefault(columns.engine, EngineRows())
+        for slot, name in columns.named:
+            engine.name(slot, name, self._states.get(name))
+        layout = engine.layout(columns.slots, version, self._states)
+        if columns.counts is None:
+            tokens: list[int] = columns.tokens.tolist()
+            ours = tokens if layout.whole else list(compress(tokens, layout.mask))
+            _put_one_each(layout, ours)
+            made, others = (
+                len(ours),
+                [(at, EngineCoreOutput(name, [tokens[at]])) for at, name in layout.others],
+            )
+        else:
+            chunks = _chunks(columns)
+            made = _put_chunks(layout, compress(chunks, layout.mask))
+            others = [(at, EngineCoreOutput(name, chunks[at])) for at, name in layout.others]
+        if iteration is not None:
+            assert timestamp is not None
+            counts = None if columns.counts is None else columns.counts[np.array(layout.mask, bool)].tolist()
+            _count(layout, timestamp, iteration, made, counts)
+        for row in layout.made:
+            row.hand_out()
+        self._wake(layout.takers)
+        if not others:
+            return outputs[:-1]
+        count = len(outputs) - 1
+        placed = list(zip(columns.before[len(columns.before) - count :], outputs[:count], strict=True))
+        return [output for _, output in sorted([*placed, *others], key=itemgetter(0))]
+
+    def _wake(self, takers: list[ColumnCollector]) -> None:
+        if self._to_wake:
+            self.wake_some(len(self._to_wake))
+        self._to_wake = [taker for taker in takers if taker.waiter is not None]
+        self._yields = len(takers) > AT_ONCE
+        self.wake_some(AT_ONCE)
+
+    def wake_some(self, count: int) -> None:
+        some, self._to_wake = self._to_wake[:count], self._to_wake[count:]
+        for taker in some:
+            taker.wake()
+
+    async def wake_all(self) -> None:
+        """Wake the callers that are left of a step, giving the loop away in between; before the next step is looked at.
+
+        With more callers than are woken at once each takes its token before the next comes, as with stock.
+        """
+        while self._yields:
+            self._yields = bool(self._to_wake)
+            await asyncio.sleep(0)
+            self.wake_some(AT_ONCE)
+
+
+def _put_one_each(layout: Layout, tokens: list[int]) -> None:
+    for row, token in zip(layout.rows, tokens, strict=True):
+        row.append(token)
+    for at, row in layout.text:
+        assert row.decode is not None
+        row.detokenizer.output_text += row.decode(tokens[at])
+
+
+def _put_chunks(layout: Layout, chunks: Iterable[list[int]]) -> int:
+    """Several tokens of a request in a step. Returns how many there are."""
+    made = 0
+    for row, chunk in zip(layout.rows, chunks, strict=True):
+        row.detokenizer.update(chunk, False)
+        made += len(chunk)
+    return made
+
+
+def _chunks(columns: Columns) -> list[list[int]]:
+    assert columns.counts is not None
+    flat, ends = columns.tokens.tolist(), np.cumsum(columns.counts).tolist()
+    return [flat[end - count : end] for end, count in zip(ends, columns.counts.tolist(), strict=True)]
+
+
+def _count(
+    layout: Layout, timestamp: float, iteration: IterationStats, made: int, counts: list[int] | None
+) -> None:
+    """What IterationStats.update_from_output counts of an output with tokens alone."""
+    iteration.num_generation_tokens += made
+    latency = iteration.inter_token_latencies_iter.append
+    for stats in layout.stats:
+        latency(timestamp - stats.last_token_ts)
+        stats.last_token_ts = timestamp
+    if counts is None:
+        for stats in layout.stats:
+            stats.num_generation_tokens += 1
+    else:
+        for stats, count in zip(layout.stats, counts, strict=True):
+            stats.num_generation_tokens += count

@@ -1,0 +1,169 @@
+"""Installs columns between EngineCore and AsyncLLM (`core.front_end`). Each process does its own side's part of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from kvtune.core import state
+from kvtune.core.front_end.message import MARK, OUTLET, asked_by, asking
+from kvtune.core.patches import PATCHES
+from kvtune.core.settings import CoreSettings
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core_client import AsyncMPClient
+    from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+    from vllm.v1.metrics.stats import IterationStats
+
+logger = logging.getLogger("vllm.kvtune")
+
+PART = "front_end.install"
+
+FRONT_END = "kvtune_front_end"
+"""The attribute with the FrontEnd: of an OutputProcessor, and of the client that gets its outputs."""
+Result = TypeVar("Result")
+
+
+def install(settings: CoreSettings) -> None:
+    """Columns for every AsyncLLM and EngineCore that is built from now on."""
+    uninstall()
+    if not settings.front_end:
+        return
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core_client import AsyncMPClient
+    from vllm.v1.engine.output_processor import OutputProcessor
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    from kvtune.core.front_end.metrics import wrap_record
+
+    PATCHES.wrap(PART, EngineCore, "abort_requests", _wrap_abort)
+    PATCHES.wrap(PART, EngineCore, "_attach_weight_version", _wrap_finished_step)
+    PATCHES.wrap(PART, AsyncLLM, "__init__", _wrap_init)
+    PATCHES.wrap(PART, AsyncMPClient, "get_output_async", _wrap_get_output)
+    PATCHES.wrap(PART, OutputProcessor, "add_request", _wrap_add)
+    PATCHES.wrap(PART, OutputProcessor, "process_outputs", _wrap_process)
+    PATCHES.wrap(PART, PrometheusStatLogger, "record", wrap_record)
+    state.part("front_end", True)
+
+
+def uninstall() -> None:
+    """Engines and front ends that are built from now on are stock's."""
+    PATCHES.undo(PART)
+
+
+def adopt(processor: OutputProcessor) -> None:
+    """Let an OutputProcessor without requests read columns."""
+    from kvtune.core.front_end.columns import FrontEnd
+
+    setattr(processor, FRONT_END, FrontEnd(processor))
+
+
+def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
+    def built(self: AsyncLLM, *args: object, **options: object) -> None:
+        init(self, *args, **options)
+        try:
+            adopt(self.output_processor)
+            setattr(self.engine_core, FRONT_END, getattr(self.output_processor, FRONT_END))
+            _ask(self.engine_core)
+        except Exception as error:
+            state.part("front_end", False, f"could not be put in: {error!r}")
+            logger.error("kvtune: outputs come as vLLM sends them", exc_info=error)
+
+    return built
+
+
+def _ask(client: AsyncMPClient) -> None:
+    """Tell each EngineCore that this client reads columns. No loop needs to run yet."""
+    import zmq
+    from vllm.v1.engine import EngineCoreRequestType
+
+    socket: zmq.Socket[bytes] = zmq.Socket.shadow(client.input_socket)
+    message = client.encoder.encode([asking(client.client_index)])
+    for engine in client.core_engines:
+        socket.send_multipart((engine, EngineCoreRequestType.ABORT.value, *message))
+
+
+def _wrap_abort(abort: Callable[[EngineCore, list[str]], None]) -> Callable[[EngineCore, list[str]], None]:
+    def aborted(self: EngineCore, request_ids: list[str]) -> None:
+        asked = [name for name in request_ids if name.startswith(MARK)]
+        if asked:
+            for name in asked:
+                _opened(self, name)
+            request_ids = [name for name in request_ids if name not in asked]
+        abort(self, request_ids)
+
+    return aborted
+
+
+def _opened(engine: EngineCore, name: str) -> None:
+    """A client asks for columns."""
+    from kvtune.core.front_end.outlet import Outlet
+
+    client = asked_by(name)
+    index = getattr(engine, "engine_index", None)  # of an EngineCore in a process of its own
+    if client is None or index is None:
+        return
+    outlet = getattr(engine, OUTLET, None)
+    if outlet is None:
+        outlet = Outlet(index)
+        setattr(engine, OUTLET, outlet)
+        setattr(engine.scheduler, OUTLET, outlet)
+    outlet.ask(client)
+
+
+def _wrap_finished_step(attach: Callable[..., None]) -> Callable[..., None]:
+    """The last thing that EngineCore does to a step's outputs."""
+
+    def attached(self: EngineCore, outputs: dict[int, EngineCoreOutputs]) -> None:
+        attach(self, outputs)
+        outlet = getattr(self, OUTLET, None)
+        if outlet is not None:
+            alive = self.scheduler.requests
+            for client, one in outputs.items():
+                one.outputs = outlet.pack(client, one.outputs, alive)
+
+    return attached
+
+
+def _wrap_get_output(
+    get: Callable[[AsyncMPClient], Awaitable[Result]],
+) -> Callable[[AsyncMPClient], Awaitable[Result]]:
+    async def got(self: AsyncMPClient) -> Result:
+        front_end = getattr(self, FRONT_END, None)
+        if front_end is not None:
+            await front_end.wake_all()
+        return await get(self)
+
+    return got
+
+
+def _wrap_add(add: Callable[..., None]) -> Callable[..., None]:
+    def added(self: OutputProcessor, request: EngineCoreRequest, *args: object, **options: object) -> None:
+        add(self, request, *args, **options)
+        front_end = getattr(self, FRONT_END, None)
+        if front_end is not None:
+            front_end.add(request.request_id)
+
+    return added
+
+
+def _wrap_process(process: Callable[..., OutputProcessorOutput]) -> Callable[..., OutputProcessorOutput]:
+    def processed(
+        self: OutputProcessor,
+        engine_core_outputs: list[EngineCoreOutput],
+        engine_core_timestamp: float | None = None,
+        iteration_stats: IterationStats | None = None,
+        weight_version: str | None = None,
+    ) -> OutputProcessorOutput:
+        outputs = engine_core_outputs
+        if outputs and outputs[-1].request_id == MARK:
+            front_end = getattr(self, FRONT_END)
+            outputs = front_end.process(outputs, engine_core_timestamp, iteration_stats, weight_version)
+        return process(self, outputs, engine_core_timestamp, iteration_stats, weight_version)
+
+    return processed

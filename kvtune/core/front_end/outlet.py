@@ -1,0 +1,155 @@
+"""EngineCore's side: a step's plain outputs become one output with columns, for clients that asked for it.
+
+An output is plain when it has tokens and nothing else. All others stay as they are, and stand before the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from vllm.v1.engine import EngineCoreOutput
+
+from kvtune.core import state
+from kvtune.core.front_end.message import MARK, Columns, Slots, output_of
+
+FEWEST = 4
+"""Fewer plain outputs are sent as they are."""
+SPARE = 64
+"""Slots of requests that are gone are given out again once there are twice as many as requests, and so many more."""
+
+_NOTHING_ELSE = msgspec.structs.astuple(EngineCoreOutput("", []))[2:]
+
+
+def is_plain(output: EngineCoreOutput) -> bool:
+    """Whether an output has tokens and nothing else."""
+    try:
+        return bool(output.new_token_ids) and msgspec.structs.astuple(output)[2:] == _NOTHING_ELSE
+    except (ValueError, RuntimeError):  # an array does not compare to None
+        return False
+
+
+class Rows(Protocol):
+    """Requests of one client that decode together (steps/steady.py); others are another object."""
+
+    @property
+    def ids(self) -> list[str]: ...
+    @property
+    def client(self) -> int: ...
+
+
+class Outlet:
+    """The columns of one EngineCore. `ask` for each client that reads them."""
+
+    def __init__(self, engine: int) -> None:
+        self._engine = engine
+        self._clients: dict[int, _Client] = {}
+
+    def ask(self, client: int) -> None:
+        """Send columns to this client from now on. Asking twice is nothing."""
+        self._clients.setdefault(client, _Client(self._engine))
+
+    def reads_columns(self, client: int) -> bool:
+        return client in self._clients
+
+    def pack(
+        self, client: int, outputs: list[EngineCoreOutput], alive: Collection[str]
+    ) -> list[EngineCoreOutput]:
+        """The outputs with the plain ones in columns. `alive`: ids of the requests that the scheduler knows."""
+        to = self._clients.get(client)
+        if to is None or len(outputs) < FEWEST or outputs[-1].request_id == MARK:
+            return outputs
+        plain: list[EngineCoreOutput] = []
+        others: list[EngineCoreOutput] = []
+        before: list[int] = []
+        for output in outputs:
+            if is_plain(output):
+                plain.append(output)
+            else:
+                others.append(output)
+                before.append(len(plain))
+        if len(plain) < FEWEST:
+            return outputs
+        rows = [output.new_token_ids for output in plain]
+        tokens = np.fromiter(chain.from_iterable(rows), np.int32)
+        counts = None
+        if len(tokens) != len(rows):
+            counts = np.fromiter(map(len, rows), np.int32, count=len(rows))
+        slots = to.slots([output.request_id for output in plain], alive)
+        others.append(to.columns(slots, tokens, counts, before))
+        return others
+
+    def steady(
+        self,
+        rows: Rows,
+        sampled: Sequence[int],
+        special: Sequence[int],
+        dead: Sequence[int],
+        alive: Collection[str],
+    ) -> EngineCoreOutput | None:
+        """One token of each row, but for special and dead ones: of a step that only decodes, of one client that asked.
+
+        None where no row is left.
+        """
+        to = self._clients[rows.client]
+        slots, tokens = to.slots_of_rows(rows, alive), np.array(sampled, np.int32)
+        before: list[int] = []
+        if special or dead:
+            ours = np.ones(len(tokens), np.bool_)
+            ours[[*special, *dead]] = False
+            before = np.cumsum(ours)[list(special)].tolist() if special else []
+            slots, tokens = slots[ours], tokens[ours]
+        return to.columns(slots, tokens, None, before) if len(tokens) else None
+
+
+class _Client:
+    """The slots of one client's requests."""
+
+    def __init__(self, engine: int) -> None:
+        self._engine = engine
+        self._slot_of: dict[str, int] = {}
+        self._free: list[int] = []
+        self._named: list[tuple[int, str]] = []
+        self._rows: Rows | None = None
+        self._of_rows = self._last = np.empty(0, np.int32)
+
+    def slots(self, ids: list[str], alive: Collection[str]) -> Slots:
+        known = self._slot_of
+        found = list(map(known.get, ids))
+        if None in found:
+            self._name([name for name, slot in zip(ids, found, strict=True) if slot is None], alive)
+            return np.array([known[name] for name in ids], np.int32)
+        return np.array(found, np.int32)
+
+    def slots_of_rows(self, rows: Rows, alive: Collection[str]) -> Slots:
+        if rows is not self._rows:
+            self._of_rows, self._rows = self.slots(rows.ids, alive), rows
+        return self._of_rows
+
+    def columns(
+        self,
+        slots: Slots,
+        tokens: NDArray[np.int32],
+        counts: NDArray[np.int32] | None,
+        before: list[int],
+    ) -> EngineCoreOutput:
+        same = slots is self._last or np.array_equal(slots, self._last)
+        named, self._named, self._last = self._named, [], slots
+        state.count("column_steps")
+        return output_of(Columns(self._engine, None if same else slots, tokens, counts, named, before))
+
+    def _name(self, ids: list[str], alive: Collection[str]) -> None:
+        """Give slots to new requests."""
+        known = self._slot_of
+        if len(known) + len(ids) > 2 * len(alive) + SPARE:
+            wanted = set(ids)
+            for name in [name for name in known if name not in alive and name not in wanted]:
+                self._free.append(known.pop(name))
+        for name in ids:
+            slot = self._free.pop() if self._free else len(known)
+            known[name] = slot
+            self._named.append((slot, name))

@@ -1,0 +1,185 @@
+"""Which requests the front end serves by column, and what their callers take.
+
+A row's state is vLLM's own RequestState, up to date after each step. `ColumnCollector` makes an output only when a
+caller takes it, of all tokens since it last took: what stock's collector comes to, which makes one output for each step
+and adds those that a slow caller has not taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+
+from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer, IncrementalDetokenizer
+from vllm.v1.engine.output_processor import RequestOutputCollector, RequestState
+
+ROW = "kvtune_row"
+"""The attribute of a RequestState with its Row."""
+
+_NEW_OUTPUT, _NEW_COMPLETION = RequestOutput.__new__, CompletionOutput.__new__
+
+
+class Kind(Enum):
+    """What a caller wants of a step. END: nothing before the last; TAKE: what came; MADE: vLLM makes its output."""
+
+    END = 1
+    TAKE = 2
+    MADE = 3
+
+
+class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
+    """A collector whose outputs are made when they are taken. One caller waits for it at most, as AsyncLLM does."""
+
+    state: RequestState
+    token_ids: list[int]
+    """The request's tokens so far; the detokenizer's own list."""
+    taken: int
+    """How many of them are in outputs."""
+    output: RequestOutput | PoolingRequestOutput | Exception | None
+    waiter: asyncio.Future[None] | None
+    whole: dict[str, object] | None
+    part: dict[str, object]
+
+    def adopt(self, state: RequestState) -> None:
+        self.state = state
+        self.token_ids = state.detokenizer.token_ids
+        self.taken = len(self.token_ids)
+        self.waiter = self.whole = None
+
+    def put(self, output: RequestOutput | PoolingRequestOutput | Exception) -> None:
+        """An output that vLLM made. Its text is all that was not taken; its tokens are only the last."""
+        token_ids = self.token_ids
+        if isinstance(output, RequestOutput):
+            before = len(token_ids) - sum(len(part.token_ids) for part in output.outputs)
+            if before > self.taken:
+                waiting = self._make(token_ids[self.taken : before], "")
+                if self.output is None:
+                    self.output = waiting
+                elif isinstance(self.output, RequestOutput):
+                    self.output.add(waiting, aggregate=True)
+        self.taken = len(token_ids)
+        super().put(output)
+        self.wake()
+
+    def wake(self) -> None:
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def get(self) -> RequestOutput | PoolingRequestOutput:
+        while True:
+            if self.output is not None or self.taken < len(self.token_ids):
+                output = self.get_nowait()
+                assert output is not None
+                return output
+            self.waiter = waiter = asyncio.get_running_loop().create_future()
+            try:
+                await waiter
+            finally:
+                self.waiter = None
+
+    def get_nowait(self) -> RequestOutput | PoolingRequestOutput | None:
+        taken, token_ids = self.taken, self.token_ids
+        if self.output is None:
+            return self._take() if taken < len(token_ids) else None
+        if taken < len(token_ids) and isinstance(self.output, RequestOutput):
+            self.output.add(self._take(), aggregate=True)
+        output: RequestOutput | PoolingRequestOutput | None = super().get_nowait()
+        return output
+
+    def _take(self) -> RequestOutput:
+        token_ids = self.token_ids[self.taken :]
+        self.taken += len(token_ids)
+        return self._make(token_ids, self.state.detokenizer.get_next_output_text(False, True))
+
+    def _make(self, token_ids: list[int], text: str) -> RequestOutput:
+        """What RequestState.make_request_output makes of a step that is not the last. Called once it has prefilled."""
+        if self.whole is None:
+            first = self.state._new_request_output(
+                self.state.external_req_id, [CompletionOutput(0, "", [], None, None)], False
+            )
+            self.whole = vars(first)
+            self.part = vars(CompletionOutput(self.state.request_index, "", (), None, None))
+        completion = _NEW_COMPLETION(CompletionOutput)
+        fields = completion.__dict__
+        fields.update(self.part)
+        fields["token_ids"] = token_ids
+        fields["text"] = text
+        output: RequestOutput = _NEW_OUTPUT(RequestOutput)
+        fields = output.__dict__
+        fields.update(self.whole)
+        fields["outputs"] = [completion]
+        return output
+
+
+class Row:
+    """One request that is served by column."""
+
+    __slots__ = ("append", "collector", "decode", "detokenizer", "kind", "leave", "slot", "state", "stats")
+
+    def __init__(self, state: RequestState, kind: Kind) -> None:
+        self.state = state
+        self.kind = kind
+        self.stats = state.stats
+        self.detokenizer = state.detokenizer
+        self.append: Callable[[int], None] = state.detokenizer.token_ids.append
+        self.decode: Callable[[int], str] | None = getattr(state.detokenizer, "decode_next", None)
+        self.collector: ColumnCollector | None = None
+        self.slot = -1
+        self.leave: Callable[[Row], None] | None = None
+        """Gives the slot back; None while EngineCore has given none."""
+        if kind is Kind.TAKE:
+            state.queue.__class__ = ColumnCollector
+            self.collector = state.queue
+            self.collector.adopt(state)
+
+    def hand_out(self) -> None:
+        """Of kind MADE: the step's output as vLLM makes it, if it makes one now."""
+        state, made = self.state, len(self.detokenizer.token_ids)
+        sent, interval = state.sent_tokens_offset, state.stream_interval
+        if interval > 1 and sent and made - sent < interval:
+            return
+        output = state.make_request_output([self.detokenizer.token_ids[-1]], None, None, None)
+        if output is not None:
+            state.queue.put(output)
+
+
+def row_of(state: RequestState) -> Row | None:
+    """A new request's row; None for one that vLLM serves output by output."""
+    kind = _kind(state)
+    return None if kind is None else Row(state, kind)
+
+
+def _kind(state: RequestState) -> Kind | None:
+    detokenizer, logprobs = state.detokenizer, state.logprobs_processor
+    if (
+        type(state) is not RequestState
+        or type(state.queue) is not RequestOutputCollector
+        or logprobs is None
+        or logprobs.num_logprobs is not None
+        or logprobs.num_prompt_logprobs is not None
+        or state.parent_req is not None
+        or state.lora_request is not None
+        or state.prompt_embeds is not None
+        or state.streaming_input
+        or state.input_chunk_queue is not None
+        or type(detokenizer) not in (IncrementalDetokenizer, FastIncrementalDetokenizer)
+        or getattr(detokenizer, "stop", None)
+    ):
+        return None
+    if state.output_kind == RequestOutputKind.FINAL_ONLY:
+        return Kind.END
+    if state.output_kind == RequestOutputKind.DELTA and state.stream_interval == 1:
+        return Kind.TAKE
+    return Kind.MADE
+
+
+def is_ready(state: RequestState, weight_version: str | None) -> bool:
+    """Whether a step's token is all that there is to it. Else vLLM takes the step: a first token, other weights."""
+    if state.is_prefilling:
+        return False
+    starts = state.weight_version_starts
+    return weight_version is None or bool(starts and starts[-1][0] == weight_version)

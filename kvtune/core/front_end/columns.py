@@ -18,7 +18,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from kvtune.core.front_end.message import Columns, Slots, columns_of
-from kvtune.core.front_end.rows import ROW, ColumnCollector, Kind, Row, is_ready, row_of
+from kvtune.core.front_end.rows import ColumnCollector, Kind, Row, is_ready, row_of
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, RequestStateStats
@@ -28,11 +28,16 @@ AT_ONCE = 128
 
 
 class States(dict[str, RequestState]):
-    """OutputProcessor.request_states: a request that leaves it leaves its column."""
+    """OutputProcessor.request_states. A request that leaves it leaves its column, and nothing else holds its state."""
+
+    def __init__(self, states: dict[str, RequestState]) -> None:
+        super().__init__(states)
+        self.rows: dict[str, Row] = {}
+        """Requests that are served by column."""
 
     def pop(self, name: str, *default: RequestState | None) -> RequestState | None:
         state = super().pop(name, *default)
-        row: Row | None = getattr(state, ROW, None)
+        row = self.rows.pop(name, None)
         if row is not None and row.leave is not None:
             row.leave(row)
         return state
@@ -68,7 +73,7 @@ class EngineRows:
         self._slots: Slots = np.empty(0, np.int32)
         self._layout: Layout | None = None
 
-    def name(self, slot: int, name: str, state: RequestState | None) -> None:
+    def name(self, slot: int, name: str, row: Row | None) -> None:
         """EngineCore has given a slot to a request."""
         missing = slot + 1 - len(self.names)
         self.names += [""] * missing
@@ -76,7 +81,6 @@ class EngineRows:
         before = self.rows[slot]
         if before is not None:
             before.leave = None
-        row: Row | None = getattr(state, ROW, None)
         self.names[slot], self.rows[slot] = name, row
         if row is not None:
             row.leave, row.slot = self.leave, slot
@@ -118,6 +122,8 @@ class EngineRows:
         if row.stats is not None:
             layout.stats.append(row.stats)
         if row.collector is not None:
+            if row.collector.whole is None:
+                row.collector.learn(row.state)
             layout.takers.append(row.collector)
         elif row.kind is Kind.MADE:
             layout.made.append(row)
@@ -135,8 +141,9 @@ class FrontEnd:
     def add(self, request_id: str) -> None:
         """A request that vLLM has just added."""
         state = self._states.get(request_id)
-        if state is not None and not hasattr(state, ROW):
-            setattr(state, ROW, row_of(state))
+        row = None if state is None or request_id in self._states.rows else row_of(state)
+        if row is not None:
+            self._states.rows[request_id] = row
 
     def process(
         self,
@@ -152,7 +159,7 @@ class FrontEnd:
         columns = columns_of(outputs[-1])
         engine = self._engines.setdefault(columns.engine, EngineRows())
         for slot, name in columns.named:
-            engine.name(slot, name, self._states.get(name))
+            engine.name(slot, name, self._states.rows.get(name))
         layout = engine.layout(columns.slots, version, self._states)
         if columns.counts is None:
             tokens: list[int] = columns.tokens.tolist()

@@ -16,9 +16,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer, IncrementalDetokenizer
 from vllm.v1.engine.output_processor import RequestOutputCollector, RequestState
 
-ROW = "kvtune_row"
-"""The attribute of a RequestState with its Row."""
-
 _NEW_OUTPUT, _NEW_COMPLETION = RequestOutput.__new__, CompletionOutput.__new__
 
 
@@ -31,9 +28,12 @@ class Kind(Enum):
 
 
 class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
-    """A collector whose outputs are made when they are taken. One caller waits for it at most, as AsyncLLM does."""
+    """A collector whose outputs are made when they are taken. One caller waits for it at most, as AsyncLLM does.
 
-    state: RequestState
+    It does not hold the request's state, which holds it: both go at once when vLLM lets go of the request.
+    """
+
+    detokenizer: IncrementalDetokenizer
     token_ids: list[int]
     """The request's tokens so far; the detokenizer's own list."""
     taken: int
@@ -41,13 +41,21 @@ class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
     output: RequestOutput | PoolingRequestOutput | Exception | None
     waiter: asyncio.Future[None] | None
     whole: dict[str, object] | None
+    """Fields of an output that is not the last; None until the prompt is computed."""
     part: dict[str, object]
+    """Fields of its one completion."""
 
-    def adopt(self, state: RequestState) -> None:
-        self.state = state
-        self.token_ids = state.detokenizer.token_ids
+    def adopt(self, detokenizer: IncrementalDetokenizer) -> None:
+        self.detokenizer = detokenizer
+        self.token_ids = detokenizer.token_ids
         self.taken = len(self.token_ids)
         self.waiter = self.whole = None
+
+    def learn(self, state: RequestState) -> None:
+        """What all outputs but the last have in common, as RequestState.make_request_output makes them."""
+        completion = CompletionOutput(state.request_index, "", (), None, None)
+        self.whole = vars(state._new_request_output(state.external_req_id, [completion], False))
+        self.part = vars(completion)
 
     def put(self, output: RequestOutput | PoolingRequestOutput | Exception) -> None:
         """An output that vLLM made. Its text is all that was not taken; its tokens are only the last."""
@@ -93,16 +101,10 @@ class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
     def _take(self) -> RequestOutput:
         token_ids = self.token_ids[self.taken :]
         self.taken += len(token_ids)
-        return self._make(token_ids, self.state.detokenizer.get_next_output_text(False, True))
+        return self._make(token_ids, self.detokenizer.get_next_output_text(False, True))
 
     def _make(self, token_ids: list[int], text: str) -> RequestOutput:
-        """What RequestState.make_request_output makes of a step that is not the last. Called once it has prefilled."""
-        if self.whole is None:
-            first = self.state._new_request_output(
-                self.state.external_req_id, [CompletionOutput(0, "", [], None, None)], False
-            )
-            self.whole = vars(first)
-            self.part = vars(CompletionOutput(self.state.request_index, "", (), None, None))
+        assert self.whole is not None
         completion = _NEW_COMPLETION(CompletionOutput)
         fields = completion.__dict__
         fields.update(self.part)
@@ -134,7 +136,7 @@ class Row:
         if kind is Kind.TAKE:
             state.queue.__class__ = ColumnCollector
             self.collector = state.queue
-            self.collector.adopt(state)
+            self.collector.adopt(state.detokenizer)
 
     def hand_out(self) -> None:
         """Of kind MADE: the step's output as vLLM makes it, if it makes one now."""

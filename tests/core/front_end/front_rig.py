@@ -34,7 +34,6 @@ with warnings.catch_warnings():
     from kvtune.core.front_end import install
     from kvtune.core.front_end.message import MARK
     from kvtune.core.front_end.outlet import Outlet
-    from kvtune.core.front_end.rows import ROW
 
 PROSE = (
     "a front end gives every caller its own words; naïve café, 東京 and 🚀🚀 take several tokens each. " * 4
@@ -88,7 +87,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-NOT_COMPARED = {ROW, "queue", "parent_req", "detokenizer", "logprobs_processor"}
+NOT_COMPARED = {"queue", "parent_req", "detokenizer", "logprobs_processor"}
 
 
 def state_of(processor: OutputProcessor) -> dict[str, Any]:

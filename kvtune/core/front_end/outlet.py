@@ -5,6 +5,7 @@ An output is plain when it has tokens and nothing else. All others stay as they 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Protocol
@@ -16,6 +17,8 @@ from vllm.v1.engine import EngineCoreOutput
 
 from kvtune.core import state
 from kvtune.core.front_end.message import MARK, Columns, Slots, output_of
+
+logger = logging.getLogger("vllm.kvtune")
 
 FEWEST = 4
 """Fewer plain outputs are sent as they are."""
@@ -63,6 +66,16 @@ class Outlet:
         to = self._clients.get(client)
         if to is None or len(outputs) < FEWEST or outputs[-1].request_id == MARK:
             return outputs
+        try:
+            return self._packed(to, outputs, alive)
+        except Exception as error:
+            self._give_up(error)
+            return outputs
+
+    @staticmethod
+    def _packed(
+        to: _Client, outputs: list[EngineCoreOutput], alive: Collection[str]
+    ) -> list[EngineCoreOutput]:
         plain: list[EngineCoreOutput] = []
         others: list[EngineCoreOutput] = []
         before: list[int] = []
@@ -93,9 +106,23 @@ class Outlet:
     ) -> EngineCoreOutput | None:
         """One token of each row, but for special and dead ones: of a step that only decodes, of one client that asked.
 
-        None where no row is left.
+        None where no row is left, or the columns could not be made.
         """
-        to = self._clients[rows.client]
+        try:
+            return self._steady(self._clients[rows.client], rows, sampled, special, dead, alive)
+        except Exception as error:
+            self._give_up(error)
+            return None
+
+    @staticmethod
+    def _steady(
+        to: _Client,
+        rows: Rows,
+        sampled: Sequence[int],
+        special: Sequence[int],
+        dead: Sequence[int],
+        alive: Collection[str],
+    ) -> EngineCoreOutput | None:
         slots, tokens = to.slots_of_rows(rows, alive), np.array(sampled, np.int32)
         before: list[int] = []
         if special or dead:
@@ -104,6 +131,12 @@ class Outlet:
             before = np.cumsum(ours)[list(special)].tolist() if special else []
             slots, tokens = slots[ours], tokens[ours]
         return to.columns(slots, tokens, None, before) if len(tokens) else None
+
+    def _give_up(self, error: Exception) -> None:
+        """Send every output as stock does from now on, after an error in our bookkeeping. Clients read both."""
+        self._clients.clear()
+        state.part("front_end", False, f"gave up: {type(error).__name__}: {error}")
+        logger.warning("kvtune: outputs are sent as stock sends them", exc_info=error)
 
 
 class _Client:
@@ -121,7 +154,7 @@ class _Client:
         known = self._slot_of
         found = list(map(known.get, ids))
         if None in found:
-            self._name([name for name, slot in zip(ids, found, strict=True) if slot is None], alive)
+            self._name([name for name, slot in zip(ids, found, strict=True) if slot is None], ids, alive)
             return np.array([known[name] for name in ids], np.int32)
         return np.array(found, np.int32)
 
@@ -142,14 +175,14 @@ class _Client:
         state.count("column_steps")
         return output_of(Columns(self._engine, None if same else slots, tokens, counts, named, before))
 
-    def _name(self, ids: list[str], alive: Collection[str]) -> None:
-        """Give slots to new requests."""
+    def _name(self, new: list[str], ids: list[str], alive: Collection[str]) -> None:
+        """Give slots to new requests. `ids`: all of the step, of which some may be gone since it was scheduled."""
         known = self._slot_of
-        if len(known) + len(ids) > 2 * len(alive) + SPARE:
+        if len(known) + len(new) > 2 * len(alive) + SPARE:
             wanted = set(ids)
             for name in [name for name in known if name not in alive and name not in wanted]:
                 self._free.append(known.pop(name))
-        for name in ids:
+        for name in new:
             slot = self._free.pop() if self._free else len(known)
             known[name] = slot
             self._named.append((slot, name))

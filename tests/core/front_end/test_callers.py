@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvtune.core.front_end import install
-from kvtune.core.front_end.message import MARK, OUTLET, asked_by, asking
+from kvtune.core.front_end.message import MARK, OUTLET, asked_by, asking, columns_of
 from kvtune.core.settings import CoreSettings
 from tests.core.front_end.front_rig import (
     EngineCoreOutput,
@@ -199,3 +199,29 @@ def test_fewer_plain_outputs_than_are_worth_a_column_stay_as_they_are() -> None:
     assert outlet.pack(0, few, ()) is few
     mixed = [*outputs(3), EngineCoreOutput("end", [1], finish_reason=FinishReason.STOP)]
     assert outlet.pack(0, mixed, ()) is mixed
+
+
+def test_slots_of_requests_that_are_gone_are_given_out_again_and_a_dead_row_keeps_its_own() -> None:
+    """A step in flight still has the rows of requests that were aborted after it was scheduled."""
+    outlet = Outlet(0)
+    outlet.ask(0)
+    first = [f"a{i}" for i in range(200)]
+    outlet.pack(0, [EngineCoreOutput(name, [1]) for name in first], first)
+    ids = ["a0", *(f"b{i}" for i in range(100))]
+    rows = SimpleNamespace(ids=ids, client=0)
+    output = outlet.steady(rows, list(range(101)), [], [0], alive=set(ids[1:]))
+    assert output is not None
+    columns = columns_of(output)
+    assert columns.slots is not None and len(columns.slots) == 100
+    assert sorted(name for _, name in columns.named) == sorted(ids[1:])
+    assert max(slot for slot, _ in columns.named) < 200
+
+
+def test_an_outlet_that_fails_leaves_its_outputs_to_stock() -> None:
+    outlet = Outlet(0)
+    outlet.ask(0)
+    plain = outputs()
+    assert outlet.pack(0, plain, alive=()) is not plain
+    many = [EngineCoreOutput(f"b{i}", [i]) for i in range(200)]
+    assert outlet.pack(0, many, alive=None) is many  # type: ignore[arg-type]
+    assert not outlet.reads_columns(0)

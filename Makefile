@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test test-both check lint unit long evidence gpu gemma pythons versions coverage stress vllm-tests bench policies docs clean
+.PHONY: help setup setup-test profile test test-both check lint unit long evidence gpu gemma pythons versions coverage stress vllm-tests bench policies offload docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -75,6 +75,11 @@ bench: setup-test  ## benchmarks that start no engine: pool, step path, token ro
 
 policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md
 	$(BIN)/python tests/bench/policies.py
+
+TRACE ?= mooncake_conversation.jsonl
+
+offload: setup-test  ## how much host memory is worth it, on a recorded trace (TRACE=FILE) -> reports/tables/offload.md
+	$(BIN)/python tests/bench/offload.py $(TRACE)
 
 docs: setup-test  ## write what documents say from the code: commands, knobs, workloads, columns, importers
 	$(BIN)/python -m tests.doc_tables

@@ -111,6 +111,7 @@ class SchedulerOutput(ScheduledStep, Protocol):
     total_num_scheduled_tokens: int
     kv_connector_metadata: object
     finished_req_ids: set[str]
+    preempted_req_ids: set[str] | None
 
 
 class ModelOutput(Protocol):
@@ -118,6 +119,7 @@ class ModelOutput(Protocol):
 
     req_ids: list[str]
     sampled_token_ids: list[list[int]]
+    kv_connector_output: object
 
 
 class RequestOutput(Protocol):

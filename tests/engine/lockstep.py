@@ -171,6 +171,7 @@ def main(job: dict[str, Any], out: Path) -> None:
                     "copies": [copied(real), copied(simulated)],
                     "digests": [list(real.journal.digests), list(simulated.journal.digests)],
                     "refused": [refused_by_tier(real.engine), refused_by_tier(simulated.engine)],
+                    "steady_steps": getattr(engine.scheduler, "steady_steps", 0),
                     "preemptions": int(real.journal.preemptions.sum()),
                     "groups": len(captured["groups"]),
                     "block": int(engine.scheduler.block_size),

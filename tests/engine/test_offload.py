@@ -95,6 +95,25 @@ def test_every_step_with_a_tier_equals_the_simulators_and_every_answer_stocks(
         assert case["preemptions"] > 0 or not preempted, case["workload"]
 
 
+def test_decodes_take_their_short_path_with_a_tier_too(tmp_path: Path) -> None:
+    """Requests whose log-probabilities are asked for do not take it, so the answers are compared as tokens here."""
+    work = "rounds:prefixes=9,prefix=300,suffix=40,output=40,rounds=3,concurrency=4"
+    job = {
+        "model": "tiny-llama",
+        "cores": ["kvtune"],
+        "args": [*PLAIN, *SEEDED],
+        "cases": [{"workload": work, "blocks": 60}],
+        "audit": True,
+    }
+    (without,) = lockstep(tmp_path, job)["cases"]
+    (case,) = lockstep(tmp_path, {**job, "args": [*PLAIN, *SEEDED, *TIER]})["cases"]
+    assert case["digests"][0] == case["digests"][1] and case["hits"][0] == case["hits"][1]
+    assert case["tier_hits"][0] == case["tier_hits"][1] and sum(case["tier_hits"][0]) > 1000
+    assert case["copies"][0] == case["copies"][1]
+    assert case["steady_steps"] > 20
+    assert case["answers"] == without["answers"]
+
+
 def test_what_our_own_policy_stores_and_refuses_is_the_simulators_too(tmp_path: Path) -> None:
     job = {
         "model": "tiny-llama",

@@ -127,6 +127,38 @@ def test_jumps_change_nothing_with_a_tier_either(
     assert requests["preemptions"].sum() > 0
 
 
+@pytest.mark.parametrize(("core", "policy"), [("stock", []), ("kvtune", []), ("stock", REUSE)])
+@pytest.mark.parametrize(
+    ("model", "work", "blocks"),
+    [
+        ("tiny-llama", "zipf:prefixes=6,prefix=500,suffix=40,requests=40,concurrency=8,output=60", 70),
+        ("tiny-llama", "chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
+        ("tiny-gemma3", "zipf:prefixes=8,prefix=500,suffix=40,requests=30,concurrency=6,output=60", 170),
+    ],
+)
+@pytest.mark.parametrize("copy", [CopyTime(store_gib_s=0.02, load_gib_s=0.02), CopyTime()])
+def test_steps_in_bulk_are_the_single_steps_with_a_tier_too(
+    simulators: Simulators,
+    model: str,
+    work: str,
+    blocks: int,
+    core: Literal["stock", "kvtune"],
+    policy: list[str],
+    copy: CopyTime,
+) -> None:
+    retention = ["--prefix-cache-retention-interval", "512"] if model == "tiny-gemma3" else []
+    small = ["--kv-offloading-size", "0.004"]  # evicts
+    settings = replace(
+        engine(blocks, *small, *retention, *policy), model=model, core=core, copy=copy, digests=True
+    )
+    single = replace(settings, shortcuts=False, core_settings={"steady": False} if core == "kvtune" else {})
+    short, plain = replayed(simulators, work, [settings, single])
+    assert short.header.extra.digests == plain.header.extra.digests
+    for name in ("hit_tokens", "tier_hit_tokens", "finished_s", "preemptions"):
+        assert np.array_equal(short.table("requests")[name], plain.table("requests")[name]), name
+    assert short.header.extra.sim is not None and short.header.extra.sim.jumps > 0
+
+
 def test_reuse_keeps_what_comes_back_where_age_keeps_what_came_last(simulators: Simulators) -> None:
     work = "mix:prefixes=8,prefix=640,suffix=32,output=2,requests=300,cold=900,share=0.6,concurrency=1"
     small = ["--kv-offloading-size", "0.008"]  # 256 chunks

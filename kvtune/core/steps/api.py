@@ -11,6 +11,7 @@ from typing import Protocol
 
 from kvtune.core.steps.empty import NoopLimits
 from kvtune.core.steps.steady import Cohort, Rows
+from kvtune.core.steps.tier import Tier
 from kvtune.core.vllm_types import BlockIds, KVCacheBlocks, KVCacheManager, Request, Scheduler
 
 
@@ -31,6 +32,7 @@ class SteadyDecodeScheduler(Scheduler, Protocol):
     steady_last_rows: Rows | None
     steady_placed: dict[str, BlockIds]
     steady_limits: Callable[[Request], NoopLimits]
+    steady_tier: Tier | None
     steady_allocate: Callable[[Request], KVCacheBlocks | None]
 
     def find_steady_cohort(self) -> Cohort | None: ...

@@ -20,6 +20,7 @@ from kvtune.core import state
 from kvtune.core.compat.names import count_step, holds_prefills
 from kvtune.core.steps import empty
 from kvtune.core.steps.steady import Cohort, gather, is_plain_decode, next_event
+from kvtune.core.steps.tier import tier_of
 from kvtune.core.steps.update import SteadyUpdate
 from kvtune.core.vllm_types import BlockIds, KVCacheBlocks, Request
 
@@ -41,6 +42,7 @@ class SteadyDecode(SteadyUpdate):
             manager, "allocate_at_event", None
         ) or functools.partial(manager.allocate_slots, num_new_tokens=1)
         self.steady_placed = {}
+        self.steady_tier = tier_of(self.connector)
         self._other: Request | None = None  # a running request that was not a plain decode when last checked
         self.steady_last_rows = None
         self._in_flight = deque()
@@ -66,14 +68,24 @@ class SteadyDecode(SteadyUpdate):
 
     def find_steady_cohort(self) -> Cohort | None:
         """All running requests, when this step decodes one token of each and can admit nothing; else None."""
+        tier = self.steady_tier
+        # A connector may be bound after the scheduler was built.
+        if self.connector is not (None if tier is None else tier.connector):
+            return None
+        if tier is not None and not tier.quiet(self.finished_req_ids):
+            return None
+        cohort = self._find_cohort()
+        return None if cohort is None or (tier is not None and not tier.has_offered(cohort.rows)) else cohort
+
+    def _find_cohort(self) -> Cohort | None:
         running = self.running
         count = len(running)
         if not 0 < count <= min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens):
             return None
         if self._pause_state is not PauseState.UNPAUSED or self.steady_placed:
             return None
-        # A connector may be bound after the scheduler was built; blocks whose free is deferred are counted by stock.
-        if self.defer_block_free or self.connector is not None or self.aux_output_connector is not None:
+        # Blocks whose free is deferred are counted by stock; an output connector may be bound after the start.
+        if self.defer_block_free or self.aux_output_connector is not None:
             return None
         # Without scheduling ahead, the tokens of a step must be here before the next one is asked for.
         if self._in_flight and not self.steady_runs_ahead:
@@ -155,7 +167,7 @@ class SteadyDecode(SteadyUpdate):
             for i in reversed(done):
                 del new_blocks[i]
         self.steady_placed.clear()
-        # Stock does this in every step, so that hand-offs to a connector (there is none here) do not pile up.
+        # Stock does this in every step, so that hand-offs to a connector (none wants any here) do not pile up.
         self.kv_cache_manager.take_boundary_state_offloads()
         return new_blocks
 
@@ -213,6 +225,8 @@ class SteadyDecode(SteadyUpdate):
             new_block_ids_to_zero=self._get_new_block_ids_to_zero(),
             ec_manager_metadata=self.encoder_cache_manager.get_manager_metadata(),
         )
+        if self.steady_tier is not None:
+            output.kv_connector_metadata = self.steady_tier.nothing_to_copy()
         self.finished_req_ids = set()
         self.reset_preempted_req_ids = set()
         self._in_flight.append((output, cohort, rows))

@@ -17,6 +17,7 @@ from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.core.steps import empty
 from kvtune.core.steps.schedule import SteadyDecode
+from kvtune.core.steps.tier import tier_of
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -31,7 +32,8 @@ def why_never_steady(scheduler: Scheduler) -> str:
         or scheduler.num_spec_tokens
         or scheduler.num_lookahead_tokens,
         "LoRA": scheduler.lora_config is not None,
-        "a KV connector": scheduler.connector is not None or scheduler.defer_block_free,
+        "a KV connector": (scheduler.connector is not None and tier_of(scheduler.connector) is None)
+        or scheduler.defer_block_free,
         "an encoder cache connector": scheduler.ec_connector is not None,
         "auxiliary outputs": scheduler.aux_output_connector is not None,
         "sampling masks": scheduler.return_sampling_mask,

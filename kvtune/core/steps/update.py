@@ -23,6 +23,7 @@ from vllm.v1.request import RequestStatus
 from kvtune.core import state
 from kvtune.core.front_end.message import OUTLET
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished
+from kvtune.core.steps.tier import Tier, has_news
 from kvtune.core.tokens.outputs import out_rows
 from kvtune.core.tokens.rows import make_rows, one_each
 from kvtune.core.vllm_types import BlockIds, KVCacheManager, Request
@@ -58,6 +59,8 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     """Steps that were scheduled on the path."""
     steady_placed: dict[str, BlockIds]
     """Blocks that were allocated in a step that stock then had to decide: stock's output must still report them."""
+    steady_tier: Tier | None
+    """Host memory behind the KV cache, where the engine offloads to it."""
     steady_last_rows: Rows | None
     """The rows of the last step on the path."""
     steady_runs_ahead: bool
@@ -109,7 +112,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             or output.prompt_logprobs_dict
             or output.prompt_token_id_logprobs_dict
             or output.pooler_output
-            or output.kv_connector_output is not None
+            or has_news(output.kv_connector_output)
             or output.ec_connector_output is not None
             or output.num_nans_in_logits
             or output.aux_output_connector_output is not None

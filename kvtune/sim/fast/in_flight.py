@@ -104,5 +104,6 @@ def with_rows(
         req_ids=names,
         req_id_to_index={name: i for i, name in enumerate(names)},
         sampled_token_ids=[[0] for _ in ids] + (result.sampled_token_ids if result is not None else []),
+        kv_connector_output=None if result is None else result.kv_connector_output,
     )
     return both

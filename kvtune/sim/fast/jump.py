@@ -107,11 +107,9 @@ class JumpStepper:
         )
 
     def _tier_is_quiet(self) -> bool:
-        """Each step may have copies started or see them end; each looks up whoever waits, which the tier remembers."""
+        """Each step may have copies started or see them end."""
         tier, scheduler = self._executor.tier, self._scheduler
-        return tier is None or (
-            not scheduler.waiting and not scheduler.kv_holding_waiting and tier.quiet(scheduler.connector)
-        )
+        return tier is None or (not scheduler.kv_holding_waiting and tier.quiet(scheduler.connector))
 
     def _steps(self) -> int:
         """How many steps from here are alike, as far as requests and blocks are concerned."""

@@ -141,8 +141,12 @@ class MixedStepper:
         return is_plain_decode(request, self._ahead) and not carries_extras(request)
 
     def _step(self, cohort: Cohort, schedule: Callable[[Cohort], SchedulerOutput]) -> StepResult | None:
-        executor, ahead = self._executor, self._in_flight
+        executor, ahead, tier = self._executor, self._in_flight, self._path.tier
+        if tier is not None and not tier.has_offered(cohort.rows):
+            return None
         blocks = self._path.allocate_due(cohort) if len(cohort.rows) < self._room() else None
+        if tier is not None:
+            tier.given_out(self._path.placed if blocks is None else blocks)
         if blocks is None:
             self._path.cohort = None
             return None
@@ -207,9 +211,13 @@ class MixedStepper:
     def _schedule_none(self, cohort: Cohort) -> SchedulerOutput:
         scheduler = self._scheduler
         scheduler.current_step += 1
+        empty: SchedulerOutput = VllmSchedulerOutput.make_empty()
+        if (tier := self._path.tier) is not None:
+            empty.finished_req_ids = scheduler.finished_req_ids
+            empty.preempted_req_ids = scheduler.reset_preempted_req_ids
+            empty.kv_connector_metadata = tier.connector.build_connector_meta(empty)
         scheduler.finished_req_ids, scheduler.reset_preempted_req_ids = set(), set()
         scheduler.prev_step_scheduled_req_ids.clear()
-        empty: SchedulerOutput = VllmSchedulerOutput.make_empty()
         return empty
 
     def _append(self, cohort: Cohort, rows: Rows, stopping: set[int]) -> None:

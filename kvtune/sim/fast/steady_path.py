@@ -5,7 +5,7 @@ What the core adds to a scheduler and its KV cache manager (`core/steps`) is rea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol, TypeGuard, cast
 
 from vllm.v1.core.sched.interface import PauseState
@@ -36,6 +36,8 @@ class SteadyPath:
         self.allocate_due: Callable[[Cohort], list[BlockIds | None] | None] = adopted.allocate_steady_blocks
         """The block ids that each row gets in the cohort's next step; None where stock has to decide."""
         self._limits = adopted.steady_limits
+        self.tier = adopted.steady_tier
+        """Host memory behind the KV cache, where the engine offloads to it."""
 
     @property
     def off(self) -> bool:
@@ -46,6 +48,11 @@ class SteadyPath:
     def must_wait(self) -> bool:
         """Stock's next step still has blocks to report, or the scheduler is paused."""
         return bool(self._scheduler.steady_placed) or self._scheduler._pause_state is not PauseState.UNPAUSED
+
+    @property
+    def placed(self) -> Collection[BlockIds]:
+        """Blocks that were given out in a step that stock then has to decide."""
+        return self._scheduler.steady_placed.values()
 
     @property
     def cohort(self) -> Cohort | None:
@@ -65,6 +72,8 @@ class SteadyPath:
         scheduler, cohort = self._scheduler, self.cohort
         room = min(scheduler.max_num_scheduled_tokens, scheduler.scheduler_config.max_num_batched_tokens)
         if self.off or self.must_wait or scheduler.kv_holding_waiting or len(scheduler.running) >= room:
+            return None
+        if self.tier is not None:  # each step looks up who waits, and copies may begin or end
             return None
         if cohort is None or not cohort.sync(scheduler.running) or not self.in_step(cohort):
             self.cohort = cohort = self.gather(scheduler.running) if scheduler.running else None

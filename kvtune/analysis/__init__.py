@@ -25,7 +25,6 @@ Imported by: cli, doctor, evidence, explain, report, tune.
     claim_results.py The `--json` object of `kvtune evidence`: `kvtune/evidence` makes it, `kvtune/report` draws it
     knobs.py         What a knob is, in one line with its unit: said wherever knobs are printed
     offload.py       What a tier of host memory gave back, and what it cost: Run -> Offload
-    knee.py          Where a curve of gain over cost bends: the size beyond which more of it pays less
     stalls/         slow token gaps, and the one largest cause of each
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,3 +94,23 @@ def _copies(run: Run) -> CopyTotals | None:
         evicted_chunks=counts["evicted_chunks"],
         refused=counts["refused"],
     )
+
+
+FEWEST = 3
+"""Points of a curve that can bend."""
+
+
+def knee(curve: Sequence[tuple[float, float]]) -> float | None:
+    """How much of a tier is worth it: the cost at which a curve of (cost, gain) lies furthest above its chord.
+
+    Points come in the order of their costs. None for fewer than three, and where no point lies above: then the
+    last part of the cost pays as much as the first.
+    """
+    if len(curve) < FEWEST:
+        return None
+    (cost, gain), (most, best) = curve[0], curve[-1]
+    if most <= cost or best <= gain:
+        return None
+    above = [((y - gain) / (best - gain) - (x - cost) / (most - cost), x) for x, y in curve[1:-1]]
+    height, at = max(above, key=lambda point: (point[0], -point[1]))
+    return at if height > 0 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtune.analysis.knee import knee
+from kvtune.analysis.offload import knee
 
 
 def test_the_knee_is_where_the_curve_leaves_its_line_furthest() -> None:

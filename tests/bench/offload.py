@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvtune.analysis.knee import knee
-from kvtune.analysis.offload import offload
+from kvtune.analysis.offload import knee, offload
 from kvtune.core.compat.manifest import installed_version
 from kvtune.errors import KvtuneError
 from kvtune.run.machine import this_host

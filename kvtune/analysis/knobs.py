@@ -14,6 +14,7 @@ ENGINE_KNOBS = {
     "max_num_batched_tokens": "most tokens in a step; longer prompts are cut into chunks of it",
     "max_num_seqs": "requests in a step",
     "prefill_schedule_interval": "steps from one step with new prompts to the next, while others decode; 1: none wait",
+    "kv_offloading_size": "host memory behind the KV cache, for what its pool has no room for",
     "enable_prefix_caching": "whether prompts are looked up and kept",
 }
 """Settings of vLLM that a search can try."""
@@ -24,6 +25,7 @@ ENGINE_UNITS = {
     "max_num_batched_tokens": "tokens",
     "max_num_seqs": "requests",
     "prefill_schedule_interval": "steps",
+    "kv_offloading_size": "GiB",
 }
 
 

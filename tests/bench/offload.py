@@ -18,10 +18,11 @@ from typing import Any
 
 from kvtune.analysis.offload import knee, offload
 from kvtune.core.compat.manifest import installed_version
+from kvtune.device.copies import GIB, CopyTime
 from kvtune.errors import KvtuneError
 from kvtune.run.machine import this_host
 from kvtune.run.types import Run
-from kvtune.sim.settings import GIB, CopyTime, SimSettings
+from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 

@@ -6,6 +6,8 @@ Imports no vLLM.
 
 from __future__ import annotations
 
+import math
+
 from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.core.settings import KNOBS, LISTED
 from kvtune.errors import UsageError, did_you_mean
@@ -66,6 +68,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
         "states_per_block": _states_worth_a_trial(facts),
         "max_num_batched_tokens": (1024, 2048, 4096, 8192),
         "max_num_seqs": (32, 128, 256),
+        "kv_offloading_size": (1.0, 2.0, 4.0, 8.0),
         "prefill_schedule_interval": (1,) if facts.no_prefill_interval else (1, 2, 4, 8),
     }
     if name in chosen:
@@ -96,6 +99,8 @@ def read_value(name: str, text: object, facts: ModelFacts) -> Scalar:
         return "none"
     if name == "enable_prefix_caching":
         return KNOBS["packed"].read(text)
+    if name == "kv_offloading_size":
+        return _gib(text)
     try:
         number = int(str(text))
     except ValueError:
@@ -106,6 +111,19 @@ def read_value(name: str, text: object, facts: ModelFacts) -> Scalar:
     if number < least or number % step:
         raise UsageError(f"{name}={text} is not legal", f"{name} takes {what}")
     return number
+
+
+def _gib(text: object) -> float:
+    try:
+        gib = float(str(text))
+    except ValueError:
+        gib = math.nan
+    if not 0 < gib < math.inf:
+        raise UsageError(
+            f"kv_offloading_size={text} is not legal",
+            "kv_offloading_size takes a number of GiB above 0, e.g. 0.5",
+        )
+    return gib
 
 
 def _states_worth_a_trial(facts: ModelFacts) -> tuple[Scalar, ...]:

@@ -227,3 +227,11 @@ def test_the_search_proposes_no_layout_that_the_attention_kernels_refuse(
     assert tried("FLASHINFER") and not any(tried("FLASHINFER"))
     with pytest.raises(UsageError, match="FlashInfer take blocks of 16, 32, 64"):
         build_space([], ["packed=true"], model_facts("qwen3-next-80b", None, 4096, attention="FLASHINFER"))
+
+
+def test_the_size_of_a_tier_is_a_knob_in_gib() -> None:
+    facts = ModelFacts()
+    assert build_space([], ["kv_offloading_size=0.5,2"], facts)["kv_offloading_size"] == (0.5, 2.0)
+    for wrong in ("0", "-1", "nan", "much"):
+        with pytest.raises(UsageError, match="is not legal"):
+            read_value("kv_offloading_size", wrong, facts)

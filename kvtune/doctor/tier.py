@@ -17,6 +17,8 @@ from kvtune.units import count, percent, size
 GIB = 1 << 30
 PAGE = 4096
 SIZE = "kv-offloading-size"
+WRITES_ALL = ("lru", "arc")
+"""Policies that store whatever is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,11 @@ def tier_inert(facts: Facts) -> Iterator[Finding]:
             f"{size(tier.size_bytes)} is less than a chunk of {size(tier.chunk_bytes)}: nothing can be stored",
             f"--{SIZE} {_gib(tier.chunk_bytes * 1000)} has room for a thousand",
         )
-    elif facts.pool_blocks and tier.chunks * tier.blocks_per_chunk <= facts.pool_blocks:
+    elif (
+        tier.policy in WRITES_ALL
+        and facts.pool_blocks
+        and tier.chunks * tier.blocks_per_chunk <= facts.pool_blocks
+    ):
         yield Finding(
             "warning",
             "host memory",

@@ -212,9 +212,9 @@ def _for_never_stored(at: Situation) -> Iterator[Change]:
     if not isinstance(transfer, dict):
         return
     extra = transfer.get("kv_connector_extra_config") or {}
-    for name, value in (("store_threshold", 0), ("offload_prompt_only", False)):
-        default = 0 if name == "store_threshold" else True
-        if extra.get(name, default) != value:
+    usual = {"store_threshold": 0, "offload_prompt_only": True, "eviction_policy": "lru"}
+    for name, value in (("store_threshold", 0), ("offload_prompt_only", False), ("eviction_policy", "lru")):
+        if extra.get(name, usual[name]) != value:
             changed = {**transfer, "kv_connector_extra_config": {**extra, name: value}}
             text = json.dumps(changed, separators=(",", ":"))
             yield f"--kv-transfer-config with {name} {json.dumps(value)}", at.flags(kv_transfer_config=text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kvtune.doctor.ask_vllm import ask_vllm
@@ -56,6 +57,9 @@ def test_a_tier_as_large_as_the_pool_gives_nothing_back() -> None:
     assert said.startswith("warning") and "--kv-offloading-size 4 is 4x the pool" in said
     assert "bounds -w LOAD --tier" in said
     assert findings(facts(4, FULL, pool_blocks=32768)) == []
+    reuse = '{"kv_connector_extra_config":{"eviction_policy":"kvtune"}}'  # stores less than what is computed
+    given = {"kv-offloading-size": "1", "kv-transfer-config": reuse}
+    assert findings(msgspec.structs.replace(facts(1, FULL, pool_blocks=32768), given=given)) == []
 
 
 def test_windows_with_the_default_retention_are_hardly_stored() -> None:

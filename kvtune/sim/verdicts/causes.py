@@ -38,7 +38,7 @@ MEANING = {
     "draft_group": "the draft model's KV cache group lacks it, or took its blocks",
     "skipped_lookup": "the engine did not look in the cache",
     "evicted_from_both": "cached, then evicted; stored in host memory, and evicted there too",
-    "never_stored": "cached, then evicted; never offered to host memory (answers), or below the store threshold",
+    "never_stored": "cached, then evicted; never offered to host memory (answers), or not admitted there",
     "stored_late": "cached, then evicted; host memory had no room yet, and the store is still to be tried again",
     "store_refused": "cached, then evicted; host memory had no room, and the store was given up",
     "window_not_stored": "cached, then evicted; vLLM did not store this window or state in host memory",

@@ -6,7 +6,7 @@ It remembers what the tier has ever held and what it had no room for, and change
     store_refused       offered while the tier had no room, and the request that offered it has ended
     stored_late         offered while the tier had no room; that request still runs and will offer it again
     window_not_stored   never given to the tier: a window or state that vLLM stores at few places
-    never_stored        never given to the tier: part of an answer, or below the store threshold
+    never_stored        never given to the tier: part of an answer, or not admitted by threshold or policy
 """
 
 from __future__ import annotations

@@ -260,7 +260,6 @@ def ablated_run() -> Run:
                 "pause_ms": pause_ms * float(rng.normal(1, 0.03)),
                 "step_ms": 2.7 * float(rng.normal(1, 0.05)),
                 "host_us_per_request_step": 95 * float(rng.normal(1, 0.05)),
-                "ceiling_us_per_token": None,
                 "rss_growth_bytes_s": None,
             }
             for _ in range(number)

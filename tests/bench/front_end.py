@@ -211,11 +211,18 @@ def main() -> None:
         sides[f"core {options.set}"] = ("kvtune", options.set)
     for mode in options.mode or MODES:
         runs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+        print(
+            f"\n{mode}\n| pair | | {' | '.join(FIGURES.values())} |\n|{'---|' * (len(FIGURES) + 2)}",
+            flush=True,
+        )
         for pair in range(options.pairs):
             order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
             for side in order:
                 core, settings = sides[side]
-                runs[side].append(run(core, mode, options.batch, options.interval, options.output, settings))
+                made = run(core, mode, options.batch, options.interval, options.output, settings)
+                runs[side].append(made)
+                cells = " | ".join(f"{made[figure]:,.4g}" for figure in FIGURES)
+                print(f"| {pair + 1} | {side} | {cells} |", flush=True)
         print(
             f"\n{mode}\n| | {' | '.join(sides)} | core / stock | 95 % interval |\n|{'---|' * (len(sides) + 3)}"
         )

@@ -46,7 +46,7 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: tuple[Path, s
     [
         (
             POOL,
-            {"rows", "empty_blocks", "steady", "freeze"},
+            {"rows", "empty_blocks", "steady", "freeze", "front_end"},
             (
                 "pool (vllm.v1.core.block_pool.BlockPool.free_blocks has another body)",
                 "pinning, reuse (pool stands aside)",
@@ -54,7 +54,7 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: tuple[Path, s
         ),
         (
             UPDATE,
-            {"pool", "empty_blocks", "freeze"},
+            {"pool", "empty_blocks", "freeze", "front_end"},
             ("rows, steady (vllm.v1.core.sched.scheduler.Scheduler.update_from_output has another body)",),
         ),
     ],

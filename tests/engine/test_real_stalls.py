@@ -35,6 +35,8 @@ STOPPED_S, NEIGHBOUR_S, QUIET_S = 0.8, 1.5, 1.0
 EVERYTHING = 10_000
 BLIND_S = 0.6
 """Without a sample for longer than this, a stop of STOPPED_S may go unseen."""
+EARLY_S = 0.5
+"""A stall that began so long before a plant has another cause: the machine gave the engine no CPU."""
 
 # In every process of the engine. The first signal makes objects, and a file when they are there; the second has them
 # collected.
@@ -156,7 +158,12 @@ class Planted:
             pytest.skip(
                 f"the machine gave this process no CPU for {blind_s:.1f} s, so it saw little of the plant"
             )
-        return [s for s in self.account.worst if s.start_s < end_s + after_s and s.end_s > begin_s]
+        here = [s for s in self.account.worst if s.start_s < end_s + after_s and s.end_s > begin_s]
+        if here and (early_s := begin_s - min(s.start_s for s in here)) > EARLY_S:
+            pytest.skip(
+                f"the engine stood still since {early_s:.1f} s before the plant: it lies in another stall"
+            )
+        return here
 
     def longest_blind_s(self, begin_s: float, end_s: float) -> float:
         """The longest time without a sample of the engine's processes around a plant."""

@@ -38,6 +38,7 @@ class ReuseOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None and self.eviction_policy == ReusePolicy.__name__:
+            facts = {"info": self.cpu_info} if hasattr(self, "cpu_info") else {}  # for /metrics, from vLLM 0.33 on
             manager = self._manager = ReuseManager(
                 num_chunks=self.num_chunks,
                 cache_policy=self.eviction_policy,
@@ -45,6 +46,7 @@ class ReuseOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
                 enable_events=self.kv_events_config.enable_kv_cache_events,
                 store_threshold=int(self.extra_config.get("store_threshold", 0)),
                 max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
+                **facts,
             )
             state.gauge(manager._policy.counters)
         return super().get_manager()

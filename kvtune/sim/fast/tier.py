@@ -1,7 +1,8 @@
 """vLLM's LRU of a tier of host memory, with a list in the place of its heap. Simulator's process only.
 
-vLLM ranks a chunk when it is inserted and when a request that used it ends, and evicts the lowest rank that nobody
-copies. A dict that moves what gets a new rank to its end keeps that order by itself.
+vLLM 0.32 ranks a chunk when it is inserted and when a request that used it ends, and evicts the lowest rank that nobody
+copies. A dict that moves what gets a new rank to its end keeps that order by itself. From 0.33 on the chunks of one
+request share a rank while it runs, and the last of them goes first: no dict keeps that order, so vLLM's heap stays.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
+
+from kvtune.core.compat.names import ranks_chunks_by_request
 
 
 class OrderedLru(CachePolicy):  # type: ignore[misc]
@@ -24,7 +27,7 @@ class OrderedLru(CachePolicy):  # type: ignore[misc]
     def get(self, key: bytes) -> ChunkStatus | None:
         return self.chunks.get(key)
 
-    def insert(self, key: bytes, chunk: ChunkStatus) -> None:
+    def insert(self, key: bytes, chunk: ChunkStatus, req_context: Any = None) -> None:
         self.chunks[key] = chunk
 
     def remove(self, key: bytes) -> None:
@@ -70,5 +73,5 @@ def adopt(connector: Any) -> None:
     """Exchange the policy of a connector that has just been built, where it is vLLM's LRU."""
     manager: Any = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
     policy: Any = getattr(manager, "_policy", None)
-    if type(policy) is LRUCachePolicy and not policy.chunks:
+    if type(policy) is LRUCachePolicy and not policy.chunks and not ranks_chunks_by_request(policy):
         manager._policy = OrderedLru(policy.cache_capacity)

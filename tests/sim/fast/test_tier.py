@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,10 @@ with warnings.catch_warnings():
     from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
     from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-    from kvtune.sim.fast.tier import OrderedLru
+    from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
+
+    from kvtune.core.compat.names import ranks_chunks_by_request
+    from kvtune.sim.fast import tier
 
 pytestmark = pytest.mark.vllm
 
@@ -26,7 +30,8 @@ OPERATION = st.tuples(st.sampled_from(["begin", "store", "load", "copied", "end"
 @settings(deadline=None, max_examples=150)
 def test_both_evict_the_same_chunks_whatever_is_asked(operations: list[tuple[str, int]]) -> None:
     heap, ordered = CPUOffloadingManager(9), CPUOffloadingManager(9)
-    ordered._policy = OrderedLru(9)
+    tier.adopt(SimpleNamespace(connector_scheduler=SimpleNamespace(manager=ordered)))
+    assert ranks_chunks_by_request(LRUCachePolicy) or type(ordered._policy) is tier.OrderedLru
     answers: list[list[object]] = []
     for manager in (heap, ordered):
         said: list[object] = []

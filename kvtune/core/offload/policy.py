@@ -125,7 +125,9 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
     def get(self, key: bytes) -> ChunkStatus | None:
         return self._chunks.get(key)
 
-    def insert(self, key: bytes, chunk: ChunkStatus, req_context: Any = None) -> None:  # vLLM before 0.33: no context
+    def insert(
+        self, key: bytes, chunk: ChunkStatus, req_context: Any = None
+    ) -> None:  # vLLM before 0.33: no context
         self._chunks[key] = chunk
         self._clock += 1
         (self._reused if key in self._came_back else self._once)[key] = self._clock

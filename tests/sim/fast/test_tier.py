@@ -15,7 +15,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
     from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
-
     from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
     from kvtune.core.compat.names import ranks_chunks_by_request

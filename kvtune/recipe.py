@@ -35,6 +35,7 @@ ENGINE_SETTINGS = (
     "enable_prefix_caching",
     "gpu_memory_utilization",
     "kv_offloading_size",
+    "stream_interval",
 )
 """Settings allowed in [engine]: of the cache and the scheduler. A recipe cannot load code, files or plugins."""
 

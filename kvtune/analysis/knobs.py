@@ -15,6 +15,7 @@ ENGINE_KNOBS = {
     "max_num_seqs": "requests in a step",
     "prefill_schedule_interval": "steps from one step with new prompts to the next, while others decode; 1: none wait",
     "kv_offloading_size": "host memory behind the KV cache, for what its pool has no room for",
+    "stream_interval": "tokens that a caller who streams gets at once, after the first; changes no hits",
     "enable_prefix_caching": "whether prompts are looked up and kept",
 }
 """Settings of vLLM that a search can try."""
@@ -26,6 +27,7 @@ ENGINE_UNITS = {
     "max_num_seqs": "requests",
     "prefill_schedule_interval": "steps",
     "kv_offloading_size": "GiB",
+    "stream_interval": "tokens",
 }
 
 

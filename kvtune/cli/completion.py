@@ -121,9 +121,9 @@ cores = _fixed("kvtune", "stock")
 probes = _fixed("off", "light", "types", "sites", "full")
 engine_host_or_sim = _fixed("engine", "host", "sim")
 tuned_on = _fixed("both", "sim", "host")
-places = _fixed("sim", "engine", "both")
+places = _fixed("sim", "engine", "both", "host")
 modes = _fixed("exact", "jump", "coarse")
-objectives = _listed(("hit-rate", "ttft", "throughput", "goodput"))
+objectives = _listed(("hit-rate", "ttft", "throughput", "goodput", "ceiling"))
 
 
 def switches(incomplete: str) -> Offer:

@@ -91,7 +91,8 @@ Objective = Annotated[
     str,
     typer.Option(
         "--objective",
-        help="hit-rate, ttft, throughput or goodput; several separated by commas, the first leads.",
+        help="hit-rate, ttft, throughput, goodput or ceiling (the host's, in tokens/s); several separated by commas, "
+        "the first leads.",
         autocompletion=completion.objectives,
     ),
 ]

@@ -42,7 +42,11 @@ def sweep(
     core: options.Core = "kvtune",
     on: Annotated[
         str,
-        typer.Option("--on", help="Where trials run: sim, engine or both.", autocompletion=completion.places),
+        typer.Option(
+            "--on",
+            help="Where trials run: sim, engine or both; or host: on a device that only takes time.",
+            autocompletion=completion.places,
+        ),
     ] = "sim",
     objective: options.Objective = "hit-rate",
     slo: options.Slo = "",
@@ -63,11 +67,12 @@ def sweep(
     from kvtune.run.slo import read_slo
     from kvtune.tune import sweep as sweeps
     from kvtune.tune.objective import objective as objective_of
+    from kvtune.tune.objective import refuse_unless_replayed
     from kvtune.tune.space.grid import build_space, choose, engine_only
     from kvtune.tune.trials import bench as benches
     from kvtune.tune.trials.journal import StudyJournal
 
-    options.choice("--on", on, ("sim", "engine", "both"))
+    options.choice("--on", on, ("sim", "engine", "both", "host"))
     limits = read_slo(slo)
     by = objective_of(objective, slo=limits)
     groups = {"pin": pin, "min_drop": min_drop, "block_size": block_size, "retention": retention}
@@ -80,22 +85,25 @@ def sweep(
         engine_args=engine_args(ctx),
         dummy=dummy,
         slo=limits,
+        engine_on="host" if on == "host" else "model",
     )
     space = build_space(chosen_groups, set_ or [], facts)
-    if on == "sim":
+    simulated, run = on in ("sim", "both"), on != "sim"
+    if not run:
+        refuse_unless_replayed(by, "--on sim", "sweep with --on host, or with --on engine")
         engine_only(space)
     planned = sweeps.planned_trials(bench, choose(space, trials, seed))
     path = benches.study_path(study, output, "sweep", bench)
     with StudyJournal(path, "sweep", bench) as journal:
         held = {trial.key for trial in journal.trials}
         replays, runs = (sum(w.key(at, bench) not in held for w in planned) for at in ("sim", "engine"))
-        replays, runs = replays * (on != "engine"), runs * (on != "sim")
+        replays, runs = replays * simulated, runs * run
         announce_study(bench, work, output, replays=replays, runs=runs)
         try:
             with TrialsView(replays + runs, by) as view:
-                if on != "engine":
+                if simulated:
                     sweeps.run_sim(bench, planned, journal, view)
-                if on != "sim":
+                if run:
                     sweeps.run_engine(bench, work, planned, journal, output, view)
         except KeyboardInterrupt:
             return interrupted(journal)

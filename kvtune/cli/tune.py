@@ -76,6 +76,7 @@ def tune(
     from kvtune.run.slo import read_slo
     from kvtune.tune import tune as tuning
     from kvtune.tune.objective import objective as objective_of
+    from kvtune.tune.objective import refuse_unless_replayed
     from kvtune.tune.search import SearchSettings
     from kvtune.tune.trials import bench as benches
     from kvtune.tune.trials.journal import StudyJournal
@@ -86,6 +87,15 @@ def tune(
     if gc and on == "sim":
         raise UsageError("--gc needs the engine: a simulation has no garbage collector", "leave out --on sim")
     by = objective_of(objective, slo=limits)
+    simulating = {
+        "--on sim": on == "sim",
+        "--guard": guard,
+        "--admission": admission,
+        "--study URL": "://" in study,
+    }
+    for flag, given in simulating.items():
+        if given:
+            refuse_unless_replayed(by, flag, "leave it out, or name another objective")
     spec = benches.workload_spec(workload, trace)
     bench, work, facts = benches.set_up(
         model,
@@ -125,11 +135,15 @@ def tune(
         collector=gc,
     )
     engine_sides = 1 + finalists + gc * len(tuning.COLLECTOR)
+    if not by.replayed:
+        engine_sides = 1 + len(tuning.tried_without_replays(settings))
     most = (on != "sim" and not join) * (rounds * engine_sides + 1)
-    announce_study(bench, work, output, replays=trials + 1, runs=most, most=True)
+    replays = (trials + 1) * by.replayed
+    announce_study(bench, work, output, replays=replays, runs=most, most=True)
     with StudyJournal(path, "tune", bench) as journal:
         try:
-            with TrialsView(trials + 2 + (on != "sim") * (finalists + 1) * 2, by) as view:
+            fewest = (on != "sim") * (engine_sides if not by.replayed else finalists + 1) * 2
+            with TrialsView(replays + 1 + fewest, by) as view:
                 result = tuning.tune(settings, journal, view)
         except KeyboardInterrupt:
             return interrupted(journal)

@@ -67,6 +67,7 @@ class SchedulerConfig(Protocol):
     max_num_batched_tokens: int
     max_num_scheduled_tokens: int | None
     max_num_seqs: int
+    stream_interval: int
     scheduler_cls: object
 
 

@@ -128,6 +128,7 @@ def describe_engine(config: VllmConfig) -> dict[str, object]:
             "max_num_seqs": scheduler.max_num_seqs,
             "max_num_batched_tokens": scheduler.max_num_batched_tokens,
             "prefill_schedule_interval": getattr(scheduler, "prefill_schedule_interval", None),
+            "stream_interval": scheduler.stream_interval,
             "enable_prefix_caching": bool(cache.enable_prefix_caching),
             "enable_chunked_prefill": bool(scheduler.enable_chunked_prefill),
             "prefix_cache_retention_interval": getattr(cache, "prefix_cache_retention_interval", None),

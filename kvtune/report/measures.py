@@ -14,6 +14,7 @@ SHARES = ("prefix_cache.hit_rate",)  # differences in percentage points, not in 
 TITLES = {
     "throughput_tok_s": "output throughput",
     "goodput.requests_s": "goodput",
+    "ceiling.tokens_s": "host ceiling, tokens/s",
     "prefix_cache.hit_rate": "prefix cache hit rate",
     "host_us.per_request_step": "host cost per request and step",
 }

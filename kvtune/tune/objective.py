@@ -17,13 +17,14 @@ from kvtune.errors import UsageError
 class Objective:
     """`better` is 1 where more is better, -1 where less is. `timed` figures mean little without an engine.
 
-    `beside`: the other objectives, which must not get worse.
+    `simulated`: whether a replay has the figure. `beside`: the other objectives, which must not get worse.
     """
 
     name: str
     path: str
     better: int
     timed: bool
+    simulated: bool = True
     beside: tuple[Objective, ...] = ()
 
     @property
@@ -33,6 +34,11 @@ class Objective:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(o.name for o in self.all)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether a replay has all of them."""
+        return all(one.simulated for one in self.all)
 
     def of(self, summary: Mapping[str, object]) -> float | None:
         try:
@@ -53,6 +59,7 @@ OBJECTIVES = {
         Objective("ttft", "ttft_ms.mean", -1, timed=True),
         Objective("throughput", "throughput_tok_s", 1, timed=True),
         Objective("goodput", "goodput.requests_s", 1, timed=True),
+        Objective("ceiling", "ceiling.tokens_s", 1, timed=True, simulated=False),
     )
 }
 
@@ -70,6 +77,13 @@ def objective(text: str, *, slo: Mapping[str, float] | None = None) -> Objective
         raise UsageError("goodput needs limits", "add --slo, e.g. --slo ttft=500,tpot=50")
     first, *others = (OBJECTIVES[name] for name in names)
     return replace(first, beside=tuple(others))
+
+
+def refuse_unless_replayed(by: Objective, flag: str, instead: str) -> None:
+    """UsageError for a flag that needs replays, where the objective is a figure that no replay has."""
+    if not by.replayed:
+        missing = next(one.name for one in by.all if not one.simulated)
+        raise UsageError(f"{flag} simulates, and a simulation has no {missing}", instead)
 
 
 def axes(by: Objective) -> tuple[Objective, ...]:

@@ -13,7 +13,7 @@ from msgspec import structs
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.study import Bench, Finalist, Settings, StudyResult, Trial, Verdict
-from kvtune.engine.flags import flag_value
+from kvtune.engine.flags import flag_value, settings_given
 from kvtune.errors import KvtuneError
 from kvtune.recipe import write_recipe
 from kvtune.tune import guard
@@ -23,7 +23,8 @@ from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
 from kvtune.tune.search import SearchSettings, search, tuned_space
 from kvtune.tune.simplify import simplify
-from kvtune.tune.space.grid import Space
+from kvtune.tune.space.grid import Space, grid
+from kvtune.tune.space.knobs import FRONT_END, candidates
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.ties import among_equals, reason
 from kvtune.tune.trials.journal import StudyJournal
@@ -98,6 +99,8 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
         if s.guards and not gives_pool(bench):
             progress.phase("stock on the guards, with the pool of its run")
             guard.check(bench, s.guards, measured)
+    if not by.replayed:
+        return _on_engine_alone(s, bout, baseline, journal, progress)
     progress.phase("searching in simulation")
     simulated = search(bench, _space(s), by, journal, s.search, measured, progress)
     stock = next((t for t in simulated if t.role == "baseline"), None)
@@ -121,6 +124,27 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     if confirmed.winner is not None:
         write_recipe(recipe_of(bench, by, confirmed, confirmed.winner, len(simulated)), s.recipe)
     return _engine_result(journal, confirmed, by, s.recipe)
+
+
+def tried_without_replays(s: TuneSettings) -> list[Settings]:
+    """What is tried where the objective is a figure that no replay has: knobs of the front end."""
+    given = {flag.replace("-", "_") for flag in settings_given(s.bench.engine_args)}
+    space: Space = {name: candidates(name, s.facts) for name in FRONT_END if name not in given}
+    return [*grid(space), *(COLLECTOR if s.collector else ())]
+
+
+def _on_engine_alone(
+    s: TuneSettings, bout: Bout, baseline: Contender, journal: StudyJournal, progress: Progress
+) -> StudyResult:
+    for one in s.by.all:
+        if one.of(baseline.trials[-1].summary) is None:
+            raise KvtuneError(f"this engine's runs have no {one.name}", "add --on host, where every run has")
+    progress.phase("settings of the front end on the engine")
+    sides = [Contender(settings, "trial") for settings in tried_without_replays(s)]
+    confirmed = confirm(bout, baseline, sides, s.by, rounds=s.rounds, budget_s=s.budget_s)
+    if confirmed.winner is not None:
+        write_recipe(recipe_of(s.bench, s.by, confirmed, confirmed.winner, 0), s.recipe)
+    return _engine_result(journal, confirmed, s.by, s.recipe)
 
 
 def _space(s: TuneSettings) -> Space:

@@ -17,6 +17,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1500)]
 LOAD = "rounds:prefixes=8,prefix=1500,suffix=64,output=8,rounds=3"
 
 
+DECODES = "decode:requests=128,prompt=16,output=150"
+
+
 def kvtune(folder: Path, *arguments: str) -> str:
     ended = subprocess.run(
         [sys.executable, "-m", "kvtune", *arguments],
@@ -40,3 +43,19 @@ def test_a_recipe_that_is_tuned_on_a_device_that_only_takes_time_holds_there(tmp
     assert runs and all(run.header.engine.async_scheduling for run in runs)
     checked = json.loads(kvtune(tmp_path, "recipe", "verify", "r.toml", "--rounds", "2", "-o", "o", "--json"))
     assert checked["holds"] and checked["on"] == "engine", checked
+
+
+def test_a_sweep_on_the_host_alone_compares_intervals_by_the_ceiling(tmp_path: Path) -> None:
+    knob = ("--set", "stream_interval=1,16", "--objective", "ceiling")
+    flags = ("-o", "o", "--json", "--", "--max-num-seqs", "128")
+    study = json.loads(kvtune(tmp_path, "sweep", "tiny-opt", "-w", DECODES, "--on", "host", *knob, *flags))
+    assert [trial["settings"] for trial in study["trials"]] == [
+        {"stream_interval": 1},
+        {"stream_interval": 16},
+    ]
+    for trial in (study["baseline"], *study["trials"]):
+        assert trial["on"] == "engine" and trial["engine"]["device"] == "timed"
+        assert trial["output_tokens"] == 128 * 150 and trial["ceiling"]["tokens_s"] > 0
+    intervals = [trial["engine"]["settings"]["stream_interval"] for trial in study["trials"]]
+    assert intervals == [1, 16]
+    assert study["verdict"]["objective"] == "ceiling" and study["best"] is not None

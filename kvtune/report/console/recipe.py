@@ -13,7 +13,10 @@ from kvtune.recipe import Recipe, Scalar
 from kvtune.report.measures import change_text, interval_text, measure_text, measure_title
 from kvtune.terminal import Column, FittedTable, folded
 
-FIGURES = ("prefix_cache.hit_rate", "ttft_ms.mean", "e2e_ms.mean", "throughput_tok_s", "goodput.requests_s")
+FIGURES = (
+    *("prefix_cache.hit_rate", "ttft_ms.mean", "e2e_ms.mean", "throughput_tok_s", "goodput.requests_s"),
+    "ceiling.tokens_s",
+)
 """Those that recipes keep, by path; a recipe has `_` for `.`."""
 OBJECTIVES = {"hit-rate": "prefix_cache.hit_rate", "ttft": "ttft_ms.mean", "throughput": "throughput_tok_s"}
 

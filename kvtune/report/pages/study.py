@@ -12,6 +12,7 @@ from kvtune.recipe import Scalar
 from kvtune.report.banners import Banner
 from kvtune.report.charts import Cell, Section, grid
 from kvtune.report.pages.study_charts import (
+    NOT_IN_EVERY_RUN,
     OBJECTIVES,
     effects_section,
     figure_of,
@@ -228,7 +229,9 @@ def _table(study: StudyView, by: str) -> Section:
         trials.insert(0, result.baseline)
     knobs = list(dict.fromkeys(name for t in trials for name in t.settings))
     best = result.best.number if result.best is not None else None
-    names = [n for n in OBJECTIVES if n != "goodput" or any(figure_of(t, n) is not None for t in trials)]
+    names = [
+        n for n in OBJECTIVES if n not in NOT_IN_EVERY_RUN or any(figure_of(t, n) is not None for t in trials)
+    ]
     rows = [_trial_row(t, names, knobs, t.number == best) for t in trials]
     heads = (
         *("trial", "on", *(OBJECTIVES[name].title for name in names)),

@@ -38,8 +38,12 @@ OBJECTIVES = {
     "goodput": Objective(
         "goodput.requests_s", "requests/s within the limits", "requests/s within the limits"
     ),
+    "ceiling": Objective(
+        "ceiling.tokens_s", "host ceiling (tokens/s)", "tokens/s", before="a host ceiling of "
+    ),
 }
 LESS_IS_BETTER = ("ttft",)
+NOT_IN_EVERY_RUN = ("goodput", "ceiling")
 PAIR = ("pin_window", "min_drop")
 MOST_PANELS = 6
 SHADES = (0.05, 0.55)  # text on the darkest cell stays readable, in both themes

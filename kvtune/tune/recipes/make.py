@@ -68,6 +68,7 @@ SHOWN = (
     "ttft_ms.mean",
     "throughput_tok_s",
     "goodput.requests_s",
+    "ceiling.tokens_s",
     "e2e_ms.mean",
 )
 

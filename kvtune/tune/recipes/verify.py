@@ -120,7 +120,7 @@ def verify(
     if recipe.recipe.status == "simulated":
         outcome = _in_simulation(bench, settings, by, simulated_like(recipe))
     else:
-        if others:
+        if others and by.replayed:
             survival = _survival(bench, settings, by, simulated_like(recipe))
             simulated = f"made with {', '.join(others)}; simulated first, it {survival}; engine: "
         outcome = _on_engine(bench, settings, by, workload, rounds, output, say)

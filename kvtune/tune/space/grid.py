@@ -67,7 +67,8 @@ def engine_only(space: Space) -> None:
     for name in space:
         if name in ENGINE_ONLY:
             raise UsageError(
-                f"{name} changes nothing in simulation", "add --on engine, or leave --gc and its knobs out"
+                f"{name} changes nothing in simulation",
+                "add --on engine or --on host, or leave out --gc and such knobs",
             )
 
 

@@ -34,8 +34,10 @@ GROUPS = {
 }
 
 
-ENGINE_ONLY = ("freeze", "gc_threshold0", "gc_threshold1", "gc_threshold2", "collect_at_wait")
-"""Knobs of the garbage collector, which change neither the decisions nor the times of a simulation."""
+COLLECTOR = ("freeze", "gc_threshold0", "gc_threshold1", "gc_threshold2", "collect_at_wait")
+FRONT_END = ("stream_interval",)
+ENGINE_ONLY = (*COLLECTOR, *FRONT_END)
+"""Knobs of the garbage collector and of the front end, which change nothing in a simulation: it has neither."""
 
 
 def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
@@ -69,6 +71,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
         "max_num_batched_tokens": (1024, 2048, 4096, 8192),
         "max_num_seqs": (32, 128, 256),
         "kv_offloading_size": (1.0, 2.0, 4.0, 8.0),
+        "stream_interval": (1, 4, 16),
         "prefill_schedule_interval": (1,) if facts.no_prefill_interval else (1, 2, 4, 8),
     }
     if name in chosen:

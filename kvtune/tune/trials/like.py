@@ -21,6 +21,7 @@ SCHEDULING = (
     "max_num_batched_tokens",
     "max_num_seqs",
     "prefill_schedule_interval",
+    "stream_interval",
 )
 """Settings of vLLM that leave a model's KV specs as they are. A trial that sets another one builds them anew."""
 LAYOUT = ("packed", "states_per_block")

@@ -10,8 +10,8 @@ from kvtune.analysis.study import Bench
 from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
 from kvtune.tune.search import tuned_space
-from kvtune.tune.space.grid import build_space, choose, grid, shown, size
-from kvtune.tune.space.knobs import GROUPS, canonical, read_value
+from kvtune.tune.space.grid import build_space, choose, engine_only, grid, shown, size
+from kvtune.tune.space.knobs import GROUPS, candidates, canonical, read_value
 from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.tune.trials.flags import core_part, engine_part, flags_of, packing_failure
 
@@ -227,6 +227,18 @@ def test_the_search_proposes_no_layout_that_the_attention_kernels_refuse(
     assert tried("FLASHINFER") and not any(tried("FLASHINFER"))
     with pytest.raises(UsageError, match="FlashInfer take blocks of 16, 32, 64"):
         build_space([], ["packed=true"], model_facts("qwen3-next-80b", None, 4096, attention="FLASHINFER"))
+
+
+def test_how_many_tokens_a_caller_gets_at_once_is_a_knob_that_only_an_engine_can_try() -> None:
+    facts = ModelFacts()
+    space = build_space([], ["stream_interval=1,4,16"], facts)
+    assert space["stream_interval"] == candidates("stream_interval", facts) == (1, 4, 16)
+    with pytest.raises(UsageError, match="stream_interval changes nothing in simulation") as caught:
+        engine_only(space)
+    assert "--on host" in caught.value.hint
+    with pytest.raises(UsageError, match="is not legal"):
+        read_value("stream_interval", "0", facts)
+    assert "stream_interval" not in tuned_space(facts, {}, timed=True)  # a replay has no front end
 
 
 def test_the_size_of_a_tier_is_a_knob_in_gib() -> None:

@@ -1,0 +1,125 @@
+"""Tuning for the ceiling, which no replay has: the front end's knobs beside stock, with a stand-in for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtune.analysis.comparison.measures import MEASURES
+from kvtune.analysis.comparison.repeats import Comparison, _figure, value_at
+from kvtune.analysis.study import Bench, Settings, StudyResult, Trial
+from kvtune.errors import KvtuneError
+from kvtune.recipe import read_recipe
+from kvtune.tune import confirm
+from kvtune.tune import tune as tuning
+from kvtune.tune.objective import objective
+from kvtune.tune.search import SearchSettings
+from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.like import UNMEASURED
+from kvtune.workload.spec import build
+
+TOKENS_S = {"stock": 40_000.0, 1: 100_000.0, 4: 300_000.0, 16: 900_000.0}
+"""The ceiling by stream interval."""
+
+
+def compared(a: Sequence[Any], b: Sequence[Any]) -> Comparison:
+    """The comparison over summaries instead of runs."""
+    figures = []
+    for measure in MEASURES:
+        if measure.path in ("ceiling.tokens_s", "ttft_ms.mean"):
+            one, two = ([float(value_at(run.summary, measure.path) or 0) for run in runs] for runs in (a, b))
+            figures.append(_figure(measure, one, two, ""))
+    return Comparison((), tuple(figures))
+
+
+class Quiet:
+    def __call__(self, trial: Trial) -> None: ...
+
+    def phase(self, text: str) -> None:
+        assert "simulation" not in text
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Settings that the engine was started with, without stock's."""
+    made: list[Settings] = []
+
+    def engine_trial(bench: Bench, workload: object, settings: Settings, number: int, **how: Any) -> Any:
+        made.extend([] if how["stock"] else [settings])
+        tokens_s = TOKENS_S["stock" if how["stock"] else int(settings.get("stream_interval", 1))]
+        summary = {"engine": {"device": "timed"}, "ttft_ms": {"mean": 10.0}}
+        if bench.engine_on == "host":
+            summary["ceiling"] = {"tokens_s": tokens_s * (1.0 + 0.01 * (number % 3))}
+        trial = Trial(
+            number=number,
+            settings=settings,
+            on="engine",
+            core="stock" if how["stock"] else bench.core,
+            role=how["role"],
+            summary=summary,
+        )
+        engine = SimpleNamespace(num_blocks=8, block_size=16, async_scheduling=True)
+        return trial, SimpleNamespace(summary=summary, header=SimpleNamespace(engine=engine))
+
+    monkeypatch.setattr(confirm, "engine_trial", engine_trial)
+    monkeypatch.setattr(confirm, "compare_repeats", compared)
+    monkeypatch.setattr(tuning, "compare_repeats", compared)
+    monkeypatch.setattr(tuning, "like", lambda run: UNMEASURED)
+    return made
+
+
+def tuned(folder: Path, flags: Sequence[str] = (), on: Any = "host", gc: bool = False) -> StudyResult:
+    bench = Bench(
+        model="m", spec="rounds", seed=0, workload_hash="h", engine_args=list(flags), engine_on=on, vllm="1"
+    )
+    with StudyJournal(folder / "study.jsonl", "tune", bench) as journal:
+        settings = tuning.TuneSettings(
+            bench=bench,
+            workload=build("rounds", seed=0),
+            facts=ModelFacts(),
+            by=objective("ceiling,ttft"),
+            output=folder,
+            recipe=folder / "recipe.toml",
+            search=SearchSettings(),
+            collector=gc,
+        )
+        return tuning.tune(settings, journal, Quiet())
+
+
+def test_the_interval_with_the_highest_ceiling_becomes_a_recipe(
+    tmp_path: Path, tried: list[Settings]
+) -> None:
+    result = tuned(tmp_path)
+    assert {settings["stream_interval"] for settings in tried} == {1, 4, 16}
+    assert result.verdict.confirmed and result.best is not None
+    assert result.best.settings == {"stream_interval": 16}
+    recipe = read_recipe(tmp_path / "recipe.toml")
+    assert recipe.engine == {"stream_interval": 16} and recipe.recipe.device == "timed"
+    figure = recipe.evidence["figures"]["ceiling_tokens_s"]
+    assert figure["verdict"] == "better" and figure["recipe"] > figure["baseline"]
+
+
+def test_an_interval_that_a_flag_sets_is_not_searched(tmp_path: Path, tried: list[Settings]) -> None:
+    result = tuned(tmp_path, ["--stream-interval", "4"])
+    assert tried and not any(tried)
+    assert result.verdict.confirmed, "the core alone raises the ceiling"
+
+
+def test_the_collectors_settings_are_tried_where_they_are_asked_for(
+    tmp_path: Path, tried: list[Settings]
+) -> None:
+    tuned(tmp_path, gc=True)
+    assert all(settings in tried for settings in tuning.COLLECTOR)
+
+
+def test_an_engine_whose_runs_have_no_ceiling_is_refused_after_its_first(
+    tmp_path: Path, tried: list[Settings]
+) -> None:
+    with pytest.raises(KvtuneError, match="no ceiling") as caught:
+        tuned(tmp_path, on="model")
+    assert "--on host" in caught.value.hint and not tried

@@ -1,7 +1,7 @@
 """What vLLM's front end costs a token, by how callers take their answers; stock and core in alternating pairs.
 
     python tests/bench/front_end.py                                # five pairs of each mode at batch 1024
-    python tests/bench/front_end.py 1 --batch 64 --mode delta --interval 4
+    python tests/bench/front_end.py 2 --batch 64 --mode delta --interval 1 --interval 4 --interval 16
     python tests/bench/front_end.py 3 --set '{"front_end": false}'   # the second core: the core without its front end
 
 AsyncLLM on a device that takes no time (docs/host.md), vLLM's default metrics on. The front end while all requests
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import json
 import os
 import statistics
@@ -36,6 +37,7 @@ from kvtune.engine.models import builtin, engine_defaults
 from kvtune.engine.sockets import socket_folder
 from kvtune.run.machine import this_host
 from tests.bench.ceiling import ratio
+from tests.engine.serving import tokenizer_in
 
 MODES = ("delta", "final", "delta text", "final text")
 FIGURES = {
@@ -72,18 +74,6 @@ class Watch:
             "tokens_s": tokens / wall,
             "gen0": 1000.0 * young / steps,
         }
-
-
-def tokenizer_in(folder: Path) -> Path:
-    """A byte-level tokenizer, trained on this repository's prose."""
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = ByteLevelBPETokenizer()
-    bpe.train([str(path) for path in sorted(Path(__file__).parents[2].glob("*.md"))], vocab_size=500)
-    fast = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer)
-    fast.save_pretrained(str(folder))
-    return folder
 
 
 async def measured(options: argparse.Namespace) -> dict[str, float]:
@@ -156,7 +146,8 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
         cpu_s = after.user + after.system - used.user - used.system
         figures["engine_core_us"] = 1e6 * cpu_s / (count * output)
         figures["chunk"] = count * output / sum(map(len, times))
-        gaps = np.concatenate([np.diff(np.array(came[EDGE:-EDGE])) for came in times])
+        edge = max(EDGE // options.interval, 1)
+        gaps = np.concatenate([np.diff(np.array(came[edge:-edge])) for came in times])
         figures["itl_p99_ms"] = float(np.percentile(gaps, 99)) / 1e6 if len(gaps) else float("nan")
         return figures
     finally:
@@ -194,37 +185,37 @@ def main() -> None:
     parser.add_argument("pairs", nargs="?", type=int, default=5)
     parser.add_argument("--mode", choices=MODES, action="append")
     parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--interval", type=int, default=1)
+    parser.add_argument("--interval", type=int, action="append")
     parser.add_argument("--output", type=int, default=300)
     parser.add_argument("--set", default="", help="core settings of a third core, JSON")
     parser.add_argument("--measure", action="store_true")
     options = parser.parse_args()
     if options.measure:
-        options.mode = options.mode[0]
+        options.mode, options.interval = options.mode[0], options.interval[0]
         print("figures", json.dumps(asyncio.run(measured(options))))
         return
     host = this_host()
-    load = f"batch {options.batch}, {options.output} tokens, stream interval {options.interval}"
-    print(f"{load}; {host.cpu}, {host.cores} cores")
+    print(f"batch {options.batch}, {options.output} tokens; {host.cpu}, {host.cores} cores")
     sides = {"stock": ("stock", ""), "core": ("kvtune", "")}
     if options.set:
         sides[f"core {options.set}"] = ("kvtune", options.set)
-    for mode in options.mode or MODES:
+    for mode, interval in itertools.product(options.mode or MODES, options.interval or (1,)):
+        what = f"{mode}, stream interval {interval}"
         runs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         print(
-            f"\n{mode}\n| pair | | {' | '.join(FIGURES.values())} |\n|{'---|' * (len(FIGURES) + 2)}",
+            f"\n{what}\n| pair | | {' | '.join(FIGURES.values())} | load |\n|{'---|' * (len(FIGURES) + 3)}",
             flush=True,
         )
         for pair in range(options.pairs):
             order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
             for side in order:
                 core, settings = sides[side]
-                made = run(core, mode, options.batch, options.interval, options.output, settings)
+                made = run(core, mode, options.batch, interval, options.output, settings)
                 runs[side].append(made)
                 cells = " | ".join(f"{made[figure]:,.4g}" for figure in FIGURES)
-                print(f"| {pair + 1} | {side} | {cells} |", flush=True)
+                print(f"| {pair + 1} | {side} | {cells} | {os.getloadavg()[0]:.1f} |", flush=True)
         print(
-            f"\n{mode}\n| | {' | '.join(sides)} | core / stock | 95 % interval |\n|{'---|' * (len(sides) + 3)}"
+            f"\n{what}\n| | {' | '.join(sides)} | core / stock | 95 % interval |\n|{'---|' * (len(sides) + 3)}"
         )
         for figure, words in FIGURES.items():
             values = {side: [each[figure] for each in some] for side, some in runs.items()}

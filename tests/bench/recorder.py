@@ -135,13 +135,14 @@ def front_end_us(prompt: int, outputs: list[int], batches: int = 6) -> dict[int,
     """CPU time of the server's own process for a request, by output tokens; as many at once as EngineCore gets here."""
     import psutil
 
-    from tests.tune.recipes.test_full_circle import ask, kvtune, served
+    from tests.engine.serving import served
+    from tests.tune.recipes.test_full_circle import FLAGS, ask, kvtune
 
     by_name = {}
     chance = random.Random(1)
     with tempfile.TemporaryDirectory(prefix="kvtune-recorder-") as folder:
         command = kvtune("serve", "tiny-opt", "--record", str(Path(folder) / "trace.jsonl"), "--")
-        with served(Path(folder), command) as base, ThreadPoolExecutor(BATCH) as pool:
+        with served(Path(folder), command, FLAGS) as base, ThreadPoolExecutor(BATCH) as pool:
             (server,) = psutil.Process().children()
             for output in outputs:
                 for number in range(-1, batches):

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import random
-import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,7 @@ import pytest
 
 from kvtune import __version__
 from kvtune.core.compat.manifest import installed_version
+from tests.engine.serving import metric, served
 
 pytestmark = [
     pytest.mark.engine,
@@ -30,49 +26,12 @@ pytestmark = [
 
 MODEL = "tiny-gemma3"
 FLAGS = ["--block-size", "32", "--num-gpu-blocks-override", "2000"]
-START_S = 300.0
 PREFIX = 2048
 VLLM = installed_version()
 
 
 def kvtune(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from kvtune.cli.app import main; main()", *arguments]
-
-
-@contextmanager
-def served(folder: Path, command: list[str], flags: list[str] = FLAGS) -> Iterator[str]:
-    """The command with vLLM's flags behind it, answering at the address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = (folder / f"serve-{port}.log").open("wb")
-    process = subprocess.Popen(
-        [*command, "--port", str(port), *flags], stdout=log, stderr=log, start_new_session=True
-    )
-    base = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_up(process, base, Path(log.name))
-        yield base
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=30)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        log.close()
-
-
-def wait_until_up(process: subprocess.Popen[bytes], base: str, log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
-        try:
-            with urllib.request.urlopen(f"{base}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(1)
-    pytest.fail(f"the server did not start: {log.read_text(errors='replace')[-3000:]}")
 
 
 def complete(base: str, tokens: list[int]) -> dict[str, Any]:
@@ -91,13 +50,6 @@ def ask(base: str, tokens: list[int], model: str, output: int) -> dict[str, Any]
     return parsed
 
 
-def metric(base: str, name: str) -> float:
-    with urllib.request.urlopen(f"{base}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    named = (f"{name} ", f"{name}{{")
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(named))
-
-
 def visits(seed: int) -> Iterator[tuple[int, list[int]]]:
     """Three prefixes, visited in turn twice, each time with another suffix."""
     draw = random.Random(seed)
@@ -109,7 +61,7 @@ def visits(seed: int) -> Iterator[tuple[int, list[int]]]:
 
 def test_record_tune_serve(tmp_path: Path) -> None:
     trace, recipe = tmp_path / "traffic.jsonl", tmp_path / "found.toml"
-    with served(tmp_path, kvtune("serve", MODEL, "--record", str(trace), "--")) as base:
+    with served(tmp_path, kvtune("serve", MODEL, "--record", str(trace), "--"), FLAGS) as base:
         for _, tokens in visits(1):
             assert complete(base, tokens)["usage"]["completion_tokens"] == 4
     rows = [json.loads(line) for line in trace.read_text().splitlines()]
@@ -131,7 +83,7 @@ def test_record_tune_serve(tmp_path: Path) -> None:
     assert printed["verdict"]["winner"] and not printed["verdict"]["confirmed"]
     assert 'status = "simulated"' in recipe.read_text()
 
-    with served(tmp_path, kvtune("serve", MODEL, "--recipe", str(recipe), "--")) as base:
+    with served(tmp_path, kvtune("serve", MODEL, "--recipe", str(recipe), "--"), FLAGS) as base:
         hit_at_the_second_visit(base)
 
 
@@ -150,7 +102,7 @@ def hit_at_the_second_visit(base: str) -> None:
 
 def test_an_exported_recipe_works_with_plain_vllm_serve(tmp_path: Path) -> None:
     """The shipped recipe."""
-    with served(tmp_path, exported("tiny-gemma3-cpu", tmp_path / "exported")) as base:
+    with served(tmp_path, exported("tiny-gemma3-cpu", tmp_path / "exported"), FLAGS) as base:
         hit_at_the_second_visit(base)
 
 

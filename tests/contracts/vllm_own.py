@@ -1,4 +1,4 @@
-"""vLLM's own tests of its KV cache and scheduler, with stock and with the core active: what passes must stay the same.
+"""vLLM's own tests of its KV cache, scheduler and front end, with stock and with the core: what passes must go on to.
 
     python tests/contracts/vllm_own.py [--sdist FILE] [--set JSON] [-k EXPR] [FILE ..]
 
@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,7 +22,11 @@ import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-FILES = (
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.contracts.stand_ins import put_configs, put_tokenizer
+
+CORE = (
     "test_prefix_caching.py",
     "test_kv_cache_utils.py",
     "test_single_type_kv_cache_manager.py",
@@ -34,6 +40,16 @@ FILES = (
     "test_kv_cache_metrics.py",
     "test_mamba_align_chunk_split.py",
 )
+FRONT_END = (
+    "engine/test_output_processor.py",
+    "engine/test_parallel_sampling.py",
+    "engine/test_logprobs_processor.py",
+    "engine/test_admission_control.py",
+    "streaming_input/test_async_llm_streaming.py",
+)
+FILES = (*(f"v1/core/{name}" for name in CORE), *(f"v1/{name}" for name in FRONT_END))
+"""Under vLLM's tests. With the core, the plain outputs of FRONT_END's tests are columns (by_column.py)."""
+
 _SPARSE = "wants nothing kept between the ends of an interval; the slack is"
 _LATEST = "wants only the replay boundary kept; the slack is, too"
 DELIBERATE = {
@@ -47,10 +63,36 @@ DELIBERATE = {
 }
 """What the core keeps on purpose and stock does not: the tests of vLLM that say so, and why."""
 
-HUB_MODEL = "facebook/opt-125m"
-"""vLLM's scheduler tests want its config only; transformers has it as the defaults of OPTConfig."""
+CONFTESTS = ("tests/v1/engine/conftest.py", "tests/distributed/conftest.py")
+"""vLLM's other ones want what only its engine tests need."""
 
-LOADER = "import kvtune.core.plugin\nkvtune.core.plugin.register()\n"
+LOADER = """
+import asyncio
+import functools
+import inspect
+import random
+import pytest
+import kvtune.core.plugin
+kvtune.core.plugin.register()
+
+from transformers import PreTrainedTokenizerFast
+# Asked for each token of a test, of a tokenizer with 128,256 of them.
+PreTrainedTokenizerFast.vocab = property(functools.cache(PreTrainedTokenizerFast.vocab.fget))
+
+def pytest_runtest_setup(item):  # some tests draw numbers: the same on both sides
+    import numpy, torch
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):  # in the place of pytest-asyncio
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+"""
 
 
 def fetch(version: str, into: Path) -> Path:
@@ -73,28 +115,17 @@ def fetch(version: str, into: Path) -> Path:
 
 def unpack_tests(sdist: Path, into: Path) -> Path:
     with tarfile.open(sdist) as archive:
-        # vLLM's root conftest wants what only its engine tests need.
         members = [
             m
             for m in archive
-            if "/tests/" in m.name and m.name.endswith((".py", ".json")) and m.name.count("/conftest") == 0
+            if "/tests/" in m.name
+            and m.name.endswith((".py", ".json"))
+            and ("/conftest" not in m.name or m.name.endswith(CONFTESTS))
         ]
         archive.extractall(into, members=members, filter="data")
     (into / "kvtune_loader.py").write_text(LOADER)
+    shutil.copy(Path(__file__).with_name("by_column.py"), into)
     return next(path for path in into.glob("vllm-*") if path.is_dir())  # the archive lies there too
-
-
-def put_config(home: Path) -> None:
-    """As much of a hub's cache as the scheduler tests read."""
-    from transformers import OPTConfig
-
-    folder = home / "hub" / f"models--{HUB_MODEL.replace('/', '--')}"
-    snapshot = folder / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text("0" * 40)
-    config = OPTConfig(architectures=["OPTForCausalLM"], dtype="float16").to_dict()
-    (snapshot / "config.json").write_text(json.dumps(config))
 
 
 def run(root: Path, files: list[str], core: str, extra: list[str], settings: str) -> dict[str, str]:
@@ -111,10 +142,12 @@ def run(root: Path, files: list[str], core: str, extra: list[str], settings: str
     env.pop("KVTUNE_AUDIT", None)
     command = ["-m", "pytest", "-q", "-p", "kvtune_loader", "-p", "no:cacheprovider", f"--junitxml={report}"]
     command += [f"--rootdir={root}", "-c", os.devnull, "--override-ini=addopts=", "-W", "ignore", *extra]
+    if core == "kvtune" and json.loads(settings or "{}").get("front_end", True):
+        command += ["-p", "by_column"]
     log = root.parent / f"{core}.log"
     with log.open("w") as out:
         subprocess.run(
-            [sys.executable, *command, *(f"tests/v1/core/{name}" for name in files)],
+            [sys.executable, *command, *(f"tests/{name}" for name in files)],
             cwd=root,
             env=env,
             stdout=out,
@@ -135,7 +168,7 @@ def lost_tests(stock: dict[str, str], ours: dict[str, str]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("files", nargs="*", default=list(FILES))
+    parser.add_argument("files", nargs="*", help="of these, by name; default: all")
     parser.add_argument("--sdist", type=Path, help="a source distribution that is here already")
     parser.add_argument("--set", default="", help='core settings, JSON: {"policy": "two_class"}')
     parser.add_argument("-k", default="", help="passed to pytest")
@@ -147,14 +180,19 @@ def main() -> int:
         here = Path(folder)
         sdist = options.sdist or fetch(installed_version(), here)
         root = unpack_tests(sdist, here)
-        put_config(here / "hub-home")
+        put_configs(here / "hub-home")
+        utils = (root / "tests/v1/engine/utils.py").read_text()
+        wanted = re.search(r'^TOKENIZER_NAME = "(.+)"', utils, re.M)
+        assert wanted, "tests/v1/engine/utils.py names no tokenizer"
+        put_tokenizer(here / "hub-home", wanted[1], [utils])
         extra = ["-k", options.k] if options.k else []
-        results = {core: run(root, options.files, core, extra, options.set) for core in ("stock", "kvtune")}
+        chosen = [name for name in FILES if not options.files or {name, Path(name).name} & {*options.files}]
+        results = {core: run(root, chosen, core, extra, options.set) for core in ("stock", "kvtune")}
         lost = lost_tests(results["stock"], results["kvtune"])
         unpinned = {}
         if lost:
             again = ["-k", " or ".join(sorted({plain_name(name) for name in lost}))]
-            files = sorted({name.partition("::")[0].rpartition(".")[2] + ".py" for name in lost})
+            files = sorted({file_of(name) for name in lost})
             settings = json.dumps({**json.loads(options.set or "{}"), "pinning": False})
             unpinned = run(root, files, "kvtune", again, settings)
     for core, result in results.items():
@@ -179,6 +217,12 @@ def main() -> int:
     if not faults:
         print("every other test that passes with stock passes with the core")
     return 1 if faults else 0
+
+
+def file_of(name: str) -> str:
+    """The file of a test; its class may be part of the name."""
+    path = name.partition("::")[0].removeprefix("tests.").replace(".", "/")
+    return next(file for file in FILES if f"{path}/".startswith(f"{file.removesuffix('.py')}/"))
 
 
 def plain_name(name: str) -> str:

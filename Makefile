@@ -50,7 +50,7 @@ coverage:  ## lines of kvtune/ that the tests without an engine run (installs py
 stress: setup-test  ## the pool's state machine against vLLM's own pool, at least 100k operations
 	KVTUNE_STRESS=1 $(BIN)/python -m pytest tests/core -k machine
 
-vllm-tests: setup-test  ## vLLM's own tests of its core (fetches its source), with stock and with kvtune's core
+vllm-tests: setup-test  ## vLLM's own tests of its core and its output processor (fetches its source), with stock and with kvtune's core
 	$(BIN)/python tests/contracts/vllm_own.py
 
 evidence: setup  ## the published results, measured again here; reports/evidence.html (some 40 engine starts)

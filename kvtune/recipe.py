@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,16 @@ from kvtune.files import explained, replacing
 Scalar = str | int | float | bool
 Status = Literal["confirmed", "simulated", "hand-written"]
 
+TIER_SETTINGS = (
+    "eviction_policy",
+    "blocks_per_chunk",
+    "store_threshold",
+    "offload_prompt_only",
+    "max_tracker_size",
+)
+"""Settings of a tier of host memory that vLLM takes in --kv-transfer-config."""
+TIER_POLICIES = ("lru", "arc", "kvtune")
+"""Its eviction policies, by name: vLLM's, and kvtune's own."""
 ENGINE_SETTINGS = (
     "block_size",
     "prefix_match_unit",
@@ -36,6 +46,7 @@ ENGINE_SETTINGS = (
     "gpu_memory_utilization",
     "kv_offloading_size",
     "stream_interval",
+    *TIER_SETTINGS,
 )
 """Settings allowed in [engine]: of the cache and the scheduler. A recipe cannot load code, files or plugins."""
 
@@ -88,6 +99,7 @@ def read_recipe(path: Path) -> Recipe:
         raise UsageError(
             f"{path}: {unknown[0]} is not allowed in [engine]", f"it takes {', '.join(ENGINE_SETTINGS)}"
         )
+    _check_tier(recipe.engine, path)
     about = recipe.recipe
     if about.checksum and about.checksum != checksum(recipe):
         raise UsageError(
@@ -100,6 +112,26 @@ def read_recipe(path: Path) -> Recipe:
             'set status = "hand-written": only recipes with kvtune\'s checksum can have another status',
         )
     return recipe
+
+
+def _check_tier(engine: Mapping[str, Scalar], path: Path) -> None:
+    legal: dict[str, tuple[Callable[[Scalar], bool], str]] = {
+        "eviction_policy": (lambda value: value in TIER_POLICIES, f"one of {', '.join(TIER_POLICIES)}"),
+        "blocks_per_chunk": (_whole_from(1), "a whole number from 1 up"),
+        "store_threshold": (_whole_from(0), "a whole number from 0 up"),
+        "offload_prompt_only": (lambda value: isinstance(value, bool), "true or false"),
+        "max_tracker_size": (_whole_from(1), "a whole number from 1 up"),
+    }
+    for name in TIER_SETTINGS:
+        is_legal, what = legal[name]
+        if name in engine and not is_legal(engine[name]):
+            raise UsageError(
+                f"{path}: {name} = {_value(engine[name])} is not allowed in [engine]", f"{name} takes {what}"
+            )
+
+
+def _whole_from(least: int) -> Callable[[Scalar], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def checksum(recipe: Recipe) -> str:
@@ -155,10 +187,19 @@ def _value(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def in_vllms_names(engine: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Engine settings as vLLM's command line has them: those of a tier are one, `kv_transfer_config`, in JSON."""
+    tier = {name: value for name, value in engine.items() if name in TIER_SETTINGS}
+    named = {name: value for name, value in engine.items() if name not in tier}
+    if tier:
+        named["kv_transfer_config"] = json.dumps({"kv_connector_extra_config": tier}, separators=(",", ":"))
+    return named
+
+
 def engine_flags(engine: Mapping[str, Scalar]) -> list[str]:
     """Engine settings as vLLM's flags: `block_size = 32` is `--block-size 32`, booleans are `--x` and `--no-x`."""
     flags: list[str] = []
-    for name, value in engine.items():
+    for name, value in in_vllms_names(engine).items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")

@@ -14,7 +14,10 @@ ENGINE_KNOBS = {
     "max_num_batched_tokens": "most tokens in a step; longer prompts are cut into chunks of it",
     "max_num_seqs": "requests in a step",
     "prefill_schedule_interval": "steps from one step with new prompts to the next, while others decode; 1: none wait",
-    "kv_offloading_size": "host memory behind the KV cache, for what its pool has no room for",
+    "kv_offloading_size": "host memory behind the KV cache, for what its pool has no room for; 0: none",
+    "eviction_policy": "what that memory evicts: lru, arc, or kvtune, which also chooses what is stored",
+    "blocks_per_chunk": "blocks that it stores, evicts and loads as one",
+    "store_threshold": "how often a chunk is computed before it is stored; below 2: once",
     "stream_interval": "tokens that a caller who streams gets at once, after the first; changes no hits",
     "enable_prefix_caching": "whether prompts are looked up and kept",
 }
@@ -27,6 +30,8 @@ ENGINE_UNITS = {
     "max_num_seqs": "requests",
     "prefill_schedule_interval": "steps",
     "kv_offloading_size": "GiB",
+    "blocks_per_chunk": "blocks",
+    "store_threshold": "times",
     "stream_interval": "tokens",
 }
 

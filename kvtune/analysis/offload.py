@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -96,6 +97,13 @@ def _copies(run: Run) -> CopyTotals | None:
     )
 
 
+def tier_gib(summary: Mapping[str, Any]) -> float:
+    """Host memory behind the KV cache of a run, of its `--json` object."""
+    tier = summary.get("offload")
+    return float(tier["tier_bytes"]) / GIB if tier else 0.0
+
+
+GIB = 1 << 30
 FEWEST = 3
 """Points of a curve that can bend."""
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from kvtune.cli.options import choice
 from kvtune.core.settings import KNOBS, LISTED, Value
+from kvtune.engine.offload_flags import joined
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.recipe import engine_flags
 
@@ -51,4 +52,4 @@ def with_recipe(
     kept, aside = usable(loaded)
     for line in aside:
         print(f"recipe: {line}", file=sys.stderr)
-    return {**core, **given}, [*engine_flags(kept), *flags]
+    return {**core, **given}, joined(engine_flags(kept), flags)

@@ -64,11 +64,12 @@ def sweep(
     from kvtune.cli.settings import core_choice
     from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
+    from kvtune.engine.flags import settings_given
     from kvtune.run.slo import read_slo
     from kvtune.tune import sweep as sweeps
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.objective import refuse_unless_replayed
-    from kvtune.tune.space.grid import build_space, choose, engine_only
+    from kvtune.tune.space.grid import build_space, choose, engine_only, needs_tier
     from kvtune.tune.trials import bench as benches
     from kvtune.tune.trials.journal import StudyJournal
 
@@ -92,6 +93,7 @@ def sweep(
     if not run:
         refuse_unless_replayed(by, "--on sim", "sweep with --on host, or with --on engine")
         engine_only(space)
+    needs_tier(space, {name.replace("-", "_") for name in settings_given(bench.engine_args)})
     planned = sweeps.planned_trials(bench, choose(space, trials, seed))
     path = benches.study_path(study, output, "sweep", bench)
     with StudyJournal(path, "sweep", bench) as journal:

@@ -12,8 +12,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvtune.engine.flags import flag_value, parse_flags
+from kvtune.engine.flags import flag_value, parse_flags, with_flag
 from kvtune.errors import UsageError
+from kvtune.recipe import TIER_POLICIES, Scalar
+from kvtune.recipe import TIER_SETTINGS as RECIPE_SETTINGS
 from kvtune.run.limits import memory_limit_bytes, memory_used_bytes
 from kvtune.units import size
 
@@ -31,11 +33,8 @@ HARMLESS = ("model", "reasoning-parser")
 """Flags whose names are beginnings of those."""
 
 CONNECTOR = "OffloadingConnector"
-POLICIES = ("lru", "arc", "kvtune")
-TIER_SETTINGS = (
-    *("block_size", "blocks_per_chunk", "cpu_bytes_to_use", "eviction_policy", "max_tracker_size"),
-    *("offload_prompt_only", "store_threshold"),
-)
+EXTRA = "kv_connector_extra_config"
+TIER_SETTINGS = tuple(sorted((*RECIPE_SETTINGS, "block_size", "cpu_bytes_to_use")))
 
 
 def check_tier(words: Sequence[str]) -> None:
@@ -106,8 +105,44 @@ def _transfer(words: Sequence[str]) -> Mapping[str, object]:
 
 
 def _extra(transfer: Mapping[str, object]) -> Mapping[str, object]:
-    extra = transfer.get("kv_connector_extra_config")
+    extra = transfer.get(EXTRA)
     return extra if isinstance(extra, dict) else {}
+
+
+def tier_given(words: Sequence[str]) -> dict[str, Scalar]:
+    """The settings of the tier that these flags give and a recipe may have."""
+    extra = _extra(_transfer(words))
+    given = {name: extra[name] for name in RECIPE_SETTINGS if name in extra}
+    return {name: value for name, value in given.items() if isinstance(value, (str, int, float))}
+
+
+def joined(words: Sequence[str], more: Sequence[str]) -> list[str]:
+    """Two command lines, the second of which wins. Of a connector that both configure, setting by setting."""
+    first, second = _transfer(words), _transfer(more)
+    if (first and _is_dotted(more)) or (second and _is_dotted(words)):
+        raise UsageError(
+            f"--{TRANSFER}.NAME cannot be combined with other settings of the tier",
+            f"give them as JSON: --{TRANSFER} '{{\"{EXTRA}\": {{..}}}}'",
+        )
+    if not first or not second:
+        return [*words, *more]
+    extra = {**_extra(first), **_extra(second)}
+    if "blocks_per_chunk" in _extra(second):
+        extra.pop("block_size", None)  # the same in tokens: vLLM takes one of them
+    both = json.dumps({**first, **second, EXTRA: extra}, separators=(",", ":"))
+    return with_flag([*words, *more], TRANSFER, both)
+
+
+def _is_dotted(words: Sequence[str]) -> bool:
+    """Whether they give the connector's settings one by one, as vLLM allows: --kv-transfer-config.NAME VALUE."""
+    return any(flag.name.startswith(f"{TRANSFER}.") for flag in parse_flags(words))
+
+
+def without_tier(words: Sequence[str]) -> list[str]:
+    """The command line of the same engine without a tier of host memory."""
+    if _transfer(words).get("kv_connector", CONNECTOR) == CONNECTOR:
+        words = with_flag(words, TRANSFER, None)
+    return with_flag(words, SIZE, None)
 
 
 def refuse_code(words: Sequence[str], where: str) -> None:
@@ -136,16 +171,17 @@ def _refuse_in(transfer: object, where: str) -> None:
     if not isinstance(transfer, dict) or transfer.get("kv_connector", CONNECTOR) != CONNECTOR:
         raise _refused(where, f"--{TRANSFER} with another connector than {CONNECTOR}")
     extra = _extra(transfer)
-    known = {"kv_connector", "kv_role", "kv_connector_extra_config"}
+    known = {"kv_connector", "kv_role", EXTRA}
     unknown = (transfer.keys() - known) | (extra.keys() - set(TIER_SETTINGS))
     if unknown:
         raise _refused(where, f"{sorted(unknown)[0]} in --{TRANSFER}")
-    if (policy := extra.get("eviction_policy", "lru")) not in POLICIES:
+    if (policy := extra.get("eviction_policy", "lru")) not in TIER_POLICIES:
         raise _refused(where, f"the eviction policy {policy!r}")
 
 
 def _refused(where: str, what: str) -> UsageError:
     return UsageError(
         f"{where}: {what} is not taken from a file: an engine could load code by it",
-        f"a tier has {', '.join(TIER_SETTINGS)}, and the policies {', '.join(POLICIES)}; type any other flag yourself",
+        f"a tier has {', '.join(TIER_SETTINGS)}, and the policies {', '.join(TIER_POLICIES)}; "
+        "type any other flag yourself",
     )

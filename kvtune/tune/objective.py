@@ -1,14 +1,17 @@
 """Objectives: a figure of a run's summary, and whether more or less of it is better. Pure.
 
-Several may be named (`ttft,throughput`): the first ranks settings, and none of the others may get worse.
+Several may be named (`ttft,throughput`): the first ranks settings, and none of the others may get worse. Host memory
+behind the KV cache may have a price (`hit-rate:gib=0.5`): what a GiB of it must bring.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtune.analysis.comparison.compare import value_at
+from kvtune.analysis.offload import tier_gib
 from kvtune.analysis.study import Trial
 from kvtune.errors import UsageError
 
@@ -17,7 +20,8 @@ from kvtune.errors import UsageError
 class Objective:
     """`better` is 1 where more is better, -1 where less is. `timed` figures mean little without an engine.
 
-    `simulated`: whether a replay has the figure. `beside`: the other objectives, which must not get worse.
+    `simulated`: whether a replay has the figure. `beside`: the other objectives, which must not get worse. `gib_price`:
+    what a GiB of host memory must bring, in `unit`s, which are so much of the figure.
     """
 
     name: str
@@ -26,14 +30,27 @@ class Objective:
     timed: bool
     simulated: bool = True
     beside: tuple[Objective, ...] = ()
+    unit: str = ""
+    unit_size: float = 1.0
+    gib_price: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """As it is written on the command line."""
+        return f"{self.name}:gib={self.gib_price:g}" if self.gib_price else self.name
+
+    @property
+    def judged(self) -> str:
+        """The path of the figure that decides: with a price, one of its own."""
+        return self.text if self.gib_price else self.path
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(o.text for o in self.all)
 
     @property
     def all(self) -> tuple[Objective, ...]:
         return (self, *self.beside)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(o.name for o in self.all)
 
     @property
     def replayed(self) -> bool:
@@ -46,37 +63,67 @@ class Objective:
         except KeyError:
             return None
 
+    def cost(self, summary: Mapping[str, object]) -> float:
+        """The price of the run's host memory, in the figure's own unit."""
+        return self.gib_price * self.unit_size * tier_gib(summary)
+
+    def net(self, summary: Mapping[str, object]) -> float | None:
+        """The figure after the price of host memory."""
+        value = self.of(summary)
+        return None if value is None else value - self.better * self.cost(summary)
+
     def score(self, summary: Mapping[str, object]) -> float | None:
         """Larger is better; None where the run has no such figure."""
-        value = self.of(summary)
+        value = self.net(summary)
         return None if value is None else self.better * value
 
 
 OBJECTIVES = {
     o.name: o
     for o in (
-        Objective("hit-rate", "prefix_cache.hit_rate", 1, timed=False),
-        Objective("ttft", "ttft_ms.mean", -1, timed=True),
-        Objective("throughput", "throughput_tok_s", 1, timed=True),
-        Objective("goodput", "goodput.requests_s", 1, timed=True),
-        Objective("ceiling", "ceiling.tokens_s", 1, timed=True, simulated=False),
+        Objective("hit-rate", "prefix_cache.hit_rate", 1, timed=False, unit="points", unit_size=0.01),
+        Objective("ttft", "ttft_ms.mean", -1, timed=True, unit="ms"),
+        Objective("throughput", "throughput_tok_s", 1, timed=True, unit="tokens/s"),
+        Objective("goodput", "goodput.requests_s", 1, timed=True, unit="requests/s"),
+        Objective("ceiling", "ceiling.tokens_s", 1, timed=True, simulated=False, unit="tokens/s"),
     )
 }
 
 
 def objective(text: str, *, slo: Mapping[str, float] | None = None) -> Objective:
     """One name, or several separated by commas. With `slo` given but empty, goodput is refused."""
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in OBJECTIVES:
-            raise UsageError(
-                f"there is no objective {name or text!r}",
-                f"--objective takes {', '.join(OBJECTIVES)}, or several separated by commas",
-            )
-    if "goodput" in names and slo is not None and not slo:
+    named = {(one := _read(part.strip() or text)).name: one for part in text.split(",")}
+    if "goodput" in named and slo is not None and not slo:
         raise UsageError("goodput needs limits", "add --slo, e.g. --slo ttft=500,tpot=50")
-    first, *others = (OBJECTIVES[name] for name in names)
+    first, *others = named.values()
     return replace(first, beside=tuple(others))
+
+
+def _read(text: str) -> Objective:
+    name, colon, price = text.partition(":")
+    if name not in OBJECTIVES:
+        raise UsageError(
+            f"there is no objective {name!r}",
+            f"--objective takes {', '.join(OBJECTIVES)}, or several separated by commas",
+        )
+    key, _, number = price.partition("=")
+    try:
+        gib_price = float(number or "nan") if colon else 0.0
+    except ValueError:
+        gib_price = math.nan
+    if (colon and key.strip() != "gib") or not 0 <= gib_price < math.inf:
+        unit = OBJECTIVES[name].unit
+        raise UsageError(
+            f"--objective {text} is no price of host memory",
+            f"write {name}:gib=NUMBER, the {unit} that a GiB of it must bring",
+        )
+    return replace(OBJECTIVES[name], gib_price=gib_price)
+
+
+def price_note(by: Objective) -> str:
+    """What the objective's figures are after; empty without a price."""
+    priced = [f"{o.gib_price:g} {o.unit} of {o.name}" for o in by.all if o.gib_price]
+    return f"a GiB of host memory costs {', '.join(priced)}: settings are judged after that" if priced else ""
 
 
 def refuse_unless_replayed(by: Objective, flag: str, instead: str) -> None:

@@ -14,7 +14,7 @@ from msgspec import structs
 from kvtune.analysis.study import Bench, Trial
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
-from kvtune.tune.space.knobs import GROUPS, LAYOUT, candidates
+from kvtune.tune.space.knobs import GROUPS, LAYOUT, TIER, candidates
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.storage import OptunaStudy
 from kvtune.tune.sweep import PlannedTrial, sim_trial
@@ -23,6 +23,8 @@ from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import SimPool
 
 AT_ONCE = 2
+TIER_PARTS = (8, 4, 2, 1)
+"""A tier of the size that was asked for, and smaller ones: it, divided by these."""
 
 
 def tuned_space(
@@ -35,7 +37,8 @@ def tuned_space(
     """What `kvtune tune` searches for this model, without the settings that are fixed by flags after `--`.
 
     `admission`: also the order in which waiting requests are admitted. It delays the requests that are overtaken, so it
-    is searched only on request. `timed`: also at what intervals prompts are begun, which changes times and no hits.
+    is searched only on request. `timed`: also at what intervals prompts are begun, which changes times and no hits. Of
+    a tier of host memory, where the flags have one: sizes up to theirs, eviction policies, chunks.
     """
     names = ["block_size"]
     if facts.window:
@@ -60,10 +63,15 @@ def tuned_space(
         names += GROUPS["admission"]
     if timed:
         names.append("prefill_schedule_interval")
+    given_gib = engine_args_given.get(TIER[0])
+    if given_gib is not None:
+        names += TIER[1:]
     flag = {LAYOUT: "block_size"}
     space = {
         name: candidates(name, facts) for name in names if engine_args_given.get(flag.get(name, name)) is None
     }
+    if given_gib is not None:
+        space[TIER[0]] = tuple(float(given_gib) / part for part in TIER_PARTS)
     return {name: values for name, values in space.items() if len(values) > 1}
 
 

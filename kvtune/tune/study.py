@@ -13,10 +13,11 @@ from msgspec import structs
 from kvtune.analysis.study import Bench, EngineRuns, Finalist, Kind, Place, StudyView, Trial, Verdict
 from kvtune.engine.flags import without_overridden
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.tune.confirm import Contender, judge
+from kvtune.tune.confirm import Contender, figures_of, judge
 from kvtune.tune.effects import effects
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
+from kvtune.tune.tier_curves import tier_curves
 from kvtune.tune.trials.flags import flags_of
 from kvtune.tune.trials.journal import FORMAT, Head
 
@@ -50,6 +51,7 @@ class SavedResult(msgspec.Struct, frozen=True):
 
     trials: tuple[_Numbered, ...]
     objective: str = ""
+    objectives: tuple[str, ...] = ()
     finalists: tuple[Finalist, ...] = ()
     verdict: Verdict = Verdict()
     recipe: str | None = None
@@ -110,7 +112,7 @@ def view(
     outcome = result(study.trials, by)
     drawn_on = _busiest(study.trials)
     drawn = [t for t in study.trials if t.role == "trial" and t.on == drawn_on]
-    if saved is not None and saved.objective != by.name:
+    if saved is not None and (*saved.objectives, saved.objective)[0] != by.text:
         saved = None
     rows, confirmation = _engine_runs(study.trials, by, saved)
     text = ""
@@ -140,6 +142,7 @@ def view(
         why=confirmation.why if confirmation else "",
         drift_ttft=confirmation.drift if confirmation else None,
         recipe_text=text,
+        tier_curves=tier_curves(study.trials, drawn_on),
     )
 
 
@@ -185,7 +188,7 @@ def _with_saved_figures(rows: Sequence[EngineRuns], saved: SavedResult, by: Obje
     filled = [rows[0]]
     for row in rows[1:]:
         figures = figures_of.get(json.dumps(row.settings, sort_keys=True), ())
-        figure = next((f for f in figures if f.path == by.path), None)
+        figure = next((f for f in figures if f.path == by.judged), None)
         filled.append(row if figure is None else structs.replace(row, figure=figure, why=figure.why))
     return filled
 
@@ -201,17 +204,14 @@ def _read_runs(side: Contender) -> None:
 
 
 def _row(side: Contender, stock: Contender, by: Objective) -> EngineRuns:
-    from kvtune.analysis.comparison.repeats import compare_repeats
-
     row = EngineRuns(
         settings=side.settings,
         core=side.trials[0].core,
-        values=tuple(value for t in side.trials if (value := by.of(t.summary)) is not None),
+        values=tuple(value for t in side.trials if (value := by.net(t.summary)) is not None),
     )
     if side is stock:
         return structs.replace(row, why="the baseline")
     if not side.runs or not stock.runs:
         return structs.replace(row, why="its run files are gone")
-    figures = compare_repeats(stock.runs, side.runs).figures
-    figure = next((f for f in figures if f.path == by.path), None)
+    figure = next((f for f in figures_of(stock, side, by) if f.path == by.judged), None)
     return row if figure is None else structs.replace(row, figure=figure, why=figure.why)

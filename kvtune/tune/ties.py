@@ -1,7 +1,7 @@
 """Which of several trials with equal figures is taken, and why. Pure.
 
-Nearest to the defaults, then fewest knobs, then the best mean figure of its neighbours (trials that differ in one
-knob), then the first.
+Least host memory, nearest to the defaults, then fewest knobs, then the best mean figure of its neighbours (trials that
+differ in one knob), then the first.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvtune.analysis.offload import tier_gib
 from kvtune.analysis.study import Trial
 from kvtune.core.settings import KNOBS
 from kvtune.recipe import Scalar
@@ -48,17 +49,21 @@ def among_equals(leader: Trial, trials: Sequence[Trial], by: Objective) -> Choic
     tried = [t for t in trials if t.role == "trial" and t.on == leader.on and _complete(t, by)]
     equals = [t for t in tried if t is leader or equal(t, leader, by)]
     defaults = _engine_defaults(trials)
-    keys = [(_changed(t, defaults), len(t.settings), -_neighbours(t, tried, by), t.number) for t in equals]
+    keys = [
+        (tier_gib(t.summary), _changed(t, defaults), len(t.settings), -_neighbours(t, tried, by), t.number)
+        for t in equals
+    ]
     taken = min(keys)
     why = ""
     if len(equals) > 1:
         reasons = (
+            "it takes the least host memory",
             "it is nearest to the defaults",
             "it sets the fewest knobs",
             "its neighbours do best on average",
             "it was tried first",
         )
-        alone = (i for i in range(1, 5) if [key[:i] for key in keys].count(taken[:i]) == 1)
+        alone = (i for i in range(1, 1 + len(reasons)) if [key[:i] for key in keys].count(taken[:i]) == 1)
         why = reasons[next(alone) - 1]
     return Choice(equals[keys.index(taken)], len(equals), why)
 
@@ -73,7 +78,11 @@ def equal(one: Trial, other: Trial, by: Objective) -> bool:
 
 
 def no_worse(one: Trial, other: Trial, by: Objective) -> bool:
-    """Whether the first trial is complete and equals the other in every objective, or is better."""
+    """Whether the first trial is complete, takes no more host memory, and equals the other in every objective or is
+    better.
+    """
+    if tier_gib(one.summary) > tier_gib(other.summary):
+        return False
     figures = [(o.score(one.summary), o.score(other.summary), EXACT) for o in by.all]
     figures.append(
         (OBJECTIVES["ttft"].score(one.summary), OBJECTIVES["ttft"].score(other.summary), TTFT_SHARE)
@@ -87,9 +96,9 @@ def reason(choice: Choice, by: Objective) -> str:
     """Why this row was taken, in a sentence; "" where no other has its figures."""
     if choice.equal < 2:
         return ""
-    figure = by.of(choice.trial.summary)
+    figure = by.net(choice.trial.summary)
     return (
-        f"{choice.equal} settings reach {by.name} {figure:.4g}: "
+        f"{choice.equal} settings reach {by.text} {figure:.4g}: "
         f"trial {choice.trial.number} was taken because {choice.why}"
     )
 

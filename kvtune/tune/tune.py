@@ -10,22 +10,23 @@ from typing import Protocol
 
 from msgspec import structs
 
-from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.study import Bench, Finalist, Settings, StudyResult, Trial, Verdict
 from kvtune.engine.flags import flag_value, settings_given
+from kvtune.engine.offload_flags import tier_given
 from kvtune.errors import KvtuneError
 from kvtune.recipe import write_recipe
 from kvtune.tune import guard
-from kvtune.tune.confirm import Bout, Confirmed, Contender, confirm
+from kvtune.tune.confirm import Bout, Confirmed, Contender, confirm, figures_of
 from kvtune.tune.effects import notes
-from kvtune.tune.objective import Objective, axes, front
+from kvtune.tune.objective import Objective, axes, front, price_note
 from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
 from kvtune.tune.search import SearchSettings, search, tuned_space
 from kvtune.tune.simplify import simplify
 from kvtune.tune.space.grid import Space, grid
 from kvtune.tune.space.knobs import FRONT_END, candidates
 from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.tier_curves import tier_curves
 from kvtune.tune.ties import among_equals, reason
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.like import UNMEASURED, EngineLike, gives_pool, like
@@ -148,7 +149,9 @@ def _on_engine_alone(
 
 
 def _space(s: TuneSettings) -> Space:
-    given = {name: flag_value(s.bench.engine_args, name.replace("_", "-")) for name in ENGINE_KNOBS}
+    flags = s.bench.engine_args
+    given = {name: flag_value(flags, name.replace("_", "-")) for name in ENGINE_KNOBS}
+    given |= {name: str(value) for name, value in tier_given(flags).items()}
     return tuned_space(s.facts, given, admission=s.admission, timed=any(o.timed for o in s.by.all))
 
 
@@ -203,9 +206,7 @@ def _simulated(
         why = "no winner: nothing beat stock in simulation"
         return simulated_result(journal, by, stock, best, why)
     write_recipe(simulated_recipe(s.bench, by, best, stock, simulated), s.recipe)
-    text = (
-        f"{by.name} {by.of(best.summary):.4g} against stock's {by.of(stock.summary):.4g}, in simulation only"
-    )
+    text = f"{by.text} {by.net(best.summary):.4g} against stock's {by.net(stock.summary):.4g}, in simulation only"
     return simulated_result(journal, by, stock, best, text, s.recipe)
 
 
@@ -221,7 +222,7 @@ def simulated_result(
     verdict = Verdict(
         winner=recipe is not None,
         objective=by.name,
-        objectives=by.names,
+        objectives=by.texts,
         on="sim",
         text=text,
         drift_ttft=None,
@@ -235,13 +236,13 @@ def _engine_result(journal: StudyJournal, confirmed: Confirmed, by: Objective, r
     won = confirmed.winner is not None
     text = f"no winner: {confirmed.why}"
     if won:
-        figure = next(f for f in confirmed.figures if f.path == by.path)
-        text = f"{by.name} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
+        figure = next(f for f in confirmed.figures if f.path == by.judged)
+        text = f"{by.text} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
     verdict = Verdict(
         winner=won,
         confirmed=won,
         objective=by.name,
-        objectives=by.names,
+        objectives=by.texts,
         on="engine",
         text=text,
         drift_ttft=confirmed.drift,
@@ -252,7 +253,7 @@ def _engine_result(journal: StudyJournal, confirmed: Confirmed, by: Objective, r
         figures=confirmed.figures,
     )
     best = confirmed.leader.trials[-1] if confirmed.leader is not None else None
-    sides = tuple(_finalist(confirmed, side) for side in confirmed.finalists)
+    sides = tuple(_finalist(confirmed, side, by) for side in confirmed.finalists)
     return _result(journal, by, confirmed.baseline.trials[-1], best, verdict, recipe if won else None, sides)
 
 
@@ -270,7 +271,7 @@ def _result(
     return StudyResult(
         kind="tune",
         objective=by.name,
-        objectives=by.names,
+        objectives=by.texts,
         trials=trials,
         best=best,
         baseline=baseline,
@@ -278,16 +279,17 @@ def _result(
         pareto=tuple(t.number for t in front([t for t in trials if t.on == verdict.on], axes(by))),
         verdict=verdict,
         recipe=str(recipe) if recipe else None,
-        notes=tuple(notes(trials)),
+        notes=tuple(filter(None, (price_note(by), *notes(trials)))),
+        tier_curves=tier_curves(trials, "sim"),
     )
 
 
-def _finalist(confirmed: Confirmed, side: Contender) -> Finalist:
+def _finalist(confirmed: Confirmed, side: Contender, by: Objective) -> Finalist:
     return Finalist(
         settings=side.settings,
         winner=side is confirmed.winner,
         failed=side.failed,
         trials=tuple(t.number for t in side.trials),
         run_files=tuple(t.run_file for t in side.trials if t.run_file),
-        figures=compare_repeats(confirmed.baseline.runs, side.runs).figures if side.runs else (),
+        figures=figures_of(confirmed.baseline, side, by) if side.runs else (),
     )

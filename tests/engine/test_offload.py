@@ -11,6 +11,7 @@ import pytest
 from kvtune.analysis.offload import offload
 from kvtune.device.copies import INSTANT
 from kvtune.explain.explanation import settings_of
+from kvtune.recipe import engine_flags
 from kvtune.sim.simulators import simulate
 from kvtune.workload.spec import build
 from tests.engine.real import counts_as_vllm, lockstep, profiled
@@ -132,6 +133,41 @@ def test_what_our_own_policy_stores_and_refuses_is_the_simulators_too(tmp_path: 
         assert sum(case["hits"][0]) > sum(plain["hits"][0]) + 1000
         assert case["refused"][0] == case["refused"][1] > 100
         assert furthest(case, plain) < CLOSE
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["tiny-llama", *(pytest.param(m, marks=pytest.mark.long) for m in ("tiny-gemma3", "tiny-qwen3next"))],
+)
+def test_chunks_of_several_blocks_and_a_store_threshold_are_the_simulators_too(
+    model: str, tmp_path: Path
+) -> None:
+    """What `tune` tries of a tier: every step and hit as in the simulator, every answer as without a tier."""
+    flags, cases = MODELS[model]
+    work, blocks, _, _ = cases[1] if model == "tiny-llama" else cases[0]
+    job = {
+        "model": model,
+        "cores": ["kvtune"],
+        "args": [*flags, *SEEDED],
+        "cases": [{"workload": work, "blocks": blocks}],
+        "logprobs": True,
+    }
+    without = lockstep(tmp_path, job)["cases"]
+    tried: tuple[dict[str, str | int], ...] = (
+        {"blocks_per_chunk": 4, "eviction_policy": "arc"},
+        {"blocks_per_chunk": 2, "store_threshold": 2, "eviction_policy": "kvtune"},
+    )
+    for settings in tried:
+        given = engine_flags({"kv_offloading_size": 0.2, **settings})
+        both = lockstep(tmp_path, {**job, "args": [*job["args"], *given]})["cases"]
+        for case, plain in zip(both, without, strict=True):
+            assert case["hits"][0] == case["hits"][1], settings
+            assert case["tier_hits"][0] == case["tier_hits"][1], settings
+            assert case["copies"][0] == case["copies"][1], settings
+            assert case["digests"][0] == case["digests"][1] and len(case["digests"][0]) > 10
+            assert furthest(case, plain) < CLOSE, settings
+        if model == "tiny-llama":
+            assert all(sum(case["tier_hits"][0]) > 0 for case in both), settings
 
 
 def test_a_tier_that_loads_something_else_is_seen_in_the_answers(tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from kvtune.engine import offload_flags
-from kvtune.engine.offload_flags import check_room, check_tier, refuse_code
+from kvtune.engine.offload_flags import (
+    check_room,
+    check_tier,
+    joined,
+    refuse_code,
+    tier_given,
+    without_tier,
+)
 from kvtune.errors import UsageError
 
 GIB = 1 << 30
@@ -104,3 +111,28 @@ def test_what_a_file_may_say_of_a_tier_is_taken() -> None:
         ],
         "f",
     )
+
+
+def test_of_two_command_lines_the_second_wins_setting_by_setting() -> None:
+    first = ["--seed", "1", *transfer(eviction_policy="arc", store_threshold=2)]
+    second = ["--kv_transfer_config", '{"kv_connector_extra_config": {"eviction_policy": "lru"}}']
+    both = joined(first, second)
+    assert tier_given(both) == {"eviction_policy": "lru", "store_threshold": 2}
+    assert both[:3] == ["--seed", "1", "--kv-transfer-config"] and len(both) == 4
+    assert joined(first, ["--seed", "2"]) == [*first, "--seed", "2"]
+    broken = ["--kv-transfer-config", "{"]
+    assert joined(broken, second) == [*broken, *second], "vLLM's parser says what is wrong with it"
+
+
+def test_settings_of_a_connector_given_one_by_one_are_not_combined_with_others() -> None:
+    dotted = ["--kv-transfer-config.kv_connector_extra_config.eviction_policy", "arc"]
+    for first, second in ((dotted, transfer(store_threshold=2)), (transfer(store_threshold=2), dotted)):
+        with pytest.raises(UsageError, match="cannot be combined") as refused:
+            joined(first, second)
+        assert "JSON" in refused.value.hint
+    assert joined(dotted, ["--seed", "2"]) == [*dotted, "--seed", "2"]
+
+
+def test_an_engine_without_its_tier_keeps_another_connector() -> None:
+    assert without_tier(["--seed", "1", "--kv-offloading-size", "4", *transfer()]) == ["--seed", "1"]
+    assert without_tier(transfer("Mine")) == transfer("Mine")

@@ -68,7 +68,6 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
     monkeypatch.setattr(confirm, "engine_trial", engine_trial)
     monkeypatch.setattr(confirm, "compare_repeats", compared)
-    monkeypatch.setattr(tuning, "compare_repeats", compared)
     monkeypatch.setattr(tuning, "like", lambda run: UNMEASURED)
     return made
 

@@ -30,6 +30,7 @@ FIELDS = {
     "verdict",
     "recipe",
     "notes",
+    "tier_curves",
 }
 
 

@@ -10,6 +10,8 @@ from kvtune.core.compat.manifest import installed_version, source_path
 from kvtune.core.compat.symbols import MOVED
 from kvtune.core.vllm_types import Coordinator, Scheduler
 
+CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
+
 
 class Hashing(TypedDict):
     """How a scheduler hashes and keeps blocks, in tokens."""
@@ -61,12 +63,24 @@ def without_effect(setting: str) -> str:
 
     Reads vLLM's files, imports nothing of it. Where vLLM is not installed, nothing is said to be without effect.
     """
-    if setting != "prefill_schedule_interval":
-        return ""
-    path = source_path("vllm.v1.core.sched.scheduler")
-    if path is None or b"local_prefill_interval" in path.read_bytes():
-        return ""
-    return f"the scheduler of vLLM {installed_version()} does nothing with it on a single engine"
+    if setting == "prefill_schedule_interval":
+        path = source_path("vllm.v1.core.sched.scheduler")
+        if path is not None and b"local_prefill_interval" not in path.read_bytes():
+            return f"the scheduler of vLLM {installed_version()} does nothing with it on a single engine"
+    if setting in ("eviction_policy", "blocks_per_chunk", "store_threshold"):
+        texts = _offloading_sources()
+        if texts and not any(f'"{setting}"'.encode() in text for text in texts):
+            return f"the offloading connector of vLLM {installed_version()} does not read it"
+    return ""
+
+
+def _offloading_sources() -> list[bytes]:
+    """The files of vLLM's own offloading to host memory."""
+    tier, connectors = source_path("vllm.v1.kv_offload"), source_path(f"{CONNECTORS}.offloading_connector")
+    if tier is None or connectors is None:
+        return []
+    files = [*tier.parent.rglob("*.py"), connectors, *(connectors.parent / "offloading").rglob("*.py")]
+    return [file.read_bytes() for file in files]
 
 
 def holds_prefills(scheduler: Any) -> bool:

@@ -24,6 +24,7 @@ from kvtune.report.pages.study_charts import (
     shown,
     text_of,
 )
+from kvtune.report.pages.tier_curves import tier_section
 from kvtune.report.sections.verdict import Tile
 from kvtune.units import count
 
@@ -58,6 +59,7 @@ def study_sections(study: StudyView) -> list[Section]:
         _finalists(study, by),
         _use(study),
         maps_section(done, knobs, by),
+        tier_section(study.tier_curves),
         effects_section(study.effects, by, study.result.kind),
         front_section(done, study.front, study.axes),
         _table(study, by),
@@ -152,13 +154,13 @@ def _words(study: StudyView, by: str) -> tuple[str, str, str]:
         return result, "Serve the model with the recipe below.", _serve(bench.model, study.result.recipe)
     if not verdict.winner:
         advice = "Keep stock's settings for this workload, or search over all knobs first."
-        return result, advice, _tune(bench, by)
+        return result, advice, _tune(study)
     if simulated:
         advice = "Confirm it on the real engine: this repeats stock and the best settings in turn, and writes a recipe."
-        return result, advice, _tune(bench, by)
+        return result, advice, _tune(study)
     if not verdict.confirmed:
         advice = "Repeat it: each setting ran once, so the difference may be chance."
-        return result, advice, _tune(bench, by)
+        return result, advice, _tune(study)
     return result, "Run the workload with the best settings and look at the page.", _profile(study, best)
 
 
@@ -272,8 +274,15 @@ def _dashed(bench: Bench) -> tuple[str, ...]:
     return ("--", *bench.engine_args) if bench.engine_args else ()
 
 
-def _tune(bench: Bench, by: str) -> str:
-    return _command("tune", bench.model, "-w", bench.spec, "--objective", by, *_dashed(bench))
+def _tune(study: StudyView) -> str:
+    bench, by = study.bench, ",".join(study.result.objectives)
+    flags = list(bench.engine_args)
+    tier = study.result.best.settings.get("kv_offloading_size") if study.result.best else None
+    if tier and not any("kv-offloading-size" in word.replace("_", "-") for word in flags):
+        # `tune` adds no tier by itself.
+        flags += ["--kv-offloading-size", shown(tier)]
+    after = ("--", *flags) if flags else ()
+    return _command("tune", bench.model, "-w", bench.spec, "--objective", by, *after)
 
 
 def _serve(model: str, recipe: str) -> str:

@@ -13,7 +13,7 @@ from kvtune import __version__
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.engine.flags import flag_value
-from kvtune.engine.offload_flags import refuse_code
+from kvtune.engine.offload_flags import refuse_code, tier_given
 from kvtune.errors import UsageError
 from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
 from kvtune.tune.confirm import Confirmed, Contender
@@ -57,8 +57,8 @@ def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, 
     evidence = {
         **_evidence(bench, by),
         "simulated_trials": simulated,
-        "simulated": by.of(best.summary) or 0.0,
-        "simulated_baseline": by.of(baseline.summary) or 0.0,
+        "simulated": by.net(best.summary) or 0.0,
+        "simulated_baseline": by.net(baseline.summary) or 0.0,
     }
     return _recipe(bench, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
 
@@ -86,7 +86,8 @@ def _recipe(
     for name in ENGINE_SETTINGS:
         given = flag_value(bench.engine_args, name.replace("_", "-"))
         if given is not None and name not in NOT_FOR_RECIPES:
-            chosen[name] = int(given) if given.isdigit() else given.lower()
+            chosen[name] = _number_or_word(given)
+    chosen |= tier_given(bench.engine_args)
     chosen.update(engine_part(settings))
     about = About(
         model=bench.model,
@@ -104,9 +105,18 @@ def _recipe(
     return Recipe(recipe=about, engine=chosen, core=core, evidence=evidence)
 
 
+def _number_or_word(given: str) -> Scalar:
+    if given.isdigit():
+        return int(given)
+    try:
+        return float(given)
+    except ValueError:
+        return given.lower()
+
+
 def _evidence(bench: Bench, by: Objective) -> dict[str, object]:
     return {
-        "objective": ",".join(by.names),
+        "objective": ",".join(by.texts),
         "workload": bench.spec,
         "seed": bench.seed,
         "workload_hash": bench.workload_hash,

@@ -13,7 +13,7 @@ from secrets import token_hex
 import msgspec
 
 from kvtune.engine.flags import flag_value
-from kvtune.engine.offload_flags import check_room
+from kvtune.engine.offload_flags import check_room, joined
 from kvtune.engine.resolve import is_cpu_build, resolve
 from kvtune.errors import UsageError
 from kvtune.recipe import Recipe, engine_flags
@@ -45,7 +45,7 @@ def serving(
     recipe = load(recipe_path) if recipe_path is not None else None
     if recipe is not None:
         refuse_foreign(recipe, str(recipe_path), anyway, model=model)
-    given = [*_recipe_flags(recipe, flags), *flags]
+    given = joined(_recipe_flags(recipe, flags), flags)
     resolved = resolve(model, dummy=dummy, engine_args=given)
     check_room(given, cpu_build=is_cpu_build())
     arguments = list(resolved.args)

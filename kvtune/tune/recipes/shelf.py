@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.errors import KvtuneError, UsageError, did_you_mean
-from kvtune.recipe import Recipe, Scalar, read_recipe
+from kvtune.recipe import Recipe, Scalar, in_vllms_names, read_recipe
 from kvtune.run.config import output_folder
 
 PACKAGED = Path(__file__).parents[2] / "recipes"  # in a wheel
@@ -69,10 +69,11 @@ def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
             raise UsageError(f"{path} exists", "give another folder with -o DIR")
     about = recipe.recipe
     head = f"# kvtune recipe for {about.model} on {about.device}, vLLM {about.vllm}, {about.status}"
+    settings = {**_model(about.model), **in_vllms_names(recipe.engine)}
     lines = [
         head.replace("\n", " "),
         "# `vllm serve --config config.yaml`; a MODEL named before --config is served instead of this one",
-        *(f"{n.replace('_', '-')}: {_yaml(v)}" for n, v in {**_model(about.model), **recipe.engine}.items()),
+        *(f"{name.replace('_', '-')}: {_yaml(value)}" for name, value in settings.items()),
     ]
     shell = [
         head.replace("\n", " "),

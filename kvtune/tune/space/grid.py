@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from kvtune.analysis.study import Settings
 from kvtune.errors import UsageError
 from kvtune.recipe import Scalar
-from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, candidates, canonical, read_value
+from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, TIER, candidates, canonical, read_value
 from kvtune.tune.space.model import Bundle, ModelFacts
 
 Space = dict[str, tuple[Scalar | Bundle, ...]]
@@ -59,6 +59,9 @@ def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
         settings.pop("states_per_block", None)
     if settings.get("admission") == "fcfs":
         settings.pop("admission_age_s", None)
+    if settings.get(TIER[0]) == 0:
+        for name in TIER[1:]:
+            settings.pop(name, None)
     return settings
 
 
@@ -70,6 +73,16 @@ def engine_only(space: Space) -> None:
                 f"{name} changes nothing in simulation",
                 "add --on engine or --on host, or leave out --gc and such knobs",
             )
+
+
+def needs_tier(space: Space, given: Collection[str]) -> None:
+    """UsageError if the space has knobs of a tier and neither the space nor the flags (`given`) have a tier."""
+    named = [name for name in TIER[1:] if name in space]
+    if named and TIER[0] not in space and TIER[0] not in given:
+        raise UsageError(
+            f"{named[0]} changes nothing without a tier of host memory",
+            "add --kv-offloading-size GIB after `--`, or --set kv_offloading_size=GIB,..",
+        )
 
 
 def size(space: Space) -> int:

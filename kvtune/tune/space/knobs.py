@@ -11,7 +11,7 @@ import math
 from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.core.settings import KNOBS, LISTED
 from kvtune.errors import UsageError, did_you_mean
-from kvtune.recipe import Scalar
+from kvtune.recipe import TIER_POLICIES, Scalar
 from kvtune.tune.space.model import Bundle, ModelFacts
 
 ALIASES = {
@@ -33,6 +33,17 @@ GROUPS = {
     "gc": ("freeze", "gc_threshold0", "collect_at_wait"),
 }
 
+
+TIER = ("kv_offloading_size", "eviction_policy", "blocks_per_chunk", "store_threshold")
+"""Knobs of a tier of host memory. The first says that there is one."""
+
+DEFAULTS: dict[str, Scalar] = {
+    "prefill_schedule_interval": 1,
+    "eviction_policy": "lru",
+    "blocks_per_chunk": 1,
+    "store_threshold": 0,
+}
+"""Of knobs that not every vLLM acts on."""
 
 COLLECTOR = ("freeze", "gc_threshold0", "gc_threshold1", "gc_threshold2", "collect_at_wait")
 FRONT_END = ("stream_interval",)
@@ -70,10 +81,15 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
         "states_per_block": _states_worth_a_trial(facts),
         "max_num_batched_tokens": (1024, 2048, 4096, 8192),
         "max_num_seqs": (32, 128, 256),
-        "kv_offloading_size": (1.0, 2.0, 4.0, 8.0),
+        "kv_offloading_size": (0.0, 1.0, 2.0, 4.0, 8.0),
+        "eviction_policy": ("lru", "arc", "kvtune"),
+        "blocks_per_chunk": (1, 2, 4),
+        "store_threshold": (0, 2),
         "stream_interval": (1, 4, 16),
-        "prefill_schedule_interval": (1,) if facts.no_prefill_interval else (1, 2, 4, 8),
+        "prefill_schedule_interval": (1, 2, 4, 8),
     }
+    if name in facts.aside:
+        return (DEFAULTS[name],)
     if name in chosen:
         return chosen[name]
     knob = KNOBS[name]
@@ -104,12 +120,17 @@ def read_value(name: str, text: object, facts: ModelFacts) -> Scalar:
         return KNOBS["packed"].read(text)
     if name == "kv_offloading_size":
         return _gib(text)
+    if name in facts.aside and str(text).strip() != str(DEFAULTS[name]):
+        raise UsageError(f"{name}={text} stands aside: {facts.aside[name]}", f"leave {name} out")
+    if name == "eviction_policy":
+        policy = str(text).strip().lower()
+        if policy not in TIER_POLICIES:
+            raise UsageError(f"{name}={text} is not legal", f"{name} takes {', '.join(TIER_POLICIES)}")
+        return policy
     try:
         number = int(str(text))
     except ValueError:
         number = -1
-    if name == "prefill_schedule_interval" and number > 1 and facts.no_prefill_interval:
-        raise UsageError(f"{name}={text} stands aside: {facts.no_prefill_interval}", f"leave {name} out")
     least, step, what = _legal(name, facts)
     if number < least or number % step:
         raise UsageError(f"{name}={text} is not legal", f"{name} takes {what}")
@@ -121,10 +142,10 @@ def _gib(text: object) -> float:
         gib = float(str(text))
     except ValueError:
         gib = math.nan
-    if not 0 < gib < math.inf:
+    if not 0 <= gib < math.inf:
         raise UsageError(
             f"kv_offloading_size={text} is not legal",
-            "kv_offloading_size takes a number of GiB above 0, e.g. 0.5",
+            "kv_offloading_size takes a number of GiB, e.g. 0.5; 0 is no host memory",
         )
     return gib
 
@@ -156,4 +177,6 @@ def _legal(name: str, facts: ModelFacts) -> tuple[int, int, str]:
         return 0, 1, "none, 0, or a multiple of the block size in tokens"
     if name == "max_num_batched_tokens":
         return 16, 1, "a whole number of tokens from 16 up"
+    if name == "store_threshold":
+        return 0, 1, "a whole number from 0 up"
     return 1, 1, "a whole number from 1 up"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.core.compat.names import without_effect
 from kvtune.doctor.device import compute_capability
 from kvtune.engine.resolve import installed_for, is_cpu_build
@@ -33,7 +35,7 @@ class ModelFacts:
     max_model_len: int = 0
     layouts: tuple[Bundle, ...] = ()  # of a model with states: block sizes of stock's layout, and packed ones
     packing_refusal: str = ""  # why blocks cannot be packed
-    no_prefill_interval: str = ""  # why this vLLM does nothing with prefill_schedule_interval
+    aside: Mapping[str, str] = field(default_factory=dict)  # knobs that this vLLM does nothing with, and why
 
 
 def model_facts(
@@ -55,20 +57,18 @@ def model_facts(
 
     backend = installed_backend(attention)
     config = _config(model)
-    inert = without_effect("prefill_schedule_interval")
+    aside = {name: why for name in ENGINE_KNOBS if (why := without_effect(name))}
     if config is None:
         default = block_size or backend.default
         sizes = tuple(backend.alignment << i for i in range(4))
-        return ModelFacts(
-            alignment=backend.alignment, block_tokens=default, blocks=sizes, no_prefill_interval=inert
-        )
+        return ModelFacts(alignment=backend.alignment, block_tokens=default, blocks=sizes, aside=aside)
     try:
         shape = _shape(config, model, backend, state_dtype)
         block = plan_per_layer(shape, backend, block_size).block_tokens
         sizes = tuple(sweep_candidates(shape, backend, max(longest, 2 * block), limit=4))
     except KvtuneError:  # the planner does not know the architecture: vLLM accepts or refuses each trial
         return ModelFacts(
-            alignment=backend.alignment, block_tokens=block_size or backend.default, no_prefill_interval=inert
+            alignment=backend.alignment, block_tokens=block_size or backend.default, aside=aside
         )
     layouts = _layouts(shape, backend, sizes, longest, caching_off) if core == "kvtune" else ()
     return ModelFacts(
@@ -80,7 +80,7 @@ def model_facts(
         longest,
         layouts,
         packing_refusal(shape) or kernel_refusal(shape, backend),
-        inert,
+        aside,
     )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.flags import flag_value
-from kvtune.recipe import Scalar, engine_flags
+from kvtune.engine.offload_flags import joined, without_tier
+from kvtune.recipe import TIER_SETTINGS, Scalar, engine_flags
 from kvtune.tune.space.model import packed_pool
 
 
@@ -60,4 +61,7 @@ def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
             int(settings.get("states_per_block", 1)),
             state_dtype=flag_value(flags, "mamba-ssm-cache-dtype") or "auto",
         )
-    return [*flags, *engine_flags(changed)]
+    if changed.get("kv_offloading_size") == 0:
+        flags = without_tier(flags)
+        changed = {n: v for n, v in changed.items() if n not in ("kv_offloading_size", *TIER_SETTINGS)}
+    return joined(flags, engine_flags(changed))

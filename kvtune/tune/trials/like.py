@@ -8,11 +8,14 @@ import msgspec
 from msgspec import structs
 
 from kvtune.analysis.study import Bench, Settings
+from kvtune.device.copies import CopyTime
 from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
 from kvtune.run.types import Run
 from kvtune.sim.cost import fit
+from kvtune.sim.like import copy_of
+from kvtune.tune.space.knobs import TIER
 
 POOL_FLAGS = ("num-gpu-blocks-override", "kv-cache-memory-bytes")
 SCHEDULING = (
@@ -22,6 +25,7 @@ SCHEDULING = (
     "max_num_seqs",
     "prefill_schedule_interval",
     "stream_interval",
+    *TIER,
 )
 """Settings of vLLM that leave a model's KV specs as they are. A trial that sets another one builds them anew."""
 LAYOUT = ("packed", "states_per_block")
@@ -39,6 +43,7 @@ class EngineLike(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 0
     specs: dict[str, Any] = {}
     async_scheduling: bool | None = None
+    copy: CopyTime = CopyTime()
 
     def pool_of(self, bench: Bench) -> Bench:
         """The bench with the run's pool, where its own flags give none."""
@@ -76,4 +81,5 @@ def like(run: Run) -> EngineLike:
         block_tokens=engine.block_size,
         specs=engine.kv_specs,
         async_scheduling=engine.async_scheduling,
+        copy=copy_of(run),
     )

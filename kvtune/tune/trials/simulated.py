@@ -74,6 +74,7 @@ class SimPool:
             cost=self._like.cost,
             specs=self._like.specs_for({**settings, **core_settings}),
             async_scheduling=self._like.async_scheduling,
+            copy=self._like.copy,
         )
         self._begun[number] = time.monotonic()
         self._simulators.submit(number, self._workload, sim)

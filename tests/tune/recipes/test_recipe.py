@@ -14,11 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.analysis.study import Bench, Trial
 from kvtune.engine.models import builtin
+from kvtune.engine.offload_flags import refuse_code
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import (
     About,
     Recipe,
+    Scalar,
     checksum,
     differences,
     engine_flags,
@@ -26,8 +29,9 @@ from kvtune.recipe import (
     to_toml,
     write_recipe,
 )
+from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.recipes import verify as verifying
-from kvtune.tune.recipes.make import bench_of
+from kvtune.tune.recipes.make import bench_of, simulated_recipe
 from kvtune.tune.recipes.serving import serving
 from kvtune.tune.recipes.shelf import export, find, load
 from kvtune.tune.recipes.verify import other_states, refuse_foreign, state_of
@@ -308,3 +312,73 @@ def test_recipes_are_shipped() -> None:
         "gpt-oss-20b-cpu",
         "qwen3-next-80b-cpu",
     }
+
+
+TIER = {"eviction_policy": "kvtune", "blocks_per_chunk": 2, "store_threshold": 0, "offload_prompt_only": True}
+WITH_TIER = msgspec.structs.replace(RECIPE, engine={"block_size": 32, "kv_offloading_size": 0.5, **TIER})
+
+
+def test_a_recipes_tier_is_read_again_and_becomes_the_connectors_settings(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    write_recipe(WITH_TIER, path)
+    assert read_recipe(path).engine == WITH_TIER.engine
+    *first, flag, text = engine_flags(WITH_TIER.engine)
+    assert first == ["--block-size", "32", "--kv-offloading-size", "0.5"]
+    assert (flag, json.loads(text)) == ("--kv-transfer-config", {"kv_connector_extra_config": TIER})
+    refuse_code(engine_flags(WITH_TIER.engine), "r.toml")
+
+
+def test_an_exported_tier_is_what_plain_vllm_reads(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="vLLM brings it")
+    config, _ = export(WITH_TIER, tmp_path / "x")
+    served = yaml.safe_load(config.read_text())
+    assert served["kv-offloading-size"] == 0.5
+    assert json.loads(served["kv-transfer-config"]) == {"kv_connector_extra_config": TIER}
+
+
+def test_a_flag_of_the_tier_goes_over_the_recipes_one(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    write_recipe(WITH_TIER, path)
+    flags = ["--kv-transfer-config", '{"kv_connector_extra_config": {"eviction_policy": "arc"}}']
+    command = serving("tiny-gemma3", path, None, flags, {}, anyway=True).command
+    assert command.count("--kv-transfer-config") == 1
+    extra = json.loads(command[command.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
+    assert extra == {**TIER, "eviction_policy": "arc"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("eviction_policy", "fifo"),
+        ("blocks_per_chunk", 0),
+        ("blocks_per_chunk", True),
+        ("store_threshold", -1),
+        ("store_threshold", 1.5),
+        ("offload_prompt_only", "no"),
+        ("max_tracker_size", 0),
+    ],
+)
+def test_a_recipes_tier_has_legal_settings_only(tmp_path: Path, name: str, value: Scalar) -> None:
+    path = tmp_path / "r.toml"
+    write_recipe(msgspec.structs.replace(RECIPE, engine={name: value}), path)
+    with pytest.raises(UsageError, match=f"{name} = .* is not allowed"):
+        read_recipe(path)
+
+
+def test_a_recipe_has_the_tier_of_its_flags_and_what_the_search_changed_of_it() -> None:
+    given = '{"kv_connector_extra_config": {"eviction_policy": "arc", "max_tracker_size": 9}}'
+    bench = Bench(
+        model="tiny-gemma3",
+        spec="rounds",
+        seed=0,
+        workload_hash="h",
+        engine_args=["--kv-offloading-size", "0.5", "--kv-transfer-config", given],
+    )
+    summary = {"prefix_cache": {"hit_rate": 0.5}}
+    best = Trial(number=1, settings={"eviction_policy": "kvtune"}, on="sim", summary=summary)
+    made = simulated_recipe(bench, OBJECTIVES["hit-rate"], best, best, 1)
+    tier = {"eviction_policy": "kvtune", "max_tracker_size": 9}
+    assert made.engine == {"kv_offloading_size": 0.5, **tier}
+    verified, settings = bench_of(made, "r.toml")
+    (text,) = [word for word in flags_of(verified, settings) if word.startswith("{")]
+    assert json.loads(text) == {"kv_connector_extra_config": tier}

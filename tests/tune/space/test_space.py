@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from kvtune.analysis.study import Bench
 from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
 from kvtune.tune.search import tuned_space
-from kvtune.tune.space.grid import build_space, choose, engine_only, grid, shown, size
+from kvtune.tune.space.grid import build_space, choose, engine_only, grid, needs_tier, shown, size
 from kvtune.tune.space.knobs import GROUPS, candidates, canonical, read_value
 from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.tune.trials.flags import core_part, engine_part, flags_of, packing_failure
@@ -205,7 +207,7 @@ def test_intervals_between_prompts_are_tried_where_the_scheduler_keeps_them() ->
     assert "prefill_schedule_interval" not in tuned_space(acting, {})  # it changes times, and no hits
     given = {"prefill_schedule_interval": "2"}
     assert "prefill_schedule_interval" not in tuned_space(acting, given, timed=True)
-    inert = ModelFacts(no_prefill_interval="the scheduler does nothing with it")
+    inert = ModelFacts(aside={"prefill_schedule_interval": "the scheduler does nothing with it"})
     assert "prefill_schedule_interval" not in tuned_space(inert, {}, timed=True)
     assert read_value("prefill_schedule_interval", "1", inert) == 1
     with pytest.raises(UsageError, match="=4 stands aside: the scheduler does nothing with it"):
@@ -243,7 +245,78 @@ def test_how_many_tokens_a_caller_gets_at_once_is_a_knob_that_only_an_engine_can
 
 def test_the_size_of_a_tier_is_a_knob_in_gib() -> None:
     facts = ModelFacts()
-    assert build_space([], ["kv_offloading_size=0.5,2"], facts)["kv_offloading_size"] == (0.5, 2.0)
-    for wrong in ("0", "-1", "nan", "much"):
+    assert build_space([], ["kv_offloading_size=0,0.5,2"], facts)["kv_offloading_size"] == (0.0, 0.5, 2.0)
+    for wrong in ("-1", "nan", "inf", "much"):
         with pytest.raises(UsageError, match="is not legal"):
             read_value("kv_offloading_size", wrong, facts)
+
+
+TIER_GRID = [
+    "kv_offloading_size=0,1",
+    "eviction_policy=lru,kvtune",
+    "blocks_per_chunk=4",
+    "store_threshold=2",
+]
+
+
+def test_knobs_of_a_tier_have_legal_values_and_none_where_there_is_no_tier() -> None:
+    tried = list(grid(build_space([], TIER_GRID, FACTS)))
+    rest = {"blocks_per_chunk": 4, "store_threshold": 2}
+    assert tried == [
+        {"kv_offloading_size": 0.0},
+        {"kv_offloading_size": 1.0, "eviction_policy": "lru", **rest},
+        {"kv_offloading_size": 1.0, "eviction_policy": "kvtune", **rest},
+    ]
+    for wrong in ("eviction_policy=mine.Policy", "eviction_policy=ReusePolicy", "blocks_per_chunk=0"):
+        with pytest.raises(UsageError, match="is not legal"):
+            build_space([], [wrong], FACTS)
+
+
+def test_a_knob_of_a_tier_without_a_tier_is_refused() -> None:
+    space = build_space([], ["eviction_policy=lru,arc"], FACTS)
+    with pytest.raises(UsageError, match="eviction_policy changes nothing without a tier"):
+        needs_tier(space, {"block_size"})
+    needs_tier(space, {"kv_offloading_size"})
+    needs_tier(build_space([], TIER_GRID, FACTS), set())
+    needs_tier(build_space([], ["slack=1"], FACTS), set())
+
+
+def test_tune_searches_a_tier_only_where_the_command_line_has_one() -> None:
+    knobs = {"kv_offloading_size", "eviction_policy", "blocks_per_chunk", "store_threshold"}
+    assert not knobs & set(tuned_space(FACTS, {}, timed=True))
+    space = tuned_space(FACTS, {"kv_offloading_size": "4"})
+    assert knobs <= set(space)
+    assert space["kv_offloading_size"] == (0.5, 1.0, 2.0, 4.0), "never more than was asked for"
+    assert space["eviction_policy"] == ("lru", "arc", "kvtune")
+    given = tuned_space(FACTS, {"kv_offloading_size": "4", "eviction_policy": "arc", "store_threshold": "2"})
+    assert knobs & set(given) == {"kv_offloading_size", "blocks_per_chunk"}
+
+
+def test_a_knob_of_a_tier_that_this_vllm_does_not_read_stands_aside_by_name() -> None:
+    facts = ModelFacts(aside={"store_threshold": "nothing reads it"})
+    assert "store_threshold" not in tuned_space(facts, {"kv_offloading_size": "4"})
+    assert read_value("store_threshold", "0", facts) == 0
+    with pytest.raises(UsageError, match="store_threshold=2 stands aside: nothing reads it"):
+        build_space([], ["store_threshold=0,2"], facts)
+
+
+def extra_of(flags: list[str]) -> object:
+    assert sum(word == "--kv-transfer-config" for word in flags) == 1
+    return json.loads(flag_value(flags, "kv-transfer-config") or "")["kv_connector_extra_config"]
+
+
+def test_a_trials_tier_goes_into_the_connectors_settings_beside_the_users() -> None:
+    tier = {"eviction_policy": "kvtune", "blocks_per_chunk": 2}
+    assert extra_of(flags_of(bench("--kv-offloading-size", "4"), tier)) == tier
+    given = '{"kv_connector_extra_config":{"eviction_policy":"arc","block_size":64,"max_tracker_size":9}}'
+    users = bench("--kv-offloading-size", "4", "--kv-transfer-config", given)
+    flags = flags_of(users, {**tier, "kv_offloading_size": 2.0})
+    assert extra_of(flags) == {**tier, "max_tracker_size": 9}
+    assert flag_value(flags, "kv-offloading-size") == "2.0"
+    assert flags_of(users, {}) == list(users.engine_args)
+
+
+def test_a_size_of_0_takes_the_tier_away() -> None:
+    given = '{"kv_connector_extra_config":{"eviction_policy":"arc"}}'
+    users = bench("--seed", "1", "--kv-offloading-size", "4", "--kv-transfer-config", given)
+    assert flags_of(users, {"kv_offloading_size": 0.0}) == ["--seed", "1"]

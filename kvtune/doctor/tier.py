@@ -126,7 +126,8 @@ def tier_inert(facts: Facts) -> Iterator[Finding]:
             f"--{SIZE} {_gib(4 * facts.pool_blocks * tier.chunk_bytes / tier.blocks_per_chunk)} is 4x the pool; what "
             "a size is worth for a load: `kvtune bounds -w LOAD --tier 1x,2x,4x,8x`",
         )
-    if facts.caching and facts.retention == 0 and (facts.windowed or facts.hybrid):
+    stored_sparsely = facts.hybrid or (facts.windowed and tier.policy in WRITES_ALL)
+    if facts.caching and facts.retention == 0 and stored_sparsely:
         kept = "windows" if facts.windowed else "states"
         widest = max((group.window for group in facts.groups), default=0) or facts.hit_tokens
         unit = max(facts.hit_tokens * tier.blocks_per_chunk, 1)
@@ -135,7 +136,8 @@ def tier_inert(facts: Facts) -> Iterator[Finding]:
             "host memory",
             f"{kept} are stored at the end of a prompt only: prompts with a shared prefix and new suffixes find "
             "next to nothing in host memory",
-            f"--prefix-cache-retention-interval {-(-widest // unit) * unit}",
+            f"--prefix-cache-retention-interval {-(-widest // unit) * unit}"
+            + ("" if facts.hybrid else ", or the eviction policy kvtune, which stores others, too"),
         )
 
 

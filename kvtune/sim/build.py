@@ -73,6 +73,10 @@ def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
     if settings.core == "stock":
         steady.adopt(scheduler, CoreSettings())
         quick_pool.adopt_events(scheduler)
+    if scheduler.connector is not None:
+        from kvtune.sim.fast import offload
+
+        offload.adopt(getattr(scheduler.connector, "connector_scheduler", None))
 
 
 def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:

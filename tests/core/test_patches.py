@@ -113,6 +113,7 @@ from kvtune.probe import recorder
 switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
 cpu_flags.install()
 offload.install()
+offload.offer_windows()
 plugin.install(parse({**dict.fromkeys(switches, True), "admission": "longest_prefix"}))
 runners.install_gpu_outputs()
 probe._wrap_engine()

@@ -65,8 +65,11 @@ def test_a_tier_as_large_as_the_pool_gives_nothing_back() -> None:
 def test_windows_with_the_default_retention_are_hardly_stored() -> None:
     (said,) = findings(facts(4, FULL, WINDOW, pool_blocks=32768, retention=0))
     assert "windows are stored at the end of a prompt only" in said
-    assert said.endswith("--prefix-cache-retention-interval 512")
+    assert "--prefix-cache-retention-interval 512, or the eviction policy kvtune" in said
     assert findings(facts(4, FULL, WINDOW, pool_blocks=32768, retention=512)) == []
+    reuse = '{"kv_connector_extra_config":{"eviction_policy":"kvtune"}}'  # stores windows of its own choice
+    given = {"kv-offloading-size": "4", "kv-transfer-config": reuse}
+    assert findings(msgspec.structs.replace(facts(4, FULL, WINDOW, retention=0), given=given)) == []
 
 
 def test_less_than_a_chunk_is_an_error() -> None:

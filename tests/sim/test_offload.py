@@ -170,6 +170,40 @@ def test_reuse_keeps_what_comes_back_where_age_keeps_what_came_last(simulators: 
     assert ours.copies.stored_bytes < 0.7 * lru.copies.stored_bytes
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        ROUNDS,
+        "zipf:prefixes=8,prefix=700,suffix=40,requests=40,concurrency=1,output=8",
+        "zipf:prefixes=8,prefix=900,suffix=40,requests=40,concurrency=4,output=8",
+    ],
+)
+def test_behind_our_policy_shared_prefixes_hit_where_windows_are_kept_as_by_default(
+    simulators: Simulators, work: str
+) -> None:
+    """As much as where vLLM keeps all windows, in pool and tier."""
+    ours, default, dense = (
+        replace(engine(150, *TIER, *flags), model="tiny-gemma3", copy=INSTANT)
+        for flags in (REUSE, (), ("--prefix-cache-retention-interval", "32"))
+    )
+    reuse, lru, all_windows = replayed(simulators, work, [ours, default, dense])
+    assert hits(reuse) == hits(all_windows) > 1.3 * hits(lru)
+
+
+def test_where_the_tier_has_no_room_for_every_window_a_shared_prefix_hits_at_its_third_visit(
+    simulators: Simulators,
+) -> None:
+    work = "rounds:prefixes=6,prefix=900,suffix=40,output=8,rounds=4"
+    small = ["--kv-offloading-size", "0.03"]
+    settings = [
+        replace(engine(150, *small, *flags), model="tiny-gemma3", copy=INSTANT) for flags in (REUSE, ())
+    ]
+    ours, lru = replayed(simulators, work, settings)
+    by_round = ours.table("requests")["hit_tokens"].reshape(4, 6).sum(axis=1)
+    assert by_round[0] == 0 and by_round[2] == by_round[3] == 6 * 896
+    assert hits(ours) > hits(lru)
+
+
 def test_a_connector_that_is_not_known_is_refused_by_name(simulators: Simulators) -> None:
     other = '{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both"}'
     with pytest.raises(KvtuneError, match="SimpleCPUOffloadConnector") as refused:

@@ -9,6 +9,7 @@ Imported by: core/plugin.py (install); vLLM imports the modules marked * by the 
     memcpy.py*   the spec and its worker: copies between the KV cache and the tier's tensors
     spec.py*     vLLM's spec and manager, which ask the policy what to store
     policy.py*   ReusePolicy: what is stored and evicted, by reuse
+    windows.py   which windows are needed, and which are kept while there is room
     duel.py      whether that or plain age hits more
 
 Modules marked * import vLLM.

@@ -36,7 +36,7 @@ class Duel:
                 self.turns += 1
 
     def settle(self, keys: Sequence[bytes], in_pool: int, loaded: Collection[bytes]) -> None:
-        """A request is over that asked for these keys, in the order of its prefix; the first ones were in the pool."""
+        """A request is over that asked for these keys, each once, in its order; the first ones were in the pool."""
         lru = self._lru
         if not self.by_age:
             won = lost = 0
@@ -53,9 +53,9 @@ class Duel:
             if self.balance < 0:
                 self.by_age = True
                 self.wanted *= 2
-        for key in reversed(keys):
-            lru[key] = None
-            lru.move_to_end(key)
+        for key in [key for key in keys if key in lru]:
+            del lru[key]
+        lru.update(dict.fromkeys(reversed(keys)))
         for _ in range(len(lru) - self.capacity):
             lru.popitem(last=False)
 

@@ -2,14 +2,17 @@
 
 On a CPU engine it names the spec whose copies are memory copies; vLLM's own raises there when the worker starts. Where
 the eviction policy is `kvtune`, it names the classes of that policy. The names travel with the configuration, so that
-only the process that makes it needs the patch. A spec that the user names is left alone.
+only the process that makes it needs the patch. A spec that the user names is left alone. With that policy, the process
+that has vLLM's connector offers every window to it (`offer_windows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Concatenate, Protocol
 
+from kvtune.core.offload import windows
+from kvtune.core.offload.vllm_types import SchedulerSide
 from kvtune.core.patches import PATCHES
 from kvtune.core.vllm_config import Transfer
 
@@ -24,6 +27,7 @@ OWN_SPECS = ("", "CPUOffloadingSpec")
 """vLLM's spec for host memory, which is also its default."""
 
 _installed = False
+_offers_windows = False
 
 
 class Configuration(Protocol):
@@ -68,6 +72,28 @@ def name_classes(extra: dict[str, object]) -> None:
             extra["spec_name"], extra["spec_module_path"] = REUSE_SPEC, REUSE_MODULE
 
 
+def offer_windows() -> None:
+    """Have connectors that are built from now on offer every window to kvtune's policy; idempotent."""
+    global _offers_windows
+    if _offers_windows:
+        return
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+
+    PATCHES.wrap(PART, OffloadingConnectorScheduler, "__init__", _offering)
+    _offers_windows = True
+
+
+def _offering(
+    stock: Callable[Concatenate[SchedulerSide, ...], None],
+) -> Callable[Concatenate[SchedulerSide, ...], None]:
+    def __init__(self: SchedulerSide, *args: object, **options: object) -> None:
+        stock(self, *args, **options)
+        if hasattr(self.manager, "keep_windows"):
+            windows.offer_all(self)
+
+    return __init__
+
+
 def policy_name(extra: Mapping[str, object]) -> str:
     """The eviction policy in the connector's settings, as users name it."""
     name = str(extra.get("eviction_policy", "lru"))
@@ -79,7 +105,7 @@ def installed() -> bool:
 
 
 def uninstall() -> None:
-    """Undo `install`."""
-    global _installed
+    """Undo `install` and `offer_windows`."""
+    global _installed, _offers_windows
     PATCHES.undo(PART)
-    _installed = False
+    _installed = _offers_windows = False

@@ -4,6 +4,7 @@
                             known (a conversation goes on), if its request is one of SAMPLED, or while there is room
     chunks are in two ages  used once, and reused: hit, or come back
     evicted is              the oldest that was used once, unless the oldest reused one is older by two tiers of uses
+    spare windows           are stored while there is room, and evicted before all others (`windows.py`)
 
 `duel.py` turns it to plain age, in which all is stored, when that would have hit more; it starts so.
 What vLLM's hook does not allow: storing a chunk when the pool evicts it. A store reads the blocks of a request that
@@ -12,14 +13,17 @@ runs or has just ended.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 
 from kvtune.core.offload.duel import Duel
+from kvtune.core.offload.windows import Windows
 from kvtune.core.policies.remembered import Remembered, mark
 
 GHOST = 4
@@ -44,6 +48,8 @@ class Asked:
     sampled: bool | None = None
     first_miss: int = 0
     """Tokens up to the end of the first chunk that the pool did not have; 0: it had them all."""
+    reached: int = 0
+    """Tokens up to the end of the last chunk that the tier had, in the group that is looked up first."""
     group: bytes = b""
     last: int = 0
     ended: bool = False
@@ -53,17 +59,21 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self.duel = Duel(cache_capacity)
+        self.windows: Windows | None = None
+        """Set where every window is offered."""
         self.refused = 0
         self.new_requests = 0
         self.clear()
 
     def clear(self) -> None:
-        self._chunks: dict[bytes, ChunkStatus] = {}
+        self.chunks: dict[bytes, ChunkStatus] = {}
         self._once: OrderedDict[bytes, int] = OrderedDict()  # key -> clock of its last use, oldest first
         self._reused: OrderedDict[bytes, int] = OrderedDict()
+        self._spare: OrderedDict[bytes, int] = OrderedDict()
         self._clock = 0
         self._kept_by_age: set[bytes] = set()
         self._came_back: set[bytes] = set()  # of the offer that is being stored
+        self._new_spare: set[bytes] = set()  # of the same
         self._ghost = Remembered(GHOST * self.cache_capacity, lambda kind, epoch: None)
         self.duel.clear()
 
@@ -72,21 +82,40 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
     def admit(self, keys: Sequence[bytes], context: Any) -> list[bytes]:
         """The chunks of an offer that are stored, or are in the tier already."""
         asked = asked_of(context)
-        chunks = self._chunks
+        self._new_spare = set()
+        windows = self.windows
+        spare = windows.spare(keys, context, asked.reached) if windows is not None else None
+        if not spare:
+            return self._admit(keys, asked)
+        apart, chunks = set(spare), self.chunks
+        admitted = set(self._admit([key for key in keys if key not in apart], asked))
+        new = [key for key in spare if key not in chunks]
+        room = self._room() - sum(key not in chunks for key in admitted)
+        self._new_spare = set(new[-room:] if room > 0 else ())
+        apart = apart.difference(new) | self._new_spare
+        return [key for key in keys if key in admitted or key in apart]
+
+    def _room(self) -> int:
+        """Chunks that can be stored before any is evicted that somebody may need."""
+        return int(self.cache_capacity) - len(self.chunks) + len(self._spare)
+
+    def _admit(self, keys: Sequence[bytes], asked: Asked) -> list[bytes]:
+        chunks = self.chunks
+        self._needed(keys)
         new = [key for key in keys if key not in chunks]
-        left = {key: found for key in new if (found := self._ghost.take(mark(key))) is not None}
+        left = self._ghost.take_all(new)
         came_back = self._came_back = set(left)
         asked.known.update(came_back, (key for key in keys if key in chunks))
         asked.keys += keys
         if self.duel.by_age:
-            self.duel.asked_again(sum(kind == LOST_TO_AGE for kind, _ in left.values()), 0)
+            self.duel.asked_again(sum(kind == LOST_TO_AGE for kind in left.values()), 0)
         if not new:
             return list(keys)
         live = len(asked.known) >= LIVE * len(asked.keys)
         if not live and asked.sampled is None:
             self.new_requests += 1
             asked.sampled = self.new_requests % SAMPLED == 0
-        room = self.cache_capacity - len(chunks)
+        room = self._room()
         if live or asked.sampled or len(new) <= room:
             return list(keys)
         refused = [key for key in new if key not in came_back]
@@ -94,8 +123,7 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
             self._kept_by_age.update(refused)
             return list(keys)
         refused = refused[room:]
-        for key in refused:
-            self._ghost.add(mark(key), LEFT, 0)
+        self._ghost.add_all(map(mark, refused), LEFT, 0)
         self.refused += len(refused)
         out = set(refused)
         return [key for key in keys if key not in out]
@@ -109,6 +137,17 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
             if asked.ended or end_token <= asked.last or not asked.first_miss:
                 asked.first_miss = end_token
             asked.last, asked.ended = end_token, not hit
+            if hit:
+                asked.reached = end_token
+
+    def looked_up_in_order(self, keys: Sequence[bytes], hits: int, context: Any) -> None:
+        """`looked_up` for each of these keys of one group, up to the first that is no hit: `hits` come before it.
+
+        Those between the first, the last hit and the miss change nothing.
+        """
+        for at in sorted({0, hits - 1, hits}):
+            if 0 <= at < len(keys):
+                self.looked_up(keys[at], at < hits, context)
 
     def loads(self, keys: Iterable[bytes], context: Any) -> None:
         asked = asked_of(context)
@@ -116,6 +155,7 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
         asked.loaded.update(keys)
         asked.known.update(keys)
         asked.keys += keys
+        self._needed(keys)
         kept = self._kept_by_age.intersection(keys)
         self._kept_by_age -= kept
         self.duel.asked_again(0, len(kept))
@@ -123,34 +163,45 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
     # CachePolicy.
 
     def get(self, key: bytes) -> ChunkStatus | None:
-        return self._chunks.get(key)
+        return self.chunks.get(key)
 
     def insert(
         self, key: bytes, chunk: ChunkStatus, req_context: Any = None
     ) -> None:  # vLLM before 0.33: no context
-        self._chunks[key] = chunk
+        self.chunks[key] = chunk
         self._clock += 1
-        (self._reused if key in self._came_back else self._once)[key] = self._clock
+        if key in self._new_spare:
+            self._spare[key] = self._clock
+        else:
+            (self._reused if key in self._came_back else self._once)[key] = self._clock
+
+    def insert_all(self, keys: Sequence[bytes], chunks: Iterable[ChunkStatus]) -> None:
+        """`insert` for each of them."""
+        if self._came_back or self._new_spare:
+            for key, chunk in zip(keys, chunks, strict=True):
+                self.insert(key, chunk)
+            return
+        self.chunks.update(zip(keys, chunks, strict=True))
+        first = self._clock + 1
+        self._clock += len(keys)
+        self._once.update(zip(keys, range(first, first + len(keys)), strict=True))
 
     def remove(self, key: bytes) -> None:
-        del self._chunks[key]
-        if self._once.pop(key, None) is None:
+        del self.chunks[key]
+        if self._once.pop(key, None) is None and self._spare.pop(key, None) is None:
             del self._reused[key]
         self._kept_by_age.discard(key)
 
     def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
-        for key in reversed(list(keys)):
-            self._use(key, False)
+        self._use_all(reversed(list(keys)), ())
 
-    def _use(self, key: bytes, reused: bool) -> None:
-        if key not in self._chunks:
-            return
-        self._clock += 1
-        if reused and self._once.pop(key, None) is not None:
-            self._kept_by_age.discard(key)
-        ages = self._once if key in self._once else self._reused
-        ages[key] = self._clock
-        ages.move_to_end(key)
+    def _needed(self, keys: Iterable[bytes]) -> None:
+        """Spare ones among these chunks are of use from now on."""
+        spare = self._spare
+        for key in [key for key in keys if key in spare] if spare else ():
+            del spare[key]
+            self._clock += 1
+            self._once[key] = self._clock
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
         """`admit` has seen them."""
@@ -165,20 +216,41 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
         asked = req_context.get_state(Asked)
         if asked is None:
             return
-        keys = order_request_keys([list(dict.fromkeys(asked.keys))], req_context)
-        position = req_context.get_offload_key_position
-        in_pool = len(keys)
-        if asked.first_miss:
-            in_pool = sum((position(key) or 0) < asked.first_miss for key in keys)
+        keys = list(dict.fromkeys(asked.keys))
+        ends = list(map(req_context.get_offload_key_position, keys))
+        if None in ends or ends != sorted(ends):
+            keys = order_request_keys([keys], req_context)
+            ends = sorted(req_context.get_offload_key_position(key) or 0 for key in keys)
+        in_pool = bisect_left(ends, asked.first_miss) if asked.first_miss else len(keys)
         self.duel.settle(keys, in_pool, asked.loaded)
-        for key in reversed(keys):
-            self._use(key, key in asked.known)
+        self._use_all(reversed(keys), asked.known)
+
+    def _use_all(self, keys: Iterable[bytes], known: Collection[bytes]) -> None:
+        """They are the newest now, and those that were known are reused."""
+        chunks, once, reused = self.chunks, self._once, self._reused
+        for key in keys:
+            if key not in chunks:
+                continue
+            self._clock += 1
+            if key in once:
+                if key in known:
+                    del once[key]
+                    self._kept_by_age.discard(key)
+                    reused[key] = self._clock
+                else:
+                    once[key] = self._clock
+                    once.move_to_end(key)
+            else:
+                ages = self._spare if key in self._spare else reused
+                ages[key] = self._clock
+                ages.move_to_end(key)
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
         once, reused = self._idle(self._once, protected), self._idle(self._reused, protected)
         bonus = 0 if self.duel.by_age else BONUS * self.cache_capacity
         single, again = next(once, None), next(reused, None)
-        chosen: list[bytes] = []
+        chosen = [key for key, _ in islice(self._idle(self._spare, protected), n)]
+        spare = len(chosen)
         while len(chosen) < n:
             if single is not None and (again is None or single[1] <= again[1] + bonus):
                 chosen.append(single[0])
@@ -188,16 +260,16 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
                 again = next(reused, None)
             else:
                 return None
-        evicted = [(key, self._chunks[key]) for key in chosen]
+        evicted = [(key, self.chunks[key]) for key in chosen]
         kind = LOST_TO_AGE if self.duel.by_age else LEFT
+        self._ghost.add_all(map(mark, chosen[spare:]), kind, 0)
         for key in chosen:
-            self._ghost.add(mark(key), kind, 0)
             self.remove(key)
         return evicted
 
     def _idle(self, ages: OrderedDict[bytes, int], protected: set[bytes]) -> Iterator[tuple[bytes, int]]:
         """Chunks that nobody copies, oldest first."""
-        chunks = self._chunks
+        chunks = self.chunks
         return ((k, used) for k, used in ages.items() if k not in protected and chunks[k].ref_cnt == 0)
 
     def counters(self) -> dict[str, int]:
@@ -206,13 +278,13 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
     def violations(self) -> list[str]:
         """What is wrong with the tier's own lists, one line each (KVTUNE_AUDIT)."""
         problems = []
-        ages = [*self._once, *self._reused]
-        if len(ages) != len(set(ages)) or self._chunks.keys() != set(ages):
-            problems.append(f"{len(self._chunks)} chunks of the tier are in {len(ages)} places by age")
-        if len({chunk.chunk_id for chunk in self._chunks.values()}) != len(self._chunks):
+        ages = [*self._once, *self._reused, *self._spare]
+        if len(ages) != len(set(ages)) or self.chunks.keys() != set(ages):
+            problems.append(f"{len(self.chunks)} chunks of the tier are in {len(ages)} places by age")
+        if len({chunk.chunk_id for chunk in self.chunks.values()}) != len(self.chunks):
             problems.append("two keys of the tier have one chunk")
-        if len(self._chunks) > self.cache_capacity:
-            problems.append(f"{len(self._chunks)} chunks in a tier of {self.cache_capacity}")
+        if len(self.chunks) > self.cache_capacity:
+            problems.append(f"{len(self.chunks)} chunks in a tier of {self.cache_capacity}")
         return problems
 
 

@@ -6,11 +6,14 @@ from collections.abc import Collection
 from typing import Any
 
 from vllm.v1.kv_offload.base import LoadStoreSpec, LookupResult, OffloadingManager, PrepareStoreOutput
+from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from kvtune.core import state
+from kvtune.core.offload import install
 from kvtune.core.offload.policy import ReusePolicy
+from kvtune.core.offload.windows import Windows
 
 
 class ReuseManager(CPUOffloadingManager):  # type: ignore[misc]
@@ -30,11 +33,20 @@ class ReuseManager(CPUOffloadingManager):  # type: ignore[misc]
         self._policy.looked_up(key, result is not LookupResult.MISS, req_context)
         return result
 
+    def keep_windows(self, windows: Windows) -> None:
+        """From now on every window is offered, and the policy knows which are needed."""
+        self._policy.windows = windows
+
 
 class ReuseOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     """vLLM's spec for host memory, with this manager where the policy is kvtune's."""
 
     _manager: OffloadingManager | None
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        if self.eviction_policy == ReusePolicy.__name__:
+            install.offer_windows()
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None and self.eviction_policy == ReusePolicy.__name__:

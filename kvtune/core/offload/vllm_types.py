@@ -11,6 +11,8 @@ Key = bytes
 
 class Request(Protocol):
     request_id: str
+    num_prompt_tokens: int
+    shared_prefix_boundary: int
 
     def is_finished(self) -> bool: ...
 
@@ -22,9 +24,10 @@ class RequestState(Protocol):
 
 
 class Context(Protocol):
-    """ReqContext."""
+    """ReqContext. The position of a key: the prompt's tokens up to its end."""
 
     req_id: str
+    get_offload_key_position: Callable[[Key], int | None]
 
 
 class Stores(Protocol):
@@ -50,6 +53,7 @@ class GroupConfig(Protocol):
     group_idx: int
     tokens_per_chunk: int
     sliding_window_size_in_chunks: int | None
+    requires_cow_source: bool
 
 
 class OffloadConfig(Protocol):
@@ -57,6 +61,7 @@ class OffloadConfig(Protocol):
 
     kv_group_configs: Sequence[GroupConfig]
     tokens_per_hash: int
+    alignment_tokens: int | None
 
 
 class Copied(Protocol):

@@ -6,7 +6,7 @@ Arrays only, 13 bytes a block: a ring, and a hash table whose chains are slots o
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from zlib import crc32
 
 TAKEN = 255
@@ -46,6 +46,43 @@ class Remembered:
         self.kinds[at] = kind
         self.older[at] = self.first[bucket]
         self.first[bucket] = at + 1
+
+    def add_all(self, marks: Iterable[int], kind: int, epoch: int) -> None:
+        """`add` for each of them, in this order."""
+        size, buckets, epoch = self.size, self.buckets, epoch & 0xFFFF
+        all_marks, older, first = self.marks, self.older, self.first
+        for mark in marks if size else ():
+            at = self.added % size
+            if self.added >= size:
+                self._drop(at)
+            self.added += 1
+            bucket = mark % buckets
+            all_marks[at] = mark
+            self.epochs[at] = epoch
+            self.kinds[at] = kind
+            older[at] = first[bucket]
+            first[bucket] = at + 1
+        for _ in marks if not size else ():
+            self.forget(kind, epoch)
+
+    def take_all(self, keys: Iterable[bytes]) -> dict[bytes, int]:
+        """`take` for each of these hashes: the classes of those that were remembered."""
+        taken: dict[bytes, int] = {}
+        if not self.size:
+            return taken
+        marks, older, first, buckets, kinds = self.marks, self.older, self.first, self.buckets, self.kinds
+        for key in keys:
+            mark = crc32(key)
+            slot = first[mark % buckets]
+            while slot:
+                at = slot - 1
+                if marks[at] == mark:
+                    if kinds[at] != TAKEN:
+                        taken[key] = kinds[at]
+                        kinds[at] = TAKEN
+                    break
+                slot = older[at]
+        return taken
 
     def take(self, mark: int) -> tuple[int, int] | None:
         """(class, 16 bits of the epoch) of the newest block with this mark, which is remembered no more."""

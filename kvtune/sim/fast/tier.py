@@ -30,6 +30,10 @@ class OrderedLru(CachePolicy):  # type: ignore[misc]
     def insert(self, key: bytes, chunk: ChunkStatus, req_context: Any = None) -> None:
         self.chunks[key] = chunk
 
+    def insert_all(self, keys: Sequence[bytes], chunks: Iterable[ChunkStatus]) -> None:
+        """`insert` for each of them."""
+        self.chunks.update(zip(keys, chunks, strict=True))
+
     def remove(self, key: bytes) -> None:
         del self.chunks[key]
 

@@ -137,7 +137,7 @@ def test_a_reset_forgets_everything() -> None:
     for number in range(10):
         engine.ask(prompt(number))
     engine.manager.reset_cache()
-    assert not engine.policy._chunks and not engine.policy.violations()
+    assert not engine.policy.chunks and not engine.policy.violations()
     assert engine.ask(prompt(9)) == 0
 
 
@@ -211,7 +211,7 @@ class Calls(RuleBasedStateMachine):
     @invariant()
     def whole(self) -> None:
         assert not self.policy.violations()
-        chunks = self.policy._chunks.values()
+        chunks = self.policy.chunks.values()
         idle = sum(chunk.ref_cnt == 0 for chunk in chunks)
         assert self.manager._num_evictable_cache_chunks == idle
         assert len(chunks) + self.manager._get_num_free_chunks() == self.capacity

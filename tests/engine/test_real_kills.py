@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -29,10 +30,15 @@ DECODES = "decode:requests=4000,prompt=48,output=60,concurrency=64"
 
 
 def profile_and_kill(
-    output: Path, role: str, model: str = "tiny-opt", work: str = DECODES, flags: Sequence[str] = ()
+    output: Path,
+    role: str,
+    core: Literal["kvtune", "stock"] = "stock",
+    model: str = "tiny-opt",
+    work: str = DECODES,
+    flags: Sequence[str] = (),
 ) -> Profiled:
     """Kill one process of the engine once some requests have finished."""
-    job = ProfileJob(model=model, workload=build(work), core="stock", output=output, engine_args=list(flags))
+    job = ProfileJob(model=model, workload=build(work), core=core, output=output, engine_args=list(flags))
     killed: list[int] = []
 
     def on_event(event: Event) -> None:
@@ -48,10 +54,15 @@ def profile_and_kill(
     return result
 
 
-@pytest.mark.parametrize("role", ["EngineCore", "Worker"])
-def test_an_engine_that_is_killed_leaves_a_partial_run(tmp_path: Path, role: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "core"), [("EngineCore", "stock"), ("EngineCore", "kvtune"), ("Worker", "kvtune")]
+)
+def test_an_engine_that_is_killed_leaves_a_partial_run(
+    tmp_path: Path, role: str, core: Literal["kvtune", "stock"]
+) -> None:
+    """With the core the outputs of 64 requests at once are columns, and callers wait otherwise."""
     shared_before = in_shared_memory()
-    result = profile_and_kill(tmp_path, role)
+    result = profile_and_kill(tmp_path, role, core)
     assert result.error is not None and result.error.exit_code == 1
     run = read_run(result.path)
     assert run.header.state == "partial" and run.header.why
@@ -87,7 +98,7 @@ TIER = [
 def test_an_engine_that_is_killed_while_it_copies_leaves_what_it_copied(tmp_path: Path, role: str) -> None:
     """Nearly every step stores or loads: the pool holds few prefixes, and answers are short."""
     shared_before = in_shared_memory()
-    result = profile_and_kill(tmp_path, role, "tiny-llama", STORES, TIER)
+    result = profile_and_kill(tmp_path, role, "stock", "tiny-llama", STORES, TIER)
     assert result.error is not None and result.error.exit_code == 1
     run = read_run(result.path)
     assert run.header.state == "partial" and run.header.why

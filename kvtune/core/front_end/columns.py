@@ -177,20 +177,19 @@ class FrontEnd:
             assert timestamp is not None
             counts = None if columns.counts is None else columns.counts[np.array(layout.mask, bool)].tolist()
             _count(layout, timestamp, iteration, made, counts)
-        for row in layout.made:
-            row.hand_out()
-        self._wake(layout.takers)
+        self._wake(layout.takers, sum(row.hand_out() for row in layout.made))
         if not others:
             return outputs[:-1]
         count = len(outputs) - 1
         placed = list(zip(columns.before[len(columns.before) - count :], outputs[:count], strict=True))
         return [output for _, output in sorted([*placed, *others], key=itemgetter(0))]
 
-    def _wake(self, takers: list[ColumnCollector]) -> None:
+    def _wake(self, takers: list[ColumnCollector], woken: int) -> None:
+        """`woken`: callers that vLLM's collectors have woken already."""
         if self._to_wake:
             self.wake_some(len(self._to_wake))
         self._to_wake = [taker for taker in takers if taker.waiter is not None]
-        self._yields = len(takers) > AT_ONCE
+        self._yields = len(takers) + woken > AT_ONCE
         self.wake_some(AT_ONCE)
 
     def wake_some(self, count: int) -> None:

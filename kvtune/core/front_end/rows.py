@@ -138,15 +138,16 @@ class Row:
             self.collector = state.queue
             self.collector.adopt(state.detokenizer)
 
-    def hand_out(self) -> None:
-        """Of kind MADE: the step's output as vLLM makes it, if it makes one now."""
+    def hand_out(self) -> bool:
+        """Of kind MADE: the step's output as vLLM makes it, if it makes one now. Returns whether it does."""
         state, made = self.state, len(self.detokenizer.token_ids)
         sent, interval = state.sent_tokens_offset, state.stream_interval
         if interval > 1 and sent and made - sent < interval:
-            return
+            return False
         output = state.make_request_output([self.detokenizer.token_ids[-1]], None, None, None)
         if output is not None:
             state.queue.put(output)
+        return output is not None
 
 
 def row_of(state: RequestState) -> Row | None:

@@ -40,8 +40,8 @@ def installed() -> Iterator[None]:
 class Engine:
     """An output processor with columns, and what sends to it."""
 
-    def __init__(self, count: int, kind: RequestOutputKind) -> None:
-        self.processor = OutputProcessor(None, log_stats=True)
+    def __init__(self, count: int, kind: RequestOutputKind, interval: int = 1) -> None:
+        self.processor = OutputProcessor(None, log_stats=True, stream_interval=interval)
         install.adopt(self.processor)
         self.outlet = Outlet(0)
         self.outlet.ask(0)
@@ -78,7 +78,12 @@ def test_callers_that_want_only_the_end_are_not_woken_before_it() -> None:
         assert list(output.outputs[0].token_ids) == list(range(7))
 
 
-def test_each_of_many_callers_takes_its_token_before_the_next_step() -> None:
+@pytest.mark.parametrize(
+    ("interval", "chunk"), [(1, [[0], [1], [2], [3], [4], [5]]), (2, [[0], [1, 2], [3, 4], [5]])]
+)
+def test_each_of_many_callers_takes_its_tokens_before_the_next_step(
+    interval: int, chunk: list[list[int]]
+) -> None:
     """Also where steps are there faster than callers are woken: chunks are as fine as stock's."""
     chunks: list[list[list[int]]] = [[] for _ in range(300)]
 
@@ -90,7 +95,7 @@ def test_each_of_many_callers_takes_its_token_before_the_next_step() -> None:
             finished = output.finished
 
     async def run() -> None:
-        engine = Engine(300, RequestOutputKind.DELTA)
+        engine = Engine(300, RequestOutputKind.DELTA, interval)
         callers = [
             asyncio.create_task(caller(queue, mine))
             for queue, mine in zip(engine.queues, chunks, strict=True)
@@ -104,7 +109,7 @@ def test_each_of_many_callers_takes_its_token_before_the_next_step() -> None:
         await asyncio.gather(*callers)
 
     asyncio.run(run())
-    assert chunks == [[[token] for token in range(6)]] * 300
+    assert chunks == [chunk] * 300
 
 
 def test_a_caller_that_is_cancelled_leaves_no_state_behind() -> None:

@@ -17,7 +17,7 @@ ENGINE_KNOBS = {
     "kv_offloading_size": "host memory behind the KV cache, for what its pool has no room for; 0: none",
     "eviction_policy": "what that memory evicts: lru, arc, or kvtune, which also chooses what is stored",
     "blocks_per_chunk": "blocks that it stores, evicts and loads as one",
-    "store_threshold": "how often a chunk is computed before it is stored; below 2: once",
+    "store_threshold": "how often a prompt must offer a chunk before it is stored; below 2: at once",
     "stream_interval": "tokens that a caller who streams gets at once, after the first; changes no hits",
     "enable_prefix_caching": "whether prompts are looked up and kept",
 }

@@ -1,6 +1,7 @@
 """How much host memory is worth it, on a recorded trace, by eviction policy of the tier. Writes a table.
 
     python tests/bench/offload.py TRACE [--blocks 50000] [--times 1,2,4,8] [--policies lru,arc,kvtune] [--core stock]
+    python tests/bench/offload.py TRACE --cpu    CPU seconds of replays with a tier and without; no table
 
 vLLM's own scheduler, connector and manager, replayed (mode jump). A token has 128 KiB of KV in the table; the replayed
 model has less, and its copies are as much slower, so that they take the time of 25 GiB/s each way. Steps take the
@@ -22,6 +23,7 @@ from kvtune.device.copies import GIB, CopyTime
 from kvtune.errors import KvtuneError
 from kvtune.run.machine import this_host
 from kvtune.run.types import Run
+from kvtune.sim.replay import replay
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
@@ -97,15 +99,22 @@ def main() -> int:
     parser.add_argument("--core", default="stock", choices=("stock", "kvtune"))
     parser.add_argument("--limit", type=int, default=0, help="requests; nothing is written then")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--cpu", action="store_true", help="print CPU seconds, one replay after another")
     options = parser.parse_args()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() and not options.limit else []
-    if options.again:
+    if options.again or options.cpu:
         kept = []
     jobs = [(0.0, "none")]
     jobs += [(float(t), p) for t in options.times.split(",") for p in options.policies.split(",")]
     have = {(row["core"], row["blocks"], row["times"], row["policy"]) for row in kept}
     jobs = [job for job in jobs if (options.core, options.blocks, *job) not in have]
     work = build(f"trace:path={options.trace},limit={options.limit}", seed=0)
+    if options.cpu:
+        for times, policy in jobs:
+            began = time.process_time()
+            replay(work, settings(options.blocks, times, policy, options.core))
+            print(f"{policy} {times:g}x: {time.process_time() - began:.1f} CPU s", flush=True)
+        return 0
     with Simulators() as simulators:
         wanted = [settings(options.blocks, times, policy, options.core) for times, policy in jobs]
         for number, run in simulators.map(work, wanted):

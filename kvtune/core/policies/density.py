@@ -66,6 +66,9 @@ class Density(InOrder):
         self.an_epoch = 4 * self.ages.length
         self.freed = self.an_epoch
         self.epoch_ends = 2 * self.an_epoch - 4
+        self.ahead: dict[int, int] = {}
+        """Blocks used once that went before their turn, by epoch, as long as age would still have them."""
+        self.staked = 0
         self.stale = True
         """How far a pool reaches was not looked at in this epoch."""
         self.reach = self.other_near = self.other_output = 0.0
@@ -139,6 +142,8 @@ class Density(InOrder):
         if self.shelves.window_groups:
             self.other_near = reach(free, counted ^ {ages.NEAR})
             self.other_output = reach(free, counted ^ {ages.OUTPUT})
+        self.ahead = {epoch: count for epoch, count in self.ahead.items() if epoch >= int(self.reach)}
+        self.staked = sum(self.ahead.values())
         if self.guard.by_age:
             self.single_since, self.reused_since = self.ages.traded(self.reach)
 
@@ -168,8 +173,12 @@ class Density(InOrder):
         (again, tier), (then, _) = heads[:2]
         if tier == REUSED and self.reuse and not self.guard.by_age and head(SINGLE) >= 0:
             value, an_epoch = self.ages.value, self.an_epoch
-            if value(0, freed_at[head(SINGLE)] // an_epoch) < WORTH * value(1, again // an_epoch):
-                return SINGLE, min(wanted, size(SINGLE), RUN)
+            epoch, room = freed_at[head(SINGLE)] // an_epoch, int(self.guard.stake) - self.staked
+            if room > 0 and value(0, epoch) < WORTH * value(1, again // an_epoch):
+                count = min(wanted, size(SINGLE), RUN, room)
+                self.ahead[epoch] = self.ahead.get(epoch, 0) + count
+                self.staked += count
+                return SINGLE, count
         return tier, shelves.before(tier, freed_at, then, min(wanted, RUN))
 
     def hit(self, block_ids: Sequence[int]) -> None:

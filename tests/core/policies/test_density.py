@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kvtune.core.policies.ages import EPOCHS_A_POOL, Ages
 from kvtune.core.policies.density import ONCE, REUSED, SINGLE, Density
-from kvtune.core.policies.guard import EVIDENCE, FEWEST, MOST, START, TOLERATED, Guard
+from kvtune.core.policies.guard import DOUBLED_IN, EVIDENCE, FEWEST, LOAN, MOST, START, TOLERATED, Guard
 from kvtune.core.policies.remembered import Remembered
 from kvtune.core.settings import CoreSettings
 
@@ -274,3 +274,51 @@ def test_a_reset_forgets_all() -> None:
     pool.policy.reset()
     assert set(pool.policy.use) == {ONCE} and not any(pool.policy.freed_at)
     assert not any(map(any, pool.policy.ages.left))
+
+
+def trusting(blocks: int) -> Guard:
+    guard = Guard(blocks)
+    guard.settle(0, 0, 0, int(guard.wanted) + 1)
+    assert not guard.by_age
+    return guard
+
+
+def test_a_stake_grows_by_winnings_alone() -> None:
+    guard = trusting(10_000)
+    loan = LOAN * 10_000
+    for _ in range(100):
+        guard.settle(0, 0, 100, 50)
+    assert guard.stake == loan, "a promise is no winning"
+    for _ in range(DOUBLED_IN):
+        guard.settle(1, 0, 100, 0)
+    assert 2 * loan <= guard.stake < 2 * loan + 2 * DOUBLED_IN
+    before = guard.stake
+    guard.settle(0, 500, 10**6, 0)
+    assert guard.stake == before - 500
+    for _ in range(1000):
+        guard.settle(1000, 0, 0, 0)
+    assert guard.stake == 10_000
+
+
+def test_a_turn_begins_with_the_loan_again() -> None:
+    guard = trusting(10_000)
+    for _ in range(100):
+        guard.settle(10, 0, 0, 0)
+    assert guard.stake > 2 * LOAN * 10_000
+    guard.settle(0, 10_000, 0, 0)
+    guard.settle(0, 0, 0, int(guard.wanted) + 1)
+    assert (guard.by_age, guard.turns, guard.stake) == (False, 2, LOAN * 10_000)
+
+
+@pytest.mark.parametrize("stake", [60.0, LOAN * 1000])
+def test_blocks_used_once_go_before_their_turn_as_far_as_the_stake_reaches(stake: float) -> None:
+    pool = Pool(1000)
+    policy = pool.policy
+    policy.guard = trusting(1000)
+    policy.guard.stake = stake
+    policy.guard.settle = lambda *booked: None  # type: ignore[method-assign]
+    most = 0
+    for at in range(12_000):  # 400 prompts come back after 1,200 blocks each, which is more than age keeps
+        pool.ask(10**6 + at if at % 3 else at // 3 % 400)
+        most = max(most, policy.staked)
+    assert 0.9 * stake <= most <= stake

@@ -16,6 +16,7 @@ from kvtune.explain.explanation import settings_of
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -32,20 +33,7 @@ MODELS = {  # a prefix in tokens; the pool in blocks, too small for all prompts
 def test_engine_and_replay_agree_under_asynchronous_scheduling(model: str, core: str, tmp_path: Path) -> None:
     prefix, blocks = MODELS[model]
     work = build(PROMPTS.format(prefix=prefix), seed=0)
-    flags = ("--max-num-batched-tokens", "512", "--max-model-len", "2400")
-    done = profile(
-        ProfileJob(
-            model=model,
-            workload=work,
-            core=core,
-            engine_args=(*flags, "--num-gpu-blocks-override", str(blocks)),
-            output=tmp_path,
-            device=constant(500.0),
-        )
-    )
-    assert done.error is None
-    run = done.run
-    assert run.header.engine.async_scheduling and run.header.core.active == (core == "kvtune")
+    run = recorded(work, model, core, ("--num-gpu-blocks-override", str(blocks)), tmp_path)
     settings = settings_of(run)
     wide = with_flag(settings.engine_args, "num-gpu-blocks-override", 10 * blocks)
     with Simulators() as simulators:
@@ -58,6 +46,39 @@ def test_engine_and_replay_agree_under_asynchronous_scheduling(model: str, core:
     assert 0 < sum(hits) < int(wider.table("requests")["hit_tokens"].sum()), (
         "blocks that would hit are evicted"
     )
+
+
+@pytest.mark.parametrize("core", ["stock", "kvtune"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_tier_of_host_memory_hits_the_same_tokens_in_both(model: str, core: str, tmp_path: Path) -> None:
+    prefix, blocks = MODELS[model] if model != "tiny-gemma3" else (800, 450)
+    work = build(PROMPTS.format(prefix=prefix), seed=0)
+    flags = ("--num-gpu-blocks-override", str(blocks), "--kv-offloading-size", "0.05")
+    run = recorded(work, model, core, flags, tmp_path)
+    with Simulators() as simulators:
+        ((_, replayed),) = simulators.map(work, [settings_of(run)])
+    assert isinstance(replayed, Run)
+    for hits in ("hit_tokens", "tier_hit_tokens"):
+        assert replayed.table("requests")[hits].tolist() == run.table("requests")[hits].tolist()
+    assert batches(replayed) == batches(run)
+    assert int(run.table("requests")["tier_hit_tokens"].sum()) > 0
+
+
+def recorded(work: Workload, model: str, core: str, flags: tuple[str, ...], folder: Path) -> Run:
+    """A run on a device whose steps take half a millisecond."""
+    done = profile(
+        ProfileJob(
+            model=model,
+            workload=work,
+            core=core,
+            engine_args=("--max-num-batched-tokens", "512", "--max-model-len", "2400", *flags),
+            output=folder,
+            device=constant(500.0),
+        )
+    )
+    assert done.error is None
+    assert done.run.header.engine.async_scheduling and done.run.header.core.active == (core == "kvtune")
+    return done.run
 
 
 def batches(run: Run) -> list[tuple[int, int]]:

@@ -187,6 +187,17 @@ def _value(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def text_of(value: Scalar) -> str:
+    """A setting as a person writes it: `true`, `0.5`, `lru`."""
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
 def in_vllms_names(engine: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Engine settings as vLLM's command line has them: those of a tier are one, `kv_transfer_config`, in JSON."""
     tier = {name: value for name, value in engine.items() if name in TIER_SETTINGS}

@@ -50,9 +50,8 @@ class ReuseOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None and self.eviction_policy == ReusePolicy.__name__:
-            facts = (
-                {"info": self.cpu_info} if hasattr(self, "cpu_info") else {}
-            )  # for /metrics, from vLLM 0.33 on
+            # For /metrics, from vLLM 0.33 on.
+            facts = {"info": self.cpu_info} if hasattr(self, "cpu_info") else {}
             manager = self._manager = ReuseManager(
                 num_chunks=self.num_chunks,
                 cache_policy=self.eviction_policy,

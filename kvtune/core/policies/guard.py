@@ -7,8 +7,8 @@ was hit though age would have lost it is paid into an account, each that age wou
 
 A promise is no winning: a load can change as soon as the pool trusts it. So at first only `LOAN` of the pool may be
 filled with reused blocks in the place of younger single ones. This `stake` grows by what was won and, while more was
-won than lost, by itself: it doubles in `DOUBLED_IN` epochs. A turn costs at most its stake, and what was evicted before
-its end and is asked for after. Amounts but `TOLERATED` and `FEWEST` are shares of the pool.
+won than lost, by itself: it doubles in `DOUBLED_IN` epochs. So a turn costs at most what its account had, and of what
+its stake replaced before its end, what is asked for after. Amounts but `TOLERATED` and `FEWEST` are shares of the pool.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvtune.analysis.study import TierCurve, TierPoint
-from kvtune.recipe import Scalar
+from kvtune.recipe import text_of
 from kvtune.terminal import Column, FittedTable
 from kvtune.units import count
 
@@ -33,7 +33,7 @@ def tier_curve_tables(curves: Sequence[TierCurve], *, predicted: bool) -> Iterat
 
 def curve_name(curve: TierCurve) -> str:
     """The settings that its trials share, in words."""
-    words = " ".join(f"{name}={_text(value)}" for name, value in curve.settings.items())
+    words = " ".join(f"{name}={text_of(value)}" for name, value in curve.settings.items())
     return f"{'stock' if curve.core == 'stock' else 'kvtune'} core, {words or 'defaults'}"
 
 
@@ -61,14 +61,4 @@ def _row(point: TierPoint, curve: TierCurve) -> tuple[str, ...]:
         count(point.computed_tokens),
         "–" if point.ttft_ms is None else f"{point.ttft_ms:.1f} ms",
         KNEE if point.gib == curve.knee else "",
-    )
-
-
-def _text(value: Scalar) -> str:
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
     )

@@ -8,7 +8,7 @@ from math import prod
 
 from kvtune.analysis.study import Settings
 from kvtune.errors import UsageError
-from kvtune.recipe import Scalar
+from kvtune.recipe import Scalar, text_of
 from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, TIER, candidates, canonical, read_value
 from kvtune.tune.space.model import Bundle, ModelFacts
 
@@ -127,14 +127,4 @@ def _at(space: Space, number: int) -> Settings:
 
 def shown(settings: Mapping[str, Scalar]) -> str:
     """`pin_window=0 slack=512`, or `defaults`."""
-    return " ".join(f"{name}={_text(value)}" for name, value in settings.items()) or "defaults"
-
-
-def _text(value: Scalar) -> str:
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    return " ".join(f"{name}={text_of(value)}" for name, value in settings.items()) or "defaults"

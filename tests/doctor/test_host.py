@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from kvtune.doctor import diagnosis, host
 from kvtune.doctor.finding import Finding
-from kvtune.engine.profile import Profiled
+from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import KvtuneError
+from kvtune.run.types import Run
 from tests.analysis.test_overlap import ran
 
 
@@ -20,6 +22,30 @@ def test_the_ceiling_and_what_sets_it_are_told(monkeypatch: pytest.MonkeyPatch) 
     (finding,) = host.host_findings()
     assert finding.level == "ok" and "83,333 output tokens/s" in finding.text
     assert "front end 12.0 us" in finding.text and "EngineCore 5.0 us" in finding.text
+
+
+def without_samples(run: Run) -> Run:
+    memory = {name: column[:1] for name, column in run.table("memory").items()}
+    return replace(run, tables={**run.tables, "memory": memory})
+
+
+def test_a_run_that_was_too_short_is_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, loads = ran(device_us=0.0, host_us=40.0, source="host"), []
+
+    def short_once(job: ProfileJob) -> Profiled:
+        loads.append(max(request.output_tokens for request in job.workload.requests))
+        return Profiled(run if len(loads) > 1 else without_samples(run), Path("a.kvrun"), None)
+
+    monkeypatch.setattr(host, "profile", short_once)
+    (finding,) = host.host_findings()
+    assert finding.level == "ok" and loads == [200, 800]
+
+
+def test_a_host_that_is_never_sampled_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = without_samples(ran(device_us=0.0, host_us=40.0, source="host"))
+    monkeypatch.setattr(host, "profile", lambda job: Profiled(run, Path("a.kvrun"), None))
+    (finding,) = host.host_findings()
+    assert finding.level == "note" and "too short" in finding.text
 
 
 def test_a_measurement_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -360,7 +360,9 @@ class Twins:
 StockScheduler = Scheduler
 
 __all__ = [
+    "OUTLET",
     "ModelRunnerOutput",
+    "Outlet",
     "PauseState",
     "Shape",
     "StockScheduler",

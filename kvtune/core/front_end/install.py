@@ -126,6 +126,8 @@ def _wrap_finished_step(attach: Callable[..., None]) -> Callable[..., None]:
             alive = self.scheduler.requests
             for client, one in outputs.items():
                 one.outputs = outlet.pack(client, one.outputs, alive)
+            if not alive:
+                outlet.rest()
 
     return attached
 

@@ -72,6 +72,11 @@ class Outlet:
             self._give_up(error)
             return outputs
 
+    def rest(self) -> None:
+        """No request is left: those of the last step on the steady path are no longer referred to."""
+        for client in self._clients.values():
+            client.forget_rows()
+
     @staticmethod
     def _packed(
         to: _Client, outputs: list[EngineCoreOutput], alive: Collection[str]
@@ -162,6 +167,9 @@ class _Client:
         if rows is not self._rows:
             self._of_rows, self._rows = self.slots(rows.ids, alive), rows
         return self._of_rows
+
+    def forget_rows(self) -> None:
+        self._rows = None
 
     def columns(
         self,

@@ -61,10 +61,18 @@ class SteadyDecode(SteadyUpdate):
             if cohort is not None and new_blocks is not None:
                 return self._decode_all(cohort, new_blocks)
         self.steady_cohort = None
+        if not self.running:
+            self._forget_rows()
         output: SchedulerOutput = super().schedule(throttle_prefills)
         if self.steady_placed:
             self._report_placed(output)
         return output
+
+    def _forget_rows(self) -> None:
+        """No request runs: those of the last steady step have ended, or wait again."""
+        self._other = None
+        self.steady_last_rows = None
+        self._order = ([], None, None)
 
     def find_steady_cohort(self) -> Cohort | None:
         """All running requests, when this step decodes one token of each and can admit nothing; else None."""

@@ -46,6 +46,7 @@ ENGINE_SETTINGS = (
     "gpu_memory_utilization",
     "kv_offloading_size",
     "stream_interval",
+    "api_server_count",
     *TIER_SETTINGS,
 )
 """Settings allowed in [engine]: of the cache and the scheduler. A recipe cannot load code, files or plugins."""

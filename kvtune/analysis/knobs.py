@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from kvtune.core.settings import KNOBS
 
+API_SERVERS = "api_server_count"
+"""With it among the knobs, `vllm serve` is the front end of every trial, stock's included."""
+
 ENGINE_KNOBS = {
     "block_size": "tokens per block",
     "prefix_match_unit": "tokens in which hits are counted: a divisor of the block",
@@ -19,6 +22,7 @@ ENGINE_KNOBS = {
     "blocks_per_chunk": "blocks that it stores, evicts and loads as one",
     "store_threshold": "how often a prompt must offer a chunk before it is stored; below 2: at once",
     "stream_interval": "tokens that a caller who streams gets at once, after the first; changes no hits",
+    API_SERVERS: "API servers of `vllm serve`, asked by HTTP, as the front end; changes no hits",
     "enable_prefix_caching": "whether prompts are looked up and kept",
 }
 """Settings of vLLM that a search can try."""
@@ -33,6 +37,7 @@ ENGINE_UNITS = {
     "blocks_per_chunk": "blocks",
     "store_threshold": "times",
     "stream_interval": "tokens",
+    "api_server_count": "servers",
 }
 
 

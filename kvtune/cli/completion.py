@@ -123,6 +123,7 @@ engine_host_or_sim = _fixed("engine", "host", "sim")
 tuned_on = _fixed("both", "sim", "host")
 places = _fixed("sim", "engine", "both", "host")
 modes = _fixed("exact", "jump", "coarse")
+front_end_knobs = _listed(("stream_interval", "api_server_count"))
 objectives = _listed(("hit-rate", "ttft", "throughput", "goodput", "ceiling"))
 
 

@@ -60,6 +60,7 @@ def sweep(
     json: options.Json = False,
 ) -> int:
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags go after `--`."""
+    from kvtune.analysis.knobs import API_SERVERS
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice
     from kvtune.cli.views.plan import announce_study
@@ -93,6 +94,8 @@ def sweep(
     if not run:
         refuse_unless_replayed(by, "--on sim", "sweep with --on host, or with --on engine")
         engine_only(space)
+    if API_SERVERS in space:
+        bench = benches.behind_server(bench)
     needs_tier(space, {name.replace("-", "_") for name in settings_given(bench.engine_args)})
     planned = sweeps.planned_trials(bench, choose(space, trials, seed))
     path = benches.study_path(study, output, "sweep", bench)

@@ -60,6 +60,13 @@ def tune(
             "--admission", help="Also try admitting the waiting request with most cached tokens first."
         ),
     ] = False,
+    knobs: Annotated[
+        str,
+        typer.Option(
+            help="With --objective ceiling: what to try, stream_interval (the default), api_server_count, or both.",
+            autocompletion=completion.front_end_knobs,
+        ),
+    ] = "",
     recipe: Annotated[
         Path | None, typer.Option(help="Where to write the recipe. Default: beside the journal.")
     ] = None,
@@ -70,6 +77,7 @@ def tune(
     json: options.Json = False,
 ) -> int:
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags go after `--`."""
+    from kvtune.analysis.knobs import API_SERVERS
     from kvtune.cli.app import engine_args
     from kvtune.cli.views.plan import announce_study
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
@@ -78,6 +86,7 @@ def tune(
     from kvtune.tune.objective import objective as objective_of
     from kvtune.tune.objective import refuse_unless_replayed
     from kvtune.tune.search import SearchSettings
+    from kvtune.tune.space.knobs import front_end_knobs
     from kvtune.tune.trials import bench as benches
     from kvtune.tune.trials.journal import StudyJournal
     from kvtune.workload.spec import build
@@ -96,6 +105,11 @@ def tune(
     for flag, given in simulating.items():
         if given:
             refuse_unless_replayed(by, flag, "leave it out, or name another objective")
+    tried = front_end_knobs(knobs)
+    if tried and by.replayed:
+        raise UsageError(
+            "--knobs is for figures that no simulation has", "leave it out, or add --objective ceiling"
+        )
     spec = benches.workload_spec(workload, trace)
     bench, work, facts = benches.set_up(
         model,
@@ -107,6 +121,8 @@ def tune(
         slo=limits,
         engine_on="host" if on == "host" else "model",
     )
+    if API_SERVERS in tried:
+        bench = benches.behind_server(bench)
     url = study if "://" in study else ""
     if join and not url:
         raise UsageError("--join needs the database of a study", "add --study URL")
@@ -133,6 +149,7 @@ def tune(
         guards=tuple(guard or ()),
         admission=admission,
         collector=gc,
+        knobs=tried,
     )
     engine_sides = 1 + finalists + gc * len(tuning.COLLECTOR)
     if not by.replayed:

@@ -3,7 +3,7 @@
 In: vLLM's configuration, a step's cost, KV specs captured from a run (else the model is built on torch's meta device).
 Out: to vLLM, an executor that hands out KV blocks without memory and one token a request and step. `--on sim` adds a
 virtual clock (kvtune/sim/executor.py). `--on host` is vLLM's real front end, EngineCore and scheduler on the real
-clock: `engine/host.py` gives vLLM's configuration a GPU engine's shape, and everything else is the engine's own path
+clock: `engine/front_end` gives vLLM's configuration a GPU engine's shape, and everything else is the engine's own path
 (launcher, driver, probe, ring files, run file).
 Imported by: cli, doctor, engine, sim, tune.
 

@@ -3,7 +3,8 @@
 In: a `Workload`, vLLM's arguments, core settings. Out: a `Run`.
 Imported by: analysis, bounds, cli, doctor, evidence, explain, sim, tune.
 Two processes of ours: the launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host (`host.py`,
-a session of its own), which is vLLM's front end. If a process dies, the measured part is kept and marked partial.
+a session of its own), which is vLLM's front end or the client of vLLM's own server (`front_end/`). If a process dies,
+the measured part is kept and marked partial.
 
     kvtune profile -- launch.py --spec.json--> host.py (front end) --> EngineCore --> workers
           ^              |  <--events pipe--       | requests.bin          | ring, status   | ring, status
@@ -14,7 +15,8 @@ a session of its own), which is vLLM's front end. If a process dies, the measure
     flags.py         vLLM's flags as typed: the one parser that everything of ours uses
     profile.py       one profiled run from start to file: checks, work folder, environment, launch, record
     launch.py        starts the host, samples processes, kills what is left, unlinks its shared memory
-    host.py          builds AsyncLLM with vLLM's own parser, warms it up, runs the workload
+    host.py          starts vLLM's front end, warms it up, runs the workload
+    front_end/       AsyncLLM in the host process, or `vllm serve` and a client of HTTP
     driver.py        sends requests as `workload.feed` says, appends each finished request to a file
     messages.py      messages between launcher and host
     record.py        work folder -> Run, on one clock

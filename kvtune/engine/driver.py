@@ -1,7 +1,7 @@
-"""Sends a workload's requests to AsyncLLM and records their times. Runs in the host, vLLM's front-end process.
+"""Sends a workload's requests to vLLM's front end and records their times. Runs in the host process.
 
-Each request is one coroutine that iterates `AsyncLLM.generate`, as in vLLM's API server. A finished request is appended
-to a file at once: a crash loses only requests in flight.
+Each request is one coroutine. How it asks is the front end's (`front_end/`): AsyncLLM in this process, or a server by
+HTTP. A finished request is appended to a file at once: a crash loses only requests in flight.
 
 vLLM never answers a utility call (`get_supported_tasks`, which each first request makes, or `reset_prefix_cache`) whose
 EngineCore died before it answered: what waits for an engine waits through `unless_dead`.
@@ -10,12 +10,12 @@ EngineCore died before it answered: what waits for an engine waits through `unle
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Coroutine
-from math import nan
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -23,10 +23,7 @@ import msgspec
 from kvtune.engine.messages import Served
 from kvtune.workload.feed import Feed
 from kvtune.workload.tokens import prompt_ids
-from kvtune.workload.types import Workload
-
-if TYPE_CHECKING:
-    from vllm.v1.engine.async_llm import AsyncLLM
+from kvtune.workload.types import Request, Workload
 
 LOOK_S = 0.5
 GRACE_S = 5.0
@@ -46,6 +43,9 @@ class RequestLog:
         frame = self._encode(served)
         self._file.write(len(frame).to_bytes(4, "little") + frame)
 
+    def close(self) -> None:
+        self._file.close()
+
 
 def read_request_log(path: Path) -> list[Served]:
     """All complete records of the file; an incomplete last one is ignored."""
@@ -62,12 +62,22 @@ def read_request_log(path: Path) -> list[Served]:
     return records
 
 
-class Driver:
+class Answer:
+    """What came of one request so far: of each delivery its time, its tokens' count, and when they were made."""
+
+    __slots__ = ("counts", "ended", "finish", "hits", "made", "times", "tokens")
+
+    def __init__(self) -> None:
+        self.times, self.counts, self.made = array("q"), array("i"), array("d")
+        self.tokens = array("i")
+        self.hits, self.finish, self.ended = -1, "", 0
+
+
+class Driver(ABC):
     """One pass over a workload. `stop` ends it early: requests in flight are aborted and logged as unfinished."""
 
     def __init__(
         self,
-        engine: AsyncLLM,
         workload: Workload,
         vocab_size: int,
         log: RequestLog,
@@ -75,7 +85,6 @@ class Driver:
     ) -> None:
         """`tier_hits`: by request, tokens that a tier of host memory gave back."""
         self._tier_hits = {} if tier_hits is None else tier_hits
-        self._engine = engine
         self._workload = workload
         self._vocab = vocab_size
         self._log = log
@@ -85,6 +94,14 @@ class Driver:
         self._stopped = False
         self.failure: Exception | None = None
         self.sent = self.finished = self.output_tokens = self.hit_tokens = self.query_tokens = 0
+
+    @abstractmethod
+    async def ask(self, index: int, request: Request, ids: list[int], answer: Answer) -> None:
+        """Send one request, fill `answer` as it comes, and add its tokens to `output_tokens`."""
+
+    @abstractmethod
+    def says_dead(self, error: Exception) -> bool:
+        """Whether a request that failed so says that the engine is gone."""
 
     @property
     def stopped(self) -> bool:
@@ -121,73 +138,46 @@ class Driver:
             for task in list(running):
                 task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        self._log.close()
 
     async def _serve(self, index: int, feed: Feed, start: int) -> None:
-        from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-
         request = self._workload.requests[index]
         ids = prompt_ids(request.prompt, self._workload.seed, self._vocab, self._answers)
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=request.output_tokens,
-            ignore_eos=True,
-            output_kind=RequestOutputKind.DELTA,
-            detokenize=self._engine.tokenizer is not None,
-        )
-        times, counts, made = array("q"), array("i"), array("d")
-        answer = array("i")
-        total, hits, finish, ended = 0, -1, "", 0
+        answer = Answer()
         self.sent += 1
         sent = monotonic_ns()
         try:
-            async for output in self._engine.generate(tokens_input(ids), params, str(index)):
-                now = monotonic_ns()
-                if output.num_cached_tokens is not None:
-                    hits = output.num_cached_tokens
-                for part in output.outputs:
-                    new = len(part.token_ids)
-                    if new:
-                        times.append(now)
-                        counts.append(new)
-                        made.append(getattr(output.metrics, "last_token_ts", nan))  # no metrics: no time
-                        total += new
-                        self.output_tokens += new
-                        answer.extend(part.token_ids)
-                    if part.finish_reason is not None:
-                        finish = str(part.finish_reason)
-                if output.finished:
-                    ended = now
+            await self.ask(index, request, ids, answer)
         except asyncio.CancelledError:
-            finish = ""
+            answer.finish = ""
         except Exception as error:
-            if type(error).__name__ == "EngineDeadError":
+            if self.says_dead(error):
                 self.failure = error
             else:
-                finish, ended = "error", monotonic_ns()
+                answer.finish, answer.ended = "error", monotonic_ns()
                 self.failure = self.failure or (error if self.finished == 0 else None)
-        crc = crc32(answer.tobytes()) if total else 0
+        tokens = answer.tokens
         self._log.append(
             Served(
                 index,
                 sent,
-                ended,
-                hits,
-                total,
-                finish,
-                times.tobytes(),
-                counts.tobytes(),
-                crc,
-                made.tobytes(),
+                answer.ended,
+                answer.hits,
+                len(tokens),
+                answer.finish,
+                answer.times.tobytes(),
+                answer.counts.tobytes(),
+                crc32(tokens.tobytes()) if tokens else 0,
+                answer.made.tobytes(),
                 self._tier_hits.pop(str(index), 0),
             )
         )
-        if ended:
+        if answer.ended:
             self.finished += 1
             self.query_tokens += len(ids)
-            self.hit_tokens += max(0, hits)
+            self.hit_tokens += max(0, answer.hits)
             if self._keep_answers:
-                self._answers[index] = answer
+                self._answers[index] = tokens
             feed.finished(index, (monotonic_ns() - start) / 1e9)
         self._changed.set()
 
@@ -198,6 +188,40 @@ class Engine(Protocol):
 
     @property
     def dead_error(self) -> BaseException: ...
+
+
+class FrontEnd(Engine, Protocol):
+    """vLLM's front end, started: what the host drives. `facts`: the engine's configuration, for the run file."""
+
+    facts: dict[str, object]
+
+    def warm_up(self, workload: Workload) -> Workload:
+        """The workload that reaches each of its processes."""
+        ...
+
+    def driver(self, workload: Workload, log: RequestLog) -> Driver: ...
+
+    async def forget(self) -> None:
+        """Forget what is cached, in the pool and in a tier behind it."""
+        ...
+
+    async def begin(self) -> None:
+        """Count from here on."""
+        ...
+
+    def keep(self) -> None:
+        """Write the counts so far, where a crash would lose them."""
+        ...
+
+    async def end(self) -> None:
+        """Write the counts, once all requests are answered."""
+        ...
+
+    def died(self) -> dict[str, int]:
+        """Exit codes of its processes that have ended, by name."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 async def unless_dead(

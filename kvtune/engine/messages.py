@@ -20,7 +20,8 @@ ROUTES_FILE = "routes.json"
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     """`vllm_args` go through vLLM's parser. The host rebuilds the requests from `workload` and `seed`.
 
-    `on_device`: the work folder describes a device that only takes time, which stands in for the model.
+    `on_device`: the work folder describes a device that only takes time, which stands in for the model. `api_servers`:
+    how many API servers of `vllm serve` are the front end; 0: AsyncLLM in the host process is.
     """
 
     model: str  # as the user gave it; vllm_args has what vLLM loads
@@ -29,6 +30,7 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     warm_up: bool = True
     on_device: bool = False
+    api_servers: int = 0
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -23,7 +23,7 @@ from kvtune.engine.launch import launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.offload_flags import check_room
 from kvtune.engine.record import record
-from kvtune.engine.resolve import check_engine, cpu_binding, is_cpu_build, resolve
+from kvtune.engine.resolve import api_servers, check_engine, cpu_binding, is_cpu_build, resolve
 from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.engine.sockets import socket_folder
 from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
@@ -89,6 +89,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         workload=job.workload.spec,
         seed=job.workload.seed,
         on_device=job.device is not None,
+        api_servers=api_servers(arguments),
     )
     folder, path, lock = reserve(job)
     environment = _environment(job, resolved.offline)

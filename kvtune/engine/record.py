@@ -23,6 +23,7 @@ from kvtune.core.state import CoreState, merged
 from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
 from kvtune.engine.faults import compiled_note, tail
+from kvtune.engine.front_end.processes import processes_of, server_note
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.messages import (
     COUNTS_FILE,
@@ -42,7 +43,6 @@ from kvtune.engine.rings import (
 )
 from kvtune.engine.vllm_counts import Counts, read_counts, read_routes
 from kvtune.probe.device import DeviceSampler
-from kvtune.probe.process import Sample
 from kvtune.probe.records import Step
 from kvtune.probe.status import CacheFacts, ProcessFacts, read_statuses
 from kvtune.run.machine import this_host
@@ -51,7 +51,6 @@ from kvtune.run.types import (
     EngineInfo,
     Header,
     ProbeInfo,
-    ProcessInfo,
     Run,
     Table,
     Validity,
@@ -95,7 +94,7 @@ def record(
     served = read_request_log(folder / REQUESTS_FILE)
     if outcome.start_ns and not outcome.end_ns:
         outcome = replace(outcome, end_ns=_last_measured_ns(outcome.start_ns, process_rings, served))
-    processes = _processes(statuses, samples, outcome)
+    processes = processes_of(statuses, samples, outcome, plan.api_servers)
     index = {p.pid: i for i, p in enumerate(processes)}
     counts = read_counts(folder / COUNTS_FILE)
     rings = ring_tables(process_rings, outcome)
@@ -109,7 +108,8 @@ def record(
     gpus = outcome.sampler.devices if outcome.sampler is not None else DeviceSampler()
     if gpus.samples:
         tables["devices"] = devices_table(gpus.samples, outcome)
-    tables["receipts"] = receipts_table(folder, outcome)
+    if not plan.api_servers:
+        tables["receipts"] = receipts_table(folder, outcome)
     engine_cores = [s for s in statuses if s["role"] == "engine_core"]
     engine_core = next(iter(engine_cores), ProcessFacts())
     if "offload" in engine_core.get("cache", {}):
@@ -156,6 +156,7 @@ def record(
         startup_s=max(0, (outcome.start_ns or outcome.end_ns) - outcome.launched_ns) / 1e9,
         engine_counters=counters,
         notes=outcome.notes
+        + server_note(plan.api_servers)
         + [
             f"{names[i]}: {n} records left out, the clock went back in them"
             for i, n in rings.backwards.items()
@@ -184,34 +185,6 @@ def _last_measured_ns(start_ns: int, rings: Sequence[ProcessRing], log: Sequence
     )
     tokens = (int(np.frombuffer(served.times, "i8")[-1]) for served in log if served.times)
     return max(start_ns, max(steps, default=0), max(tokens, default=0))
-
-
-def _processes(
-    statuses: list[ProcessFacts], samples: Sequence[Sample], outcome: HostOutcome
-) -> list[ProcessInfo]:
-    """Processes with a status file first, then others that psutil saw while measuring (helpers, trackers)."""
-    names = outcome.sampler.names if outcome.sampler is not None else {}
-    reporting = [
-        ProcessInfo(pid=s["pid"], role=s["role"], name=s.get("name", ""), gc={**s.get("gc", {})})
-        for s in statuses
-    ]
-    known = {p.pid for p in reporting}
-    measured = {s.pid for s in samples if outcome.start_ns <= s.at_ns <= outcome.end_ns}
-    root = outcome.sampler.root if outcome.sampler is not None else 0
-    others = (
-        ProcessInfo(pid=pid, role=_role(pid, root, names.get(pid, "")), name=names.get(pid, ""))
-        for pid in sorted(measured - known)
-    )
-    return [*reporting, *others]
-
-
-def _role(pid: int, root: int, name: str) -> str:
-    """By process title, for runs without a probe; vLLM titles each of its processes."""
-    if pid == root:
-        return "front_end"
-    if "EngineCore" in name:
-        return "engine_core"
-    return "worker" if "Worker" in name else "helper"
 
 
 def _core_notes(version: str, states: Sequence[CoreState]) -> list[str]:

@@ -92,6 +92,24 @@ def _check_config(folder: Path) -> None:
         raise UsageError(f"{path} has no `architectures`", "vLLM chooses the model's class by it: add it")
 
 
+def api_servers(engine_args: Sequence[str]) -> int:
+    """How many API servers of `vllm serve` the flags ask for; 0 where they do not say."""
+    given = flag_value(engine_args, "api-server-count")
+    if given is None:
+        return 0
+    if not given.isdigit() or int(given) < 1:
+        raise UsageError(
+            f"--api-server-count {given} is no number of API servers", "give a whole number from 1 up"
+        )
+    if settings_given(engine_args) & {"kv-offloading-size", "kv-transfer-config"}:
+        raise UsageError(
+            "--api-server-count with --kv-offloading-size is not measured: an HTTP client cannot see what host "
+            "memory gave back to a request",
+            "leave one of them out",
+        )
+    return int(given)
+
+
 def cpu_binding(engine_args: Sequence[str], cpus: Sequence[int]) -> str:
     """CPUs of each worker, as VLLM_CPU_OMP_THREADS_BIND wants them; "" for one worker an engine.
 

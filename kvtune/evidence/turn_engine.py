@@ -72,7 +72,7 @@ def _build(plan: TurnPlan) -> EngineCore:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
-    from kvtune.engine.host import parse_engine_args
+    from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
 
     config = parse_engine_args(

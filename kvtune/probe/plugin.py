@@ -6,6 +6,7 @@ may raise into the engine: an instrument that cannot start is listed as disabled
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -28,7 +29,7 @@ def register() -> None:
     """Start the instruments when the environment asks for them; idempotent, also across a fork."""
     level = os.environ.get("KVTUNE_PROBE", "off")
     folder = os.environ.get("KVTUNE_RUN_DIR", "")
-    if folder and role() != "front_end":
+    if folder and (role() != "front_end" or multiprocessing.parent_process() is not None):
         die_with_parent(signal.SIGKILL)
     if role() == "helper":
         return

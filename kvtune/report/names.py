@@ -41,6 +41,11 @@ def process_title(key: str) -> str:
     return key.replace("_", " ")
 
 
+def busiest(front_ends: int) -> str:
+    """The title of the front end that has most to do; "" where there is only one."""
+    return f"busiest of {front_ends} front ends" if front_ends > 1 else ""
+
+
 def overlapped(overlap: Overlap) -> str:
     """What the device needs a step and what the host does meanwhile, as a sentence."""
     if overlap.device_ms is None or overlap.host_limits:

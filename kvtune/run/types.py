@@ -186,7 +186,7 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`role`: front_end, engine_core, worker, helper. `gc`: thresholds, frozen objects, collections."""
+    """`role`: front_end, engine_core, worker, client (of a server), helper. `gc`: thresholds, frozen objects, ..."""
 
     pid: int
     role: str

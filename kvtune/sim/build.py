@@ -84,7 +84,7 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
     from kvtune.core.compat.parts import differing
     from kvtune.device.kv_specs import apply, restore
     from kvtune.device.meta_model import specs_of_model
-    from kvtune.engine.host import parse_engine_args
+    from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import check_engine, resolve
 
     version = check_engine()

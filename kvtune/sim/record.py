@@ -203,7 +203,7 @@ def _core(settings: SimSettings) -> CoreInfo:
 
 
 def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> EngineInfo:
-    from kvtune.engine.host import describe_engine
+    from kvtune.engine.front_end.config import describe_engine
     from kvtune.probe.describe import describe_cache
 
     facts = describe_engine(engine.vllm_config)

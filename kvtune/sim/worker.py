@@ -35,6 +35,7 @@ PRELOAD = (
     "vllm.model_executor.models.llama",
     "vllm.v1.attention.backends.utils",
     "vllm.v1.worker.gpu.attn_utils",
+    "kvtune.engine.front_end.config",
     "kvtune.engine.host",
     "kvtune.sim.executor",
     "kvtune.device.meta_model",
@@ -251,7 +252,7 @@ def accelerator_started() -> bool:
 
 def import_class(model: str) -> None:
     """Import the code of a model's class, as far as it can be configured without a job's flags."""
-    from kvtune.engine.host import parse_engine_args
+    from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
 
     # A model may need a job's flags to be configured; if not even those help, each job reports its error.

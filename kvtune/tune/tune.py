@@ -24,7 +24,7 @@ from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
 from kvtune.tune.search import SearchSettings, search, tuned_space
 from kvtune.tune.simplify import simplify
 from kvtune.tune.space.grid import Space, grid
-from kvtune.tune.space.knobs import FRONT_END, candidates
+from kvtune.tune.space.knobs import candidates
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.tier_curves import tier_curves
 from kvtune.tune.ties import among_equals, reason
@@ -35,6 +35,9 @@ from kvtune.workload.types import Workload
 JOINED = (
     "joined: the trials are in the shared study; the worker that began it confirms them and writes the recipe"
 )
+TRIED = ("stream_interval",)
+"""The knobs that are tried where the objective is a figure that no replay has."""
+
 COLLECTOR: tuple[Settings, ...] = ({"gc_threshold0": 20_000}, {"collect_at_wait": True})
 """What `--gc` tries on the engine with the best simulated settings; the heap is frozen there by default."""
 
@@ -63,6 +66,8 @@ class TuneSettings:
     """Also try admitting by cached prefix."""
     collector: bool = False
     """Also try settings of the garbage collector, which only an engine can judge."""
+    knobs: tuple[str, ...] = ()
+    """Where nothing is replayed: what to try in place of TRIED."""
 
 
 class Progress(Protocol):
@@ -130,7 +135,8 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
 def tried_without_replays(s: TuneSettings) -> list[Settings]:
     """What is tried where the objective is a figure that no replay has: knobs of the front end."""
     given = {flag.replace("-", "_") for flag in settings_given(s.bench.engine_args)}
-    space: Space = {name: candidates(name, s.facts) for name in FRONT_END if name not in given}
+    names = s.knobs or [name for name in TRIED if name not in given]
+    space: Space = {name: candidates(name, s.facts) for name in names}
     return [*grid(space), *(COLLECTOR if s.collector else ())]
 
 

@@ -52,7 +52,7 @@ def serve(model: str, what: str, core: str, settings: dict[str, Any]) -> None:
     from vllm.v1.request import Request, SamplingParams
 
     from kvtune.core import state
-    from kvtune.engine.host import parse_engine_args
+    from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
 
     args = resolve(model, dummy=True, engine_args=["--distributed-executor-backend", "uni", *FLAGS]).args

@@ -84,7 +84,7 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
 
     from kvtune.device.settings import read_device
     from kvtune.device.shape import shape
-    from kvtune.engine.host import parse_engine_args
+    from kvtune.engine.front_end.config import parse_engine_args
 
     text = options.mode.endswith("text")
     flags = engine_defaults("tiny-opt")

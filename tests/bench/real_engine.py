@@ -73,7 +73,7 @@ class RealPlayer(Player):
 
 def real_engine(model: str, flags: list[str]) -> EngineCore:
     """An EngineCore of this model's random weights; `RealExecutor.machine` is its clock and step cost."""
-    from kvtune.engine.host import parse_engine_args
+    from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
 
     given = ["--distributed-executor-backend", "uni", "--load-format", "dummy", *flags]

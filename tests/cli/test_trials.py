@@ -10,7 +10,7 @@ import pytest
 from kvtune.analysis.knobs import ENGINE_KNOBS, ENGINE_UNITS, knob_note
 from kvtune.analysis.study import Trial
 from kvtune.cli.app import run
-from kvtune.cli.views.trial_table import folded_rows
+from kvtune.cli.views.trial_table import folded_rows, table
 from kvtune.cli.views.trials import TrialsView
 from kvtune.core.settings import KNOBS
 from kvtune.tune.objective import OBJECTIVES
@@ -43,6 +43,17 @@ def test_a_row_that_is_no_grid_shows_the_settings_of_its_first_trial() -> None:
     first, second = folded_rows(trials)
     assert (first.name, first.value("a"), first.value("b")) == ("1 and 1 more", "1", "1")
     assert second.name == "3"
+
+
+def test_where_trials_have_a_ceiling_it_is_a_column_and_tells_them_apart() -> None:
+    trials = [trial(n, 0.5, api_server_count=n) for n in (1, 2)]
+    assert len(folded_rows(trials)) == 1 and "ceiling" not in str(table(folded_rows(trials), 140).columns)
+    for one, tokens_s in zip(trials, (20_000.0, 31_000.0), strict=True):
+        one.summary["ceiling"] = {"tokens_s": tokens_s}
+    rows = folded_rows(trials)
+    drawn = table(rows, 140)
+    assert [cells[-1] for cells in drawn.rows] == ["20,000", "31,000"]
+    assert drawn.columns[-1].head == "ceiling, tok/s"
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -100,7 +100,7 @@ def test_undoing_a_part_that_has_no_patches_is_nothing(patches: Patches) -> None
 
 
 INSTALL_ALL = """
-import json, sys, warnings
+import json, pathlib, sys, warnings
 warnings.simplefilter("ignore")
 from kvtune.core import cpu_flags, plugin
 from kvtune.core.cache import audit
@@ -110,6 +110,7 @@ from kvtune.core.settings import parse
 from kvtune.core.tokens import runners
 from kvtune.probe import plugin as probe
 from kvtune.probe import recorder
+from kvtune.engine.front_end import api_servers
 switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
 cpu_flags.install()
 offload.install()
@@ -118,8 +119,9 @@ plugin.install(parse({**dict.fromkeys(switches, True), "admission": "longest_pre
 runners.install_gpu_outputs()
 probe._wrap_engine()
 recorder._watch_scheduler(sys.argv[1], "")
+api_servers.install(pathlib.Path(sys.argv[1]))
 installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]
-for part in (recorder.PART, probe.PART):
+for part in (api_servers.PART, recorder.PART, probe.PART):
     PATCHES.undo(part)
 for module in (audit, *map(plugin._part, reversed(plugin.PARTS)), offload, cpu_flags):
     module.uninstall()

@@ -41,7 +41,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.core.cache import audit
     from kvtune.device.copies import INSTANT
     from kvtune.device.cost import NOMINAL
-    from kvtune.engine.host import parse_engine_args
+    from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import resolve
     from kvtune.probe.kv_specs import capture
     from kvtune.sim import build

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from kvtune.engine.host import parse_engine_args
+from kvtune.engine.front_end.config import parse_engine_args
 from kvtune.engine.models import builtin, engine_defaults
 
 STREAMS, TOKENS, ROUNDS = 2000, 40, 4

@@ -266,7 +266,7 @@ def test_a_tiny_model_on_a_gpu_runs_as_users_run_theirs(on_a_gpu: None, model: s
 @pytest.mark.filterwarnings("ignore")
 def test_the_flags_for_a_gpu_are_vllms() -> None:
     pytest.importorskip("vllm")
-    from kvtune.engine.host import parse_engine_args
+    from kvtune.engine.front_end.config import parse_engine_args
 
     flags = engine_defaults("tiny-qwen3next", "gpu").items()
     given = [word for name, value in flags for word in (f"--{name}", value) if word]
@@ -274,6 +274,18 @@ def test_the_flags_for_a_gpu_are_vllms() -> None:
     parsed = parse_engine_args(["--model", str(builtin("tiny-qwen3next")), *given])
     assert parsed.gdn_prefill_backend == "triton" and parsed.gpu_memory_utilization == 0.2
     assert parsed.dtype == "bfloat16" and not parsed.enforce_eager
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_a_flag_of_the_server_alone_is_nothing_to_an_engine_without_one() -> None:
+    pytest.importorskip("vllm")
+    from kvtune.engine.front_end.config import parse_engine_args
+
+    model = ["--model", str(builtin("tiny-opt"))]
+    assert parse_engine_args([*model, "--api-server-count", "2"]).model == model[1]
+    with pytest.raises(UsageError, match="no-such-flag"):
+        parse_engine_args([*model, "--no-such-flag", "2"])
 
 
 @pytest.mark.parametrize("name", ["opt-125m", "llama-3-8b", "gemma-3-4b", "gemma-3-27b"])

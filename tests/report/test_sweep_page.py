@@ -49,6 +49,18 @@ def test_a_winner_in_simulation_is_named_and_the_command_confirms_it_on_the_engi
     assert "No recipe was written" in html
 
 
+def test_the_command_that_repeats_a_sweep_of_api_servers_names_the_place_and_the_knob() -> None:
+    shown = studies.viewed(studies.grid_study())
+    flags = ["--api-server-count", "1"]
+    bench = msgspec.structs.replace(shown.bench, engine_on="host", engine_args=flags)
+    best = shown.result.best
+    assert best is not None
+    best = msgspec.structs.replace(best, settings={"api_server_count": 2}, on="engine")
+    shown = msgspec.structs.replace(with_result(shown, best=best, objectives=("ceiling",)), bench=bench)
+    line = "--on host --knobs api_server_count --objective ceiling -- --api-server-count 1"
+    assert line in words(study_page(shown))
+
+
 def test_values_with_which_nothing_hits_are_noticed() -> None:
     shown = studies.viewed(studies.grid_study())
     assert "Noticed" not in study_page(shown)

@@ -12,6 +12,7 @@ import pytest
 from kvtune.analysis.comparison.measures import MEASURES
 from kvtune.analysis.comparison.repeats import Comparison, _figure, value_at
 from kvtune.analysis.study import Bench, Settings, StudyResult, Trial
+from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
 from kvtune.recipe import read_recipe
 from kvtune.tune import confirm
@@ -19,6 +20,8 @@ from kvtune.tune import tune as tuning
 from kvtune.tune.objective import objective
 from kvtune.tune.search import SearchSettings
 from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.trials.bench import behind_server
+from kvtune.tune.trials.flags import flags_of
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.like import UNMEASURED
 from kvtune.workload.spec import build
@@ -52,6 +55,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     def engine_trial(bench: Bench, workload: object, settings: Settings, number: int, **how: Any) -> Any:
         made.extend([] if how["stock"] else [settings])
         tokens_s = TOKENS_S["stock" if how["stock"] else int(settings.get("stream_interval", 1))]
+        servers = flag_value(flags_of(bench, settings), "api-server-count")
+        tokens_s *= {None: 1.0, "1": 0.5, "2": 0.9, "4": 0.8}[servers]
         summary = {"engine": {"device": "timed"}, "ttft_ms": {"mean": 10.0}}
         if bench.engine_on == "host":
             summary["ceiling"] = {"tokens_s": tokens_s * (1.0 + 0.01 * (number % 3))}
@@ -72,10 +77,17 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     return made
 
 
-def tuned(folder: Path, flags: Sequence[str] = (), on: Any = "host", gc: bool = False) -> StudyResult:
+def tuned(
+    folder: Path,
+    flags: Sequence[str] = (),
+    on: Any = "host",
+    gc: bool = False,
+    knobs: tuple[str, ...] = (),
+) -> StudyResult:
     bench = Bench(
         model="m", spec="rounds", seed=0, workload_hash="h", engine_args=list(flags), engine_on=on, vllm="1"
     )
+    bench = behind_server(bench) if "api_server_count" in knobs else bench
     with StudyJournal(folder / "study.jsonl", "tune", bench) as journal:
         settings = tuning.TuneSettings(
             bench=bench,
@@ -86,6 +98,7 @@ def tuned(folder: Path, flags: Sequence[str] = (), on: Any = "host", gc: bool = 
             recipe=folder / "recipe.toml",
             search=SearchSettings(),
             collector=gc,
+            knobs=knobs,
         )
         return tuning.tune(settings, journal, Quiet())
 
@@ -122,3 +135,25 @@ def test_an_engine_whose_runs_have_no_ceiling_is_refused_after_its_first(
     with pytest.raises(KvtuneError, match="no ceiling") as caught:
         tuned(tmp_path, on="model")
     assert "--on host" in caught.value.hint and not tried
+
+
+def test_the_number_of_api_servers_is_tried_beside_stock_with_one(
+    tmp_path: Path, tried: list[Settings]
+) -> None:
+    result = tuned(tmp_path, knobs=("api_server_count",))
+    assert [settings["api_server_count"] for settings in tried[:3]] == [1, 2, 4]
+    assert not any("stream_interval" in settings for settings in tried)
+    assert result.best is not None and result.best.settings == {"api_server_count": 2}
+    recipe = read_recipe(tmp_path / "recipe.toml")
+    assert recipe.engine == {"api_server_count": 2}
+    assert recipe.evidence["engine_args"] == ["--api-server-count", "1"]
+
+
+def test_api_servers_that_a_flag_gives_are_stocks(tmp_path: Path, tried: list[Settings]) -> None:
+    result = tuned(tmp_path, ["--api-server-count", "4"], knobs=("stream_interval", "api_server_count"))
+    assert len({tuple(settings.items()) for settings in tried}) == 9
+    assert result.best is not None
+    assert result.best.settings == {"stream_interval": 16, "api_server_count": 2}
+    recipe = read_recipe(tmp_path / "recipe.toml")
+    assert recipe.engine == {"stream_interval": 16, "api_server_count": 2}
+    assert recipe.evidence["engine_args"] == ["--api-server-count", "4"]

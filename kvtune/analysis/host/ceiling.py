@@ -1,7 +1,8 @@
 """How many tokens a second this host can drive at most, and which process sets it: Run -> Ceiling. Pure.
 
 Each process needs so much CPU time for an output token, and has at most one core for it: vLLM's front end and
-EngineCore each run their Python in one thread at a time. A run on a device that only takes time says it best.
+EngineCore each run their Python in one thread at a time. Several API servers each carry a share of the tokens: the one
+with most to do counts. A run on a device that only takes time says it best.
 """
 
 from __future__ import annotations
@@ -24,20 +25,27 @@ FEWEST_TOKENS = 1000
 class Ceiling:
     """`tokens_s`: if each process has a core of its own; `process` sets it.
 
-    `cpu_us_per_token`: by process, None where not known. `phases_us`: EngineCore's, by what it does; their sum is its.
+    `cpu_us_per_token`: by process, None where not known; of several front ends the one with most. `phases_us`:
+    EngineCore's, by what it does; their sum is its. `front_ends_us`: of several front ends each one's CPU time over all
+    output tokens, most first.
     """
 
     tokens_s: float
     process: str
     cpu_us_per_token: dict[str, float | None]
     phases_us: dict[str, float] = field(default_factory=dict)
+    front_ends_us: tuple[float, ...] = ()
 
 
 def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
     """None for simulated runs, and for engines whose EngineCore spins while it waits for a worker."""
     if run.header.source == "sim" or overlap is None:
         return None
-    cpu_us: dict[str, float | None] = {name: _cpu_us_per_token(run, name) for name in PROCESSES}
+    fronts = _front_ends_us(run)
+    cpu_us: dict[str, float | None] = {
+        "front_end": fronts[0] if fronts else None,
+        "engine_core": _of_the_only(run, "engine_core"),
+    }
     if run.header.source != "host":
         # The model's own Python and waits that spin are in EngineCore's CPU time: its work beside the waits is not.
         cpu_us["engine_core"] = 1000.0 * overlap.host_ms / overlap.tokens if overlap.tokens else None
@@ -45,16 +53,27 @@ def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
     if len(known) < len(PROCESSES):
         return None
     process = max(known, key=lambda name: known[name])
-    return Ceiling(1e6 / known[process], process, cpu_us, _phases(run, known["engine_core"]))
+    phases = _phases(run, known["engine_core"])
+    return Ceiling(1e6 / known[process], process, cpu_us, phases, fronts if len(fronts) > 1 else ())
 
 
-def _cpu_us_per_token(run: Run, process: str) -> float | None:
-    """CPU time between the first and the last sample of a process, over the tokens that came meanwhile."""
+def _front_ends_us(run: Run) -> tuple[float, ...]:
+    """Most first; empty where one of them is not known."""
+    found = [_cpu_us_per_token(run, i) for i, p in enumerate(run.header.processes) if p.role == "front_end"]
+    known = [value for value in found if value is not None]
+    return tuple(sorted(known, reverse=True)) if len(known) == len(found) else ()
+
+
+def _of_the_only(run: Run, key: str) -> float | None:
+    """None for several, or none."""
     keys = process_keys(run)
-    if process not in keys:
-        return None  # several, or none
+    return _cpu_us_per_token(run, keys.index(key)) if key in keys else None
+
+
+def _cpu_us_per_token(run: Run, process: int) -> float | None:
+    """CPU time between the first and the last sample of a process, over the tokens that came meanwhile."""
     samples, tokens = run.table("memory"), run.table("tokens")
-    rows = samples["process"] == keys.index(process)
+    rows = samples["process"] == process
     if rows.sum() < 2:
         return None
     t_s, cpu_s = samples["t_s"][rows], samples["cpu_s"][rows]

@@ -56,7 +56,7 @@ def folded_rows(trials: Sequence[Trial]) -> list[Row]:
     """The trials in their order; equal ones stand where the first of them stands."""
     rows: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
-        alike = (trial.on, trial.core, trial.role, trial.state, trial.why, figures(trial))
+        alike = (trial.on, trial.core, trial.role, trial.state, trial.why, figures(trial), ceiling(trial))
         rows.setdefault(alike, []).append(trial)
     return [Row(tuple(same)) for same in rows.values()]
 
@@ -83,6 +83,10 @@ def table(rows: Sequence[Row], width: int) -> FittedTable:
     columns += [Column("hit rate"), Column(f"ttft{predicted}", rank=1), Column(f"tok/s{predicted}", rank=2)]
     for at in range(3):
         _add(cells, [figures(row.first)[at] for row in rows])
+    ceilings = [ceiling(row.first) for row in rows]
+    if any(ceilings):
+        columns.append(Column("ceiling, tok/s"))
+        _add(cells, [each or "–" for each in ceilings])
     if any(trial.state != "complete" for trial in trials):
         columns.append(Column("why not complete", right=False, folds=True, least=12))
         _add(cells, ["" if row.first.state == "complete" else row.first.why for row in rows])
@@ -122,6 +126,12 @@ def figures(trial: Trial) -> tuple[str, str, str]:
         f"{ttft:.1f} ms" if ttft is not None else "–",
         f"{rate:,.0f}" if rate is not None else "–",
     )
+
+
+def ceiling(trial: Trial) -> str:
+    """The host's, as printed; empty where the trial has none."""
+    tokens_s = OBJECTIVES["ceiling"].of(trial.summary)
+    return f"{tokens_s:,.0f}" if tokens_s is not None else ""
 
 
 def text(value: Scalar | None) -> str:

@@ -18,7 +18,7 @@ from kvtune.analysis.study import StudyResult, StudyView, Trial
 from kvtune.cli.notices import always
 from kvtune.cli.views.plan import minutes
 from kvtune.cli.views.ticker import Ticker
-from kvtune.cli.views.trial_table import common, figures, folded_rows, named, table
+from kvtune.cli.views.trial_table import ceiling, common, figures, folded_rows, named, table
 from kvtune.errors import EXIT_INTERRUPTED
 from kvtune.report.console.tier_curve import MOST, knee_line, tier_curve_tables
 from kvtune.report.pages.study import next_step
@@ -186,4 +186,5 @@ def _write_page(journal: Path, by: Objective, recipe: Path | None) -> tuple[Stud
 
 def _outcome(trial: Trial) -> str:
     hit, ttft, rate = figures(trial)
-    return f"hits {hit}, ttft {ttft}, {rate} tok/s"
+    most = ceiling(trial)
+    return f"hits {hit}, ttft {ttft}, {rate} tok/s" + (f", ceiling {most} tok/s" if most else "")

@@ -14,7 +14,7 @@ from kvtune.report.console.admission import admission_view
 from kvtune.report.console.collector import collector_details
 from kvtune.report.console.offload import offload_view
 from kvtune.report.console.stalls import stalls_view
-from kvtune.report.names import cause_title, process_title
+from kvtune.report.names import busiest, cause_title, process_title
 from kvtune.terminal import Column, FittedTable, command
 from kvtune.units import count, ms, percent, size
 
@@ -202,8 +202,12 @@ def _ceiling(s: Summary) -> RenderableType | None:
     ceiling = s.get("ceiling")
     if not ceiling:
         return None
+    titles = {"front_end": busiest(len(ceiling.get("front_ends_us") or ()))}
     rows = [
-        (f"{process_title(name)}{', which sets it' if name == ceiling['process'] else ''}", f"{value:.1f} µs")
+        (
+            f"{titles.get(name) or process_title(name)}{', which sets it' if name == ceiling['process'] else ''}",
+            f"{value:.1f} µs",
+        )
         for name, value in ceiling["cpu_us_per_token"].items()
         if value is not None
     ]

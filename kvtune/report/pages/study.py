@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from kvtune.analysis.knobs import knob_note
+from kvtune.analysis.knobs import API_SERVERS, knob_note
 from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial
 from kvtune.recipe import Scalar
 from kvtune.report.banners import Banner
@@ -281,8 +281,12 @@ def _tune(study: StudyView) -> str:
     if tier and not any("kv-offloading-size" in word.replace("_", "-") for word in flags):
         # `tune` adds no tier by itself.
         flags += ["--kv-offloading-size", shown(tier)]
+    where = ["--on", "host"] if bench.engine_on == "host" else []
+    if API_SERVERS in (study.result.best.settings if study.result.best else ()):
+        # `tune` tries it on request alone.
+        where += ["--knobs", API_SERVERS]
     after = ("--", *flags) if flags else ()
-    return _command("tune", bench.model, "-w", bench.spec, "--objective", by, *after)
+    return _command("tune", bench.model, "-w", bench.spec, *where, "--objective", by, *after)
 
 
 def _serve(model: str, recipe: str) -> str:
@@ -295,6 +299,7 @@ def _profile(study: StudyView, best: Trial) -> str:
     bench, args = study.bench, study.best_flags
     core = {**bench.core_settings, **{n: v for n, v in best.settings.items() if n in KNOBS}}
     words = ["profile", bench.model, "-w", bench.spec, "--core", best.core]
+    words += ["--on", "host"] if bench.engine_on == "host" else []
     for name, value in core.items():
         words += ["--set", f"core.{name}={shown(value)}"]
     return _command(*words, *(("--", *args) if args else ()))

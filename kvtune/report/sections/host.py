@@ -6,7 +6,7 @@ from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
-from kvtune.report.names import overlapped, process_title
+from kvtune.report.names import busiest, overlapped, process_title
 from kvtune.units import count, ms, percent
 
 
@@ -64,17 +64,18 @@ def _overlap_facts(overlap: Overlap) -> list[tuple[str, str]]:
 
 
 def _ceiling_facts(ceiling: Ceiling) -> list[tuple[str, str]]:
-    facts = [
-        (
-            "this host drives at most",
-            f"{count(ceiling.tokens_s)} output tokens/s; {process_title(ceiling.process)} sets it",
-        )
-    ]
+    several = len(ceiling.front_ends_us)
+    titles = {"front_end": busiest(several) or process_title("front_end")}
+    sets = titles.get(ceiling.process) or process_title(ceiling.process)
+    facts = [("this host drives at most", f"{count(ceiling.tokens_s)} output tokens/s; {sets} sets it")]
     facts += [
-        (f"{process_title(name)}, a token", f"{value:.1f} µs of CPU")
+        (f"{titles.get(name) or process_title(name)}, a token", f"{value:.1f} µs of CPU")
         for name, value in ceiling.cpu_us_per_token.items()
         if value is not None
     ]
+    if several:
+        each = ", ".join(f"{us:.1f}" for us in ceiling.front_ends_us)
+        facts.append(("each front end, over all tokens", f"{each} µs of CPU"))
     return facts + [(f"of EngineCore's: {phase}", f"{us:.1f} µs") for phase, us in ceiling.phases_us.items()]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from kvtune.analysis.knobs import ENGINE_KNOBS
+from kvtune.analysis.knobs import API_SERVERS, ENGINE_KNOBS
 from kvtune.core.settings import KNOBS, LISTED
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.recipe import TIER_POLICIES, Scalar
@@ -46,7 +46,7 @@ DEFAULTS: dict[str, Scalar] = {
 """Of knobs that not every vLLM acts on."""
 
 COLLECTOR = ("freeze", "gc_threshold0", "gc_threshold1", "gc_threshold2", "collect_at_wait")
-FRONT_END = ("stream_interval",)
+FRONT_END = ("stream_interval", API_SERVERS)
 ENGINE_ONLY = (*COLLECTOR, *FRONT_END)
 """Knobs of the garbage collector and of the front end, which change nothing in a simulation: it has neither."""
 
@@ -86,6 +86,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
         "blocks_per_chunk": (1, 2, 4),
         "store_threshold": (0, 2),
         "stream_interval": (1, 4, 16),
+        API_SERVERS: (1, 2, 4),
         "prefill_schedule_interval": (1, 2, 4, 8),
     }
     if name in facts.aside:
@@ -105,6 +106,17 @@ def canonical(text: str) -> str:
     known = (*LISTED, *ENGINE_KNOBS)
     mean = did_you_mean(name, known)
     raise UsageError(f"--set {text}: there is no knob {name!r}", f"{mean}knobs: {', '.join(known)}")
+
+
+def front_end_knobs(text: str) -> tuple[str, ...]:
+    """The knobs of `--knobs NAME,NAME`, which no replay can try; none for an empty text."""
+    names = tuple(dict.fromkeys(canonical(each) for each in text.split(","))) if text.strip() else ()
+    for name in names:
+        if name not in FRONT_END:
+            raise UsageError(
+                f"--knobs {name} is no knob of the front end", f"it takes {', '.join(FRONT_END)}"
+            )
+    return names
 
 
 def read_value(name: str, text: object, facts: ModelFacts) -> Scalar:

@@ -7,10 +7,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+from msgspec import structs
+
 from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
-from kvtune.engine.resolve import check_engine, installed_for, resolve
+from kvtune.engine.resolve import api_servers, check_engine, installed_for, resolve
 from kvtune.errors import UsageError
 from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.workload.spec import DEFAULT_SPEC, build
@@ -32,6 +34,7 @@ def set_up(
     """The bench, its workload, and what is legal for the model."""
     version = check_engine()
     resolve(model, dummy=True, engine_args=engine_args)
+    api_servers(engine_args)
     workload = build(spec or DEFAULT_SPEC, seed=seed)
     block_size = flag_value(engine_args, "block-size")
     if block_size is not None and not block_size.isdigit():
@@ -61,6 +64,15 @@ def set_up(
         engine_on=engine_on,
     )
     return bench, workload, facts
+
+
+def behind_server(bench: Bench) -> Bench:
+    """The bench with `vllm serve` as the front end of all trials, of one API server where nothing says how many."""
+    if flag_value(bench.engine_args, "api-server-count") is not None:
+        return bench
+    flags = [*bench.engine_args, "--api-server-count", "1"]
+    api_servers(flags)
+    return structs.replace(bench, engine_args=flags)
 
 
 def workload_spec(workload: str, trace: Path | None) -> str:

@@ -25,6 +25,7 @@ SCHEDULING = (
     "max_num_seqs",
     "prefill_schedule_interval",
     "stream_interval",
+    "api_server_count",
     *TIER,
 )
 """Settings of vLLM that leave a model's KV specs as they are. A trial that sets another one builds them anew."""

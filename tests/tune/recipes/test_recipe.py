@@ -194,6 +194,11 @@ def test_export_is_quoted_data(tmp_path: Path) -> None:
         export(evil, tmp_path / "x")
 
 
+def test_an_exported_recipe_has_its_api_servers(tmp_path: Path) -> None:
+    config, _ = export(msgspec.structs.replace(RECIPE, engine={"api_server_count": 2}), tmp_path / "x")
+    assert "api-server-count: 2" in config.read_text().splitlines()
+
+
 @pytest.mark.parametrize(
     ("model", "named"),
     [("tiny-granite", True), ("gemma-3-4b", False), ("some/hub-model", True), ("./a folder", True)],

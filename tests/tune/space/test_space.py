@@ -13,7 +13,7 @@ from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
 from kvtune.tune.search import tuned_space
 from kvtune.tune.space.grid import build_space, choose, engine_only, grid, needs_tier, shown, size
-from kvtune.tune.space.knobs import GROUPS, candidates, canonical, read_value
+from kvtune.tune.space.knobs import GROUPS, candidates, canonical, front_end_knobs, read_value
 from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.tune.trials.flags import core_part, engine_part, flags_of, packing_failure
 
@@ -241,6 +241,24 @@ def test_how_many_tokens_a_caller_gets_at_once_is_a_knob_that_only_an_engine_can
     with pytest.raises(UsageError, match="is not legal"):
         read_value("stream_interval", "0", facts)
     assert "stream_interval" not in tuned_space(facts, {}, timed=True)  # a replay has no front end
+
+
+def test_the_number_of_api_servers_is_a_knob_that_only_an_engine_can_try() -> None:
+    facts = ModelFacts()
+    space = build_space([], ["api-server-count=1,2,4"], facts)
+    assert space["api_server_count"] == candidates("api_server_count", facts) == (1, 2, 4)
+    with pytest.raises(UsageError, match="api_server_count changes nothing in simulation"):
+        engine_only(space)
+    with pytest.raises(UsageError, match="is not legal"):
+        read_value("api_server_count", "0", facts)
+
+
+def test_the_knobs_of_a_front_end_are_named_or_refused_by_name() -> None:
+    assert front_end_knobs("") == ()
+    assert front_end_knobs("api-server-count, stream_interval") == ("api_server_count", "stream_interval")
+    with pytest.raises(UsageError, match="--knobs block_size is no knob of the front end") as caught:
+        front_end_knobs("stream_interval,block_size")
+    assert "api_server_count" in caught.value.hint
 
 
 def test_the_size_of_a_tier_is_a_knob_in_gib() -> None:

@@ -1,0 +1,84 @@
+"""`vllm serve` as a run starts it: `python -m kvtune.engine.front_end.api_servers MODEL FLAGS`. Becomes vLLM's server.
+
+Each process that vLLM spawns imports this module again as its main module, so each of several API servers has the same
+shape and says when it answers. In the work folder: CONFIG_FILE, the engine's configuration, and READY-PID for each API
+server.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import msgspec
+import uvicorn
+from vllm.engine.arg_utils import EngineArgs
+
+from kvtune.core.patches import PATCHES
+from kvtune.core.vllm_config import VllmConfig
+from kvtune.device.settings import DEVICE_FILE, TIMED, read_device
+from kvtune.device.shape import shape
+from kvtune.engine.flags import flag_value
+from kvtune.engine.front_end.config import describe_engine, jsonable
+from kvtune.engine.front_end.messages import CONFIG_FILE, READY, ServerConfig
+from kvtune.engine.serve import main as vllm_serve
+from kvtune.files import replacing
+from kvtune.probe.lifetime import die_with_parent
+from kvtune.probe.status import FRONT_END
+
+PART = "engine.front_end"
+
+
+def install(folder: Path) -> None:
+    """Shape each configuration that vLLM makes for the device in `folder`, if there is one, and write it there."""
+
+    def shaped(create: Callable[..., VllmConfig]) -> Callable[..., VllmConfig]:
+        def created(self: Any, *args: object, **options: object) -> VllmConfig:
+            config = create(self, *args, **options)
+            facts: dict[str, object] = {}
+            if (folder / DEVICE_FILE).exists():
+                device = read_device()
+                shape(config, device, asynchronous=self.async_scheduling is not False)
+                facts = {"device": TIMED, "device_name": device.name}
+            described = ServerConfig(
+                facts=jsonable(describe_engine(config)) | facts,
+                vocab_size=int(config.model_config.get_vocab_size()),
+            )
+            with replacing(folder / CONFIG_FILE) as part:
+                part.write_bytes(msgspec.json.encode(described))
+            return config
+
+        return created
+
+    PATCHES.wrap(PART, EngineArgs, "create_engine_config", shaped)
+
+
+def say_when_ready(folder: Path) -> None:
+    """An API server answers once uvicorn has started; /health answers as soon as the first of them does."""
+    startup = uvicorn.Server.startup
+
+    async def started(self: uvicorn.Server, sockets: list[socket] | None = None) -> None:
+        await startup(self, sockets)
+        (folder / f"{READY}{os.getpid()}").touch()
+
+    uvicorn.Server.startup = started
+
+
+def main() -> None:
+    die_with_parent(signal.SIGTERM)
+    if flag_value(sys.argv[1:], "api-server-count") == "1":
+        os.environ[FRONT_END] = str(os.getpid())
+    vllm_serve()
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    install(Path(os.environ["KVTUNE_RUN_DIR"]))
+    say_when_ready(Path(os.environ["KVTUNE_RUN_DIR"]))
+
+if __name__ == "__main__":
+    main()

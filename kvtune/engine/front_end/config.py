@@ -1,0 +1,81 @@
+"""vLLM's configuration: from flags, and as a run file describes it. In processes that have vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvtune.core.vllm_config import VllmConfig
+from kvtune.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+
+def parse_engine_args(arguments: list[str]) -> AsyncEngineArgs:
+    """vLLM's AsyncEngineArgs from its flags. UsageError with the parser's message where it refuses them."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> None:
+            raise UsageError(
+                f"vLLM refuses these engine arguments: {message}",
+                "after `--`, give flags of `vllm serve`",
+            )
+
+    parser = AsyncEngineArgs.add_cli_args(Parser(prog="vllm"))
+    # A flag of `vllm serve` alone, which a simulation has no use for.
+    parser.add_argument("--api-server-count", type=int)
+    return AsyncEngineArgs.from_cli_args(parser.parse_args(arguments))
+
+
+def describe_engine(config: VllmConfig) -> dict[str, object]:
+    """The engine's configuration as vLLM resolved it at start-up."""
+    import torch
+    import vllm
+    from vllm.platforms import current_platform
+
+    cache, scheduler, parallel, model = (
+        config.cache_config,
+        config.scheduler_config,
+        config.parallel_config,
+        config.model_config,
+    )
+    backend = parallel.distributed_executor_backend
+    executor = backend if isinstance(backend, str) else getattr(backend, "__name__", str(backend))
+    return {
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "device": str(current_platform.device_type),
+        "device_name": str(current_platform.get_device_name() or ""),
+        "executor": executor.rpartition(".")[2],
+        "block_size": int(cache.block_size),
+        "num_blocks": int(cache.num_gpu_blocks or 0),
+        "max_model_len": int(model.max_model_len),
+        "async_scheduling": bool(scheduler.async_scheduling),
+        "settings": {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "max_num_seqs": scheduler.max_num_seqs,
+            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            "prefill_schedule_interval": getattr(scheduler, "prefill_schedule_interval", None),
+            "stream_interval": scheduler.stream_interval,
+            "enable_prefix_caching": bool(cache.enable_prefix_caching),
+            "enable_chunked_prefill": bool(scheduler.enable_chunked_prefill),
+            "prefix_cache_retention_interval": getattr(cache, "prefix_cache_retention_interval", None),
+            "prefix_match_unit": getattr(cache, "prefix_match_unit", None),
+            "kv_cache_dtype": str(cache.cache_dtype),
+            "tensor_parallel_size": parallel.tensor_parallel_size,
+            "pipeline_parallel_size": parallel.pipeline_parallel_size,
+            "data_parallel_size": parallel.data_parallel_size,
+            "enforce_eager": bool(model.enforce_eager),
+        },
+        "model_config": model.hf_config.to_dict() if hasattr(model.hf_config, "to_dict") else {},
+    }
+
+
+def jsonable(facts: dict[str, object]) -> dict[str, object]:
+    """Values that JSON does not have (dtypes, enums) become text."""
+    plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(facts, enc_hook=str))
+    return plain

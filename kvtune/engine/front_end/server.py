@@ -1,0 +1,177 @@
+"""vLLM's own server as a run's front end: starts it, waits until each of its API servers answers, ends it. Host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+import msgspec
+
+from kvtune.engine.driver import RequestLog
+from kvtune.engine.flags import flag_value, with_flag
+from kvtune.engine.front_end.client import NAME, HttpDriver
+from kvtune.engine.front_end.messages import CONFIG_FILE, READY, ServerConfig
+from kvtune.engine.front_end.metrics import counters, pool
+from kvtune.engine.messages import COUNTS_FILE, LOG_FILE, HostPlan
+from kvtune.errors import UsageError
+from kvtune.files import replacing
+from kvtune.probe.process import kill_tree
+from kvtune.workload.types import Request, Workload
+
+LOOK_S = 0.1
+GRACE_S = 5.0
+ADDRESS = "127.0.0.1"
+WARM_UPS = 8
+"""Requests of the warm-up for each API server: vLLM gives a new one to the server that has fewest."""
+
+FLAGS = {
+    "host": ADDRESS,
+    "served-model-name": NAME,
+    "generation-config": "vllm",  # requests say all, as those that AsyncLLM gets
+    "disable-uvicorn-access-log": "",
+    "enable-prompt-tokens-details": "",
+}
+
+
+def command(plan: HostPlan, port: int) -> list[str]:
+    """`vllm serve` with the plan's flags, and those that a run wants of it."""
+    model = flag_value(plan.vllm_args, "model") or plan.model
+    words = with_flag(plan.vllm_args, "model", None)
+    flags: dict[str, str | int] = {**FLAGS, "port": port, "api-server-count": plan.api_servers}
+    for name, value in flags.items():
+        words = with_flag(words, name, value)
+    return [sys.executable, "-m", "kvtune.engine.front_end.api_servers", model, *words]
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind((ADDRESS, 0))
+        return int(taken.getsockname()[1])
+
+
+def allow_files() -> None:
+    """As many open connections as the machine allows; the server does the same."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Server:
+    """`vllm serve` in a process of its own, with its API servers and EngineCore below it."""
+
+    def __init__(self, plan: HostPlan, folder: Path) -> None:
+        port = free_port()
+        allow_files()
+        self._servers = plan.api_servers
+        self._folder = folder
+        self._base = f"http://{ADDRESS}:{port}"
+        self._process = subprocess.Popen(
+            command(plan, port),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"},  # with it, /reset_prefix_cache
+        )
+        self._config = ServerConfig({}, 0)
+        self._before: dict[str, float] = {}
+        self.facts: dict[str, object] = {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
+
+    @classmethod
+    async def started(cls, plan: HostPlan, folder: Path, fits: Callable[[int], None]) -> Self:
+        """`fits` is asked for the longest request as soon as vLLM has read the model's configuration."""
+        server = cls(plan, folder)
+        try:
+            await server._until(lambda: (folder / CONFIG_FILE).exists())
+            server._config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=ServerConfig)
+            fits(int(str(server._config.facts["max_model_len"])))
+            await server._until(lambda: len(list(folder.glob(f"{READY}*"))) >= plan.api_servers)
+            server.facts = {**server._config.facts, **pool(await server._metrics())}
+            settings = server.facts["settings"]
+            assert isinstance(settings, dict)
+            settings["api_server_count"] = plan.api_servers
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    @property
+    def errored(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def dead_error(self) -> BaseException:
+        code = self._process.poll()
+        if code == 2:  # the parser's
+            return UsageError(
+                f"vLLM refuses these flags: {self._refusal()}", "after `--`, give flags of `vllm serve`"
+            )
+        return RuntimeError(f"vLLM's server ended with exit code {code}")
+
+    def warm_up(self, workload: Workload) -> Workload:
+        """The same requests often enough that each API server has some."""
+        requests: list[Request] = []
+        for copy in range(WARM_UPS * self._servers):
+            requests += [replace(request, id=f"{request.id}-{copy}") for request in workload.requests]
+        return replace(workload, requests=tuple(requests), concurrency=len(requests))
+
+    def driver(self, workload: Workload, log: RequestLog) -> HttpDriver:
+        return HttpDriver(self._session, self._base, workload, self._config.vocab_size, log)
+
+    async def forget(self) -> None:
+        async with self._session.post(f"{self._base}/reset_prefix_cache?reset_external=true") as answer:
+            answer.raise_for_status()
+
+    async def begin(self) -> None:
+        self._before = counters(await self._metrics())
+
+    def keep(self) -> None:
+        """The server keeps its own counts; a client that asks for them takes its time."""
+
+    async def end(self) -> None:
+        with suppress(aiohttp.ClientError):  # the server died: the run has no counters
+            await asyncio.sleep(LOOK_S)  # a step's statistics come after its tokens
+            counted = counters(await self._metrics())
+            difference = {name: value - self._before.get(name, 0.0) for name, value in counted.items()}
+            with replacing(self._folder / COUNTS_FILE) as part:
+                part.write_text(json.dumps({"counters": difference, "preemptions": {}}))
+
+    def died(self) -> dict[str, int]:
+        code = self._process.poll()
+        return {} if code is None else {"vllm serve": code}
+
+    async def close(self) -> None:
+        await self._session.close()
+        kill_tree(self._process.pid, GRACE_S)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=GRACE_S)
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            if self.errored:
+                raise self.dead_error
+            await asyncio.sleep(LOOK_S)
+
+    async def _metrics(self) -> str:
+        async with self._session.get(f"{self._base}/metrics") as answer:
+            answer.raise_for_status()
+            text: str = await answer.text()
+            return text
+
+    def _refusal(self) -> str:
+        log = self._folder / LOG_FILE
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        said = [line.partition("error: ")[2] for line in lines if "error: " in line]
+        return said[-1] if said else "its parser ended with exit code 2"

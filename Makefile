@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test test-both check lint unit long evidence gpu gemma pythons versions coverage stress vllm-tests bench policies offload docs clean
+.PHONY: help setup setup-test profile test test-both check lint unit long evidence gpu gemma pythons versions coverage stress soak vllm-tests bench policies offload docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,12 @@ coverage:  ## lines of kvtune/ that the tests without an engine run (installs py
 
 stress: setup-test  ## the pool's state machine against vLLM's own pool, at least 100k operations
 	KVTUNE_STRESS=1 $(BIN)/python -m pytest tests/core -k machine
+
+MINUTES ?= 60
+SEED ?= 0
+
+soak: setup-test  ## served engines through seeded trouble, MINUTES=60 of each of three models, SEED=0; failures in reports/soak
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 vllm-tests: setup-test  ## vLLM's own tests of its core and its output processor (fetches its source), with stock and with kvtune's core
 	$(BIN)/python tests/contracts/vllm_own.py

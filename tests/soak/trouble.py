@@ -24,8 +24,9 @@ first token; is `slow`: reads an event, then waits; is `stuck`: reads one event,
 Special = Literal[
     "", "logprobs", "stop", "json", "choices", "sampled", "too long", "no tokens", "unknown model"
 ]
-"""`choices`: n = 3, sampled with a seed; the last three are errors."""
+"""`choices`: n = 3, sampled; the last three are errors."""
 
+SAMPLED = ("choices", "sampled")
 ERRORS = ("too long", "no tokens", "unknown model")
 
 FaultKind = Literal["reset", "pause", "clock", "py-spy"]
@@ -57,7 +58,7 @@ class Ask:
 
     @property
     def greedy(self) -> bool:
-        return self.special not in ("choices", "sampled", *ERRORS)
+        return self.special not in (*SAMPLED, *ERRORS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,55 @@
+"""Three minutes of a soak on real servers hold; planted defects do not stay hidden for five."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtune.run.file import read_run
+from tests.soak.servers import POOLS
+
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(2400)]
+
+
+def soak(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.soak", *arguments, "-o", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+@pytest.mark.parametrize("model", POOLS)
+def test_a_minute_of_trouble_holds(model: str, tmp_path: Path) -> None:
+    done = soak(tmp_path, "--minutes", "1", "--model", model)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "fault SIGTERM | 3 |" in done.stdout, "three servers were stopped in the middle of a round"
+    assert "recorded |" in done.stdout and "preemptions, kvtune |" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("plant", "kinds"),
+    [
+        ("freed twice", {"died", "answer"}),
+        ("kept after abort", {"left behind"}),
+        ("wrong token", {"wrong token"}),
+        ("leaked handle", {"leak"}),
+    ],
+)
+def test_a_planted_defect_is_found_within_five_minutes(plant: str, kinds: set[str], tmp_path: Path) -> None:
+    done = soak(
+        tmp_path, *("--minutes", "5", "--model", "tiny-llama", "--plant", plant, "--shrink-minutes", "0")
+    )
+    assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
+    folder = tmp_path / "tiny-llama-0"
+    failure = json.loads((folder / "failure.json").read_text())
+    assert {finding["kind"] for finding in failure["findings"]} <= kinds, failure["findings"]
+    assert failure["plant"] == plant and failure["round"]["asks"]
+    assert len(read_run(folder / "failure.kvrun").table("steps")["step_us"]) > 10
+    assert "EngineCore" in (folder / "kvtune.log").read_text()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtune.analysis.comparison.compare import Figure, judged
+from kvtune.analysis.comparison.compare import Figure, judged, value_at
 from kvtune.analysis.comparison.measures import Measure
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.study import Bench, Role, Settings, Trial
@@ -135,7 +135,7 @@ def confirm(
 
 def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> Confirmed:
     """The outcome of a confirmation, by intervals over whole runs. Pure."""
-    drift = _drift(baseline)
+    drift = _drift(baseline, "ttft_ms.mean")
     alive = [side for side in finalists if side.runs and not side.failed]
     if not alive:
         why = "no finalist ran on the engine" + (f": {finalists[0].failed}" if finalists else "")
@@ -147,23 +147,28 @@ def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) ->
     verdicts = {f.path: f for f in figures}
     decisive = [verdicts[o.judged] for o in by.all if o.judged in verdicts]
     better = [f for f in decisive if f.verdict == "better"]
-    timed = {o.judged for o in by.all if o.timed}
+    drifts = {o.judged: _drift(baseline, o.drift_path) for o in by.all if o.timed}
     winner: Contender | None = None
     if any(f.verdict == "worse" for f in decisive):
         why = f"the best finalist was worse than stock in {name}"
     elif not better:
         why = f"no difference in {name} was shown between stock and the best finalist"
-    elif drift is not None and all(
-        f.path in timed and f.relative is not None and abs(drift) >= abs(f.relative) for f in better
-    ):
-        why = (
-            f"the machine drifted by {100 * drift:+.1f} % meanwhile, as much as the difference: measure again"
-        )
+    elif all(_only_drift(f, drifts.get(f.path)) for f in better):
+        drifted = max((drifts[f.path] or 0.0 for f in better), key=abs)
+        why = f"the machine drifted by {100 * drifted:+.1f} % meanwhile, as much as the difference: measure again"
     else:
         gained = ", ".join(o.text for o in by.all if o.judged in {f.path for f in better})
         beside = ", worse in none" if by.beside else ""
         winner, why = leader, f"better than stock in {gained}{beside} with 95 % confidence"
     return Confirmed(baseline, tuple(finalists), leader, winner, figures, drift, why)
+
+
+def outcome_text(confirmed: Confirmed, by: Objective) -> str:
+    """What the confirmation came to, as a verdict says it."""
+    if confirmed.winner is None:
+        return f"no winner: {confirmed.why}"
+    figure = next(f for f in confirmed.figures if f.path == by.judged)
+    return f"{by.text} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
 
 
 def figures_of(baseline: Contender, side: Contender, by: Objective) -> tuple[Figure, ...]:
@@ -206,8 +211,21 @@ def _mean(side: Contender, by: Objective) -> float:
     return sum(scores) / len(scores) if scores else float("-inf")
 
 
-def _drift(baseline: Contender) -> float | None:
-    times = [t.summary.get("ttft_ms", {}).get("mean") for t in baseline.trials if t.state == "complete"]
-    if len(times) < 2 or not times[0] or not times[-1]:
+def _only_drift(figure: Figure, drift: float | None) -> bool:
+    """Whether the machine drifted by as much as the figure differs."""
+    return drift is not None and figure.relative is not None and abs(drift) >= abs(figure.relative)
+
+
+def _drift(baseline: Contender, path: str) -> float | None:
+    """Relative change of a figure from stock's first run to its last; None where one of them has none."""
+    values = [_value(t, path) for t in baseline.trials if t.state == "complete"]
+    if len(values) < 2 or not values[0] or not values[-1]:
         return None
-    return float(times[-1] / times[0] - 1)
+    return values[-1] / values[0] - 1
+
+
+def _value(trial: Trial, path: str) -> float | None:
+    try:
+        return value_at(trial.summary, path)
+    except KeyError:
+        return None

@@ -13,7 +13,7 @@ from msgspec import structs
 from kvtune.analysis.study import Bench, EngineRuns, Finalist, Kind, Place, StudyView, Trial, Verdict
 from kvtune.engine.flags import without_overridden
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.tune.confirm import Contender, figures_of, judge
+from kvtune.tune.confirm import Contender, figures_of, judge, outcome_text
 from kvtune.tune.effects import effects
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
@@ -35,11 +35,17 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class _Confirmation:
-    """What the engine runs of a search showed. `drift`: of stock's first-token time, from its first run to its last."""
+    """What the engine runs of a search showed. `drift`: of stock's first-token time, from its first run to its last.
+
+    `best`, `baseline`: the last run of the winner, or else of what came nearest, and of stock; `text`: the verdict's.
+    """
 
     winner: bool = False
     why: str = ""
     drift: float | None = None
+    best: Trial | None = None
+    baseline: Trial | None = None
+    text: str = ""
 
 
 class _Numbered(msgspec.Struct, frozen=True):
@@ -124,9 +130,12 @@ def view(
     if study.kind != "tune":
         confirmation = None
     if confirmation is not None:
-        shown = confirmation.winner
+        shown, text_of = confirmation.winner, confirmation.text or outcome.verdict.text
         outcome = structs.replace(
-            outcome, verdict=structs.replace(outcome.verdict, winner=shown, confirmed=shown)
+            outcome,
+            best=confirmation.best or outcome.best,
+            baseline=confirmation.baseline or outcome.baseline,
+            verdict=structs.replace(outcome.verdict, winner=shown, confirmed=shown, text=text_of),
         )
     return StudyView(
         bench=study.bench,
@@ -173,11 +182,17 @@ def _engine_runs(
         rows.append(_row(side, stock, by))
     if all(side.runs for side in (stock, *repeated)):
         judged = judge(stock, repeated, by)
-        return tuple(rows), _Confirmation(judged.winner is not None, judged.why, judged.drift)
+        best = judged.leader.trials[-1] if judged.leader is not None else None
+        said = outcome_text(judged, by)
+        won = judged.winner is not None
+        return tuple(rows), _Confirmation(won, judged.why, judged.drift, best, stock.trials[-1], said)
     if saved is not None and saved.finalists:
         drift = saved.verdict.drift_ttft
         filled = _with_saved_figures(rows, saved, by)
-        return tuple(filled), _Confirmation(saved.verdict.winner, drift=drift or None)
+        numbers = [n for f in saved.finalists if f.winner for n in f.trials]
+        best = next((t for t in reversed(trials) if t.number in numbers), None)
+        said = saved.verdict.text
+        return tuple(filled), _Confirmation(saved.verdict.winner, drift=drift or None, best=best, text=said)
     why = "run files of the finalists are gone, so no interval can be given again"
     return tuple(rows), _Confirmation(why=why)
 

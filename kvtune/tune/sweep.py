@@ -139,7 +139,7 @@ def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
         baseline=baseline,
         pareto=tuple(t.number for t in front(at_place, axes(by))),
         verdict=verdict(leader, baseline, by, place),
-        notes=tuple(filter(None, (why, price_note(by), *notes(trials)))),
+        notes=tuple(filter(None, (why, price_note(by), *(notes(trials) if by.replayed else ())))),
         tier_curves=tier_curves(trials, place),
     )
 

@@ -17,7 +17,7 @@ from kvtune.engine.offload_flags import tier_given
 from kvtune.errors import KvtuneError
 from kvtune.recipe import write_recipe
 from kvtune.tune import guard
-from kvtune.tune.confirm import Bout, Confirmed, Contender, confirm, figures_of
+from kvtune.tune.confirm import Bout, Confirmed, Contender, confirm, figures_of, outcome_text
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, front, price_note
 from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
@@ -240,17 +240,13 @@ def simulated_result(
 
 def _engine_result(journal: StudyJournal, confirmed: Confirmed, by: Objective, recipe: Path) -> StudyResult:
     won = confirmed.winner is not None
-    text = f"no winner: {confirmed.why}"
-    if won:
-        figure = next(f for f in confirmed.figures if f.path == by.judged)
-        text = f"{by.text} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
     verdict = Verdict(
         winner=won,
         confirmed=won,
         objective=by.name,
         objectives=by.texts,
         on="engine",
-        text=text,
+        text=outcome_text(confirmed, by),
         drift_ttft=confirmed.drift,
         engine_runs={
             "baseline": len(confirmed.baseline.runs),
@@ -285,7 +281,7 @@ def _result(
         pareto=tuple(t.number for t in front([t for t in trials if t.on == verdict.on], axes(by))),
         verdict=verdict,
         recipe=str(recipe) if recipe else None,
-        notes=tuple(filter(None, (price_note(by), *notes(trials)))),
+        notes=tuple(filter(None, (price_note(by), *(notes(trials) if by.replayed else ())))),
         tier_curves=tier_curves(trials, "sim"),
     )
 

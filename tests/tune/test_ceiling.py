@@ -15,11 +15,15 @@ from kvtune.analysis.study import Bench, Settings, StudyResult, Trial
 from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
 from kvtune.recipe import read_recipe
+from kvtune.report.pages.study import next_step, study_page
 from kvtune.tune import confirm
+from kvtune.tune import study as studies
 from kvtune.tune import tune as tuning
+from kvtune.tune.confirm import Contender
 from kvtune.tune.objective import objective
 from kvtune.tune.search import SearchSettings
 from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.study import read_study
 from kvtune.tune.trials.bench import behind_server
 from kvtune.tune.trials.flags import flags_of
 from kvtune.tune.trials.journal import StudyJournal
@@ -28,6 +32,10 @@ from kvtune.workload.spec import build
 
 TOKENS_S = {"stock": 40_000.0, 1: 100_000.0, 4: 300_000.0, 16: 900_000.0}
 """The ceiling by stream interval."""
+
+
+TTFT_MS: dict[int, float] = {}
+"""By the number of the trial, where a test says so; else 10."""
 
 
 def compared(a: Sequence[Any], b: Sequence[Any]) -> Comparison:
@@ -57,7 +65,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         tokens_s = TOKENS_S["stock" if how["stock"] else int(settings.get("stream_interval", 1))]
         servers = flag_value(flags_of(bench, settings), "api-server-count")
         tokens_s *= {None: 1.0, "1": 0.5, "2": 0.9, "4": 0.8}[servers]
-        summary = {"engine": {"device": "timed"}, "ttft_ms": {"mean": 10.0}}
+        summary = {"engine": {"device": "timed"}, "ttft_ms": {"mean": TTFT_MS.get(number, 10.0)}}
         if bench.engine_on == "host":
             summary["ceiling"] = {"tokens_s": tokens_s * (1.0 + 0.01 * (number % 3))}
         trial = Trial(
@@ -157,3 +165,37 @@ def test_api_servers_that_a_flag_gives_are_stocks(tmp_path: Path, tried: list[Se
     recipe = read_recipe(tmp_path / "recipe.toml")
     assert recipe.engine == {"stream_interval": 16, "api_server_count": 2}
     assert recipe.evidence["engine_args"] == ["--api-server-count", "4"]
+
+
+def test_a_machine_that_got_faster_meanwhile_does_not_hide_a_higher_ceiling(
+    tmp_path: Path, tried: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ceiling is CPU time. Stock's first run waited for a busy machine: its first tokens came late."""
+    monkeypatch.setitem(TTFT_MS, 0, 10_000.0)
+    result = tuned(tmp_path)
+    assert result.verdict.drift_ttft is not None and result.verdict.drift_ttft < -0.99
+    assert result.verdict.confirmed, result.verdict.text
+
+
+def test_the_page_of_a_search_names_the_winner_and_not_its_best_single_run(
+    tmp_path: Path, tried: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run of an interval of 4 was by chance better than any of the winner's."""
+    result = tuned(tmp_path)
+    study = read_study(tmp_path / "study.jsonl")
+    lucky = next(t for t in study.trials if t.settings == {"stream_interval": 4})
+    lucky.summary["ceiling"]["tokens_s"] = 950_000.0
+
+    def read_runs(side: Contender) -> None:
+        side.runs.extend(SimpleNamespace(summary=t.summary) for t in side.trials)  # type: ignore[misc]
+
+    monkeypatch.setattr(studies, "_read_runs", read_runs)
+    shown = studies.view(study, objective("ceiling"), tmp_path / "recipe.toml")
+    assert shown.result.best is not None and shown.result.best.settings == {"stream_interval": 16}
+    assert shown.result.verdict.confirmed and result.verdict.confirmed
+    assert (
+        "with 95 % confidence" in shown.result.verdict.text
+        and "not repeated" not in shown.result.verdict.text
+    )
+    assert next_step(shown)[1] == "kvtune recipe verify recipe.toml"
+    assert "kvtune serve" not in study_page(shown), "no server runs on a device that only takes time"

@@ -150,6 +150,11 @@ def _words(study: StudyView, by: str) -> tuple[str, str, str]:
         )
     if study.why:
         result += f" {_capitalized(study.why)}."
+    if study.result.recipe and bench.engine_on == "host":
+        advice = (
+            "Verify the recipe below: it is for the device that only takes time, and no server runs on that."
+        )
+        return result, advice, _command("recipe", "verify", PurePath(study.result.recipe).name)
     if study.result.recipe:
         return result, "Serve the model with the recipe below.", _serve(bench.model, study.result.recipe)
     if not verdict.winner:
@@ -218,6 +223,8 @@ def _use(study: StudyView) -> Section | None:
         ("For plain vLLM: a configuration and its environment", _command("recipe", "export", name, "-o", "served")),
         ("and then", f"source served/env.sh && vllm serve {shlex.quote(model)} --config served/config.yaml"),
     ]  # fmt: skip
+    if study.bench.engine_on == "host":  # no server runs on a device that only takes time
+        commands = commands[1:2]
     lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     return Section(
         "recipe", "The recipe", lead, "recipe.html", {"text": study.recipe_text, "commands": commands}

@@ -79,7 +79,7 @@ def show(
 @recipe.command()
 def verify(
     name: Name,
-    rounds: Annotated[int, typer.Option(min=2, help="Engine runs of stock and of the recipe.")] = 2,
+    rounds: Annotated[int, typer.Option(min=2, help="Engine runs of stock and of the recipe, at most.")] = 4,
     anyway: options.Anyway = False,
     output: options.Output = REPORTS,
     json: options.Json = False,

@@ -96,8 +96,9 @@ class StepProbe:
                 self.offload = OffloadWatch(scheduler.connector, monotonic_ns)
         except Exception as error:
             self.offload_failed = f"{type(error).__name__}: {error}"
-        # The class is looked up at each call: the core may change it after this.
+        # The class is looked up at each call: the core may change it after this. The audit is on the instance already.
         kind, collector = type, self._collector
+        audited = vars(scheduler).get("update_from_output")
 
         def timed_schedule(*args: object, **kwargs: object) -> SchedulerOutput:
             made = collector.counted + get_count()[0]
@@ -119,7 +120,11 @@ class StepProbe:
                 self._notify("output_is_in")
             made = collector.counted + get_count()[0]
             start = monotonic_ns()
-            result: object = kind(scheduler).update_from_output(scheduler, output, *args, **kwargs)
+            result: object = (
+                audited(output, *args, **kwargs)
+                if audited is not None
+                else kind(scheduler).update_from_output(scheduler, output, *args, **kwargs)
+            )
             end = monotonic_ns()
             turns = self._turns
             turns.update_ns += end - start

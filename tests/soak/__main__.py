@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--shrink-minutes", type=float, default=15.0)
     parser.add_argument("-o", "--output", type=Path, default=Path("reports/soak"))
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the servers end with us
     if options.again:
         return failure.again(options.again)
     for model in options.model or POOLS:

@@ -50,7 +50,7 @@ def complete(ask: Ask, answer: Answer) -> list[Finding]:
         made = sum(len(each) for each in answer.tokens)
         if answer.usage != made:
             wrong.append(f"usage says {answer.usage} tokens, {made} came")
-        if ask.special == "" and made != ask.output:
+        if ask.special == "" and made != ask.output and answer.finish != [["abort"]]:
             wrong.append(f"{made} of {ask.output} tokens")
         if ask.special == "logprobs" and answer.logprobs != made:
             wrong.append(f"{answer.logprobs} logprobs for {made} tokens")

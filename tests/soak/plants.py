@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-FREES = 400
+FREES = 150
 ROWS, FIRST_ROW = 100_000, 10_000
 
 
 def freed_twice(engine_core: Any) -> None:
-    """One block of each 400th call is freed again."""
+    """One block of each 150th call is freed again."""
     pool = engine_core.scheduler.kv_cache_manager.block_pool
     free, calls = pool.free_blocks, 0
 

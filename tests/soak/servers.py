@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic, monotonic_ns, sleep
 
@@ -20,6 +21,7 @@ import aiohttp
 import psutil
 
 from kvtune.engine.sockets import socket_folder
+from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.process import ProcessSampler, shared_memory_files
 from tests.engine.serving import environment, wait_until_up
 from tests.living import living
@@ -164,6 +166,7 @@ def server(core: str, kind: Kind, folder: Path) -> Iterator[Server]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),
             cwd=ROOT,
             env={**os.environ, **variables, **sockets},
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,9 @@ pytest.importorskip("vllm")
 from kvtune.core import state
 from kvtune.core.cache import audit
 from kvtune.core.settings import CoreSettings, parse
+from kvtune.probe.gc import CollectorProbe
+from kvtune.probe.ring import Ring
+from kvtune.probe.steps import StepProbe
 from tests.core.pool_rig import BOTH, SETTINGS, SHAPES, Engine, tokens
 
 pytestmark = pytest.mark.vllm
@@ -74,3 +78,14 @@ def test_audit_after_each_step_is_counted_and_can_stop(
     monkeypatch.setenv("KVTUNE_AUDIT", "raise")
     with pytest.raises(KvtuneError, match="audit: "):
         engine.step()
+
+
+def test_the_audit_goes_on_where_the_probe_times_the_scheduler_too(tmp_path: Path) -> None:
+    """As in an engine with both: the core's plugin comes first, then the probe's."""
+    engine = Engine(SHAPES["hybrid"], CoreSettings())
+    audit.watch(engine.scheduler)
+    ring = Ring(tmp_path / "ring.bin")
+    StepProbe(ring, collector=CollectorProbe(ring)).wrap_scheduler(engine.scheduler)
+    before = state.state()["counters"].get("audits", 0)
+    engine.serve(tokens(1, 60))
+    assert state.state()["counters"]["audits"] > before + 3

@@ -20,7 +20,7 @@ from kvtune.workload.spec import build
 from tests.engine.serving import tokenizer_in
 from tests.soak.judge import Finding
 from tests.soak.run import Failed, play_of, replay
-from tests.soak.servers import Kind, Server
+from tests.soak.servers import Kind
 from tests.soak.shrink import shrink
 from tests.soak.trouble import Ask, Round
 
@@ -30,14 +30,15 @@ Say = Callable[[str], None]
 
 def keep(failed: Failed, seed: int, folder: Path, output: Path, minutes: float, say: Say) -> None:
     """Write the failure into `output`, then shrink its round for so many minutes."""
-    output.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(output, ignore_errors=True)  # an earlier failure of this model and seed
+    output.mkdir(parents=True)
     for each in failed.servers:
         shutil.copy(each.log, output / f"{each.core}.log")
-    if (trace := failed.kind.trace) is not None and trace.exists():
-        shutil.copy(trace, output / "trace.jsonl")
-    _write_run(failed.servers[0], failed, output)
+    (output / "trace.jsonl").write_bytes(failed.trace)
     _write(failed, seed, failed.trouble, output)
-    say(f"kept in {output}: failure.json, the servers' logs, a run file")
+    if failed.trace:
+        _write_run(failed, output)
+    say(f"kept in {output}: {', '.join(sorted(each.name for each in output.iterdir()))}")
     if not failed.trouble.asks or not minutes:
         return
     end = monotonic() + 60.0 * minutes
@@ -91,12 +92,10 @@ def _write(failed: Failed, seed: int, round_: Round, output: Path) -> None:
     (output / "failure.json").write_text(json.dumps(data, indent=1))
 
 
-def _write_run(server: Server, failed: Failed, output: Path) -> None:
+def _write_run(failed: Failed, output: Path) -> None:
     """A partial run of the core's server: steps, collections, pool and memory; its load is what was recorded."""
-    trace = failed.kind.trace
-    if trace is None or not trace.exists() or not trace.stat().st_size:
-        return
-    workload = build(f"trace:path={trace},sort=1", seed=0)
+    server = failed.servers[0]
+    workload = build(f"trace:path={output / 'trace.jsonl'},sort=1", seed=0)
     outcome = HostOutcome(
         "", server.since_ns, start_ns=server.since_ns, end_ns=monotonic_ns(), sampler=server.sampler
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import subprocess
 import tempfile
 from collections import Counter
@@ -28,6 +29,7 @@ TIE = {"tiny-llama": 1e-3, "tiny-gemma3": 1e-3, "tiny-qwen3next": 5e-2}
 """Nats between two tokens that rounding may turn round. tiny-qwen3next computes its states in bfloat16."""
 IDLE_S = 30.0
 FULL_DISK = "8k"
+FATAL = re.compile(r"\((EngineCore|Worker)\b.*ERROR.*\b\w*Error: ")
 Say = Callable[[str], None]
 
 
@@ -51,6 +53,8 @@ class Failed(Exception):
     ) -> None:
         super().__init__("\n".join(f"{each.kind}: {each.text}" for each in findings))
         self.findings, self.kind, self.trouble, self.servers = list(findings), kind, trouble, list(servers)
+        trace = kind.trace
+        self.trace = trace.read_bytes() if trace is not None and trace.exists() else b""  # its disk may go
 
 
 @dataclass(slots=True)
@@ -198,11 +202,12 @@ class _Epoch:
         return left
 
     def _alive(self) -> list[Finding]:
-        """One finding where a server has gone, with what it said last."""
+        """One finding where a server has gone, with the first error of the process that ended it."""
         for each in self.servers:
             if not each.up:
-                tail = "\n".join(each.log.read_text(errors="replace").splitlines()[-30:])
-                return [Finding("died", f"the server with {each.core} has ended:\n{tail}")]
+                log = each.log.read_text(errors="replace").splitlines()
+                why = next((line for line in log if FATAL.search(line)), "\n".join(log[-20:]))
+                return [Finding("died", f"the server with {each.core} has ended: {why}")]
         return []
 
     async def _judged(self, round_: Round, answers: Sequence[Answers]) -> list[Finding]:
@@ -217,9 +222,11 @@ class _Epoch:
                     text = f"token {len(parted.common)} is {parted.core}, stock's {parted.stock}, by {margin:.3g} nats"
                     findings.append(Finding("wrong token", f"request {ask.number}: {text}", (ask.number,)))
                 self.report.counts["ties"] += 1
-        if findings and all("broken" in each.text for each in findings) and not self._alive():
-            await asyncio.sleep(2.0)  # EngineCore has died; the API server is about to
-            findings = self._alive() or findings
+        if any(
+            answer.status == 500 or answer.ended == "broken" for side in answers for answer in side.values()
+        ):
+            await asyncio.sleep(3.0)  # if EngineCore has died, the API server is about to
+            findings = self._alive() + findings
         return findings
 
     def _count(self, round_: Round, answers: Sequence[Answers]) -> None:

@@ -68,8 +68,8 @@ def table(report: Report) -> str:
         for name, each in report.p99.items()
         if each is not None
     ]
-    head = [f"{report.model}, seed {report.seed} | ", "---|---"]
-    return "\n".join(f"| {row} |" for row in (*head, *rows))
+    head = [f"| {report.model}, seed {report.seed} | |", "|---|---|"]
+    return "\n".join([*head, *(f"| {row} |" for row in rows)])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -25,8 +26,10 @@ from tests.soak.play import LAST_ROUND_S, Answers, Players, http
 from tests.soak.servers import PROCESSES, SIDES, Kind, Server, servers
 from tests.soak.trouble import SAMPLED, Ask, Round, trouble
 
-TIE = {"tiny-llama": 1e-3, "tiny-gemma3": 1e-3, "tiny-qwen3next": 5e-2}
-"""Nats between two tokens that rounding may turn round. tiny-qwen3next computes its states in bfloat16."""
+TIE = {"tiny-llama": 1e-3, "tiny-gemma3": 1e-3, "tiny-qwen3next": inf}
+"""Nats between two tokens that rounding may turn round. tiny-qwen3next computes in bfloat16: stock parts from stock."""
+MOST_PARTED = 0.15
+"""Share of greedy answers that may part for rounding. Two stock servers with tiny-qwen3next parted in 36 of 692."""
 IDLE_S = 30.0
 FULL_DISK = "8k"
 FATAL = re.compile(r"\((EngineCore|Worker)\b.*ERROR.*\b\w*Error: ")
@@ -234,6 +237,7 @@ class _Epoch:
         for ask in round_.asks:
             answer = answers[0][ask.number]
             counts["requests"] += 1
+            counts["greedy"] += ask.greedy
             counts[answer.ended] += 1
             counts["tokens"] += sum(map(len, answer.tokens))
             if answer.ended == "answered":
@@ -303,6 +307,9 @@ class _Epoch:
                         text = f"{process}: {measure} grow by {found.value:.0f} bytes a request"
                         findings.append(Finding("growth", f"{text} ({found.low:.0f} to {found.high:.0f})"))
             self.report.p99[name] = judge.p99_ratio([each[side] for each in self.gaps])
+        parted, greedy = self.report.counts["ties"], self.report.counts["greedy"]
+        if parted > MOST_PARTED * greedy:
+            findings.append(Finding("wrong token", f"{parted} of {greedy} greedy answers part from stock's"))
         ours, theirs = self.report.p99["kvtune"], self.report.p99["stock"]
         if ours and theirs and ours[1] > max(1.0, theirs[2]):
             text = (

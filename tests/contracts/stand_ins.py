@@ -16,7 +16,7 @@ def put_configs(home: Path) -> None:
     from transformers import OPTConfig
 
     config = OPTConfig(architectures=["OPTForCausalLM"], dtype="float16").to_dict()
-    (_snapshot(home, "facebook/opt-125m") / "config.json").write_text(json.dumps(config))
+    (snapshot_of(home, "facebook/opt-125m") / "config.json").write_text(json.dumps(config))
 
 
 def put_tokenizer(home: Path, name: str, prose: list[str]) -> None:
@@ -35,7 +35,7 @@ def put_tokenizer(home: Path, name: str, prose: list[str]) -> None:
     names = [SPECIAL.get(number, f"<|reserved {number}|>") for number in range(SPECIAL_FROM, 128_256)]
     tokenizer.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in names])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[128_001])
-    folder = _snapshot(home, name)
+    folder = snapshot_of(home, name)
     fast.save_pretrained(str(folder))
     LlamaConfig(
         architectures=["LlamaForCausalLM"],
@@ -48,11 +48,11 @@ def put_tokenizer(home: Path, name: str, prose: list[str]) -> None:
     ).save_pretrained(str(folder))
 
 
-def _snapshot(home: Path, name: str) -> Path:
+def snapshot_of(home: Path, name: str) -> Path:
     """The folder of a model in a hub's cache."""
     folder = home / "hub" / f"models--{name.replace('/', '--')}"
     snapshot = folder / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (folder / "refs").mkdir()
+    snapshot.mkdir(parents=True, exist_ok=True)
+    (folder / "refs").mkdir(exist_ok=True)
     (folder / "refs" / "main").write_text("0" * 40)
     return snapshot

@@ -45,7 +45,7 @@ def main() -> int:
                 )
             except Failed as failed:
                 print(f"{model}: {failed}", flush=True)
-                failure.keep(failed, options.seed, Path(folder), output, options.shrink_minutes, _say(model))
+                failure.keep(failed, options.seed, output, options.shrink_minutes, _say(model))
                 return 1
         print(table(report), flush=True)
     return 0

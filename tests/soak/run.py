@@ -31,6 +31,8 @@ TIE = {"tiny-llama": 1e-3, "tiny-gemma3": 1e-3, "tiny-qwen3next": inf}
 MOST_PARTED = 0.15
 """Share of greedy answers that may part for rounding. Two stock servers with tiny-qwen3next parted in 36 of 692."""
 IDLE_S = 30.0
+REMEMBERED = 2
+"""Rounds before one that fails, which may be what it needs."""
 FULL_DISK = "8k"
 FATAL = re.compile(r"\((EngineCore|Worker)\b.*ERROR.*\b\w*Error: ")
 Say = Callable[[str], None]
@@ -49,13 +51,18 @@ EPOCHS = (Epoch(0.1, full_disk=True), Epoch(0.2, speculate=True), Epoch(0.7))
 
 
 class Failed(Exception):
-    """Something does not hold. `kind`, `trouble`: the servers and the round to see it again with."""
+    """Something does not hold. `kind`, `rounds`: the servers and the last rounds they went through; [] if all count."""
 
     def __init__(
-        self, findings: Sequence[Finding], kind: Kind, trouble: Round, servers: Sequence[Server]
+        self, findings: Sequence[Finding], kind: Kind, rounds: Sequence[Round], servers: Sequence[Server]
     ) -> None:
         super().__init__("\n".join(f"{each.kind}: {each.text}" for each in findings))
-        self.findings, self.kind, self.trouble, self.servers = list(findings), kind, trouble, list(servers)
+        self.findings, self.kind, self.rounds, self.servers = (
+            list(findings),
+            kind,
+            list(rounds),
+            list(servers),
+        )
         trace = kind.trace
         self.trace = trace.read_bytes() if trace is not None and trace.exists() else b""  # its disk may go
 
@@ -141,6 +148,7 @@ class _Epoch:
     stopped: list[recorded.Lengths] = field(default_factory=list)
     left: int = 0
     sent: int = 0
+    played: list[Round] = field(default_factory=list)
 
     async def run(self, number: int, until: float) -> int:
         """Rounds from `number` on, at least two; the number of the next one."""
@@ -169,7 +177,8 @@ class _Epoch:
         if not findings:
             findings = await self.flush(round_.number)
         if findings:
-            raise Failed(findings, self.kind, round_, self.servers)
+            raise Failed(findings, self.kind, [*self.played, round_], self.servers)
+        self.played = [*self.played, round_][-REMEMBERED:]
         self._count(round_, answers)
         ended = Counter(answer.ended for answer in answers[0].values())
         words = ", ".join(f"{count} {how}" for how, count in sorted(ended.items()))
@@ -272,7 +281,7 @@ class _Epoch:
         if not text and (dropped > 0) != on_full_disk:
             text = f"{dropped:.0f} requests were not recorded"
         if text:
-            raise Failed([Finding("recording", text)], self.kind, Round(-1, "mixed", ()), self.servers)
+            raise Failed([Finding("recording", text)], self.kind, [], self.servers)
 
     async def end(self, number: int) -> None:
         """SIGTERM in the middle of a round."""
@@ -289,7 +298,7 @@ class _Epoch:
         with contextlib.suppress(FileNotFoundError):
             recorded.read(self.kind.trace or Path())
         if findings:
-            raise Failed(findings, self.kind, last, self.servers)
+            raise Failed(findings, self.kind, [*self.played, last], self.servers)
         self.report.counts["requests"] += len(last.asks)
         self.report.counts["fault SIGTERM"] += 1
         self.report.counts["cut off by SIGTERM"] += len(last.asks) - len(whole)
@@ -317,7 +326,7 @@ class _Epoch:
             )
             findings.append(Finding("slower", f"{text}, stock's {theirs[0]:.2f} times"))
         if findings:
-            raise Failed(findings, self.kind, Round(-1, "mixed", ()), self.servers)
+            raise Failed(findings, self.kind, [], self.servers)
 
 
 def play_of(asks: Sequence[Ask], of: Round) -> Round:

@@ -11,6 +11,8 @@ from kvtune.engine.models import NAMES
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((ERROR|WARNING|INFO|CRITICAL)\s[\d-]+\s[\d:]+\s(\[[^\]]*\]\s?)?)?")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)):?\s*(.*)$")
+_IGNORED = re.compile(r"^Exception ignored in")
+"""What an object raised while it was thrown away, at a process's end most of the time: the cause of nothing."""
 _NOTICED = re.compile(r"(exited|died) unexpectedly")
 _WORKER = re.compile(r"Worker proc (\S+) died unexpectedly \(exit code: (-?\d+|None)\)")
 _AT_START = re.compile(r"Failed core proc\(s\): \{'([^']+)': (-?\d+)")
@@ -84,7 +86,13 @@ def clean(line: str) -> str:
 
 def cause(log: str) -> str:
     """The first exception in the log that does not follow from another; "" when there is none."""
-    raised = [line for line in map(clean, log.splitlines()) if _RAISED.match(line)]
+    raised, ignored = [], False
+    for line in map(clean, log.splitlines()):
+        ignored = ignored or _IGNORED.match(line) is not None
+        if _RAISED.match(line):
+            if not ignored:
+                raised.append(line)
+            ignored = False
     first = [line for line in raised if not any(f in line for f in _FOLLOWS)]
     chosen = first[0] if first else (raised[0] if raised else "")
     return chosen[:400]

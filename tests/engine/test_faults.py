@@ -45,6 +45,19 @@ def test_a_consequence_is_the_cause_if_there_is_no_other() -> None:
     )
 
 
+IGNORED = """Exception ignored in: <function AsyncLLM.__del__ at 0x7f896bc5cf40>
+Traceback (most recent call last):
+  File "async_llm.py", line 298, in shutdown
+TypeError: 'NoneType' object is not callable"""
+
+
+def test_what_an_object_raised_as_it_was_thrown_away_is_no_cause() -> None:
+    assert cause(IGNORED) == ""
+    assert cause(f"{IGNORED}\nValueError: no memory") == "ValueError: no memory"
+    early = "Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor."
+    assert killed({}, f"{early}\n{IGNORED}").startswith("VllmWorker-0 died")
+
+
 def test_a_log_without_an_exception_has_no_cause() -> None:
     assert cause("INFO all is well\n") == ""
     assert cause("") == ""

@@ -138,7 +138,7 @@ class Slope:
 
     @property
     def grows(self) -> bool:
-        """By more than a KiB, or by what cannot be none. `values` are bytes."""
+        """By more than a KiB a request, and not by chance."""
         return self.low > 0.0 and self.value > KIB
 
 

@@ -50,8 +50,9 @@ class Players:
         ]
         faults = asyncio.create_task(self._faults(servers, trouble.faults))
         answers = await asyncio.gather(*sides)
-        faults.cancel()  # what is left of them, where all servers have died
-        result = (await asyncio.gather(faults, return_exceptions=True))[0]
+        result = (await asyncio.gather(faults, return_exceptions=True))[
+            0
+        ]  # one may meet a server that has died
         if isinstance(result, AssertionError):
             raise result
         return list(answers)

@@ -7,7 +7,6 @@ the longest, is the one whose growth is looked at. Each ends with SIGTERM while 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import subprocess
 import tempfile
@@ -295,8 +294,10 @@ class _Epoch:
         findings = [Finding("stop", text) for text in wrong if text.startswith("kvtune")]
         whole = [ask for ask in last.asks if core[ask.number].ended == "answered"]
         findings += [each for ask in whole for each in judge.complete(ask, core[ask.number])]
-        with contextlib.suppress(FileNotFoundError):
+        try:
             recorded.read(self.kind.trace or Path())
+        except (ValueError, KeyError, TypeError) as error:
+            findings.append(Finding("recording", f"after SIGTERM the trace cannot be read: {error}"))
         if findings:
             raise Failed(findings, self.kind, [*self.played, last], self.servers)
         self.report.counts["requests"] += len(last.asks)

@@ -114,10 +114,12 @@ class Server:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        await asyncio.sleep(1.5)
-        with contextlib.suppress(ProcessLookupError):
-            watcher.kill()
-        await watcher.wait()
+        try:
+            await asyncio.sleep(1.5)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                watcher.kill()
+            await watcher.wait()
 
     async def metric(self, session: aiohttp.ClientSession, name: str) -> float:
         async with session.get(f"{self.base}/metrics") as answer:

@@ -31,6 +31,7 @@ def test_all_kinds_of_trouble_come() -> None:
     specials = {"", "logprobs", "stop", "json", "choices", "sampled", *ERRORS}
     assert {ask.special for ask in asks} == specials
     assert {fault.kind for each in ROUNDS for fault in each.faults} == {"reset", "pause", "clock", "py-spy"}
+    assert {fault.value for each in ROUNDS for fault in each.faults if fault.kind == "reset"} == {0.0, 1.0}
     assert len({ask.priority for ask in asks}) > 2
     assert {1, LONGEST - 8} <= {ask.prompt_tokens for ask in asks}
     at_once = max(Counter(ask.at_s for each in ROUNDS for ask in each.asks).values())

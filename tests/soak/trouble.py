@@ -30,8 +30,8 @@ SAMPLED = ("choices", "sampled")
 ERRORS = ("too long", "no tokens", "unknown model")
 
 FaultKind = Literal["reset", "pause", "clock", "py-spy"]
-"""The prefix cache is reset, EngineCore stopped for `value` seconds, the wall clock moved by `value` seconds, py-spy
-attached to EngineCore and killed."""
+"""The prefix cache is reset (`value` 1: running requests too), the worker stopped for `value` seconds, the wall clock
+moved by `value` seconds, py-spy attached to EngineCore and killed."""
 
 Theme = Literal["mixed", "sessions", "storm", "burst", "churn", "specials"]
 THEMES: tuple[Theme, ...] = ("mixed", "sessions", "storm", "burst", "churn", "specials")
@@ -173,7 +173,7 @@ class _Draw:
         found = []
         if self._rng.random() < 0.5:
             times = self._rng.uniform(0.0, end_s, int(self._rng.integers(1, 4)))
-            found += [Fault(float(at_s), "reset") for at_s in times]
+            found += [Fault(float(at_s), "reset", float(at % 2)) for at, at_s in enumerate(times)]
         if self._rng.random() < 0.35:
             kinds: tuple[FaultKind, ...] = ("pause", "clock", "py-spy")
             kind = kinds[int(self._rng.integers(len(kinds)))]

@@ -86,10 +86,12 @@ def test_every_batch_has_a_record_also_those_that_only_drain(ran: Run) -> None:
 
 def test_no_token_comes_before_the_device_had_time_for_it(ran: Run) -> None:
     requests = ran.table("requests")
-    took_s = requests["finished_s"] - requests["first_token_s"]
-    least_us = COST.step_us + COST.decode_us
-    # A token is received a little after the device was done: the first one may be received later than the last.
-    assert (took_s >= (OUTPUT - 2) * least_us / 1e6).all()
+    # From the send, not from the first token: on a busy machine a caller may receive that one late, the last in time.
+    first_s = requests["first_token_s"] - requests["sent_s"]
+    last_s = requests["finished_s"] - requests["sent_s"]
+    step_us = COST.step_us + COST.decode_us
+    assert (first_s >= COST.step_us / 1e6).all()
+    assert (last_s >= (COST.step_us + (OUTPUT - 1) * step_us) / 1e6).all()
 
 
 def test_the_fit_gives_back_the_costs_that_the_device_was_given(ran: Run) -> None:

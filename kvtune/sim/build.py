@@ -82,6 +82,7 @@ def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
 def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
     """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
     from kvtune.core.compat.parts import differing
+    from kvtune.device.blocks import specs_of
     from kvtune.device.kv_specs import apply, restore
     from kvtune.device.meta_model import specs_of_model
     from kvtune.engine.front_end.config import parse_engine_args
@@ -108,7 +109,7 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
         if cache.num_gpu_blocks_override is None:
             cache.num_gpu_blocks_override = int(settings.specs["num_blocks"])
     else:
-        specs, layouts = specs_of_model(config)
+        specs, layouts = specs_of({}, config) if settings.timed else specs_of_model(config)
     if settings.async_scheduling is not None:
         config.scheduler_config.async_scheduling = settings.async_scheduling
         config.scheduler_config.scheduler_cls = (

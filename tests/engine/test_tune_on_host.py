@@ -41,6 +41,7 @@ def test_a_recipe_that_is_tuned_on_a_device_that_only_takes_time_holds_there(tmp
     assert recipe.recipe.device == "timed" and recipe.evidence["engine_on"] == "host"
     runs = [read_run(path) for path in (tmp_path / "o").glob("*.kvrun")]
     assert runs and all(run.header.engine.async_scheduling for run in runs)
+    assert {recipe.evidence["block_tokens"], recipe.evidence["pool"]["block_tokens"]} == {16}
     checked = json.loads(kvtune(tmp_path, "recipe", "verify", "r.toml", "--rounds", "2", "-o", "o", "--json"))
     assert checked["holds"] and checked["on"] == "engine", checked
 

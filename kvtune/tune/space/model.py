@@ -47,16 +47,20 @@ def model_facts(
     caching_off: bool = False,
     state_dtype: str = "auto",
     attention: str = "",
+    timed: bool = False,
 ) -> ModelFacts:
     """Read from the model's config.json if it is local; `longest` is the workload's longest request in tokens.
 
-    `state_dtype`: --mamba-ssm-cache-dtype, `attention`: --attention-backend.
+    `state_dtype`: --mamba-ssm-cache-dtype, `attention`: --attention-backend. `timed`: the engine's device only takes
+    time (--on host), and without states its blocks are a GPU's on every machine (device/blocks.py).
     """
     from kvtune.layout.choice import kernel_refusal
-    from kvtune.layout.plan import packing_refusal, plan_per_layer, sweep_candidates
+    from kvtune.layout.plan import gpu_backend, packing_refusal, plan_per_layer, sweep_candidates
 
     backend = installed_backend(attention)
     config = _config(model)
+    if timed and is_cpu_build() and not _has_states(config, model, backend):
+        backend = gpu_backend(attention)
     aside = {name: why for name in ENGINE_KNOBS if (why := without_effect(name))}
     if config is None:
         default = block_size or backend.default
@@ -141,6 +145,16 @@ def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: 
         )
     except KvtuneError:
         return ""
+
+
+def _has_states(config: dict[str, Any] | None, model: str, backend: Backend) -> bool:
+    """False also for a model that is not local, or that the planner does not know: most have none."""
+    if config is None:
+        return False
+    try:
+        return _shape(config, model, backend, "auto").state_layers > 0
+    except KvtuneError:
+        return False
 
 
 def _shape(config: dict[str, Any], model: str, backend: Backend, state_dtype: str) -> ModelShape:

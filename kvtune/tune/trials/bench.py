@@ -48,6 +48,7 @@ def set_up(
         and "enable-prefix-caching" not in settings_given(engine_args),
         state_dtype=flag_value(engine_args, "mamba-ssm-cache-dtype") or "auto",
         attention=flag_value(engine_args, "attention-backend") or "",
+        timed=engine_on == "host",
     )
     bench = Bench(
         model=model,

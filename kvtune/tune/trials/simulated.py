@@ -73,6 +73,7 @@ class SimPool:
             mode="jump",
             cost=self._like.cost,
             specs=self._like.specs_for({**settings, **core_settings}),
+            timed=bench.engine_on == "host",
             async_scheduling=self._like.async_scheduling,
             copy=self._like.copy,
         )

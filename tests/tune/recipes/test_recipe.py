@@ -55,6 +55,12 @@ RECIPE = Recipe(
 )
 
 
+@pytest.fixture(autouse=True)
+def vllm_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is installed: elsewhere the recipe has expired."""
+    monkeypatch.setattr(verifying, "check_engine", lambda: ABOUT.vllm)
+
+
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "r.toml"
@@ -162,7 +168,6 @@ def test_a_recipe_says_where_states_are_of_another_type(
 ) -> None:
     """The CPU decides it, so blocks and hits differ from the evidence's; the recipe is not refused."""
     monkeypatch.setattr("kvtune.tune.space.model.is_cpu_build", lambda: True)
-    monkeypatch.setattr(verifying, "check_engine", lambda: "0.32.0")
     monkeypatch.setenv("KVTUNE_AVX512_BF16", has)
     recipe = msgspec.structs.replace(QWEN, evidence={**EVIDENCE, "engine_args": args})
     assert other_states(recipe) == other

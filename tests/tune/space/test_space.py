@@ -231,6 +231,21 @@ def test_the_search_proposes_no_layout_that_the_attention_kernels_refuse(
         build_space([], ["packed=true"], model_facts("qwen3-next-80b", None, 4096, attention="FLASHINFER"))
 
 
+@pytest.mark.parametrize("cpu", [True, False])
+def test_blocks_on_a_device_that_only_takes_time_are_a_gpus_but_for_models_with_states(
+    monkeypatch: pytest.MonkeyPatch, cpu: bool
+) -> None:
+    monkeypatch.setattr("kvtune.tune.space.model.is_cpu_build", lambda: cpu)
+    monkeypatch.setattr("kvtune.tune.space.model.compute_capability", lambda: 9)
+    for model in ("tiny-gemma3", "tiny-llama", "not/local"):
+        timed = model_facts(model, None, 4096, timed=True)
+        assert (timed.block_tokens, timed.alignment) == (16, 16)
+        assert timed.blocks[0] == 16 and not any(size % 16 for size in timed.blocks)
+        assert model_facts(model, 64, 4096, timed=True).block_tokens == 64
+        assert model_facts(model, None, 4096).block_tokens == (128 if cpu else 16)
+    assert model_facts("tiny-qwen3next", None, 4096, timed=True) == model_facts("tiny-qwen3next", None, 4096)
+
+
 def test_how_many_tokens_a_caller_gets_at_once_is_a_knob_that_only_an_engine_can_try() -> None:
     facts = ModelFacts()
     space = build_space([], ["stream_interval=1,4,16"], facts)

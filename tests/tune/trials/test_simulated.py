@@ -71,6 +71,21 @@ def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(pool: SimPool) -> 
     assert all("Async" in engine["settings"]["scheduler"] for engine in engines)
 
 
+def test_trials_for_a_device_that_only_takes_time_have_its_blocks_on_every_machine() -> None:
+    """16 tokens where no flag says otherwise, also under a CPU's vLLM; a pool keeps its size in tokens."""
+    flags = ["--num-gpu-blocks-override", "200", "--max-model-len", "1024"]
+    timed = replace(BENCH, engine_args=flags, block_tokens=16, engine_on="host")
+    with SimPool(timed) as pool:
+        pool.submit(0, {}, stock=True)
+        pool.submit(1, {"block_size": 16})
+        pool.submit(2, {"block_size": 32})
+        answers = dict(pool.next_done() for _ in range(3))
+    assert not any(answer.failed for answer in answers.values()), answers
+    engines = [answers[n].summary["engine"] for n in range(3)]
+    assert [engine["block_size"] for engine in engines] == [16, 16, 32]
+    assert [engine["num_blocks"] for engine in engines] == [200, 200, 100]
+
+
 def test_specs_of_the_run_serve_trials_that_do_not_change_them() -> None:
     shown = EngineLike(specs={"version": 1})
     assert shown.specs_for({"slack": 64, "max_num_seqs": 8}) == {"version": 1}

@@ -24,6 +24,10 @@ from kvtune.sim.worker import ReplayJob, Report
 from kvtune.workload.types import Workload
 
 STOP_S = 20.0
+ENVIRONMENT = {"KVTUNE_PROBE": "off", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONHASHSEED": "0"}
+"""The last makes replays repeatable: vLLM goes through the requests that ended in a step in the order of a set of names,
+and it decides which of them a tier of host memory still has room for.
+"""
 
 
 def replays_at_once() -> int:
@@ -59,7 +63,7 @@ class Simulators:
                 stderr=log,
                 pass_fds=[send],
                 start_new_session=True,
-                env={**os.environ, "KVTUNE_PROBE": "off", "VLLM_LOGGING_LEVEL": "ERROR"},
+                env={**os.environ, **ENVIRONMENT},
             )
         finally:
             os.close(send)

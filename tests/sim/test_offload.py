@@ -73,6 +73,19 @@ def test_what_the_pool_has_no_room_for_comes_back_from_the_tier_and_takes_time(
     assert instant.header.wall_s < slow.header.wall_s
 
 
+def test_a_replay_is_the_same_whatever_order_pythons_sets_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that end in the same step offer the tier their chunks in such an order, and it is too small for all."""
+    work = "zipf:prefixes=40,prefix=256,suffix=32,requests=300,output=8,concurrency=16"
+    tier = engine(120, "--kv-offloading-size", "0.002")
+    found = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        with Simulators(2) as both:
+            ours = replace(tier, engine_args=[*tier.engine_args, *REUSE], core="kvtune")
+            found.append([(hits(run), run.header.wall_s) for run in replayed(both, work, [tier, ours])])
+    assert found[0] == found[1] and all(hit for hit, _ in found[0])
+
+
 def test_a_run_says_what_each_tier_hit_and_what_was_copied(simulators: Simulators) -> None:
     """Six prompts of 740 tokens a round, of which a block of 32 is a chunk of the tier; the pool keeps none of them."""
     slow_copies = CopyTime(store_gib_s=0.01, load_gib_s=0.01)

@@ -1,12 +1,12 @@
 """A search for loads on which the core's default policy hits less than stock. Prints the worst ten.
 
-    python tests/bench/adversary.py [--model tiny-gemma3|tiny-llama] [--trials 2000] [--seed 0] [--policy density]
+    python tests/bench/adversary.py [--model tiny-gemma3|tiny-llama] [--trials 2000] [--against best|default]
 
 An optimizer (Optuna's TPE, seeded) puts loads together from sessions, phases, visits, scans and cold prompts
 (loads.py) and maximizes the points, of the tokens that can hit, by which the best of stock's settings (plain models:
-its LRU) beats the policy. Loads of which less than a quarter can hit count as 0: a point of them is a request or two.
-Every trial is a line of the journal, and the same command goes on behind the last. `--worst FILE` adds the worst ten
-to a file of loads.
+its LRU), or stock with its default flags alone, beats the policy. Loads of which less than a quarter can hit count as
+0: a point of them is a request or two. Every trial is a line of the journal, and the same command goes on behind the
+last. `--worst FILE` adds the worst ten to a file of loads.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ REQUESTS = 400
 FEWEST, LEAST_HITTABLE = 100, 25.0
 SEEN = 0.5
 """Where the policy hits all but so many points, stock's other settings are not asked."""
+BEST, DEFAULT = "best", "default"
 KIND = ("none", "sessions", "phases", "visits", "scan", "cold")
 
 
@@ -104,8 +105,10 @@ def _part(trial: optuna.trial.BaseTrial, name: str, kind: str) -> dict[str, Any]
     return part | {"prefixes": whole("prefixes", 2, 60), "rounds": whole("rounds", 2, 8)}
 
 
-def value_of(load: Load, policy: str, folder: Path, simulators: Simulators) -> tuple[float, dict[str, float]]:
-    """Points that stock's best is ahead of the policy, and all columns."""
+def value_of(
+    load: Load, policy: str, folder: Path, simulators: Simulators, against: str = BEST
+) -> tuple[float, dict[str, float]]:
+    """Points that stock's best, or its default, is ahead of the policy, and the columns that were asked for."""
     if not FEWEST <= len(lines(load)) <= REQUESTS:
         return 0.0, {}
     sides = columns(load["model"], load["blocks"], [policy], LONGEST)
@@ -114,13 +117,20 @@ def value_of(load: Load, policy: str, folder: Path, simulators: Simulators) -> t
     row = measure(spec, first, simulators, load["seed"])
     if row["hittable"] < LEAST_HITTABLE:
         return 0.0, row
-    if sides and row[policy] < 100.0 - SEEN:
+    if against == BEST and sides and row[policy] < 100.0 - SEEN:
         row |= measure(spec, sides, simulators, load["seed"])
     return best_of_stock(row) - row[policy], row
 
 
 def search(
-    model: str, policy: str, trials: int, seed: int, journal: Path, parallel: int = 2, say: Any = None
+    model: str,
+    policy: str,
+    trials: int,
+    seed: int,
+    journal: Path,
+    parallel: int = 2,
+    say: Any = None,
+    against: str = BEST,
 ) -> list[dict[str, Any]]:
     """All trials of the journal, the worst load first; goes on until there are `trials` of them."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -137,7 +147,7 @@ def search(
         while len(done) < trials:
             trial = study.ask()
             load = suggest(trial, model)
-            value, row = value_of(load, policy, Path(name), simulators)
+            value, row = value_of(load, policy, Path(name), simulators, against)
             study.tell(trial, value)
             done.append({"value": value, "params": trial.params, "load": load, "row": row})
             with journal.open("a") as file:
@@ -154,17 +164,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--policy", default=OURS)
     parser.add_argument("--parallel", type=int, default=2)
-    parser.add_argument("--journal", type=Path, help="default: reports/adversary-MODEL-POLICY.jsonl")
+    parser.add_argument("--against", default=BEST, choices=(BEST, DEFAULT), help="stock's settings")
+    parser.add_argument("--journal", type=Path, help="default: reports/adversary-MODEL-POLICY-AGAINST.jsonl")
     parser.add_argument("--worst", type=Path, help="a file of loads that the worst ten are added to")
     options = parser.parse_args()
-    journal = options.journal or JOURNALS / f"adversary-{options.model}-{options.policy}.jsonl"
+    name = f"adversary-{options.model}-{options.policy}-{options.against}.jsonl"
+    journal = options.journal or JOURNALS / name
 
     def say(number: int, worst: float, value: float) -> None:
         if number % 20 == 0:
             print(f"{number} trials, the worst so far: {worst:.1f} points", flush=True)
 
     found = search(
-        options.model, options.policy, options.trials, options.seed, journal, options.parallel, say
+        options.model,
+        options.policy,
+        options.trials,
+        options.seed,
+        journal,
+        options.parallel,
+        say,
+        options.against,
     )
     for record in found[:10]:
         print(f"{record['value']:6.2f}  {json.dumps(record['load'])}")

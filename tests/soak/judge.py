@@ -162,12 +162,14 @@ def slope(requests: Sequence[int], values: Sequence[int]) -> Slope | None:
 def p99_ratio(rounds: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, float, float] | None:
     """p99 of the gaps between tokens in the last tenth of rounds over the first tenth's, with its 95 % interval.
 
+    A tenth is three rounds at least; None where there are too few.
     Rounds are drawn anew, whole: gaps of one round are not independent.
     """
-    tenth = max(1, len(rounds) // 10)
-    first, last = [list(filter(len, part)) for part in (rounds[:tenth], rounds[-tenth:])]
-    if len(first) < 3 or len(last) < 3:
+    rounds = list(filter(len, rounds))
+    tenth = max(3, len(rounds) // 10)
+    if len(rounds) < 4 * tenth:
         return None
+    first, last = rounds[:tenth], rounds[-tenth:]
     rng = np.random.default_rng(seed)
 
     def p99(part: Sequence[Sequence[float]]) -> float:

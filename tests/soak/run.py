@@ -52,7 +52,12 @@ EPOCHS = (Epoch(0.1, full_disk=True), Epoch(0.2, speculate=True), Epoch(0.7))
 
 
 class Failed(Exception):
-    """Something does not hold. `kind`, `rounds`: the servers and the last rounds they went through; [] if all count."""
+    """Something does not hold. `kind`, `rounds`: the servers and the last rounds they went through; [] if all count.
+
+    `report`: of the soak until then, where it was one.
+    """
+
+    report: Report | None = None
 
     def __init__(
         self, findings: Sequence[Finding], kind: Kind, rounds: Sequence[Round], servers: Sequence[Server]
@@ -82,6 +87,16 @@ class Report:
 async def soak(model: str, seed: int, minutes: float, folder: Path, say: Say, plant: str = "") -> Report:
     """Raises Failed at the first thing that does not hold."""
     report = Report(model, seed)
+    try:
+        await _epochs(report, minutes, folder, say, plant)
+    except Failed as failed:
+        failed.report = report
+        raise
+    return report
+
+
+async def _epochs(report: Report, minutes: float, folder: Path, say: Say, plant: str) -> None:
+    model, seed = report.model, report.seed
     tokenizer = tokenizer_in(folder / "tokenizer")
     number = 0
     for index, epoch in enumerate(EPOCHS):
@@ -102,7 +117,6 @@ async def soak(model: str, seed: int, minutes: float, folder: Path, say: Say, pl
             number += 1
             if index == len(EPOCHS) - 1:
                 one.growth()
-    return report
 
 
 async def replay(kind: Kind, seed: int, troubles: Sequence[Round], folder: Path) -> list[Finding]:

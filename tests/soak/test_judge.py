@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak import judge, recorded
+from tests.soak import inside, judge, recorded
 from tests.soak.client import Answer
 from tests.soak.trouble import Ask
 
@@ -109,6 +109,12 @@ def test_a_slope_is_growth_only_beyond_its_interval_and_a_kib() -> None:
     assert judge.slope(requests[:14], flat[:14]) is None, "too few"
 
 
+def test_memory_that_grows_is_a_process_own_not_a_files() -> None:
+    status = "VmRSS:\t  701824 kB\nRssAnon:\t  470272 kB\nRssFile:\t  231412 kB\nRssShmem:\t     140 kB\n"
+    assert inside.own_memory(status) == 1024 * (470272 + 140)
+    assert 1 << 20 < inside.own_memory(Path("/proc/self/status").read_text()) < 1 << 40
+
+
 def test_the_p99_at_the_end_beside_the_start() -> None:
     same = [[0.01 + 0.001 * (at % 7) for at in range(50)] for _ in range(40)]
     ratio = judge.p99_ratio(same)
@@ -116,7 +122,7 @@ def test_the_p99_at_the_end_beside_the_start() -> None:
     slower = [[gap * (1 + at / 20) for gap in each] for at, each in enumerate(same)]
     ratio = judge.p99_ratio(slower)
     assert ratio is not None and ratio[1] > 1.5
-    assert judge.p99_ratio(same[:20]) is None, "two rounds say nothing"
+    assert judge.p99_ratio([[], *slower[:12]]) is not None and judge.p99_ratio(same[:11]) is None, "too few"
 
 
 def test_each_answered_request_is_recorded_once_and_at_most_each_that_left() -> None:

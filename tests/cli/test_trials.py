@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kvtune.analysis.knobs import ENGINE_KNOBS, ENGINE_UNITS, knob_note
 from kvtune.analysis.study import Trial
@@ -13,7 +14,9 @@ from kvtune.cli.app import run
 from kvtune.cli.views.trial_table import folded_rows, table
 from kvtune.cli.views.trials import TrialsView
 from kvtune.core.settings import KNOBS
+from kvtune.recipe import write_recipe
 from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.recipes.shelf import find, load
 from kvtune.tune.study import read_study
 from tests.cli.terminal import shown
 
@@ -110,8 +113,14 @@ def test_recipe_show_is_for_people_and_raw_is_the_file(capsys: pytest.CaptureFix
 
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
-def test_recipe_show_says_that_a_simulated_one_was_not_confirmed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["recipe", "show", "gemma-3-4b-cpu"]) == 0
+def test_recipe_show_says_that_a_simulated_one_was_not_confirmed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = load(find("gemma-3-4b-cpu"))
+    figures = {"simulated": 0.7251, "simulated_baseline": 0.5842}
+    recipe = replace(made, core={"slack": 512}, evidence={**made.evidence, **figures})
+    write_recipe(recipe, tmp_path / "made.toml")
+    assert run(["recipe", "show", str(tmp_path / "made.toml")]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "simulated: no engine has confirmed it" in words
     assert "prefix cache hit rate in simulation: 58.4 % with stock vLLM, 72.5 % with the recipe" in words

@@ -47,6 +47,7 @@ class HostOutcome:
     launched_ns: int
     start_ns: int = 0  # start of the workload, monotonic ns; 0: it never started
     end_ns: int = 0  # 0: the host did not say; the record then ends with the last step
+    sampled_ns: int = 0  # when the processes had been sampled for its end
     culprits_ns: int = 0  # start and (over_ns) end of the second pass, for allocation sites
     over_ns: int = 0
     notes: list[str] = field(default_factory=list)
@@ -137,9 +138,11 @@ def _follow(
     for event in _events(reader, host):
         if event.kind == "phase" and event.name == "measuring":
             outcome.start_ns = event.at_ns
+            _sampled(outcome)
             on_measuring(host.pid)
         elif event.kind == "phase" and event.name == "finishing":
             outcome.end_ns = event.at_ns
+            outcome.sampled_ns = _sampled(outcome)
         elif event.kind == "phase" and event.name == "culprits":
             outcome.culprits_ns = event.at_ns
         elif event.kind == "phase" and event.name == "over":
@@ -166,6 +169,13 @@ def _follow(
         how = f"{FRONT_END} did not end"
     if outcome.error is None and not finished:
         outcome.error = KvtuneError(how)
+
+
+def _sampled(outcome: HostOutcome) -> int:
+    """Sample the processes at an end of the measurement: when that was done."""
+    if outcome.sampler is not None:
+        outcome.sampler.sample()
+    return monotonic_ns()
 
 
 def _events(reader: int, host: subprocess.Popen[bytes]) -> Iterator[Event]:

@@ -130,7 +130,8 @@ def _by_time(row: Row) -> float:
 
 
 def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:
-    zero, end = outcome.start_ns, outcome.end_ns
+    """Within the measurement, and the one sample of each process that was taken because it had ended."""
+    zero, end = outcome.start_ns, max(outcome.end_ns, outcome.sampled_ns)
     rows = [
         (
             index[s.pid],

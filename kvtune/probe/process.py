@@ -85,6 +85,9 @@ class ProcessSampler:
     shared_memory: set[int] = field(default_factory=set)  # inodes
     devices: DeviceSampler = field(default_factory=DeviceSampler)
     _waits: dict[int, RunQueueWait] = field(default_factory=dict)
+    _known: dict[int, psutil.Process] = field(default_factory=dict)
+    _ticks: int = 0
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -100,23 +103,29 @@ class ProcessSampler:
         self.devices.stop()
 
     def _run(self) -> None:
-        known: dict[int, psutil.Process] = {}
-        tick = 0
         while not self._stop.wait(self.interval_s):
-            with contextlib.suppress(psutil.Error):
-                root = known.get(self.root) or psutil.Process(self.root)
-                for process in (root, *root.children(recursive=True)):
-                    known.setdefault(process.pid, process)
-            for pid, process in list(known.items()):
-                try:
-                    if not process.is_running():  # it ended, or another process has its pid
-                        raise psutil.NoSuchProcess(pid)
-                    self._sample(process, tick)
-                except (psutil.Error, OSError):
-                    del known[pid]
-                    self._waits.pop(pid, None)
+            self.sample()
             self.devices.sample()
-            tick += 1
+
+    def sample(self) -> None:
+        """Each process now. Called at a measurement's start and end: on a busy machine the thread wakes when it can."""
+        with self._one_at_a_time:
+            self._sample_all()
+
+    def _sample_all(self) -> None:
+        with contextlib.suppress(psutil.Error):
+            root = self._known.get(self.root) or psutil.Process(self.root)
+            for process in (root, *root.children(recursive=True)):
+                self._known.setdefault(process.pid, process)
+        for pid, process in list(self._known.items()):
+            try:
+                if not process.is_running():  # it ended, or another process has its pid
+                    raise psutil.NoSuchProcess(pid)
+                self._sample(process, self._ticks)
+            except (psutil.Error, OSError):
+                del self._known[pid]
+                self._waits.pop(pid, None)
+        self._ticks += 1
 
     def _sample(self, process: psutil.Process, tick: int) -> None:
         with process.oneshot():

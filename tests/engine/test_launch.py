@@ -15,6 +15,7 @@ import pytest
 from kvtune.engine import launch as launch_module
 from kvtune.engine.launch import HostOutcome, launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
+from kvtune.engine.rings import memory_table
 from kvtune.probe import process as process_module
 from tests.living import living
 
@@ -68,6 +69,28 @@ send(kind="done")
     assert (outcome.start_ns, outcome.end_ns) == (1000, 5000)
     assert outcome.engine == {"vllm": "0.32.0"}
     assert [e.kind for e in events] == ["phase", "engine", "phase", "phase", "done"]
+
+
+def test_the_processes_are_sampled_at_both_ends_of_the_measurement(run_script, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """On a busy machine the sampler's thread may not run meanwhile."""
+    monkeypatch.setattr(
+        launch_module, "ProcessSampler", lambda pid: process_module.ProcessSampler(pid, interval_s=3600.0)
+    )
+    outcome, _ = run_script(
+        """
+send(kind="phase", name="measuring", at_ns=monotonic_ns())
+time.sleep(0.3)
+send(kind="phase", name="finishing", at_ns=monotonic_ns())
+time.sleep(1)  # an engine shuts down
+send(kind="done")
+"""
+    )
+    assert outcome.sampler is not None
+    (pid,) = {sample.pid for sample in outcome.sampler.samples}
+    rows = memory_table(outcome.sampler.samples, {pid: 0}, outcome)
+    assert rows["process"].tolist() == [0, 0]
+    measured_s = (outcome.end_ns - outcome.start_ns) / 1e9
+    assert 0 <= rows["t_s"][0] < measured_s <= rows["t_s"][1]
 
 
 def test_the_cause_comes_from_the_engines_log(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

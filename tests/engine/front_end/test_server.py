@@ -99,7 +99,9 @@ def test_a_run_behind_two_api_servers_has_what_a_run_of_asyncllm_has(runs: tuple
     assert a["hit_tokens"].sum() == b["hit_tokens"].sum() > 0
     tokens = behind.table("tokens")
     assert tokens["count"].sum() == REQUESTS * OUTPUT and np.isnan(tokens["made_s"]).all()
-    assert (b["sent_s"] < b["first_token_s"]).all() and (b["first_token_s"] < b["finished_s"]).all()
+    assert (b["sent_s"] < b["first_token_s"]).all()
+    # A client that got no CPU reads all of an answer at once.
+    assert (b["first_token_s"] <= b["finished_s"]).all() and (b["first_token_s"] < b["finished_s"]).any()
     assert len(behind.table("steps")["t_s"]) > OUTPUT and "receipts" not in behind.tables
 
 

@@ -19,7 +19,7 @@ SHARED = CaseSide("shared list", {**OFF, "empty_blocks": True})
 ROWS = CaseSide("arrays", {**OFF, "rows": True})
 LINKED = CaseSide("linked list", {**OFF})
 LINEAR = CaseSide("linear list", {**OFF, "legacy_free_list": True})
-TIERED = CaseSide("tiered", {"policy": "tiered"})
+OURS = CaseSide("density", {"policy": "density"})
 PIN = CaseSide("pin", {"policy": "pin"})
 PIN_ALL = CaseSide("pin, min-drop 0", {"policy": "pin", "min_drop": 0})
 # On a CPU, stock crashes on Mamba-2 with caching if a chunk ends inside a state; whole_states prevents that.
@@ -63,7 +63,7 @@ CPU = _scale(
         "many prefixes",
         "tiny-gemma3",
         "rounds:prefixes=24,prefix=1500,suffix=64,output=16,rounds=2",
-        (STOCK, PIN, PIN_ALL, TIERED),
+        (STOCK, PIN, PIN_ALL, OURS),
         1,
         _POOL,
         turns=4,
@@ -72,7 +72,7 @@ CPU = _scale(
         "half the prefixes",
         "tiny-gemma3",
         "rounds:prefixes=12,prefix=1500,suffix=64,output=16,rounds=3",
-        (STOCK, TIERED),
+        (STOCK, OURS),
         1,
         _POOL,
         turns=4,
@@ -113,7 +113,7 @@ GPU = _scale(
         "many prefixes",
         "gemma-3-4b",
         "rounds:prefixes=30,prefix=14000,suffix=64,output=16,rounds=2",
-        (STOCK, PIN, TIERED),
+        (STOCK, PIN, OURS),
         2,
         ("--num-gpu-blocks-override", "64000", "--block-size", "16", "--max-model-len", "16384"),
     ),
@@ -121,7 +121,7 @@ GPU = _scale(
         "half the prefixes",
         "gemma-3-4b",
         "rounds:prefixes=15,prefix=14000,suffix=64,output=16,rounds=3",
-        (STOCK, TIERED),
+        (STOCK, OURS),
         2,
         ("--num-gpu-blocks-override", "64000", "--block-size", "16", "--max-model-len", "16384"),
     ),

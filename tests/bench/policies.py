@@ -1,13 +1,13 @@
 """What the core's policies hit against the best of stock's settings, by load. `make policies`.
 
-    python tests/bench/policies.py [--only rounds,zipf] [--model tiny-gemma3|tiny-llama] [--parallel 2] [--again]
+    python tests/bench/policies.py [--only rounds,zipf] [--model ..] [--parallel 2] [--again] [--columns density]
 
 Replays through vLLM's own scheduler, of a model with sliding windows and one without, in three sizes of pool; each size
 with a seed of its own, so that three seeds are seen. A cell is hit tokens over tokens that an engine which forgets
 nothing could hit. The rule: the default is at most 1 point below the best of stock's settings and at most 2 below the
 best of the core's other policies; rows that miss are listed, and it exits 1. Writes reports/tables/policies.md, .json.
 Stopped, the same command goes on behind its last row (reports/policies-rows.jsonl); after a change of the core,
-`--again` measures all rows anew.
+`--again` measures all rows anew. `--columns density` measures that column, and takes the others from the table.
 """
 
 from __future__ import annotations
@@ -192,12 +192,16 @@ def main() -> int:
     )
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="measure rows again that were measured")
+    parser.add_argument("--columns", default="", help="comma-separated; the others are the table's")
     options = parser.parse_args()
     chosen = tuple(options.only.split(",")) if options.only else ("",)
     if options.again:
         JOURNAL.unlink(missing_ok=True)
     done = [json.loads(line) for line in JOURNAL.read_text().splitlines()] if JOURNAL.exists() else []
     known = {_key(row): row for row in done}
+    wanted = options.columns.split(",") if options.columns else []
+    kept = json.loads((TABLES / "policies.json").read_text())["rows"] if wanted else []
+    table = {_key(row): row["share"] for row in kept}
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="policies-") as folder,
@@ -211,7 +215,10 @@ def main() -> int:
                 if _key(row) not in known:
                     sides = columns(model, blocks, COLUMNS[model], length=LONGEST)
                     row_started = time.monotonic()
-                    row["share"] = measure(spec, sides, simulators, seed)
+                    known_share = table.get(_key(row), {})
+                    again = {n: side for n, side in sides.items() if n in wanted or n not in known_share}
+                    measured = known_share | measure(spec, again, simulators, seed)
+                    row["share"] = {n: measured[n] for n in (*sides, "hittable")}
                     row["seconds"] = round(time.monotonic() - row_started, 1)
                     with JOURNAL.open("a") as file:
                         file.write(json.dumps(row) + "\n")
@@ -225,7 +232,7 @@ def main() -> int:
                 )
     if not (options.only or options.model):
         facts = {
-            "command": "python tests/bench/policies.py",
+            "command": "python tests/bench/policies.py" + (f" --columns {options.columns}" if wanted else ""),
             "date": time.strftime("%Y-%m-%d"),
             "vllm": installed_version(),
             "python": sys.version.split()[0],

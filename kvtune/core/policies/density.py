@@ -39,8 +39,11 @@ RUN = 16
 """Blocks that one comparison of values may decide: those of one request stand together and are of one age."""
 ALIKE = 4
 """So many blocks or more that are freed together are looked at together: those of a prompt are mostly alike."""
-EXPLORED = 16
-"""In one epoch of so many, windows of outputs that go first go by age, to learn whether next turns use them."""
+
+
+def _end_of_output(key: bytes) -> int:
+    """The mark of a window's block where an output ended, the same for each group: keys end with their group."""
+    return mark(key[:-4])
 
 
 class Density(InOrder):
@@ -75,7 +78,7 @@ class Density(InOrder):
         self.won = self.lost = self.asked = self.promised = 0
         self.single_since = self.reused_since = 0
         self.losing = self.beyond = self.beyond_near = self.beyond_output = False
-        self.useless = self.near_cost = self.output_cost = 0
+        self.useless = self.useless_output = self.near_cost = self.output_cost = 0
         self.ghost_hits = 0
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
@@ -120,8 +123,7 @@ class Density(InOrder):
         if grade == NEAR:
             return NEAR_TIER, ages.NEAR
         if grade in (OUTPUT, OUTPUT_END):
-            explored = not self.output.by_age and self.ages.epoch % EXPLORED == 0
-            return SINGLE if explored else OUTPUT_TIER, ages.OUTPUT
+            return OUTPUT_TIER, ages.OUTPUT
         return (FAR_TIER if grade == FAR else SPECULATIVE_TIER), 0
 
     def _end_epoch(self) -> None:
@@ -229,8 +231,8 @@ class Density(InOrder):
         if grade == NEAR:
             self.near.add(blocks)
         elif grade == OUTPUT_END:
-            self.output.add(kept if self.output.by_age else EXPLORED * kept)
-        self.useless = 0
+            self.output.add(kept)
+        self.useless = self.useless_output = 0
 
     def retired(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
@@ -241,7 +243,10 @@ class Density(InOrder):
         self.asked += 1
         if resident:
             self.use[block_id] = HIT
+            if self.useless_output:
+                self._behind_an_output(key)
             return
+        self.useless_output = 0
         known = self.remembered.take(number)
         if known is None:
             self.losing = False
@@ -275,6 +280,17 @@ class Density(InOrder):
             self.output.add(-self.output_cost)
             self.near_cost = self.output_cost = 0
 
+    def _behind_an_output(self, key: bytes) -> None:
+        """A block was computed again; where an output's window ended that is gone, it need not have been."""
+        known = self.remembered.take(_end_of_output(key))
+        if known is None:
+            return
+        kind, epoch = known
+        self.ages.hit(kind, epoch)
+        if self.ages.epoch - ((self.ages.epoch - epoch) & 0xFFFF) >= self.other_output:
+            self.output.add(self.useless_output)
+            self.useless_output = 0
+
     def replaced(self, block_id: int) -> None:
         freed = self.freed_at[block_id]
         if freed:
@@ -286,14 +302,17 @@ class Density(InOrder):
                 self.lost += 1
             if not self.near.by_age and epoch >= self.other_near:
                 self.useless += 1
+            if not self.output.by_age and epoch >= self.other_output:
+                self.useless_output += 1
         self.use[block_id] = ONCE
 
     def evicted(self, block_id: int, key: bytes) -> None:
         freed = self.freed_at[block_id]
         if freed:
             kind = freed & 3
-            if kind != ages.OUTPUT:  # which are stored but once
-                self.remembered.add(self.mark_of[block_id], kind, freed // self.an_epoch)
+            # Windows of outputs are stored but once: they are looked for by the prompt's ordinary blocks.
+            number = _end_of_output(key) if kind == ages.OUTPUT else self.mark_of[block_id]
+            self.remembered.add(number, kind, freed // self.an_epoch)
             self.freed_at[block_id] = 0
         self.use[block_id] = ONCE
 

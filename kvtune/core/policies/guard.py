@@ -5,19 +5,21 @@ many fewer single ones, less what it would have missed; beyond `EVIDENCE` that i
 was hit though age would have lost it is paid into an account, each that age would have kept is taken out, and
 `TOLERATED` of all blocks asked for is its income. Below zero it is age's turn again, and new evidence is wanted.
 
-A promise is no winning: a load can change as soon as the pool trusts it. So at first only `LOAN` of the pool may be
-filled with reused blocks in the place of younger single ones. This `stake` grows by what was won and, while more was
-won than lost, by itself: it doubles in `DOUBLED_IN` epochs. So a turn costs at most what its account had, and of what
-its stake replaced before its end, what is asked for after. Amounts but `TOLERATED` and `FEWEST` are shares of the pool.
+A promise is no winning: a load can change as soon as the pool trusts it, and the prompts of a first lap look like any
+that never come back. So blocks used once may go before their turn only as far as a `stake` reaches: what was won so
+far, less what was lost, and a share of all blocks asked for. That share is what the order can cost. It is `LENT`; a
+long history lends more, up to 1 / `TRUSTED_AFTER`, so that the stake is the whole pool after as many pools.
+Amounts but `TOLERATED`, `LENT` and `FEWEST` are shares of the pool.
 """
 
 from __future__ import annotations
 
-EVIDENCE, START, MOST, LOAN = 0.1, 0.02, 0.1, 0.1
+EVIDENCE, START, MOST = 0.1, 0.02, 0.1
 FEWEST = 1000
 """Blocks of evidence, or the whole of a smaller pool: fewer are a few prompts, which say little."""
 TOLERATED = 0.002
-DOUBLED_IN = 8
+LENT, TRUSTED_AFTER = 0.005, 70
+"""A share of the blocks asked for; pools of them."""
 
 
 class Guard:
@@ -28,24 +30,25 @@ class Guard:
         self.balance = 0.0
         self.by_age = True
         self.turns = 0
+        self.asked = 0
         self.won = 0
-        """Of this turn, less what it lost."""
+        """Blocks hit that age would have lost, less those lost that age would have kept; at most a pool."""
         self.stake = 0.0
         """Blocks used once that may go before their turn, of those that age would still have."""
 
     def settle(self, won: int, lost: int, asked: int, promised: int) -> None:
         """Book what happened since the last call: in one epoch."""
+        self.asked += asked
+        if not self.by_age:
+            self.won = min(self.blocks, self.won + won - lost)
+        share = max(LENT, min(self.asked / self.blocks, TRUSTED_AFTER) / TRUSTED_AFTER**2)
+        self.stake = max(0.0, min(float(self.blocks), share * self.asked + self.won))
         if self.by_age:
             self.promised = max(0.0, self.promised + promised)
             if self.promised > self.wanted:
                 self.by_age, self.balance = False, START * self.blocks
-                self.won, self.stake = 0, LOAN * self.blocks
                 self.turns += 1
             return
-        self.won += won - lost
-        if self.won > 0 and won >= lost:
-            self.stake *= 2 ** (1 / DOUBLED_IN)
-        self.stake = min(float(self.blocks), max(LOAN * self.blocks, self.stake + won - lost))
         self.balance = min(MOST * self.blocks, self.balance + won - lost + TOLERATED * asked)
         if self.balance < 0:
             self.by_age, self.promised = True, 0.0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kvtune.core.policies.ages import EPOCHS_A_POOL, Ages
 from kvtune.core.policies.density import ONCE, REUSED, SINGLE, Density
-from kvtune.core.policies.guard import DOUBLED_IN, EVIDENCE, FEWEST, LOAN, MOST, START, TOLERATED, Guard
+from kvtune.core.policies.guard import EVIDENCE, FEWEST, LENT, MOST, START, TOLERATED, TRUSTED_AFTER, Guard
 from kvtune.core.policies.remembered import Remembered
 from kvtune.core.settings import CoreSettings
 
@@ -283,34 +283,51 @@ def trusting(blocks: int) -> Guard:
     return guard
 
 
-def test_a_stake_grows_by_winnings_alone() -> None:
+def test_a_stake_is_what_was_won_and_a_share_of_what_was_asked_for() -> None:
     guard = trusting(10_000)
-    loan = LOAN * 10_000
+    assert guard.stake == 0
     for _ in range(100):
-        guard.settle(0, 0, 100, 50)
-    assert guard.stake == loan, "a promise is no winning"
-    for _ in range(DOUBLED_IN):
-        guard.settle(1, 0, 100, 0)
-    assert 2 * loan <= guard.stake < 2 * loan + 2 * DOUBLED_IN
-    before = guard.stake
-    guard.settle(0, 500, 10**6, 0)
-    assert guard.stake == before - 500
-    for _ in range(1000):
-        guard.settle(1000, 0, 0, 0)
-    assert guard.stake == 10_000
+        guard.settle(0, 0, 400, 50)
+    assert guard.stake == LENT * 40_000, "a promise is no winning"
+    guard.settle(300, 0, 0, 0)
+    assert guard.stake == LENT * 40_000 + 300
+    guard.settle(0, 200, 0, 0)
+    assert guard.stake == LENT * 40_000 + 100
+    guard.settle(0, 9_000, 0, 0)
+    assert guard.stake == 0 and guard.by_age
+    guard.settle(5_000, 0, 0, int(guard.wanted) + 1)
+    assert not guard.by_age and guard.stake == 0, "nothing is won in age's order, and what was lost is owed"
 
 
-def test_a_turn_begins_with_the_loan_again() -> None:
-    guard = trusting(10_000)
-    for _ in range(100):
-        guard.settle(10, 0, 0, 0)
-    assert guard.stake > 2 * LOAN * 10_000
-    guard.settle(0, 10_000, 0, 0)
-    guard.settle(0, 0, 0, int(guard.wanted) + 1)
-    assert (guard.by_age, guard.turns, guard.stake) == (False, 2, LOAN * 10_000)
+def test_after_a_long_history_the_stake_is_the_whole_pool() -> None:
+    guard = trusting(1000)
+    shares = []
+    for _ in range(TRUSTED_AFTER):
+        guard.settle(0, 0, 1000, 0)
+        shares.append(guard.stake / 1000)
+    assert shares == sorted(shares) and shares[-1] == 1.0
+    assert all(share / pools < 0.015 for pools, share in enumerate(shares, 1)), "of all blocks asked for"
 
 
-@pytest.mark.parametrize("stake", [60.0, LOAN * 1000])
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.floats(0, 1), st.integers(0, 1000)), min_size=1, max_size=300)
+)
+def test_what_a_stake_loses_was_won_before_or_is_a_share_of_what_was_asked(
+    epochs: list[tuple[int, float, int]],
+) -> None:
+    """Where an epoch loses at most its stake, and new evidence always comes."""
+    guard = trusting(1000)
+    lost_in_all = 0
+    for won, share, asked in epochs:
+        if guard.by_age:
+            guard.settle(0, 0, asked, int(guard.wanted) + 1)
+        lost = int(share * guard.stake)
+        lost_in_all += lost - won
+        guard.settle(won, lost, asked, 0)
+        assert lost_in_all <= max(LENT, 1 / TRUSTED_AFTER) * guard.asked
+
+
+@pytest.mark.parametrize("stake", [60.0, 100.0])
 def test_blocks_used_once_go_before_their_turn_as_far_as_the_stake_reaches(stake: float) -> None:
     pool = Pool(1000)
     policy = pool.policy

@@ -115,9 +115,29 @@ def test_what_comes_back_costs_nothing_where_it_could_not_have_been_used_without
     assert pool.policy.near.by_age, "no ordinary window came back with them"
 
 
-def test_outputs_are_tried_by_age_now_and_then(pool: Windows) -> None:
-    tiers = []
-    for _ in range(40 * BLOCKS):
-        pool.add(OUTPUT_END)
-        tiers.append(pool.size(SINGLE) > 0)
-    assert any(tiers) and not all(tiers)
+def compute_again(pool: Windows, key: int) -> None:
+    """A full-attention group's free block is stored once more by a prompt that could not use it."""
+    old = pool.holds[key]
+    for queue in pool.queues:
+        queue.pop(old, None)
+    pool.policy.replaced(old)
+    del pool.key_of[old]
+    block = pool.take()
+    pool.blank.append(old)
+    pool.holds[key], pool.key_of[block] = block, key
+    pool.policy.stored(block, b"%032d" % key, True)
+    pool.queues[pool.policy.place([block])[0]][block] = None
+
+
+def test_outputs_get_a_place_by_age_once_their_prompts_next_turn_is_computed_again(pool: Windows) -> None:
+    """Keys of one block in two groups differ in their last four bytes."""
+    turn = [pool.add(key=number * 10_000) for number in range(100, 140)]
+    ended = pool.add(OUTPUT_END, key=139 * 10_000 + 1)
+    while ended in pool.holds:
+        pool.add()
+    assert all(key in pool.holds for key in turn)
+    for key in turn[:-1]:
+        compute_again(pool, key)
+    assert not pool.policy.output.by_age, "not where the output ended"
+    compute_again(pool, turn[-1])
+    assert pool.policy.output.by_age

@@ -7,7 +7,7 @@ with a seed of its own, so that three seeds are seen. A cell is hit tokens over 
 nothing could hit. The rule: the default is at most 1 point below the best of stock's settings and at most 2 below the
 best of the core's other policies; rows that miss are listed, and it exits 1. Writes reports/tables/policies.md, .json.
 Stopped, the same command goes on behind its last row (reports/policies-rows.jsonl); after a change of the core,
-`--again` measures all rows anew. `--columns density` measures that column, and takes the others from the table.
+`--again` measures all rows anew, `--columns density` that column of all rows: the others are the table's.
 """
 
 from __future__ import annotations
@@ -195,11 +195,13 @@ def main() -> int:
     parser.add_argument("--columns", default="", help="comma-separated; the others are the table's")
     options = parser.parse_args()
     chosen = tuple(options.only.split(",")) if options.only else ("",)
-    if options.again:
+    wanted = options.columns.split(",") if options.columns else []
+    if unknown := set(wanted) - {name for model in COLUMNS for name in columns(model, 1, COLUMNS[model])}:
+        parser.error(f"no such column: {', '.join(sorted(unknown))}")
+    if options.again or wanted:
         JOURNAL.unlink(missing_ok=True)
     done = [json.loads(line) for line in JOURNAL.read_text().splitlines()] if JOURNAL.exists() else []
     known = {_key(row): row for row in done}
-    wanted = options.columns.split(",") if options.columns else []
     kept = json.loads((TABLES / "policies.json").read_text())["rows"] if wanted else []
     table = {_key(row): row["share"] for row in kept}
     rows: list[dict[str, Any]] = []

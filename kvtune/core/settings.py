@@ -22,7 +22,8 @@ Kind = Literal["switch", "integer", "number", "choice"]
 
 POLICIES = ("density", "tiered", "pin", "lru", "two_class")
 AUTO = "auto"
-"""`density` for models with sliding windows; for others stock's queue, or `two_class` once its bonus is tuned."""
+"""`density` for models with sliding windows or full attention alone; for others stock's queue. Without windows
+`two_class` once its bonus is tuned."""
 ADMISSIONS = ("fcfs", "longest_prefix")
 LEGACY = "legacy_"
 """What the names of switches begin with that only `kvtune evidence` needs."""

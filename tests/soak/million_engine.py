@@ -42,7 +42,7 @@ SMALL_BLOCKS = ("--block-size", "32", "--max-num-batched-tokens", "512")
 MODELS = {
     model.name: model
     for model in (
-        Model("tiny-llama", 80, SMALL_BLOCKS),
+        Model("tiny-llama", 80, SMALL_BLOCKS, {"policy": "lru"}),
         Model("tiny-gemma3", 200, SMALL_BLOCKS, {"policy": "lru", "pinning": False}),
         # A block holds a state: 256 or 384 tokens, by the CPU.
         Model("tiny-qwen3next", 26, ("--max-num-batched-tokens", "1024")),

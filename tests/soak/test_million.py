@@ -24,7 +24,7 @@ PLANTS = {
     "request_finished_short": "tokens, not",
     "abort_not_heard": "which is aborted",
     "request_never_scheduled": "neither ended nor been aborted",
-    "other_block_than_stock": "core differs from stock in digests",
+    "other_block_than_stock": "alike differs from stock in digests",
     "steady_path_gives_up": "steady path: gave up",
     "bytes_kept_by_a_request": "the process grows: blocks",
 }

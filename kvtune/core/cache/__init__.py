@@ -5,7 +5,8 @@ resume there) and gives each a grade; `tiers.py` holds the free blocks; a policy
 the tier of a grade and the order of eviction.
 
     tiers.py     the free blocks in queues that a policy orders; survives its failure, mends broken queues
-    pool.py      TieredPool: vLLM's BlockPool with tiers as its free queue; tells the policy of hits and evictions
+    quick.py     vLLM's BlockPool with its loops over blocks inlined; the simulator has it, too
+    pool.py      TieredPool: that with tiers as its free queue; tells the policy of hits and evictions
     windows.py   which sliding-window blocks are kept, and their grade
     manager.py   the end of a request: its last window is kept
     adopt.py     swaps classes of exact types in the managers that vLLM built, or says why not

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.kvtune")
 
 PART = "cache.adopt"
+UNTRIED = "eviction by reuse was not tried on models with layers of this kind"
 
 
 def install(settings: CoreSettings) -> None:
@@ -52,6 +53,7 @@ def uninstall() -> None:
 def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     """Exchange the classes of one manager's pool and groups, or record why not."""
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
     from kvtune.core.cache import windows as window
     from kvtune.core.cache.manager import KeepingManager
@@ -78,12 +80,14 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
 
     reasons = {group.kv_cache_group_id: window.supports(group) for group in groups}
     windows = [group for group in groups if not reasons[group.kv_cache_group_id]]
-    policy = effective_policy(settings, bool(windows))
+    full = all(type(group) is FullAttentionManager for group in groups)
+    policy = effective_policy(settings, bool(windows), full)
     if policy == "lru" and not (windows and settings.pinning):
         # Stock's queue is LRU already.
         state.part("pool", True)
         state.part("pinning", False, _missed_windows(settings, windows))
-        state.part("reuse", False)
+        untried = settings.reuse and settings.policy == AUTO and not (windows or full)
+        state.part("reuse", False, f"{UNTRIED}: core.policy=density turns it on" if untried else "")
         return
 
     pool.__class__ = TieredPool
@@ -112,16 +116,18 @@ def _missed_windows(settings: CoreSettings, windows: Sequence[GroupManager]) -> 
     )
 
 
-def effective_policy(settings: CoreSettings, has_windows: bool) -> str:
+def effective_policy(settings: CoreSettings, has_windows: bool, full_attention: bool) -> str:
     """The policy that runs: without sliding windows `tiered` and `pin` are LRU, and so is everything without reuse.
 
-    `auto` changes a model without windows only where `reuse_bonus_s` was tuned: stock's own queue costs nothing.
+    `auto` is `density` for models that were searched for loads on which it loses: those with sliding windows, and
+    those with full attention alone. A tuned `reuse_bonus_s` makes it `two_class` in models without windows.
     """
     if has_windows:
         return "density" if settings.policy == AUTO else settings.policy
     if not settings.reuse:
         return "lru"
-    if settings.policy == "density":
+    if settings.policy in (AUTO, "tiered", "two_class") and settings.reuse_bonus_s > 0:
+        return "two_class"
+    if settings.policy == "density" or (settings.policy == AUTO and full_attention):
         return "density"
-    tuned = settings.policy in (AUTO, "tiered", "two_class") and settings.reuse_bonus_s > 0
-    return "two_class" if tuned else "lru"
+    return "lru"

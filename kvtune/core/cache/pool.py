@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from kvtune.core.cache.quick import QuickPool
 from kvtune.core.cache.tiers import BLANK, Tiers
 from kvtune.core.policies import FAR, OUTPUT, OUTPUT_END
 from kvtune.core.settings import CoreSettings
 
 
-class TieredPool(BlockPool):  # type: ignore[misc]
+class TieredPool(QuickPool):
     """vLLM's pool with Tiers as its free queue; it reports hits, hashes and evictions to the policy."""
 
     free_block_queue: Tiers
@@ -48,7 +48,16 @@ class TieredPool(BlockPool):  # type: ignore[misc]
             self._replace(twin)
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
         try:
-            tiers.policy.stored(block.block_id, block_hash_with_group_id, resident)
+            tiers.policy.stored([block.block_id], [block_hash_with_group_id], resident)
+        except Exception as error:
+            tiers.policy_failed(error)
+
+    def tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
+        tiers = self.free_block_queue
+        if not tiers.tells_stored:
+            return
+        try:
+            tiers.policy.stored([block.block_id for block in blocks], keys, False)
         except Exception as error:
             tiers.policy_failed(error)
 
@@ -70,14 +79,23 @@ class TieredPool(BlockPool):  # type: ignore[misc]
         key = block._block_hash
         if not super()._maybe_evict_cached_block(block):
             return False
+        if key is None:
+            self.free_block_queue.grade_of[block.block_id] = 0
+        else:
+            self.tell_evicted([block], [key])
+        return True
+
+    def tell_evicted(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
         tiers = self.free_block_queue
-        tiers.grade_of[block.block_id] = 0
+        block_ids, grade_of = [block.block_id for block in blocks], tiers.grade_of
+        for block_id in block_ids:
+            grade_of[block_id] = 0
+        if not tiers.tells_evicted:
+            return
         try:
-            if key is not None and tiers.tells_evicted:
-                tiers.policy.evicted(block.block_id, key)
+            tiers.policy.evicted(block_ids, keys)
         except Exception as error:
             tiers.policy_failed(error)
-        return True
 
     def reset_prefix_cache(self) -> bool:
         if not super().reset_prefix_cache():

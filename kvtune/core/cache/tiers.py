@@ -181,12 +181,14 @@ class Tiers:
             return
         try:
             tiers = self.policy.place([block.block_id for block in blocks])
-            if len(tiers) != len(blocks) or not 0 < min(tiers) <= max(tiers) < len(self.queues) - 1:
+            found = set(tiers)
+            if len(tiers) != len(blocks) or not 0 < min(found) <= max(found) < len(self.queues) - 1:
                 raise ValueError(f"policy {self.policy.name} placed a block in a tier that it does not have")
         except Exception as error:
             self.policy_failed(error)
             tiers = [len(self.policy.tiers)] * len(blocks)
-        if tiers.count(tiers[0]) == len(tiers):
+            found = set(tiers)
+        if len(found) == 1:
             self.queues[tiers[0] + 1].append_n(blocks)
             self._mark(blocks, tiers[0] + 1)
             return
@@ -209,9 +211,15 @@ class Tiers:
     @property
     def fake_free_list_head(self) -> KVCacheBlock:
         """The sentinel before the next block to give out. Only that block's tier can be walked from it."""
-        return next(
-            (q for q in self.queues[BLANK:] if q.num_free_blocks), self.queues[BLANK]
-        ).fake_free_list_head
+        return self._first().fake_free_list_head
+
+    @property
+    def fake_free_list_tail(self) -> KVCacheBlock:
+        """The sentinel behind the last block of that tier."""
+        return self._first().fake_free_list_tail
+
+    def _first(self) -> FreeKVCacheBlockQueue:
+        return next((q for q in self.queues[BLANK:] if q.num_free_blocks), self.queues[BLANK])
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         """Every free block, tier by tier."""

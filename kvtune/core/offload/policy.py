@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
@@ -123,7 +123,7 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
             self._kept_by_age.update(refused)
             return list(keys)
         refused = refused[room:]
-        self._ghost.add_all(map(mark, refused), LEFT, 0)
+        self._ghost.add_all(map(mark, refused), repeat(LEFT), repeat(0))
         self.refused += len(refused)
         out = set(refused)
         return [key for key in keys if key not in out]
@@ -262,7 +262,7 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
                 return None
         evicted = [(key, self.chunks[key]) for key in chosen]
         kind = LOST_TO_AGE if self.duel.by_age else LEFT
-        self._ghost.add_all(map(mark, chosen[spare:]), kind, 0)
+        self._ghost.add_all(map(mark, chosen[spare:]), repeat(kind), repeat(0))
         for key in chosen:
             self.remove(key)
         return evicted

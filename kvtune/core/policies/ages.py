@@ -8,9 +8,12 @@ Counts are halved every eight pool sizes.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from array import array
+from collections.abc import Collection
 from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
 
 EPOCHS_A_POOL = 32
 FEWEST = 64
@@ -32,6 +35,7 @@ def _widths() -> list[int]:
 
 WIDTHS = _widths()
 ENDS = list(accumulate(WIDTHS))
+STARTS = [end - width for end, width in zip(ENDS, WIDTHS, strict=True)]
 BIN_OF = [number for number, width in enumerate(WIDTHS) for _ in range(width)]
 
 
@@ -46,17 +50,18 @@ class Ages:
     def __init__(self, blocks: int) -> None:
         self.length = max(1, blocks // EPOCHS_A_POOL, min(FEWEST, blocks // 8))
         self.epoch = 1
-        self.left = tuple([0] * (OLDEST + 1) for _ in range(4))
+        self.left = tuple(array("q", [0]) * (OLDEST + 1) for _ in range(4))
+        self._views = tuple(np.frombuffer(left, np.int64) for left in self.left)
+        """Blocks are counted one by one, and added up as vectors: the same numbers, quick both ways."""
         self.hits = ([0.0] * len(WIDTHS), [0.0] * len(WIDTHS))
-        self.chances = ([0.0] * len(WIDTHS), [0.0] * len(WIDTHS))
+        self.chances = (np.zeros(len(WIDTHS)), np.zeros(len(WIDTHS)))
         self.smoothed = SMOOTHED * blocks
         self._rates: dict[int, list[float]] = {}
         self._values: dict[tuple[int, int], float] = {}
 
-    def came(self, counts: Sequence[int]) -> None:
-        """So many blocks of each class became free in this epoch."""
-        for left, count in zip(self.left, counts, strict=True):
-            left[self.epoch & OLDEST] += count
+    def came(self, kind: int, count: int) -> None:
+        """So many blocks of a class became free in this epoch."""
+        self.left[kind][self.epoch & OLDEST] += count
 
     def went(self, kind: int, epoch: int) -> None:
         """A block of this epoch is forgotten, or in use again. Of the epoch 16 bits count."""
@@ -75,9 +80,7 @@ class Ages:
         now = self.epoch
         start = (now + 1) & OLDEST
         for kind, chances in enumerate(self.chances):
-            by_age = self._by_age(kind)
-            for number, end in enumerate(ENDS):
-                chances[number] += sum(by_age[end - WIDTHS[number] : end])
+            chances += np.add.reduceat(self._by_age(kind), STARTS)
         for left in self.left:
             # The oldest join the next ones: the epoch that begins takes their place.
             left[(now + 2) & OLDEST] += left[start]
@@ -86,29 +89,30 @@ class Ages:
         self._rates.clear()
         self._values.clear()
         if self.epoch % HALVED_AFTER == 0:
-            for counts in (*self.hits, *self.chances):
-                counts[:] = [count / 2 for count in counts]
+            for hits, chances in zip(self.hits, self.chances, strict=True):
+                hits[:] = [count / 2 for count in hits]
+                chances /= 2
 
     def reach(self, free: int, kinds: Collection[int] = (SINGLE, REUSED)) -> float:
         """The epoch, with a fraction, back to which a pool holds blocks of these classes that evicts them by age."""
-        held = list(accumulate(map(sum, zip(*map(self._by_age, kinds), strict=True))))
-        age = bisect_right(held, free)
+        held = np.add.reduce([self._by_age(kind) for kind in kinds]).cumsum()
+        age = int(held.searchsorted(free, "right"))
         if age >= OLDEST:
             return 0.0
-        younger = held[age - 1] if age else 0
-        return self.epoch - age + 1 - (free - younger) / (held[age] - younger)
+        younger = int(held[age - 1]) if age else 0
+        return self.epoch - age + 1 - (free - younger) / (int(held[age]) - younger)
 
-    def _by_age(self, kind: int) -> list[int]:
+    def _by_age(self, kind: int) -> NDArray[np.int64]:
         """Blocks of a class that are left, by age in epochs."""
-        left, start = self.left[kind], (self.epoch + 1) & OLDEST
-        return (left[start:] + left[:start])[::-1]
+        left, start = self._views[kind], (self.epoch + 1) & OLDEST
+        return np.concatenate((left[start:], left[:start]))[::-1]
 
     def traded(self, reach: float) -> tuple[int, int]:
         """Epochs (single, reused) back to which a pool holds them that keeps reused blocks twice as long as age does.
 
         It holds as many blocks in all, so it has fewer single ones.
         """
-        single, reused = self._by_age(SINGLE), self._by_age(REUSED)
+        single, reused = self._by_age(SINGLE).tolist(), self._by_age(REUSED).tolist()
         now, oldest = self.epoch, self.epoch - int(reach)
         spare = sum(single[:oldest])
         kept, age = 0, oldest
@@ -145,7 +149,7 @@ class Ages:
 
     def _smooth(self, kind: int) -> list[float]:
         """Hits of a block in an epoch, by bin."""
-        hits, chances = self.hits[kind], self.chances[kind]
+        hits, chances = self.hits[kind], self.chances[kind].tolist()
         rate = sum(hits) / max(1.0, sum(chances))
         rates = []
         for hit, chance in zip(hits, chances, strict=True):

@@ -18,7 +18,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from operator import itemgetter
+
+import numpy as np
 
 from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, TERMINAL, Shelves, ages
 from kvtune.core.policies.ages import Ages
@@ -37,12 +38,12 @@ REMEMBERED = 1.8
 """Evicted blocks that are remembered, in pool sizes: 24 bytes a block of the pool. 13 more are kept of each block."""
 RUN = 16
 """Blocks that one comparison of values may decide: those of one request stand together and are of one age."""
-ALIKE = 4
-"""So many blocks or more that are freed together are looked at together: those of a prompt are mostly alike."""
+MANY = 16
+"""So many blocks or more are looked at as vectors: those of a prompt are mostly alike."""
 
 
 def _end_of_output(key: bytes) -> int:
-    """The mark of a window's block where an output ended, the same for each group: keys end with their group."""
+    """The mark of a window where an output ended, the same for each group: keys end with their group."""
     return mark(key[:-4])
 
 
@@ -59,8 +60,9 @@ class Density(InOrder):
     def reset(self) -> None:
         blocks = self.shelves.num_blocks
         self.use = bytearray(blocks)
-        self.freed_at = array("Q", [0]) * blocks
+        self.freed_at = array("q", [0]) * blocks
         """Four times the blocks freed until then, plus the class; 0: in use, or speculative, or far."""
+        self._use, self._freed_at = np.frombuffer(self.use, np.uint8), np.frombuffer(self.freed_at, np.int64)
         self.mark_of = array("I", [0]) * blocks
         self.ages = Ages(blocks)
         self.guard = Guard(blocks)
@@ -82,39 +84,47 @@ class Density(InOrder):
         self.ghost_hits = 0
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
-        room = (self.epoch_ends - self.freed) // 4
-        if len(block_ids) > room:
-            first = self.place(block_ids[:room])
+        if len(block_ids) >= MANY:
+            tier = self._place_alike(block_ids)
+            if tier:
+                return [tier] * len(block_ids)
+        return [self._place(block_id) for block_id in block_ids]
+
+    def _place(self, block_id: int) -> int:
+        used, grade = self.use[block_id], self.shelves.grade_of[block_id]
+        if used == HIT or not grade:
+            kind = 1 if used else 0
+            tier = SINGLE + kind
+        else:
+            tier, kind = self._graded(grade, used)
+            if tier <= FAR_TIER:
+                return tier
+        if self.freed >= self.epoch_ends:
             self._end_epoch()
-            return first + self.place(block_ids[room:])
-        grade_of, use, freed_at = self.shelves.grade_of, self.use, self.freed_at
-        freed = self.freed
-        if len(block_ids) >= ALIKE and itemgetter(*block_ids)(use).count(HIT) == len(block_ids):
-            # What a prompt hit stays together.
-            self.freed += 4 * len(block_ids)
-            for block_id, when in zip(block_ids, range(freed + 5, self.freed + 5, 4), strict=True):
-                freed_at[block_id] = when
-            self.ages.came((0, len(block_ids), 0, 0))
-            return [REUSED] * len(block_ids)
-        came = [0, 0, 0, 0]
-        tiers = []
-        for block_id in block_ids:
-            used = use[block_id]
-            if used == HIT or not grade_of[block_id]:
-                kind = 1 if used else 0
-                tier = SINGLE + kind
-            else:
-                tier, kind = self._graded(grade_of[block_id], used)
-                if tier <= FAR_TIER:
-                    tiers.append(tier)
-                    continue
-            freed += 4
-            freed_at[block_id] = freed + kind
-            came[kind] += 1
-            tiers.append(tier)
-        self.freed = freed
-        self.ages.came(came)
-        return tiers
+        self.freed += 4
+        self.freed_at[block_id] = self.freed + kind
+        self.ages.came(kind, 1)
+        return tier
+
+    def _place_alike(self, block_ids: Sequence[int]) -> int:
+        """The tier of all of these blocks, where they are of one class and not kept for a window; 0 otherwise."""
+        blocks = np.array(block_ids)
+        used = self._use[blocks]
+        first = int(used[0])
+        if (used != first).any():
+            return 0
+        if first != HIT and np.frombuffer(self.shelves.grade_of, np.uint8)[blocks].any():
+            return 0
+        kind = ages.REUSED if first else ages.SINGLE
+        while len(blocks):
+            if self.freed >= self.epoch_ends:
+                self._end_epoch()
+            count = min(len(blocks), (self.epoch_ends - self.freed) // 4)
+            end = self.freed + 4 * count
+            self._freed_at[blocks[:count]] = np.arange(self.freed + 4 + kind, end + 4 + kind, 4)
+            self.freed, blocks = end, blocks[count:]
+            self.ages.came(kind, count)
+        return REUSED if kind else SINGLE
 
     def _graded(self, grade: int, used: int) -> tuple[int, int]:
         """The tier and the class of a window's block that was never hit."""
@@ -158,15 +168,10 @@ class Density(InOrder):
         if self.stale:
             self._look(shelves.num_free_blocks)
         heads = []
-        for tier, first in (
-            (NEAR_TIER, not self.near.by_age),
-            (OUTPUT_TIER, not self.output.by_age),
-            (SINGLE, False),
-            (REUSED, False),
-        ):
+        for tier in (NEAR_TIER, OUTPUT_TIER, SINGLE, REUSED):
             block_id = head(tier)
             if block_id >= 0:
-                if first:
+                if tier < SINGLE and not (self.near if tier == NEAR_TIER else self.output).by_age:
                     return tier, min(wanted, size(tier))
                 heads.append((freed_at[block_id], tier))
         if len(heads) == 1:
@@ -194,18 +199,26 @@ class Density(InOrder):
         self.beyond = self.beyond_near = self.beyond_output = self.losing = False
         an_epoch = self.an_epoch
         if len(block_ids) == 1:
-            when = freed_at[block_ids[0]]
+            block_id = block_ids[0]
+            when, freed_at[block_id], use[block_id] = freed_at[block_id], 0, HIT
             if when:
                 self._hit(when & 3, when // an_epoch, 1)
+            return
+        if len(block_ids) < MANY:
+            keys = [when // an_epoch << 2 | when & 3 for when in map(freed_at.__getitem__, block_ids)]
+            for block_id in block_ids:
+                freed_at[block_id] = 0
+                use[block_id] = HIT
         else:
-            # Most blocks of a prompt are of one epoch and class; a dict keeps the order in which they come.
-            keys = [when // an_epoch << 2 | when & 3 for when in itemgetter(*block_ids)(freed_at)]
-            for key, count in Counter(keys).items():
-                if key > 3:
-                    self._hit(key & 3, key >> 2, count)
-        for block_id in block_ids:
-            freed_at[block_id] = 0
-            use[block_id] = HIT
+            blocks = np.array(block_ids)
+            times = self._freed_at[blocks]
+            keys = (times // an_epoch << 2 | times & 3).tolist()
+            self._freed_at[blocks] = 0
+            self._use[blocks] = HIT
+        # Most blocks of a prompt are of one epoch and class; a dict keeps the order in which they come.
+        for key, count in Counter(keys).items():
+            if key > 3:
+                self._hit(key & 3, key >> 2, count)
 
     def _hit(self, kind: int, epoch: int, count: int) -> None:
         """Blocks of one class and epoch were hit, behind those of the same prompt that were hit before."""
@@ -238,20 +251,27 @@ class Density(InOrder):
         for block_id in block_ids:
             self.use[block_id] = ONCE
 
-    def stored(self, block_id: int, key: bytes, resident: bool) -> None:
-        number = self.mark_of[block_id] = mark(key)
-        self.asked += 1
+    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool) -> None:
+        marks = list(map(mark, keys))
+        mark_of, use = self.mark_of, self.use
+        self.asked += len(marks)
+        for block_id, number in zip(block_ids, marks, strict=True):
+            mark_of[block_id] = number
+            if resident:
+                use[block_id] = HIT
         if resident:
-            self.use[block_id] = HIT
-            if self.useless_output:
+            for key in keys if self.useless_output else ():
                 self._behind_an_output(key)
             return
         self.useless_output = 0
-        known = self.remembered.take(number)
-        if known is None:
-            self.losing = False
-            return
-        kind, epoch = known
+        for block_id, key, known in zip(block_ids, keys, self.remembered.take_each(marks), strict=True):
+            if known is None:
+                self.losing = False
+            else:
+                self._came_back(block_id, key, *known)
+
+    def _came_back(self, block_id: int, key: bytes, kind: int, epoch: int) -> None:
+        """A block was stored again after it had been evicted."""
         ages = self.ages
         ages.hit(kind, epoch)
         epoch = ages.epoch - ((ages.epoch - epoch) & 0xFFFF)
@@ -306,15 +326,20 @@ class Density(InOrder):
                 self.useless_output += 1
         self.use[block_id] = ONCE
 
-    def evicted(self, block_id: int, key: bytes) -> None:
-        freed = self.freed_at[block_id]
-        if freed:
-            kind = freed & 3
-            # Windows of outputs are stored but once: they are looked for by the prompt's ordinary blocks.
-            number = _end_of_output(key) if kind == ages.OUTPUT else self.mark_of[block_id]
-            self.remembered.add(number, kind, freed // self.an_epoch)
-            self.freed_at[block_id] = 0
-        self.use[block_id] = ONCE
+    def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
+        freed_at, use, mark_of, an_epoch = self.freed_at, self.use, self.mark_of, self.an_epoch
+        marks, kinds, epochs = [], [], []
+        for block_id, key in zip(block_ids, keys, strict=True):
+            freed = freed_at[block_id]
+            if freed:
+                kind = freed & 3
+                # Windows of outputs are stored but once: they are looked for by the prompt's ordinary blocks.
+                marks.append(_end_of_output(key) if kind == ages.OUTPUT else mark_of[block_id])
+                kinds.append(kind)
+                epochs.append(freed // an_epoch)
+                freed_at[block_id] = 0
+            use[block_id] = ONCE
+        self.remembered.add_all(marks, kinds, epochs)
 
     def counters(self) -> dict[str, int]:
         return {

@@ -41,10 +41,10 @@ class InOrder:
     def replaced(self, block_id: int) -> None:
         pass
 
-    def stored(self, block_id: int, key: bytes, resident: bool) -> None:
+    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool) -> None:
         pass
 
-    def evicted(self, block_id: int, key: bytes) -> None:
+    def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
         pass
 
     def reset(self) -> None:

@@ -13,9 +13,8 @@ TAKEN = 255
 """The class of a block that came back."""
 
 
-def mark(key: bytes) -> int:
-    """32 bits of a hash, the same in every process, well spread even where hashes are not random (tests, traces)."""
-    return crc32(key)
+mark = crc32
+"""32 bits of a hash, the same in every process, well spread even where hashes are not random (tests, traces)."""
 
 
 class Remembered:
@@ -33,71 +32,55 @@ class Remembered:
         self.kinds = bytearray(size)
 
     def add(self, mark: int, kind: int, epoch: int) -> None:
-        if not self.size:
-            self.forget(kind, epoch)
-            return
-        at = self.added % self.size
-        if self.added >= self.size:
-            self._drop(at)
-        self.added += 1
-        bucket = mark % self.buckets
-        self.marks[at] = mark
-        self.epochs[at] = epoch & 0xFFFF
-        self.kinds[at] = kind
-        self.older[at] = self.first[bucket]
-        self.first[bucket] = at + 1
+        self.add_all((mark,), (kind,), (epoch,))
 
-    def add_all(self, marks: Iterable[int], kind: int, epoch: int) -> None:
-        """`add` for each of them, in this order."""
-        size, buckets, epoch = self.size, self.buckets, epoch & 0xFFFF
-        all_marks, older, first = self.marks, self.older, self.first
-        for mark in marks if size else ():
-            at = self.added % size
-            if self.added >= size:
+    def add_all(self, marks: Iterable[int], kinds: Iterable[int], epochs: Iterable[int]) -> None:
+        """Blocks in this order; classes and epochs may be endless."""
+        size, buckets, added = self.size, self.buckets, self.added
+        all_marks, all_kinds, all_epochs = self.marks, self.kinds, self.epochs
+        older, first = self.older, self.first
+        for mark, kind, epoch in zip(marks, kinds, epochs, strict=False):
+            if not size:
+                self.forget(kind, epoch)
+                continue
+            at = added % size
+            if added >= size:
                 self._drop(at)
-            self.added += 1
+            added += 1
             bucket = mark % buckets
             all_marks[at] = mark
-            self.epochs[at] = epoch
-            self.kinds[at] = kind
+            all_epochs[at] = epoch & 0xFFFF
+            all_kinds[at] = kind
             older[at] = first[bucket]
             first[bucket] = at + 1
-        for _ in marks if not size else ():
-            self.forget(kind, epoch)
+        self.added = added
 
     def take_all(self, keys: Iterable[bytes]) -> dict[bytes, int]:
         """`take` for each of these hashes: the classes of those that were remembered."""
-        taken: dict[bytes, int] = {}
-        if not self.size:
-            return taken
-        marks, older, first, buckets, kinds = self.marks, self.older, self.first, self.buckets, self.kinds
-        for key in keys:
-            mark = crc32(key)
-            slot = first[mark % buckets]
+        hashes = list(keys)
+        found = self.take_each(map(mark, hashes))
+        return {key: known[0] for key, known in zip(hashes, found, strict=True) if known is not None}
+
+    def take(self, mark: int) -> tuple[int, int] | None:
+        """(class, 16 bits of the epoch) of the newest block with this mark, which is remembered no more."""
+        return self.take_each((mark,))[0]
+
+    def take_each(self, wanted: Iterable[int]) -> list[tuple[int, int] | None]:
+        """`take` for each of these marks."""
+        marks, older, first, kinds, buckets = self.marks, self.older, self.first, self.kinds, self.buckets
+        taken: list[tuple[int, int] | None] = []
+        for mark in wanted:
+            slot, found = first[mark % buckets] if self.size else 0, None
             while slot:
                 at = slot - 1
                 if marks[at] == mark:
                     if kinds[at] != TAKEN:
-                        taken[key] = kinds[at]
+                        found = kinds[at], self.epochs[at]
                         kinds[at] = TAKEN
                     break
                 slot = older[at]
+            taken.append(found)
         return taken
-
-    def take(self, mark: int) -> tuple[int, int] | None:
-        """(class, 16 bits of the epoch) of the newest block with this mark, which is remembered no more."""
-        marks, older = self.marks, self.older
-        slot = self.first[mark % self.buckets] if self.size else 0
-        while slot:
-            at = slot - 1
-            if marks[at] == mark:
-                kind = self.kinds[at]
-                if kind == TAKEN:
-                    return None
-                self.kinds[at] = TAKEN
-                return kind, self.epochs[at]
-            slot = older[at]
-        return None
 
     def _drop(self, at: int) -> None:
         """The oldest of all is the last of its chain."""

@@ -54,8 +54,8 @@ class Tiered(InOrder):
         for block_id in block_ids:
             self.was_hit[block_id] = 0
 
-    def evicted(self, block_id: int, key: bytes) -> None:
-        self.was_hit[block_id] = 0
+    def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
+        self.retired(block_ids)
 
     def reset(self) -> None:
         self.was_hit = bytearray(len(self.was_hit))

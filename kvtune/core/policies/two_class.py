@@ -125,17 +125,19 @@ class TwoClass(InOrder):
         for block_id in block_ids:
             self.reused[block_id] = 0
 
-    def stored(self, block_id: int, key: bytes, resident: bool) -> None:
-        mark = self.mark_of[block_id] = _mark(key)
-        if resident:
-            self.reused[block_id] = 1
-        elif mark in self.ghost:
-            self.reused[block_id] = 1
-            self.ghost_hits += 1
+    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool) -> None:
+        for block_id, key in zip(block_ids, keys, strict=True):
+            mark = self.mark_of[block_id] = _mark(key)
+            if resident:
+                self.reused[block_id] = 1
+            elif mark in self.ghost:
+                self.reused[block_id] = 1
+                self.ghost_hits += 1
 
-    def evicted(self, block_id: int, key: bytes) -> None:
-        self.reused[block_id] = 0
-        self.ghost.add(self.mark_of[block_id] or _mark(key))
+    def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
+        for block_id, key in zip(block_ids, keys, strict=True):
+            self.reused[block_id] = 0
+            self.ghost.add(self.mark_of[block_id] or _mark(key))
 
     def reset(self) -> None:
         self.reused = bytearray(len(self.reused))

@@ -20,14 +20,15 @@ pytestmark = pytest.mark.vllm
 def test_evictions_are_the_pools_own(core: CoreSettings | None) -> None:
     shape = Shape(windows=(12,), blocks=120)
     engine = Engine(shape, core)
-    evict, evicted = engine.pool._maybe_evict_cached_block, []
+    take, evicted = engine.pool.get_new_blocks, list[bool]()
 
-    def watched(block: Any) -> bool:
-        result = evict(block)
-        evicted.append(result)
-        return bool(result)
+    def watched(count: int) -> list[Any]:
+        hashed = {block.block_id for block in engine.pool.blocks if block.block_hash is not None}
+        blocks: list[Any] = take(count)
+        evicted.extend(block.block_id in hashed and block.block_hash is None for block in blocks)
+        return blocks
 
-    engine.pool._maybe_evict_cached_block = watched
+    engine.pool.get_new_blocks = watched
     watch = PoolWatch(engine.pool)
     reported = 0
     for number in range(60):

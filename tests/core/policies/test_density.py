@@ -63,7 +63,7 @@ class Pool:
         block, _ = self.queues[tier].popitem(last=False)
         key = self.key_of.pop(block)
         del self.holds[key]
-        self.policy.evicted(block, b"%032d" % key)
+        self.policy.evicted([block], [b"%032d" % key])
         return block
 
     def ask(self, key: int) -> bool:
@@ -78,7 +78,7 @@ class Pool:
             block = self.take()
             self.holds[key] = block
             self.key_of[block] = key
-            self.policy.stored(block, b"%032d" % key, False)
+            self.policy.stored([block], [b"%032d" % key], False)
         self.queues[self.policy.place([block])[0]][block] = None
         self.hits += found
         return found
@@ -186,7 +186,7 @@ def test_age_reaches_back_as_far_as_counting_says(events: list[tuple[bool, int]]
     free: list[int] = []
     for comes, which in events:
         if comes or not free:
-            ages.came((1 - which % 2, which % 2, 0, 0))
+            ages.came(which % 2, 1)
             free.append((ages.epoch << 1) + which % 2)
             ages.tick()
         else:
@@ -201,7 +201,7 @@ def test_age_reaches_back_as_far_as_counting_says(events: list[tuple[bool, int]]
 def test_the_value_of_an_age_is_hits_over_time_until_the_best_horizon() -> None:
     ages = Ages(320)
     for _ in range(250):
-        ages.came((100, 0, 0, 0))
+        ages.came(0, 100)
         if ages.epoch > 5:
             for _ in range(50):
                 ages.hit(0, ages.epoch - 5)
@@ -255,7 +255,8 @@ def test_a_pool_that_prefers_reused_blocks_holds_as_many() -> None:
     ages = Ages(3200)
     for epoch in range(90):
         reused = 20 + epoch // 3
-        ages.came((100 - reused, reused, 0, 0))
+        ages.came(0, 100 - reused)
+        ages.came(1, reused)
         ages.tick()
     reach = ages.reach(3000)
     single_since, reused_since = ages.traded(reach)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import repeat
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ def test_many_at_once_are_one_by_one(size: int, calls: list[tuple[bool, list[byt
         if adds:
             for one in hashes:
                 single.add(mark(one), kind, epoch)
-            many.add_all(map(mark, hashes), kind, epoch)
+            many.add_all(map(mark, hashes), repeat(kind), repeat(epoch))
         else:
             taken = {one: found[0] for one in hashes if (found := single.take(mark(one))) is not None}
             assert many.take_all(hashes) == taken

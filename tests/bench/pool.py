@@ -38,6 +38,7 @@ class Named:
 
     def __init__(self, first: int, count: int) -> None:
         self.block_hashes = [b"%032d" % (first + i) for i in range(count)]
+        self.num_prompt_tokens = 16 * count
 
 
 def filled(size: int, policy: str) -> Any:

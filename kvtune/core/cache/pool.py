@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
@@ -12,11 +12,16 @@ from kvtune.core.cache.tiers import BLANK, Tiers
 from kvtune.core.policies import FAR, OUTPUT, OUTPUT_END
 from kvtune.core.settings import CoreSettings
 
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
 
 class TieredPool(QuickPool):
     """vLLM's pool with Tiers as its free queue; it reports hits, hashes and evictions to the policy."""
 
     free_block_queue: Tiers
+    in_output = False
+    """Whether the blocks that are stored end in an output: its steps compute them, whatever is cached."""
 
     def adopt_tiers(self, policy_name: str, settings: CoreSettings) -> None:
         """Called once, on a pool that stock has built; blocks may be in use already."""
@@ -35,6 +40,21 @@ class TieredPool(QuickPool):
         if tiers.tells_hit:
             self.count_as_hit(blocks)
 
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
+    ) -> None:
+        self.in_output = num_full_blocks * block_size > request.num_prompt_tokens
+        super().cache_full_blocks(
+            request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
+        )
+
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
     ) -> None:
@@ -48,7 +68,7 @@ class TieredPool(QuickPool):
             self._replace(twin)
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
         try:
-            tiers.policy.stored([block.block_id], [block_hash_with_group_id], resident)
+            tiers.policy.stored([block.block_id], [block_hash_with_group_id], resident, self.in_output)
         except Exception as error:
             tiers.policy_failed(error)
 
@@ -57,7 +77,7 @@ class TieredPool(QuickPool):
         if not tiers.tells_stored:
             return
         try:
-            tiers.policy.stored([block.block_id for block in blocks], keys, False)
+            tiers.policy.stored([block.block_id for block in blocks], keys, False, self.in_output)
         except Exception as error:
             tiers.policy_failed(error)
 
@@ -71,7 +91,7 @@ class TieredPool(QuickPool):
         tiers.grade_of[twin.block_id] = 0
         tiers.prepend_n([twin])
         try:
-            tiers.policy.replaced(twin.block_id)
+            tiers.policy.replaced(twin.block_id, self.in_output)
         except Exception as error:
             tiers.policy_failed(error)
 

@@ -26,7 +26,7 @@ from kvtune.core.policies.ages import Ages
 from kvtune.core.policies.extras import Account
 from kvtune.core.policies.guard import Guard
 from kvtune.core.policies.lru import InOrder
-from kvtune.core.policies.remembered import Remembered, mark
+from kvtune.core.policies.remembered import Remembered, mark, mark_of_output
 from kvtune.core.settings import CoreSettings
 
 SPECULATIVE_TIER, FAR_TIER, NEAR_TIER, OUTPUT_TIER, SINGLE, REUSED = range(1, 7)
@@ -40,11 +40,6 @@ RUN = 16
 """Blocks that one comparison of values may decide: those of one request stand together and are of one age."""
 MANY = 16
 """So many blocks or more are looked at as vectors: those of a prompt are mostly alike."""
-
-
-def _end_of_output(key: bytes) -> int:
-    """The mark of a window where an output ended, the same for each group: keys end with their group."""
-    return mark(key[:-4])
 
 
 class Density(InOrder):
@@ -251,31 +246,35 @@ class Density(InOrder):
         for block_id in block_ids:
             self.use[block_id] = ONCE
 
-    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool) -> None:
+    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, output: bool) -> None:
         marks = list(map(mark, keys))
         mark_of, use = self.mark_of, self.use
         self.asked += len(marks)
-        for block_id, number in zip(block_ids, marks, strict=True):
+        for block_id, number, key in zip(block_ids, marks, keys, strict=True):
             mark_of[block_id] = number
-            if resident:
+            if resident and not output:
+                use[block_id] = HIT
+                if self.useless_output:
+                    self._behind_an_output(key)
+            elif resident and key[-4:] not in self.shelves.window_groups:
                 use[block_id] = HIT
         if resident:
-            for key in keys if self.useless_output else ():
-                self._behind_an_output(key)
             return
         self.useless_output = 0
         for block_id, key, known in zip(block_ids, keys, self.remembered.take_each(marks), strict=True):
             if known is None:
                 self.losing = False
             else:
-                self._came_back(block_id, key, *known)
+                self._came_back(block_id, key, output, *known)
 
-    def _came_back(self, block_id: int, key: bytes, kind: int, epoch: int) -> None:
-        """A block was stored again after it had been evicted."""
+    def _came_back(self, block_id: int, key: bytes, output: bool, kind: int, epoch: int) -> None:
+        """A block was stored again after it had been evicted. What an output computes, no window would have saved."""
         ages = self.ages
         ages.hit(kind, epoch)
         epoch = ages.epoch - ((ages.epoch - epoch) & 0xFFFF)
         if kind > 1:
+            if output:
+                return
             if not self.near.by_age and epoch >= self.other_near:
                 self.near.add(self.useless)
                 self.useless = 0
@@ -290,11 +289,11 @@ class Density(InOrder):
         else:
             if kind and epoch >= self.reused_since:
                 self.promised += 1
-            if self.near.by_age and epoch >= self.other_near:
+            if self.near.by_age and epoch >= self.other_near and not output:
                 self.near_cost += 1
-            if self.output.by_age and epoch >= self.other_output:
+            if self.output.by_age and epoch >= self.other_output and not output:
                 self.output_cost += 1
-        if key[-4:] in self.shelves.window_groups:
+        if key[-4:] in self.shelves.window_groups and not output:
             # Without the extra windows this prompt could have resumed.
             self.near.add(-self.near_cost)
             self.output.add(-self.output_cost)
@@ -302,7 +301,7 @@ class Density(InOrder):
 
     def _behind_an_output(self, key: bytes) -> None:
         """A block was computed again; where an output's window ended that is gone, it need not have been."""
-        known = self.remembered.take(_end_of_output(key))
+        known = self.remembered.take(mark_of_output(key))
         if known is None:
             return
         kind, epoch = known
@@ -311,7 +310,7 @@ class Density(InOrder):
             self.output.add(self.useless_output)
             self.useless_output = 0
 
-    def replaced(self, block_id: int) -> None:
+    def replaced(self, block_id: int, output: bool) -> None:
         freed = self.freed_at[block_id]
         if freed:
             epoch = freed / self.an_epoch
@@ -320,9 +319,9 @@ class Density(InOrder):
             # It was there, but of no use, because one before it was evicted that age would have kept.
             if self.losing and epoch >= self.reach:
                 self.lost += 1
-            if not self.near.by_age and epoch >= self.other_near:
+            if not self.near.by_age and epoch >= self.other_near and not output:
                 self.useless += 1
-            if not self.output.by_age and epoch >= self.other_output:
+            if not self.output.by_age and epoch >= self.other_output and not output:
                 self.useless_output += 1
         self.use[block_id] = ONCE
 
@@ -334,7 +333,7 @@ class Density(InOrder):
             if freed:
                 kind = freed & 3
                 # Windows of outputs are stored but once: they are looked for by the prompt's ordinary blocks.
-                marks.append(_end_of_output(key) if kind == ages.OUTPUT else mark_of[block_id])
+                marks.append(mark_of_output(key) if kind == ages.OUTPUT else mark_of[block_id])
                 kinds.append(kind)
                 epochs.append(freed // an_epoch)
                 freed_at[block_id] = 0

@@ -17,6 +17,11 @@ mark = crc32
 """32 bits of a hash, the same in every process, well spread even where hashes are not random (tests, traces)."""
 
 
+def mark_of_output(key: bytes) -> int:
+    """The mark of a window where an output ended, the same for each group: keys end with their group."""
+    return mark(key[:-4])
+
+
 class Remembered:
     """The last `size` blocks that were added and not taken. `forget(kind, epoch)` is told of those that fall out."""
 

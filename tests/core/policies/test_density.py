@@ -78,7 +78,7 @@ class Pool:
             block = self.take()
             self.holds[key] = block
             self.key_of[block] = key
-            self.policy.stored([block], [b"%032d" % key], False)
+            self.policy.stored([block], [b"%032d" % key], False, False)
         self.queues[self.policy.place([block])[0]][block] = None
         self.hits += found
         return found

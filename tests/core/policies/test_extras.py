@@ -42,7 +42,7 @@ class Windows(Pool):
         key = next(self.keys) if key is None else key
         block = self.take()
         self.holds[key], self.key_of[block], self.grade_of[block] = block, key, grade
-        self.policy.stored([block], [b"%032d" % key], False)
+        self.policy.stored([block], [b"%032d" % key], False, False)
         self.queues[self.policy.place([block])[0]][block] = None
         return key
 
@@ -120,12 +120,12 @@ def compute_again(pool: Windows, key: int) -> None:
     old = pool.holds[key]
     for queue in pool.queues:
         queue.pop(old, None)
-    pool.policy.replaced(old)
+    pool.policy.replaced(old, False)
     del pool.key_of[old]
     block = pool.take()
     pool.blank.append(old)
     pool.holds[key], pool.key_of[block] = block, key
-    pool.policy.stored([block], [b"%032d" % key], True)
+    pool.policy.stored([block], [b"%032d" % key], True, False)
     pool.queues[pool.policy.place([block])[0]][block] = None
 
 

@@ -20,8 +20,9 @@ class TieredPool(QuickPool):
     """vLLM's pool with Tiers as its free queue; it reports hits, hashes and evictions to the policy."""
 
     free_block_queue: Tiers
+    prompt_tokens = 0
+    """Of the request whose blocks are stored. Its last token is computed whatever is cached, and so is its output."""
     in_output = False
-    """Whether the blocks that are stored end in an output: its steps compute them, whatever is cached."""
 
     def adopt_tiers(self, policy_name: str, settings: CoreSettings) -> None:
         """Called once, on a pool that stock has built; blocks may be in use already."""
@@ -50,7 +51,8 @@ class TieredPool(QuickPool):
         kv_cache_group_id: int,
         block_mask: list[bool] | None = None,
     ) -> None:
-        self.in_output = num_full_blocks * block_size > request.num_prompt_tokens
+        self.prompt_tokens = request.num_prompt_tokens
+        self.in_output = num_full_blocks * block_size > self.prompt_tokens
         super().cache_full_blocks(
             request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
         )
@@ -64,11 +66,12 @@ class TieredPool(QuickPool):
             return
         twin = self.cached_block_hash_to_block.get_one_block(block_hash_with_group_id)
         resident = twin is not None
+        anyway = num_tokens is not None and num_tokens >= self.prompt_tokens
         if resident and tiers.policy.replaces and twin.ref_cnt == 0 and block.block_hash is None:
-            self._replace(twin)
+            self._replace(twin, anyway)
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
         try:
-            tiers.policy.stored([block.block_id], [block_hash_with_group_id], resident, self.in_output)
+            tiers.policy.stored([block.block_id], [block_hash_with_group_id], resident, anyway)
         except Exception as error:
             tiers.policy_failed(error)
 
@@ -81,7 +84,7 @@ class TieredPool(QuickPool):
         except Exception as error:
             tiers.policy_failed(error)
 
-    def _replace(self, twin: KVCacheBlock) -> None:
+    def _replace(self, twin: KVCacheBlock, anyway: bool) -> None:
         """Make a free block blank, because its content was just computed again in another block."""
         tiers = self.free_block_queue
         if twin.is_null or twin.block_id in self.cached_block_hashes_by_block:
@@ -91,7 +94,7 @@ class TieredPool(QuickPool):
         tiers.grade_of[twin.block_id] = 0
         tiers.prepend_n([twin])
         try:
-            tiers.policy.replaced(twin.block_id, self.in_output)
+            tiers.policy.replaced(twin.block_id, anyway)
         except Exception as error:
             tiers.policy_failed(error)
 

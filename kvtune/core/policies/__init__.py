@@ -9,11 +9,11 @@ given out first and never reach it. It holds no blocks, only numbers, so that it
     hit(block_ids)                      a prompt hit these blocks (free or in use)
     resumed(blocks, kept, grade)        a prompt hit `blocks` blocks and resumes in a window of this grade
     retired(block_ids)                  they were hit, but are not expected to be hit again
-    stored(block_ids, keys, resident, output)
-                                        blocks got their hashes; `resident`: other blocks have the same; `output`: they
-                                        are an output's, whose steps compute them whatever is cached
+    stored(block_ids, keys, resident, anyway)
+                                        blocks got their hashes; `resident`: other blocks have the same; `anyway`: they
+                                        were computed whatever is cached: an output's, and that of a prompt's last token
     evicted(block_ids, keys)            blocks lost their hashes because they were given out
-    replaced(block_id, output)          a free block's content was computed again: it is blank now (if `replaces`)
+    replaced(block_id, anyway)          a free block's content was computed again: it is blank now (if `replaces`)
     reset()                             the whole prefix cache was dropped
     counters() -> {name: count}         the run file is written
 
@@ -67,9 +67,9 @@ class Policy(Protocol):
     def resumed(self, blocks: int, kept: int, grade: int) -> None: ...
     def retired(self, block_ids: Sequence[int]) -> None: ...
     def stored(
-        self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, output: bool
+        self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool
     ) -> None: ...
     def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None: ...
-    def replaced(self, block_id: int, output: bool) -> None: ...
+    def replaced(self, block_id: int, anyway: bool) -> None: ...
     def reset(self) -> None: ...
     def counters(self) -> dict[str, int]: ...

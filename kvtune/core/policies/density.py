@@ -246,13 +246,13 @@ class Density(InOrder):
         for block_id in block_ids:
             self.use[block_id] = ONCE
 
-    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, output: bool) -> None:
+    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool) -> None:
         marks = list(map(mark, keys))
         mark_of, use = self.mark_of, self.use
         self.asked += len(marks)
         for block_id, number, key in zip(block_ids, marks, keys, strict=True):
             mark_of[block_id] = number
-            if resident and not output:
+            if resident and not anyway:
                 use[block_id] = HIT
                 if self.useless_output:
                     self._behind_an_output(key)
@@ -265,15 +265,15 @@ class Density(InOrder):
             if known is None:
                 self.losing = False
             else:
-                self._came_back(block_id, key, output, *known)
+                self._came_back(block_id, key, anyway, *known)
 
-    def _came_back(self, block_id: int, key: bytes, output: bool, kind: int, epoch: int) -> None:
-        """A block was stored again after it had been evicted. What an output computes, no window would have saved."""
+    def _came_back(self, block_id: int, key: bytes, anyway: bool, kind: int, epoch: int) -> None:
+        """A block was stored again after it had been evicted. What is computed anyway, no window would have saved."""
         ages = self.ages
         ages.hit(kind, epoch)
         epoch = ages.epoch - ((ages.epoch - epoch) & 0xFFFF)
         if kind > 1:
-            if output:
+            if anyway:
                 return
             if not self.near.by_age and epoch >= self.other_near:
                 self.near.add(self.useless)
@@ -289,11 +289,11 @@ class Density(InOrder):
         else:
             if kind and epoch >= self.reused_since:
                 self.promised += 1
-            if self.near.by_age and epoch >= self.other_near and not output:
+            if self.near.by_age and epoch >= self.other_near and not anyway:
                 self.near_cost += 1
-            if self.output.by_age and epoch >= self.other_output and not output:
+            if self.output.by_age and epoch >= self.other_output and not anyway:
                 self.output_cost += 1
-        if key[-4:] in self.shelves.window_groups and not output:
+        if key[-4:] in self.shelves.window_groups and not anyway:
             # Without the extra windows this prompt could have resumed.
             self.near.add(-self.near_cost)
             self.output.add(-self.output_cost)
@@ -310,7 +310,7 @@ class Density(InOrder):
             self.output.add(self.useless_output)
             self.useless_output = 0
 
-    def replaced(self, block_id: int, output: bool) -> None:
+    def replaced(self, block_id: int, anyway: bool) -> None:
         freed = self.freed_at[block_id]
         if freed:
             epoch = freed / self.an_epoch
@@ -319,9 +319,9 @@ class Density(InOrder):
             # It was there, but of no use, because one before it was evicted that age would have kept.
             if self.losing and epoch >= self.reach:
                 self.lost += 1
-            if not self.near.by_age and epoch >= self.other_near and not output:
+            if not self.near.by_age and epoch >= self.other_near and not anyway:
                 self.useless += 1
-            if not self.output.by_age and epoch >= self.other_output and not output:
+            if not self.output.by_age and epoch >= self.other_output and not anyway:
                 self.useless_output += 1
         self.use[block_id] = ONCE
 

@@ -38,10 +38,10 @@ class InOrder:
     def retired(self, block_ids: Sequence[int]) -> None:
         pass
 
-    def replaced(self, block_id: int, output: bool) -> None:
+    def replaced(self, block_id: int, anyway: bool) -> None:
         pass
 
-    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, output: bool) -> None:
+    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool) -> None:
         pass
 
     def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:

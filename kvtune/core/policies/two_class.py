@@ -125,7 +125,7 @@ class TwoClass(InOrder):
         for block_id in block_ids:
             self.reused[block_id] = 0
 
-    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, output: bool) -> None:
+    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool) -> None:
         for block_id, key in zip(block_ids, keys, strict=True):
             mark = self.mark_of[block_id] = _mark(key)
             if resident:

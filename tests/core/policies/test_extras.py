@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END, TERMINAL
-from kvtune.core.policies.density import NEAR_TIER, OUTPUT_TIER, SINGLE
+from kvtune.core.policies.density import NEAR_TIER, OUTPUT_TIER, REUSED, SINGLE
 from kvtune.core.policies.extras import MOST, SWITCH, Account
 from tests.core.policies.test_density import Pool
 
@@ -115,18 +115,21 @@ def test_what_comes_back_costs_nothing_where_it_could_not_have_been_used_without
     assert pool.policy.near.by_age, "no ordinary window came back with them"
 
 
-def compute_again(pool: Windows, key: int) -> None:
-    """A full-attention group's free block is stored once more by a prompt that could not use it."""
+def compute_again(pool: Windows, key: int, anyway: bool = False) -> int:
+    """A free block's content is stored once more, by a prompt that could not use it or `anyway`; its tier now."""
     old = pool.holds[key]
     for queue in pool.queues:
         queue.pop(old, None)
-    pool.policy.replaced(old, False)
+    pool.policy.replaced(old, anyway)
     del pool.key_of[old]
     block = pool.take()
     pool.blank.append(old)
     pool.holds[key], pool.key_of[block] = block, key
-    pool.policy.stored([block], [b"%032d" % key], True, False)
-    pool.queues[pool.policy.place([block])[0]][block] = None
+    pool.grade_of[block], pool.grade_of[old] = pool.grade_of[old], 0
+    pool.policy.stored([block], [b"%032d" % key], True, anyway)
+    (tier,) = pool.policy.place([block])
+    pool.queues[tier][block] = None
+    return tier
 
 
 def test_outputs_get_a_place_by_age_once_their_prompts_next_turn_is_computed_again(pool: Windows) -> None:
@@ -141,3 +144,22 @@ def test_outputs_get_a_place_by_age_once_their_prompts_next_turn_is_computed_aga
     assert not pool.policy.output.by_age, "not where the output ended"
     compute_again(pool, turn[-1])
     assert pool.policy.output.by_age
+
+
+def test_what_is_computed_anyway_is_no_sign_that_an_outputs_window_was_missed(pool: Windows) -> None:
+    """A prompt that repeats: its last token is computed though all of it is cached, and its output is the same."""
+    turn = [pool.add(key=number * 10_000) for number in range(100, 140)]
+    ended = pool.add(OUTPUT_END, key=139 * 10_000 + 1)
+    while ended in pool.holds:
+        pool.add()
+    for key in turn:
+        compute_again(pool, key, anyway=True)
+    assert not pool.policy.output.by_age and not pool.policy.useless_output
+
+
+@pytest.mark.parametrize("grade", [OUTPUT, OUTPUT_END])
+def test_an_output_that_is_the_same_again_leaves_its_window_where_it_was(pool: Windows, grade: int) -> None:
+    """As blocks that were hit they would push out what stock keeps."""
+    key = pool.add(grade)
+    assert compute_again(pool, key, anyway=True) == OUTPUT_TIER
+    assert compute_again(pool, pool.add(grade)) == REUSED

@@ -37,7 +37,8 @@ LEAST_A_POLICY = 25_000
 class Hashes:
     """As much of a Request as cache_full_blocks reads."""
 
-    def __init__(self, names: list[int]) -> None:
+    def __init__(self, names: list[int], prompt_tokens: int) -> None:
+        self.num_prompt_tokens = prompt_tokens
         self.block_hashes = [b"%032d" % name for name in names]
 
 
@@ -92,8 +93,9 @@ class PoolMachine(RuleBasedStateMachine):
         full = data.draw(st.integers(1, len(pair[0])))
         mask = data.draw(st.lists(st.booleans(), min_size=full, max_size=full))
         grades = data.draw(st.lists(st.integers(-1, 4), min_size=full, max_size=full))
+        request = Hashes(names, prompt_tokens=data.draw(st.integers(0, 4 * full)))
         for pool, blocks in ((self.stock, pair[0]), (self.ours, pair[1])):
-            pool.cache_full_blocks(Hashes(names), blocks, 0, full, 4, 0, block_mask=mask)
+            pool.cache_full_blocks(request, blocks, 0, full, 4, 0, block_mask=mask)
         self.ours.grade(pair[1][:full], grades)
 
     @rule(name=st.integers(0, 12))

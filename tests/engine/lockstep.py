@@ -206,9 +206,9 @@ def refused_by_tier(engine: Any) -> int:
 
 
 def pool_of(engine: Any) -> str:
-    """The pool's class, without the simulator's own loops."""
+    """The pool's class, without the loops of `quick.py`, which the simulator has with stock, too."""
     mro = type(engine.scheduler.kv_cache_manager.block_pool).__mro__
-    return next(c.__name__ for c in mro if not c.__module__.startswith("kvtune.sim"))
+    return next(c.__name__ for c in mro if c.__module__ != "kvtune.core.cache.quick")
 
 
 def flush(engine: Any) -> None:

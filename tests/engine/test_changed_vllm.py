@@ -54,7 +54,7 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: tuple[Path, s
         ),
         (
             UPDATE,
-            {"pool", "empty_blocks", "freeze", "front_end"},
+            {"pool", "reuse", "empty_blocks", "freeze", "front_end"},
             ("rows, steady (vllm.v1.core.sched.scheduler.Scheduler.update_from_output has another body)",),
         ),
     ],

@@ -72,9 +72,8 @@ class Density(InOrder):
         self.stale = True
         """How far a pool reaches was not looked at in this epoch."""
         self.reach = self.other_near = self.other_output = 0.0
-        self.won = self.lost = self.asked = self.promised = 0
         self.single_since = self.reused_since = 0
-        self.losing = self.beyond = self.beyond_near = self.beyond_output = False
+        self.beyond = self.beyond_near = self.beyond_output = False
         self.useless = self.useless_output = self.near_cost = self.output_cost = 0
         self.ghost_hits = 0
 
@@ -134,8 +133,8 @@ class Density(InOrder):
     def _end_epoch(self) -> None:
         self.epoch_ends += self.an_epoch
         self.ages.tick()
-        self.guard.settle(self.won, self.lost, self.asked, self.promised)
-        self.won = self.lost = self.asked = self.promised = 0
+        self.guard.with_windows = bool(self.shelves.window_groups)
+        self.guard.settle()
         self.stale = True
 
     def _look(self, free: int) -> None:
@@ -190,8 +189,9 @@ class Density(InOrder):
         if self.stale:
             touched = sum(1 for block_id in block_ids if freed_at[block_id])
             self._look(self.shelves.num_free_blocks + touched)
-        self.asked += len(block_ids)
-        self.beyond = self.beyond_near = self.beyond_output = self.losing = False
+        self.guard.asked += len(block_ids)
+        self.guard.new_or_hit()
+        self.beyond = self.beyond_near = self.beyond_output = False
         an_epoch = self.an_epoch
         if len(block_ids) == 1:
             block_id = block_ids[0]
@@ -222,9 +222,9 @@ class Density(InOrder):
         middle = epoch + 0.5
         if self.beyond or middle < self.reach:
             self.beyond = True
-            self.won += count
+            self.guard.won += count
         elif not kind and middle < self.single_since:
-            self.promised -= count
+            self.guard.promised -= count
         if kind > ages.REUSED:
             return
         if not self.near.by_age and (self.beyond_near or middle < self.other_near):
@@ -249,7 +249,7 @@ class Density(InOrder):
     def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool) -> None:
         marks = list(map(mark, keys))
         mark_of, use = self.mark_of, self.use
-        self.asked += len(marks)
+        self.guard.asked += len(marks)
         for block_id, number, key in zip(block_ids, marks, keys, strict=True):
             mark_of[block_id] = number
             if resident and not anyway:
@@ -262,10 +262,10 @@ class Density(InOrder):
             return
         self.useless_output = 0
         for block_id, key, known in zip(block_ids, keys, self.remembered.take_each(marks), strict=True):
-            if known is None:
-                self.losing = False
-            else:
+            if known is not None:
                 self._came_back(block_id, key, anyway, *known)
+            elif not anyway and key[-4:] not in self.shelves.window_groups:
+                self.guard.new_or_hit()
 
     def _came_back(self, block_id: int, key: bytes, anyway: bool, kind: int, epoch: int) -> None:
         """A block was stored again after it had been evicted. What is computed anyway, no window would have saved."""
@@ -283,12 +283,11 @@ class Density(InOrder):
             return
         self.use[block_id] = AGAIN
         self.ghost_hits += 1
-        if epoch + 0.5 >= self.reach:
-            self.lost += 1
-            self.losing = True
-        else:
+        kept_by_age = epoch + 0.5 >= self.reach
+        self.guard.lost_or_not(kept_by_age)
+        if not kept_by_age:
             if kind and epoch >= self.reused_since:
-                self.promised += 1
+                self.guard.promised += 1
             if self.near.by_age and epoch >= self.other_near and not anyway:
                 self.near_cost += 1
             if self.output.by_age and epoch >= self.other_output and not anyway:
@@ -316,9 +315,8 @@ class Density(InOrder):
             epoch = freed / self.an_epoch
             self.ages.hit(freed & 3, int(epoch))
             self.freed_at[block_id] = 0
-            # It was there, but of no use, because one before it was evicted that age would have kept.
-            if self.losing and epoch >= self.reach:
-                self.lost += 1
+            if epoch >= self.reach:
+                self.guard.computed_again(anyway)
             if not self.near.by_age and epoch >= self.other_near and not anyway:
                 self.useless += 1
             if not self.output.by_age and epoch >= self.other_output and not anyway:

@@ -9,7 +9,11 @@ A promise is no winning: a load can change as soon as the pool trusts it, and th
 that never come back. So blocks used once may go before their turn only as far as a `stake` reaches: what was won so
 far, less what was lost, and a share of all blocks asked for. That share is what the order can cost. It is `LENT`; a
 long history lends more, up to 1 / `TRUSTED_AFTER`, so that the stake is the whole pool after as many pools.
-Amounts but `TOLERATED`, `LENT` and `FEWEST` are shares of the pool.
+
+With sliding windows a block lost can cost all of its prompt: behind it no window is of use, and before it there is
+none. Less is lent there (`LENT_WITH_WINDOWS`), and a history must be longer; blocks computed again though they were
+there count as lost with the one that made them useless.
+Amounts but `TOLERATED`, the shares lent and `FEWEST` are shares of the pool.
 """
 
 from __future__ import annotations
@@ -18,37 +22,69 @@ EVIDENCE, START, MOST = 0.1, 0.02, 0.1
 FEWEST = 1000
 """Blocks of evidence, or the whole of a smaller pool: fewer are a few prompts, which say little."""
 TOLERATED = 0.002
-LENT, TRUSTED_AFTER = 0.005, 70
-"""A share of the blocks asked for; pools of them."""
+LENT, LENT_WITH_WINDOWS, TRUSTED_AFTER = 0.005, 0.001, 70
+"""Shares of the blocks asked for; pools of them."""
 
 
 class Guard:
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.wanted = min(blocks, max(FEWEST, EVIDENCE * blocks))
-        self.promised = 0.0
+        self.promise = 0.0
         self.balance = 0.0
         self.by_age = True
         self.turns = 0
-        self.asked = 0
-        self.won = 0
+        self.history = 0
+        """Blocks asked for, in all."""
+        self.winnings = 0
         """Blocks hit that age would have lost, less those lost that age would have kept; at most a pool."""
         self.stake = 0.0
         """Blocks used once that may go before their turn, of those that age would still have."""
+        self.won = self.lost = self.asked = self.promised = 0
+        """Since the last `settle`."""
+        self.losing = False
+        """The prompt whose blocks are stored has lost one that age would have kept."""
+        self.redone = 0
+        """Blocks of that prompt which were there, as age would have had them, and were computed again."""
+        self.with_windows = False
 
-    def settle(self, won: int, lost: int, asked: int, promised: int) -> None:
+    def lost_or_not(self, kept_by_age: bool) -> None:
+        """A block was computed again that had been evicted."""
+        if kept_by_age:
+            self.lost += 1 + self.redone
+            self.losing = True
+        self.redone = 0
+
+    def computed_again(self, anyway: bool) -> None:
+        """A block was there, as age would have had it, but of no use."""
+        if self.losing:
+            self.lost += 1
+        elif self.with_windows and not anyway:
+            self.redone += 1
+
+    def new_or_hit(self) -> None:
+        """Blocks that were never seen, or were hit: what was computed before them is another matter."""
+        self.losing, self.redone = False, 0
+
+    def settle(self) -> None:
         """Book what happened since the last call: in one epoch."""
-        self.asked += asked
+        won = self.won - self.lost
+        self.history += self.asked
         if not self.by_age:
-            self.won = min(self.blocks, self.won + won - lost)
-        share = max(LENT, min(self.asked / self.blocks, TRUSTED_AFTER) / TRUSTED_AFTER**2)
-        self.stake = max(0.0, min(float(self.blocks), share * self.asked + self.won))
+            self.winnings = min(self.blocks, self.winnings + won)
+        trust = min(self.history / self.blocks / TRUSTED_AFTER, 1.0)
+        if self.with_windows:
+            share = max(LENT_WITH_WINDOWS, trust**2 / TRUSTED_AFTER)
+        else:
+            share = max(LENT, trust / TRUSTED_AFTER)
+        self.stake = max(0.0, min(float(self.blocks), share * self.history + self.winnings))
         if self.by_age:
-            self.promised = max(0.0, self.promised + promised)
-            if self.promised > self.wanted:
+            self.promise = max(0.0, self.promise + self.promised)
+            if self.promise > self.wanted:
                 self.by_age, self.balance = False, START * self.blocks
                 self.turns += 1
-            return
-        self.balance = min(MOST * self.blocks, self.balance + won - lost + TOLERATED * asked)
-        if self.balance < 0:
-            self.by_age, self.promised = True, 0.0
+        else:
+            self.balance = min(MOST * self.blocks, self.balance + won + TOLERATED * self.asked)
+            if self.balance < 0:
+                self.by_age, self.promise = True, 0.0
+        self.won = self.lost = self.asked = self.promised = 0

@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 
 from kvtune.core.policies.ages import EPOCHS_A_POOL, Ages
 from kvtune.core.policies.density import ONCE, REUSED, SINGLE, Density
-from kvtune.core.policies.guard import EVIDENCE, FEWEST, LENT, MOST, START, TOLERATED, TRUSTED_AFTER, Guard
+from kvtune.core.policies.guard import (
+    EVIDENCE,
+    FEWEST,
+    LENT,
+    LENT_WITH_WINDOWS,
+    MOST,
+    START,
+    TOLERATED,
+    TRUSTED_AFTER,
+    Guard,
+)
 from kvtune.core.policies.remembered import Remembered
 from kvtune.core.settings import CoreSettings
 
@@ -168,12 +178,12 @@ def test_in_plain_age_the_account_sees_no_difference(kind: str) -> None:
     booked = [0, 0]
     settle = pool.policy.guard.settle
 
-    def book(won: int, lost: int, asked: int, promised: int) -> None:
-        booked[0] += won
-        booked[1] += lost
-        settle(won, lost, asked, promised)
+    def booking() -> None:
+        booked[0] += pool.policy.guard.won
+        booked[1] += pool.policy.guard.lost
+        settle()
 
-    pool.policy.guard.settle = book  # type: ignore[method-assign]
+    pool.policy.guard.settle = booking  # type: ignore[method-assign]
     for key in keys:
         pool.ask(key)
     assert max(booked) <= 0.02 * len(keys)
@@ -231,23 +241,30 @@ def test_the_last_evicted_ones_are_remembered_and_no_others(size: int, marks: li
         assert ghost.take(mark) is None
 
 
+def book(guard: Guard, won: int, lost: int, asked: int, promised: int) -> None:
+    """An epoch of the guard's."""
+    guard.won, guard.lost, guard.asked, guard.promised = won, lost, asked, promised
+    guard.settle()
+    assert guard.won == guard.lost == guard.asked == guard.promised == 0
+
+
 def test_the_guard_wants_evidence_and_gives_up_when_the_account_is_empty() -> None:
     guard = Guard(1000)
     assert guard.by_age and guard.wanted == FEWEST == 1000
     assert Guard(100).wanted == 100 and Guard(5 * FEWEST).wanted == FEWEST
     assert Guard(100 * FEWEST).wanted == EVIDENCE * 100 * FEWEST
-    guard.settle(0, 0, 10**6, int(guard.wanted))
-    guard.settle(0, 0, 0, -10)
+    book(guard, 0, 0, 10**6, int(guard.wanted))
+    book(guard, 0, 0, 0, -10)
     assert guard.by_age
-    guard.settle(0, 0, 0, 11)
+    book(guard, 0, 0, 0, 11)
     assert not guard.by_age and guard.turns == 1
-    guard.settle(0, int(START * 1000), 0, 0)
+    book(guard, 0, int(START * 1000), 0, 0)
     assert not guard.by_age
-    guard.settle(0, 0, int(1000 / TOLERATED), 0)
+    book(guard, 0, 0, int(1000 / TOLERATED), 0)
     assert guard.balance == MOST * 1000
-    guard.settle(0, int(MOST * 1000) + 1, 0, 10**6)
+    book(guard, 0, int(MOST * 1000) + 1, 0, 10**6)
     assert guard.by_age and guard.turns == 1
-    guard.settle(10**6, 0, 0, int(guard.wanted))
+    book(guard, 10**6, 0, 0, int(guard.wanted))
     assert guard.by_age, "what was promised before counts no more"
 
 
@@ -293,9 +310,10 @@ def test_a_reset_forgets_all() -> None:
     assert not any(map(any, pool.policy.ages.left))
 
 
-def trusting(blocks: int) -> Guard:
+def trusting(blocks: int, with_windows: bool = False) -> Guard:
     guard = Guard(blocks)
-    guard.settle(0, 0, 0, int(guard.wanted) + 1)
+    guard.with_windows = with_windows
+    book(guard, 0, 0, 0, int(guard.wanted) + 1)
     assert not guard.by_age
     return guard
 
@@ -304,23 +322,47 @@ def test_a_stake_is_what_was_won_and_a_share_of_what_was_asked_for() -> None:
     guard = trusting(10_000)
     assert guard.stake == 0
     for _ in range(100):
-        guard.settle(0, 0, 400, 50)
+        book(guard, 0, 0, 400, 50)
     assert guard.stake == LENT * 40_000, "a promise is no winning"
-    guard.settle(300, 0, 0, 0)
+    book(guard, 300, 0, 0, 0)
     assert guard.stake == LENT * 40_000 + 300
-    guard.settle(0, 200, 0, 0)
+    book(guard, 0, 200, 0, 0)
     assert guard.stake == LENT * 40_000 + 100
-    guard.settle(0, 9_000, 0, 0)
+    book(guard, 0, 9_000, 0, 0)
     assert guard.stake == 0 and guard.by_age
-    guard.settle(5_000, 0, 0, int(guard.wanted) + 1)
+    book(guard, 5_000, 0, 0, int(guard.wanted) + 1)
     assert not guard.by_age and guard.stake == 0, "nothing is won in age's order, and what was lost is owed"
 
 
-def test_after_a_long_history_the_stake_is_the_whole_pool() -> None:
-    guard = trusting(1000)
+def test_with_windows_less_is_lent() -> None:
+    guard = trusting(10_000, with_windows=True)
+    book(guard, 0, 0, 40_000, 0)
+    assert guard.stake == LENT_WITH_WINDOWS * 40_000 < LENT * 40_000
+
+
+def test_with_windows_what_a_lost_block_made_useless_is_lost_with_it() -> None:
+    for with_windows, lost in ((True, 1 + 20 + 7), (False, 1 + 7)):
+        guard = trusting(1000, with_windows)
+        for _ in range(20):
+            guard.computed_again(anyway=False)
+        guard.computed_again(anyway=True)
+        guard.lost_or_not(kept_by_age=True)
+        for _ in range(7):
+            guard.computed_again(anyway=False)
+        assert guard.lost == lost
+        guard.new_or_hit()
+        guard.computed_again(anyway=False)
+        guard.lost_or_not(kept_by_age=False)
+        guard.lost_or_not(kept_by_age=True)
+        assert guard.lost == lost + 1, "age would have lost the one before"
+
+
+@pytest.mark.parametrize("with_windows", [False, True])
+def test_after_a_long_history_the_stake_is_the_whole_pool(with_windows: bool) -> None:
+    guard = trusting(1000, with_windows)
     shares = []
     for _ in range(TRUSTED_AFTER):
-        guard.settle(0, 0, 1000, 0)
+        book(guard, 0, 0, 1000, 0)
         shares.append(guard.stake / 1000)
     assert shares == sorted(shares) and shares[-1] == 1.0
     assert all(share / pools < 0.015 for pools, share in enumerate(shares, 1)), "of all blocks asked for"
@@ -337,11 +379,11 @@ def test_what_a_stake_loses_was_won_before_or_is_a_share_of_what_was_asked(
     lost_in_all = 0
     for won, share, asked in epochs:
         if guard.by_age:
-            guard.settle(0, 0, asked, int(guard.wanted) + 1)
+            book(guard, 0, 0, asked, int(guard.wanted) + 1)
         lost = int(share * guard.stake)
         lost_in_all += lost - won
-        guard.settle(won, lost, asked, 0)
-        assert lost_in_all <= max(LENT, 1 / TRUSTED_AFTER) * guard.asked
+        book(guard, won, lost, asked, 0)
+        assert lost_in_all <= max(LENT, 1 / TRUSTED_AFTER) * guard.history
 
 
 @pytest.mark.parametrize("stake", [60.0, 100.0])
@@ -350,7 +392,7 @@ def test_blocks_used_once_go_before_their_turn_as_far_as_the_stake_reaches(stake
     policy = pool.policy
     policy.guard = trusting(1000)
     policy.guard.stake = stake
-    policy.guard.settle = lambda *booked: None  # type: ignore[method-assign]
+    policy.guard.settle = lambda: None  # type: ignore[method-assign]
     most = 0
     for at in range(12_000):  # 400 prompts come back after 1,200 blocks each, which is more than age keeps
         pool.ask(10**6 + at if at % 3 else at // 3 % 400)

@@ -95,10 +95,10 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     state.part("pool", True)
     state.part("reuse", settings.reuse and policy in ("density", "tiered", "two_class"))
     state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows))
+    pool.free_block_queue.window_groups = frozenset(
+        group.kv_cache_group_id.to_bytes(4, "big") for group in windows
+    )
     if settings.pinning and windows:
-        pool.free_block_queue.window_groups = frozenset(
-            group.kv_cache_group_id.to_bytes(4, "big") for group in windows
-        )
         for number, group in enumerate(windows):
             group.__class__ = window.KeepingWindowManager
             group.adopt_window(settings, first=number == 0)

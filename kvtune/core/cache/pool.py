@@ -20,9 +20,6 @@ class TieredPool(QuickPool):
     """vLLM's pool with Tiers as its free queue; it reports hits, hashes and evictions to the policy."""
 
     free_block_queue: Tiers
-    prompt_tokens = 0
-    """Of the request whose blocks are stored. Its last token is computed whatever is cached, and so is its output."""
-    in_output = False
 
     def adopt_tiers(self, policy_name: str, settings: CoreSettings) -> None:
         """Called once, on a pool that stock has built; blocks may be in use already."""
@@ -41,22 +38,6 @@ class TieredPool(QuickPool):
         if tiers.tells_hit:
             self.count_as_hit(blocks)
 
-    def cache_full_blocks(
-        self,
-        request: Request,
-        blocks: list[KVCacheBlock],
-        num_cached_blocks: int,
-        num_full_blocks: int,
-        block_size: int,
-        kv_cache_group_id: int,
-        block_mask: list[bool] | None = None,
-    ) -> None:
-        self.prompt_tokens = request.num_prompt_tokens
-        self.in_output = num_full_blocks * block_size > self.prompt_tokens
-        super().cache_full_blocks(
-            request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
-        )
-
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
     ) -> None:
@@ -66,7 +47,9 @@ class TieredPool(QuickPool):
             return
         twin = self.cached_block_hash_to_block.get_one_block(block_hash_with_group_id)
         resident = twin is not None
-        anyway = num_tokens is not None and num_tokens >= self.prompt_tokens
+        request = self.storing
+        # A prompt's last token is computed whatever is cached, and so is its output.
+        anyway = request is not None and (num_tokens or 0) >= request.num_prompt_tokens
         if resident and tiers.policy.replaces and twin.ref_cnt == 0 and block.block_hash is None:
             self._replace(twin, anyway)
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
@@ -75,12 +58,15 @@ class TieredPool(QuickPool):
         except Exception as error:
             tiers.policy_failed(error)
 
-    def tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
+    def tell_stored(
+        self, request: Request, blocks: list[KVCacheBlock], keys: list[bytes], tokens: int
+    ) -> None:
         tiers = self.free_block_queue
         if not tiers.tells_stored:
             return
+        in_output = tokens > request.num_prompt_tokens
         try:
-            tiers.policy.stored([block.block_id for block in blocks], keys, False, self.in_output)
+            tiers.policy.stored([block.block_id for block in blocks], keys, False, in_output)
         except Exception as error:
             tiers.policy_failed(error)
 

@@ -96,15 +96,15 @@ class TieredPool(QuickPool):
 
     def tell_evicted(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
         tiers = self.free_block_queue
-        block_ids, grade_of = [block.block_id for block in blocks], tiers.grade_of
+        block_ids = [block.block_id for block in blocks]
+        if tiers.tells_evicted:
+            try:
+                tiers.policy.evicted(block_ids, keys)
+            except Exception as error:
+                tiers.policy_failed(error)
+        grade_of = tiers.grade_of
         for block_id in block_ids:
             grade_of[block_id] = 0
-        if not tiers.tells_evicted:
-            return
-        try:
-            tiers.policy.evicted(block_ids, keys)
-        except Exception as error:
-            tiers.policy_failed(error)
 
     def reset_prefix_cache(self) -> bool:
         if not super().reset_prefix_cache():

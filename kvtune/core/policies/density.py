@@ -269,11 +269,10 @@ class Density(InOrder):
 
     def _came_back(self, block_id: int, key: bytes, anyway: bool, kind: int, epoch: int) -> None:
         """A block was stored again after it had been evicted. What is computed anyway, no window would have saved."""
-        ages = self.ages
-        ages.hit(kind, epoch)
-        epoch = ages.epoch - ((ages.epoch - epoch) & 0xFFFF)
+        self.ages.hit(kind, epoch)
+        epoch = self.ages.epoch - ((self.ages.epoch - epoch) & 0xFFFF)
         if kind > 1:
-            if anyway:
+            if anyway or kind == ages.OUTPUT:
                 return
             if not self.near.by_age and epoch >= self.other_near:
                 self.near.add(self.useless)
@@ -325,13 +324,14 @@ class Density(InOrder):
 
     def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
         freed_at, use, mark_of, an_epoch = self.freed_at, self.use, self.mark_of, self.an_epoch
+        grade_of = self.shelves.grade_of
         marks, kinds, epochs = [], [], []
         for block_id, key in zip(block_ids, keys, strict=True):
             freed = freed_at[block_id]
             if freed:
                 kind = freed & 3
-                # Windows of outputs are stored but once: they are looked for by the prompt's ordinary blocks.
-                marks.append(mark_of_output(key) if kind == ages.OUTPUT else mark_of[block_id])
+                # Windows of outputs are stored but once: their ends are looked for by the prompt's ordinary blocks.
+                marks.append(mark_of_output(key) if grade_of[block_id] == OUTPUT_END else mark_of[block_id])
                 kinds.append(kind)
                 epochs.append(freed // an_epoch)
                 freed_at[block_id] = 0

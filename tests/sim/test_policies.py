@@ -74,30 +74,18 @@ def test_prompts_that_repeat_with_their_outputs_hit_as_with_stock(name: str, tmp
     assert best_of_stock(row) == 100.0 and row[OURS] > 99.0
 
 
-OVERLOADED: dict[int, list[dict[str, Any]]] = {
-    4975: [
-        {"kind": "sessions", "sessions": 36, "turns": 7, "think_s": 70.696, "every_s": 0.882, "output": 39},
-        {"kind": "visits", "prompts": 33, "apart": 11, "suffix": 24, "every_s": 0.552, "output": 4},
-        {"kind": "cold", "requests": 21, "nodes": 6, "every_s": 3.308, "output": 86},
-    ],
-    4928: [
-        {"kind": "sessions", "sessions": 41, "turns": 8, "think_s": 61.835, "every_s": 0.677, "output": 35},
-        {"kind": "visits", "prompts": 53, "apart": 21, "suffix": 19, "every_s": 0.792, "output": 3},
-        {"kind": "cold", "requests": 30, "nodes": 5, "every_s": 1.284, "output": 64},
-    ],
-}
+@pytest.mark.parametrize("number", [41, 51])
+def test_more_conversations_than_the_pool_holds_hit_as_with_stock(number: int, tmp_path: Path) -> None:
+    """Rows `worst` that a search found, 3.0 and 5.7 points behind.
 
-
-@pytest.mark.parametrize("blocks", OVERLOADED)
-def test_more_conversations_than_the_pool_holds_hit_as_with_stock(blocks: int, tmp_path: Path) -> None:
-    """Found by a search: 3.0 and 2.9 points were lost. The tail of a prompt went early, and all of its hit with it."""
-    given = {"start_s": 0.0, "new": 3, "nodes": 1, "times": 2}
-    load = {"seed": 3 if blocks == 4975 else 0, "parts": [{**given, **part} for part in OVERLOADED[blocks]]}
-    sides = columns(WINDOWS, blocks, [OURS], 8192)
+    The tail of a prompt went early, and all of its hit with it; outputs' windows were kept that nobody could use.
+    """
+    load = [load for load in json.loads(WORST.read_text()) if load["model"] == WINDOWS][number - 1]
+    sides = columns(WINDOWS, load["blocks"], [OURS], 8192)
     kept = {column: sides[column] for column in ("stock 0", OURS)}
     with Simulators(1) as simulators:
         row = measure(write(load, tmp_path), kept, simulators, load["seed"])
-    assert 5 < best_of_stock(row) < 25 and row[OURS] > best_of_stock(row) - 1.0
+    assert best_of_stock(row) > 5 and row[OURS] > best_of_stock(row) - 1.0
 
 
 def test_outputs_are_kept_for_chats_that_begin_in_a_full_pool() -> None:

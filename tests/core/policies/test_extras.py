@@ -146,6 +146,19 @@ def test_outputs_get_a_place_by_age_once_their_prompts_next_turn_is_computed_aga
     assert pool.policy.output.by_age
 
 
+def test_a_block_inside_an_outputs_window_is_no_place_to_resume(pool: Windows) -> None:
+    """The window of a short output holds the end of its prompt: a search found loads that lost 5.7 points for it."""
+    turn = [pool.add(key=number * 10_000) for number in range(100, 140)]
+    inside = pool.add(OUTPUT, key=139 * 10_000 + 1)
+    while inside in pool.holds:
+        pool.add()
+    for key in turn:
+        compute_again(pool, key)
+    assert not pool.policy.output.by_age
+    pool.add(key=inside)
+    assert not pool.policy.near.by_age and not pool.policy.output.by_age
+
+
 def test_what_is_computed_anyway_is_no_sign_that_an_outputs_window_was_missed(pool: Windows) -> None:
     """A prompt that repeats: its last token is computed though all of it is cached, and its output is the same."""
     turn = [pool.add(key=number * 10_000) for number in range(100, 140)]

@@ -3,7 +3,7 @@
     tier         holds                                                   given out
     speculative  windows at doubling distances, never hit                first, oldest first
     far          slack for suffixes of unknown length, never hit         then
-    near         slack close to a prompt's end, never hit                then, unless by age pays more (extras.py)
+    near         slack close to a prompt's end, never hit                then, but for what by age pays (extras.py)
     output       windows at an output's end, never hit                   the same
     single       ordinary blocks, used once                              the older head; the single one, too, where
     reused       those that were hit, or came back after their eviction  the reused one is worth more (ages.py)
@@ -71,10 +71,9 @@ class Density(InOrder):
         self.staked = 0
         self.stale = True
         """How far a pool reaches was not looked at in this epoch."""
-        self.reach = self.other_near = self.other_output = 0.0
+        self.reach = 0.0
         self.single_since = self.reused_since = 0
-        self.beyond = self.beyond_near = self.beyond_output = False
-        self.useless = self.useless_output = self.near_cost = self.output_cost = 0
+        self.beyond = False
         self.ghost_hits = 0
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
@@ -140,14 +139,17 @@ class Density(InOrder):
     def _look(self, free: int) -> None:
         """How far back a pool with so many free blocks would reach: by age, with other extras, preferring reused."""
         self.stale = False
-        counted = {ages.SINGLE, ages.REUSED}
-        counted |= {ages.NEAR} if self.near.by_age else set()
-        counted |= {ages.OUTPUT} if self.output.by_age else set()
-        reach = self.ages.reach
+        size, reach = self.shelves.size, self.ages.reach
+        self.near.look(size(NEAR_TIER))
+        self.output.look(size(OUTPUT_TIER))
+        free = max(0, free - self.near.held - self.output.held)
+        extras = (self.near, ages.NEAR), (self.output, ages.OUTPUT)
+        counted = {ages.SINGLE, ages.REUSED} | {kind for account, kind in extras if account.full}
         self.reach = reach(free, counted)
         if self.shelves.window_groups:
-            self.other_near = reach(free, counted ^ {ages.NEAR})
-            self.other_output = reach(free, counted ^ {ages.OUTPUT})
+            for account, kind in extras:
+                account.kept = reach(free + account.held, counted | {kind})
+                account.first = reach(free + account.held, counted - {kind})
         self.ahead = {epoch: count for epoch, count in self.ahead.items() if epoch >= int(self.reach)}
         self.staked = sum(self.ahead.values())
         if self.guard.by_age:
@@ -165,8 +167,10 @@ class Density(InOrder):
         for tier in (NEAR_TIER, OUTPUT_TIER, SINGLE, REUSED):
             block_id = head(tier)
             if block_id >= 0:
-                if tier < SINGLE and not (self.near if tier == NEAR_TIER else self.output).by_age:
-                    return tier, min(wanted, size(tier))
+                if tier < SINGLE:
+                    over = size(tier) - (self.near if tier == NEAR_TIER else self.output).room
+                    if over > 0:
+                        return tier, min(wanted, over)
                 heads.append((freed_at[block_id], tier))
         if len(heads) == 1:
             return heads[0][1], min(wanted, size(heads[0][1]))
@@ -191,7 +195,7 @@ class Density(InOrder):
             self._look(self.shelves.num_free_blocks + touched)
         self.guard.asked += len(block_ids)
         self.guard.new_or_hit()
-        self.beyond = self.beyond_near = self.beyond_output = False
+        self.beyond = self.near.beyond = self.output.beyond = False
         an_epoch = self.an_epoch
         if len(block_ids) == 1:
             block_id = block_ids[0]
@@ -225,22 +229,18 @@ class Density(InOrder):
             self.guard.won += count
         elif not kind and middle < self.single_since:
             self.guard.promised -= count
-        if kind > ages.REUSED:
+        if kind > ages.REUSED or not self.shelves.window_groups:
             return
-        if not self.near.by_age and (self.beyond_near or middle < self.other_near):
-            self.beyond_near = True
-            self.near.add(-count)
-        if not self.output.by_age and (self.beyond_output or middle < self.other_output):
-            self.beyond_output = True
-            self.output.add(-count)
+        self.near.hit(middle, count)
+        self.output.hit(middle, count)
 
     def resumed(self, blocks: int, kept: int, grade: int) -> None:
         """A prompt resumed behind so many blocks in a window of this grade; `kept` of the window are an output's."""
         if grade == NEAR:
-            self.near.add(blocks)
+            self.near.earn(blocks)
         elif grade == OUTPUT_END:
-            self.output.add(kept)
-        self.useless = self.useless_output = 0
+            self.output.earn(kept)
+        self.near.useless = self.output.useless = 0
 
     def retired(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
@@ -254,13 +254,13 @@ class Density(InOrder):
             mark_of[block_id] = number
             if resident and not anyway:
                 use[block_id] = HIT
-                if self.useless_output:
+                if self.output.useless:
                     self._behind_an_output(key)
             elif resident and key[-4:] not in self.shelves.window_groups:
                 use[block_id] = HIT
         if resident:
             return
-        self.useless_output = 0
+        self.output.useless = 0
         for block_id, key, known in zip(block_ids, keys, self.remembered.take_each(marks), strict=True):
             if known is not None:
                 self._came_back(block_id, key, anyway, *known)
@@ -274,11 +274,9 @@ class Density(InOrder):
         if kind > 1:
             if anyway or kind == ages.OUTPUT:
                 return
-            if not self.near.by_age and epoch >= self.other_near:
-                self.near.add(self.useless)
-                self.useless = 0
+            self.near.missed(epoch)
             # Ordinary blocks alone would have been of no use.
-            self.near_cost = self.output_cost = 0
+            self.near.cost = self.output.cost = 0
             return
         self.use[block_id] = AGAIN
         self.ghost_hits += 1
@@ -287,15 +285,13 @@ class Density(InOrder):
         if not kept_by_age:
             if kind and epoch >= self.reused_since:
                 self.guard.promised += 1
-            if self.near.by_age and epoch >= self.other_near and not anyway:
-                self.near_cost += 1
-            if self.output.by_age and epoch >= self.other_output and not anyway:
-                self.output_cost += 1
+            if not anyway:
+                self.near.came_back(epoch)
+                self.output.came_back(epoch)
         if key[-4:] in self.shelves.window_groups and not anyway:
             # Without the extra windows this prompt could have resumed.
-            self.near.add(-self.near_cost)
-            self.output.add(-self.output_cost)
-            self.near_cost = self.output_cost = 0
+            self.near.charge()
+            self.output.charge()
 
     def _behind_an_output(self, key: bytes) -> None:
         """A block was computed again; where an output's window ended that is gone, it need not have been."""
@@ -304,9 +300,7 @@ class Density(InOrder):
             return
         kind, epoch = known
         self.ages.hit(kind, epoch)
-        if self.ages.epoch - ((self.ages.epoch - epoch) & 0xFFFF) >= self.other_output:
-            self.output.add(self.useless_output)
-            self.useless_output = 0
+        self.output.missed(self.ages.epoch - ((self.ages.epoch - epoch) & 0xFFFF))
 
     def replaced(self, block_id: int, anyway: bool) -> None:
         freed = self.freed_at[block_id]
@@ -316,10 +310,9 @@ class Density(InOrder):
             self.freed_at[block_id] = 0
             if epoch >= self.reach:
                 self.guard.computed_again(anyway)
-            if not self.near.by_age and epoch >= self.other_near and not anyway:
-                self.useless += 1
-            if not self.output.by_age and epoch >= self.other_output and not anyway:
-                self.useless_output += 1
+            if not anyway:
+                self.near.computed_again(epoch)
+                self.output.computed_again(epoch)
         self.use[block_id] = ONCE
 
     def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:

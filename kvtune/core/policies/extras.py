@@ -1,9 +1,13 @@
-"""Whether windows that stock would not keep are evicted by age like all blocks, or before them: what has hit more.
+"""Windows that stock would not keep: evicted before other blocks, or so many of them by age as pays.
 
 Two kinds have an account each: windows near a prompt's end (NEAR), and windows at an output's end (OUTPUT). By age
 they push out ordinary blocks; first, they are gone before a later prompt can resume at them. Whichever order is in
 force, what the other one would have hit follows from ages alone: an age within the reach of a pool without them, and
 not with them, is a block that they cost.
+
+One block that they push out can cost all of its prompt, and what they would have hit is no hit yet. So they have `room`
+for no more blocks than they have won so far, less what they cost, and twice what was promised lately; older ones go
+first.
 """
 
 from __future__ import annotations
@@ -12,21 +16,83 @@ SWITCH = 0.005
 """Balance at which the order changes, as a share of the pool."""
 MOST = 2.0
 """The most that an account holds, in multiples of that."""
+PROMISED, FORGOTTEN = 0.1, 0.02
+"""The most that is promised, as a share of the pool; the share of it that each epoch forgets."""
 
 
 class Account:
     """Blocks hit by one kind of windows being evicted by age, less those hit by their being evicted first."""
 
     def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
         self.switch = SWITCH * blocks
         self.balance = 0.0
+        self.promise = 0.0
+        self.winnings = 0.0
         self.by_age = False
         self.turns = 0
+        self.room = 0
+        """So many free blocks of theirs are evicted by age."""
+        self.full = False
+        """All of them are: their room was not used up at the last look."""
+        self.held = 0
+        """Blocks in a room that was."""
+        self.kept = self.first = 0.0
+        """Epochs back to which a pool reaches that evicts all of them by age, or all of them first."""
+        self.beyond = False
+        self.useless = self.cost = 0
 
     def add(self, blocks: float) -> None:
+        """Blocks that one order hit, or would have hit, and the other not."""
         most = MOST * self.switch
         self.balance = max(-most, min(most, self.balance + blocks))
+        self.promise = max(-most, min(PROMISED * self.blocks, self.promise + blocks))
         wants = self.balance >= -self.switch if self.by_age else self.balance > self.switch
         if wants != self.by_age:
             self.by_age = wants
             self.turns += 1
+        self._limit()
+
+    def earn(self, blocks: float) -> None:
+        """Blocks were hit because these windows were there; below 0: blocks were not, that they had pushed out."""
+        self.winnings = max(-self.switch, min(self.blocks, self.winnings + blocks))
+        self.add(blocks)
+
+    def _limit(self) -> None:
+        room = self.winnings + 2 * self.promise if self.by_age and self.promise > 0 else 0.0
+        self.room = int(max(0.0, min(self.blocks, room)))
+
+    def look(self, size: int) -> None:
+        """So many of their blocks are free, in an epoch in which blocks were asked for."""
+        if self.promise > 0:
+            self.promise *= 1 - FORGOTTEN
+            self._limit()
+        self.full = self.by_age and size < self.room
+        self.held = 0 if self.full else min(size, self.room)
+
+    def hit(self, epoch: float, count: int) -> None:
+        """Ordinary blocks were hit, behind those of the same prompt that were hit before."""
+        if not self.full and (self.beyond or epoch < self.kept):
+            self.beyond = True
+            self.add(-count)
+
+    def computed_again(self, epoch: float) -> None:
+        """A block was there, but of no use without a window."""
+        if not self.full and epoch >= self.kept:
+            self.useless += 1
+
+    def missed(self, epoch: float) -> None:
+        """A window was asked for that had been evicted."""
+        if not self.full and epoch >= self.kept:
+            self.add(self.useless)
+            self.useless = 0
+
+    def came_back(self, epoch: float) -> None:
+        """An ordinary block was asked for that had been evicted."""
+        if self.by_age and epoch >= self.first:
+            self.cost += 1
+
+    def charge(self) -> None:
+        """What came back could have been used."""
+        self.earn(-self.cost)
+        self.cost = 0

@@ -74,11 +74,12 @@ def test_prompts_that_repeat_with_their_outputs_hit_as_with_stock(name: str, tmp
     assert best_of_stock(row) == 100.0 and row[OURS] > 99.0
 
 
-@pytest.mark.parametrize("number", [41, 51])
-def test_more_conversations_than_the_pool_holds_hit_as_with_stock(number: int, tmp_path: Path) -> None:
-    """Rows `worst` that a search found, 3.0 and 5.7 points behind.
+@pytest.mark.parametrize("number", [41, 51, 61])
+def test_more_prompts_than_the_pool_holds_hit_as_with_stock(number: int, tmp_path: Path) -> None:
+    """Rows `worst` that a search found, 3.0, 5.7 and 3.9 points behind.
 
-    The tail of a prompt went early, and all of its hit with it; outputs' windows were kept that nobody could use.
+    The tail of a prompt went early, and all of its hit with it; outputs' windows were kept that nobody could use; a few
+    hits of windows gave all of them a place.
     """
     load = [load for load in json.loads(WORST.read_text()) if load["model"] == WINDOWS][number - 1]
     sides = columns(WINDOWS, load["blocks"], [OURS], 8192)

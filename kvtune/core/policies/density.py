@@ -61,7 +61,7 @@ class Density(InOrder):
         self.mark_of = array("I", [0]) * blocks
         self.ages = Ages(blocks)
         self.guard = Guard(blocks)
-        self.near, self.output = Account(blocks), Account(blocks)
+        self.near, self.output = Account(blocks), Account(blocks, limited=False)
         self.remembered = Remembered(int(REMEMBERED * blocks), self.ages.went)
         self.an_epoch = 4 * self.ages.length
         self.freed = self.an_epoch

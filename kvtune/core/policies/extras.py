@@ -5,9 +5,9 @@ they push out ordinary blocks; first, they are gone before a later prompt can re
 force, what the other one would have hit follows from ages alone: an age within the reach of a pool without them, and
 not with them, is a block that they cost.
 
-One block that they push out can cost all of its prompt, and what they would have hit is no hit yet. So they have `room`
-for no more blocks than they have won so far, less what they cost, and twice what was promised lately; older ones go
-first.
+One block that they push out can cost all of its prompt, and what they would have hit is no hit yet. So windows near a
+prompt's end have `room` for no more blocks than they have won so far, less what they cost, and twice what was promised
+lately; older ones go first. An output's next turn comes once: by age or not, all of its windows are alike.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ SWITCH = 0.005
 """Balance at which the order changes, as a share of the pool."""
 MOST = 2.0
 """The most that an account holds, in multiples of that."""
-PROMISED, FORGOTTEN = 0.1, 0.02
+PROMISED, FORGOTTEN = 0.1, 0.01
 """The most that is promised, as a share of the pool; the share of it that each epoch forgets."""
 
 
 class Account:
     """Blocks hit by one kind of windows being evicted by age, less those hit by their being evicted first."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, limited: bool = True) -> None:
         self.blocks = blocks
+        self.limited = limited
         self.switch = SWITCH * blocks
         self.balance = 0.0
         self.promise = 0.0
@@ -59,8 +60,13 @@ class Account:
         self.add(blocks)
 
     def _limit(self) -> None:
-        room = self.winnings + 2 * self.promise if self.by_age and self.promise > 0 else 0.0
-        self.room = int(max(0.0, min(self.blocks, room)))
+        if not self.by_age:
+            self.room = 0
+        elif not self.limited:
+            self.room = self.blocks
+        else:
+            room = self.winnings + 2 * self.promise if self.promise > 0 else 0.0
+            self.room = int(max(0.0, min(self.blocks, room)))
 
     def look(self, size: int) -> None:
         """So many of their blocks are free, in an epoch in which blocks were asked for."""

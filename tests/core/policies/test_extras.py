@@ -1,14 +1,16 @@
-"""Windows that stock would not keep: first to go until hits use them, and again when they cost more than they give."""
+"""Windows that stock would not keep: first to go but for what hits used, then by what they cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END, TERMINAL
 from kvtune.core.policies.density import NEAR_TIER, OUTPUT_TIER, REUSED, SINGLE
-from kvtune.core.policies.extras import MOST, SWITCH, Account
+from kvtune.core.policies.extras import FORGOTTEN, MOST, PROMISED, SWITCH, Account
 from tests.core.policies.test_density import Pool
 
 BLOCKS = 640
@@ -27,6 +29,55 @@ def test_an_account_turns_at_its_limits_and_holds_no_more_than_that() -> None:
     assert account.by_age, "as much as it held, and its limit: not below it"
     account.add(-1)
     assert not account.by_age and account.turns == 2
+
+
+def test_the_room_is_what_was_won_and_twice_what_was_promised_lately() -> None:
+    account = Account(1000)
+    account.add(20)
+    assert account.room == 40
+    account.look(100)
+    assert account.room == int(2 * 20 * (1 - FORGOTTEN)), "each look forgets some of a promise"
+    account.earn(30)
+    assert account.room == int(30 + 2 * account.promise)
+    account.add(1e9)
+    assert account.room == 30 + 2 * PROMISED * 1000
+    for _ in range(1000):
+        account.look(100)
+    assert account.by_age and account.room == 30, "what was won stays"
+    account.earn(1e9)
+    assert account.room == 1000, "the pool at most"
+
+
+def test_what_they_pushed_out_costs_them_their_room() -> None:
+    account = Account(1000)
+    account.earn(20)
+    account.cost = 40
+    account.charge()
+    assert (account.room, account.cost) == (0, 0)
+
+
+def test_a_look_says_whether_all_of_them_are_evicted_by_age() -> None:
+    account = Account(1000)
+    account.look(0)
+    assert (account.full, account.held) == (False, 0), "none of them is"
+    account.earn(50)
+    account.look(20)
+    assert (account.full, account.held) == (True, 0)
+    account.look(500)
+    assert (account.full, account.held) == (False, account.room)
+
+
+@given(st.lists(st.tuples(st.sampled_from(("add", "earn", "look")), st.integers(-1500, 1500))))
+def test_the_room_is_never_more_than_was_won_and_promised(steps: list[tuple[str, int]]) -> None:
+    account, best = Account(1000), 0.0
+    for name, blocks in steps:
+        if name == "look":
+            account.look(abs(blocks))
+        else:
+            getattr(account, name)(blocks)
+            best += max(blocks, 0)
+        assert 0 <= account.room <= min(1000, 3 * best)
+        assert account.by_age or not account.room
 
 
 class Windows(Pool):
@@ -79,18 +130,48 @@ def test_hits_that_use_them_give_them_their_place_by_age_at_once(
     pool: Windows, grade: int, kept: int
 ) -> None:
     ordinary, extra = fill(pool, grade)
-    pool.policy.resumed(40, kept, grade)
+    for _ in range(320 // (kept or 40)):
+        pool.policy.resumed(40, kept, grade)
     for _ in range(100):
         pool.add()
     assert not any(key in pool.holds for key in ordinary[:100]), "the oldest are ordinary"
     assert all(key in pool.holds for key in extra)
 
 
+def test_few_hits_give_few_of_them_a_place(pool: Windows) -> None:
+    """A search found loads on which all of them had one at once: prompts that just fit lost 3.9 points for it."""
+    ordinary, extra = fill(pool, NEAR)
+    pool.policy.resumed(10, 0, NEAR)
+    room = pool.policy.near.room
+    assert room == 30
+    for _ in range(len(extra) + 100):
+        pool.add()
+    held = [key in pool.holds for key in extra]
+    assert not any(held[:-room]) and sum(held) == pool.policy.near.room, "the newest of them"
+    assert not any(key in pool.holds for key in ordinary[: 100 - room]), "then the oldest of all"
+
+
+@pytest.mark.parametrize("hits", [1, 8])
+def test_windows_that_were_evicted_give_them_room_once_prompts_miss_them(pool: Windows, hits: int) -> None:
+    """Whether none has a room yet or those that have are too few."""
+    prompt = [pool.add(key=10_000 * number) for number in range(100, 120)]
+    window = pool.add(NEAR, key=990_001)
+    if hits > 1:
+        pool.policy.resumed(hits, 0, NEAR)
+    while window in pool.holds:
+        pool.add(NEAR)
+    before = pool.policy.near.room
+    for key in prompt:
+        compute_again(pool, key)
+    pool.add(NEAR, key=window)
+    assert pool.policy.near.room >= before + 20
+
+
 def test_they_go_first_again_once_ordinary_blocks_come_back_that_they_pushed_out(pool: Windows) -> None:
     ordinary, extra = fill(pool, NEAR)
-    pool.policy.resumed(4, 0, NEAR)
+    pool.policy.resumed(100, 0, NEAR)
     assert pool.policy.near.by_age
-    for _ in range(60):
+    while ordinary[59] in pool.holds:
         pool.add()
     assert pool.policy.near.by_age
     for key in ordinary[:60]:
@@ -106,9 +187,9 @@ def test_they_go_first_again_once_ordinary_blocks_come_back_that_they_pushed_out
 
 def test_what_comes_back_costs_nothing_where_it_could_not_have_been_used_without_them(pool: Windows) -> None:
     ordinary, _ = fill(pool, NEAR)
-    pool.policy.resumed(4, 0, NEAR)
+    pool.policy.resumed(100, 0, NEAR)
     pool.window_groups = frozenset((b"none",))
-    for _ in range(60):
+    while ordinary[59] in pool.holds:
         pool.add()
     for key in ordinary[:60]:
         pool.add(key=key)
@@ -167,7 +248,7 @@ def test_what_is_computed_anyway_is_no_sign_that_an_outputs_window_was_missed(po
         pool.add()
     for key in turn:
         compute_again(pool, key, anyway=True)
-    assert not pool.policy.output.by_age and not pool.policy.useless_output
+    assert not pool.policy.output.by_age and not pool.policy.output.useless
 
 
 @pytest.mark.parametrize("grade", [OUTPUT, OUTPUT_END])

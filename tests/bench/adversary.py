@@ -1,22 +1,25 @@
 """A search for loads on which the core's default policy hits less than stock. Prints the worst ten.
 
-    python tests/bench/adversary.py [--model tiny-gemma3|tiny-llama] [--trials 2000] [--against best|default]
+    python tests/bench/adversary.py [--model tiny-gemma3|tiny-llama] [--trials 2000] [--against best|default] [--near FILE]
 
 An optimizer (Optuna's TPE, seeded) puts loads together from sessions, phases, visits, scans and cold prompts
 (loads.py) and maximizes the points, of the tokens that can hit, by which the best of stock's settings (plain models:
 its LRU), or stock with its default flags alone, beats the policy. Loads of which less than a quarter can hit count as
-0: a point of them is a request or two. Every trial is a line of the journal, and the same command goes on behind the
-last. `--worst FILE` adds the worst ten to a file of loads.
+0: a point of them is a request or two. `--near FILE` looks beside loads that are known (worst_loads.json): it tries
+these, then changed copies of the worst that it has seen. Every trial is a line of the journal, and the same command
+goes on behind the last. `--worst FILE` adds the worst ten to a file of loads.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import random
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import optuna
 
@@ -46,6 +49,9 @@ SEEN = 0.5
 """Where the policy hits all but so many points, stock's other settings are not asked."""
 BEST, DEFAULT = "best", "default"
 KIND = ("none", "sessions", "phases", "visits", "scan", "cold")
+PARENTS = 20
+"""Of so many of the worst loads, changed copies are tried."""
+STARTS_S = (0.0, 100.0, 400.0)
 
 
 def suggest(trial: optuna.trial.BaseTrial, model: str) -> Load:
@@ -78,7 +84,7 @@ def _part(trial: optuna.trial.BaseTrial, name: str, kind: str) -> dict[str, Any]
 
     part: dict[str, Any] = {
         "every_s": real("every_s", 0.5, 20.0),
-        "start_s": trial.suggest_categorical(name + "start_s", (0.0, 100.0, 400.0)),
+        "start_s": trial.suggest_categorical(name + "start_s", STARTS_S),
         "output": whole("output", 1, 256),
     }
     if kind == "sessions":
@@ -122,6 +128,84 @@ def value_of(
     return best_of_stock(row) - row[policy], row
 
 
+Trial = dict[str, Any]
+"""A line of the journal: value, load, row, and what the proposer wants to know again."""
+
+
+class Proposer(Protocol):
+    def ask(self) -> Trial: ...
+    def tell(self, trial: Trial) -> None: ...
+
+
+class Optimizer:
+    """Loads of the whole grammar, by Optuna's TPE."""
+
+    def __init__(self, model: str, seed: int, done: list[Trial]) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.model = model
+        sampler = optuna.samplers.TPESampler(seed=seed + len(done))
+        self.study = optuna.create_study(direction="maximize", sampler=sampler)
+        for trial in done:
+            self.study.enqueue_trial(trial["params"])
+            self.ask()
+            self.tell(trial)
+
+    def ask(self) -> Trial:
+        self.asked = self.study.ask()
+        load = suggest(self.asked, self.model)
+        return {"load": load, "params": self.asked.params}
+
+    def tell(self, trial: Trial) -> None:
+        self.study.tell(self.asked, trial["value"])
+
+
+class Neighbours:
+    """Known loads first, then changed copies of the worst seen."""
+
+    def __init__(self, known: list[Load], seed: int, done: list[Trial]) -> None:
+        self.chance = random.Random(seed + len(done))
+        self.untried = known[len(done) :]
+        self.seen = list(done)
+
+    def ask(self) -> Trial:
+        if self.untried:
+            return {"load": self.untried.pop(0)}
+        worst = sorted(self.seen, key=lambda trial: -trial["value"])[:PARENTS]
+        parent, other = self.chance.choice(worst), self.chance.choice(worst)
+        return {"load": changed(parent["load"], other["load"], self.chance)}
+
+    def tell(self, trial: Trial) -> None:
+        self.seen.append(trial)
+
+
+def changed(load: Load, other: Load, chance: random.Random) -> Load:
+    """A copy with some numbers up or down, and now and then a part of the other load in place of one of its own."""
+    load = copy.deepcopy(load)
+
+    def near(value: float, spread: float) -> float:
+        return value * chance.lognormvariate(0.0, spread)
+
+    load["blocks"] = int(near(load["blocks"], 0.1))
+    if chance.random() < 0.3:
+        load["seed"] = chance.randrange(4)
+    parts = load["parts"]
+    if chance.random() < 0.2:
+        parts[chance.randrange(len(parts))] = copy.deepcopy(chance.choice(other["parts"]))
+    for part in parts:
+        for key, value in part.items():
+            if key == "kind" or chance.random() < 0.6:
+                continue
+            if key == "start_s":
+                part[key] = chance.choice(STARTS_S)
+            elif isinstance(value, int):
+                part[key] = max(1, round(near(value, 0.25)))
+            else:
+                part[key] = round(near(value, 0.25), 3)
+        if "suffix" in part:
+            part["suffix"] = min(part["suffix"], NODE)
+    return load
+
+
 def search(
     model: str,
     policy: str,
@@ -131,30 +215,23 @@ def search(
     parallel: int = 2,
     say: Any = None,
     against: str = BEST,
-) -> list[dict[str, Any]]:
+    known: list[Load] | None = None,
+) -> list[Trial]:
     """All trials of the journal, the worst load first; goes on until there are `trials` of them."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     done = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed + len(done))
-    )
-    for record in done:
-        study.enqueue_trial(record["params"])
-        trial = study.ask()
-        suggest(trial, model)
-        study.tell(trial, record["value"])
+    proposer: Proposer = Neighbours(known, seed, done) if known else Optimizer(model, seed, done)
     with tempfile.TemporaryDirectory(prefix="loads-") as name, Simulators(parallel) as simulators:
         while len(done) < trials:
-            trial = study.ask()
-            load = suggest(trial, model)
-            value, row = value_of(load, policy, Path(name), simulators, against)
-            study.tell(trial, value)
-            done.append({"value": value, "params": trial.params, "load": load, "row": row})
+            trial = proposer.ask()
+            value, row = value_of(trial["load"], policy, Path(name), simulators, against)
+            trial |= {"value": value, "row": row}
+            proposer.tell(trial)
+            done.append(trial)
             with journal.open("a") as file:
-                file.write(json.dumps(done[-1]) + "\n")
+                file.write(json.dumps(trial) + "\n")
             if say is not None:
-                say(len(done), max(record["value"] for record in done), value)
-    return sorted(done, key=lambda record: -record["value"])
+                say(len(done), max(one["value"] for one in done), value)
+    return sorted(done, key=lambda trial: -trial["value"])
 
 
 def main() -> int:
@@ -165,10 +242,18 @@ def main() -> int:
     parser.add_argument("--policy", default=OURS)
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--against", default=BEST, choices=(BEST, DEFAULT), help="stock's settings")
-    parser.add_argument("--journal", type=Path, help="default: reports/adversary-MODEL-POLICY-AGAINST.jsonl")
+    parser.add_argument("--near", type=Path, help="a file of loads: look beside these")
+    parser.add_argument(
+        "--journal", type=Path, help="default: reports/adversary-MODEL-POLICY-AGAINST[-near].jsonl"
+    )
     parser.add_argument("--worst", type=Path, help="a file of loads that the worst ten are added to")
     options = parser.parse_args()
-    name = f"adversary-{options.model}-{options.policy}-{options.against}.jsonl"
+    near = "-near" if options.near else ""
+    name = f"adversary-{options.model}-{options.policy}-{options.against}{near}.jsonl"
+    known = json.loads(options.near.read_text()) if options.near else []
+    known = [load for load in known if load["model"] == options.model]
+    if options.near and not known:
+        parser.error(f"{options.near} has no load of {options.model}")
     journal = options.journal or JOURNALS / name
 
     def say(number: int, worst: float, value: float) -> None:
@@ -184,6 +269,7 @@ def main() -> int:
         options.parallel,
         say,
         options.against,
+        known,
     )
     for record in found[:10]:
         print(f"{record['value']:6.2f}  {json.dumps(record['load'])}")

@@ -5,9 +5,10 @@ they push out ordinary blocks; first, they are gone before a later prompt can re
 force, what the other one would have hit follows from ages alone: an age within the reach of a pool without them, and
 not with them, is a block that they cost.
 
-One block that they push out can cost all of its prompt, and what they would have hit is no hit yet. So windows near a
-prompt's end have `room` for no more blocks than they have won so far, less what they cost, and twice what was promised
-lately; older ones go first. An output's next turn comes once: by age or not, all of its windows are alike.
+One block that they push out can cost all of its prompt, and what they would have hit is no hit yet: `promised`. So windows
+near a prompt's end have `room` for no more blocks than they have won so far, less what they cost; a promise adds to it
+only beyond `EVIDENCE`. Older ones go first. An output's next turn comes once: by age or not, all of its windows are
+alike.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ SWITCH = 0.005
 """Balance at which the order changes, as a share of the pool."""
 MOST = 2.0
 """The most that an account holds, in multiples of that."""
-PROMISED, FORGOTTEN = 0.1, 0.01
-"""The most that is promised, as a share of the pool; the share of it that each epoch forgets."""
+EVIDENCE, PROMISED, FORGOTTEN = 0.1, 0.3, 0.003
+"""Promised blocks that give no room yet, and the most that are counted, as shares of the pool; what an epoch forgets."""
+LENT = 2.0
+"""Room for each promised block beyond the evidence."""
 
 
 class Account:
@@ -64,9 +67,11 @@ class Account:
             self.room = 0
         elif not self.limited:
             self.room = self.blocks
+        elif self.promise <= 0:
+            self.room = 0
         else:
-            room = self.winnings + 2 * self.promise if self.promise > 0 else 0.0
-            self.room = int(max(0.0, min(self.blocks, room)))
+            lent = LENT * max(0.0, self.promise - EVIDENCE * self.blocks)
+            self.room = int(max(0.0, min(self.blocks, self.winnings + lent)))
 
     def look(self, size: int) -> None:
         """So many of their blocks are free, in an epoch in which blocks were asked for."""

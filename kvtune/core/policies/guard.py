@@ -22,8 +22,10 @@ EVIDENCE, START, MOST = 0.1, 0.02, 0.1
 FEWEST = 1000
 """Blocks of evidence, or the whole of a smaller pool: fewer are a few prompts, which say little."""
 TOLERATED = 0.002
-LENT, LENT_WITH_WINDOWS, TRUSTED_AFTER = 0.005, 0.001, 70
-"""Shares of the blocks asked for; pools of them."""
+LENT, LENT_WITH_WINDOWS = 0.005, 0.0005
+"""Shares of the blocks asked for."""
+TRUSTED_AFTER, TRUSTED_AFTER_WITH_WINDOWS = 70, 80
+"""Pools of blocks asked for."""
 
 
 class Guard:
@@ -72,11 +74,12 @@ class Guard:
         self.history += self.asked
         if not self.by_age:
             self.winnings = min(self.blocks, self.winnings + won)
-        trust = min(self.history / self.blocks / TRUSTED_AFTER, 1.0)
+        after = TRUSTED_AFTER_WITH_WINDOWS if self.with_windows else TRUSTED_AFTER
+        trust = min(self.history / self.blocks / after, 1.0)
         if self.with_windows:
-            share = max(LENT_WITH_WINDOWS, trust**2 / TRUSTED_AFTER)
+            share = max(LENT_WITH_WINDOWS, trust**2 / after)
         else:
-            share = max(LENT, trust / TRUSTED_AFTER)
+            share = max(LENT, trust / after)
         self.stake = max(0.0, min(float(self.blocks), share * self.history + self.winnings))
         if self.by_age:
             self.promise = max(0.0, self.promise + self.promised)

@@ -25,6 +25,7 @@ from kvtune.core.policies.guard import (
     START,
     TOLERATED,
     TRUSTED_AFTER,
+    TRUSTED_AFTER_WITH_WINDOWS,
     Guard,
 )
 from kvtune.core.policies.remembered import Remembered
@@ -357,11 +358,13 @@ def test_with_windows_what_a_lost_block_made_useless_is_lost_with_it() -> None:
         assert guard.lost == lost + 1, "age would have lost the one before"
 
 
-@pytest.mark.parametrize("with_windows", [False, True])
-def test_after_a_long_history_the_stake_is_the_whole_pool(with_windows: bool) -> None:
+@pytest.mark.parametrize(
+    ("with_windows", "after"), [(False, TRUSTED_AFTER), (True, TRUSTED_AFTER_WITH_WINDOWS)]
+)
+def test_after_a_long_history_the_stake_is_the_whole_pool(with_windows: bool, after: int) -> None:
     guard = trusting(1000, with_windows)
     shares = []
-    for _ in range(TRUSTED_AFTER):
+    for _ in range(after):
         book(guard, 0, 0, 1000, 0)
         shares.append(guard.stake / 1000)
     assert shares == sorted(shares) and shares[-1] == 1.0

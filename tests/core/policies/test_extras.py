@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END, TERMINAL
 from kvtune.core.policies.density import NEAR_TIER, OUTPUT_TIER, REUSED, SINGLE
-from kvtune.core.policies.extras import FORGOTTEN, MOST, PROMISED, SWITCH, Account
+from kvtune.core.policies.extras import EVIDENCE, FORGOTTEN, LENT, MOST, PROMISED, SWITCH, Account
 from tests.core.policies.test_density import Pool
 
 BLOCKS = 640
@@ -31,16 +31,17 @@ def test_an_account_turns_at_its_limits_and_holds_no_more_than_that() -> None:
     assert not account.by_age and account.turns == 2
 
 
-def test_the_room_is_what_was_won_and_twice_what_was_promised_lately() -> None:
-    account = Account(1000)
-    account.add(20)
-    assert account.room == 40
-    account.look(100)
-    assert account.room == int(2 * 20 * (1 - FORGOTTEN)), "each look forgets some of a promise"
+def test_the_room_is_what_was_won_and_twice_what_was_promised_beyond_the_evidence() -> None:
+    account, evidence = Account(1000), EVIDENCE * 1000
+    account.add(evidence)
+    assert account.by_age and account.room == 0, "a promise alone gives no room until it is large"
     account.earn(30)
-    assert account.room == int(30 + 2 * account.promise)
+    assert account.room == 30 + LENT * 30, "what was won is promised, too"
+    account.look(100)
+    forgotten = FORGOTTEN * (evidence + 30)
+    assert account.room == int(30 + LENT * (30 - forgotten)), "each look forgets some of a promise"
     account.add(1e9)
-    assert account.room == 30 + 2 * PROMISED * 1000
+    assert account.room == round(30 + LENT * (PROMISED - EVIDENCE) * 1000)
     for _ in range(1000):
         account.look(100)
     assert account.by_age and account.room == 30, "what was won stays"
@@ -76,7 +77,7 @@ def test_the_room_is_never_more_than_was_won_and_promised(steps: list[tuple[str,
         else:
             getattr(account, name)(blocks)
             best += max(blocks, 0)
-        assert 0 <= account.room <= min(1000, 3 * best)
+        assert 0 <= account.room <= min(1000, (1 + LENT) * best)
         assert account.by_age or not account.room
 
 
@@ -143,7 +144,7 @@ def test_few_hits_give_few_of_them_a_place(pool: Windows) -> None:
     ordinary, extra = fill(pool, NEAR)
     pool.policy.resumed(10, 0, NEAR)
     room = pool.policy.near.room
-    assert room == 30
+    assert room == 10
     for _ in range(len(extra) + 100):
         pool.add()
     held = [key in pool.holds for key in extra]
@@ -154,6 +155,7 @@ def test_few_hits_give_few_of_them_a_place(pool: Windows) -> None:
 @pytest.mark.parametrize("hits", [1, 8])
 def test_windows_that_were_evicted_give_them_room_once_prompts_miss_them(pool: Windows, hits: int) -> None:
     """Whether none has a room yet or those that have are too few."""
+    pool.policy.near.promise = EVIDENCE * BLOCKS
     prompt = [pool.add(key=10_000 * number) for number in range(100, 120)]
     window = pool.add(NEAR, key=990_001)
     if hits > 1:

@@ -1,6 +1,7 @@
 """A search for loads on which the core's default policy hits less than stock. Prints the worst ten.
 
-    python tests/bench/adversary.py [--model tiny-gemma3|tiny-llama] [--trials 2000] [--against best|default] [--near FILE]
+    python tests/bench/adversary.py [--model tiny-gemma3|tiny-llama] [--trials 2000] [--against best|default]
+                                    [--near FILE]
 
 An optimizer (Optuna's TPE, seeded) puts loads together from sessions, phases, visits, scans and cold prompts
 (loads.py) and maximizes the points, of the tokens that can hit, by which the best of stock's settings (plain models:

@@ -5,22 +5,24 @@ they push out ordinary blocks; first, they are gone before a later prompt can re
 force, what the other one would have hit follows from ages alone: an age within the reach of a pool without them, and
 not with them, is a block that they cost.
 
-One block that they push out can cost all of its prompt, and what they would have hit is no hit yet: `promised`. So windows
-near a prompt's end have `room` for no more blocks than they have won so far, less what they cost; a promise adds to it
-only beyond `EVIDENCE`. Older ones go first. An output's next turn comes once: by age or not, all of its windows are
-alike.
+One block that they push out can cost all of its prompt, and what they would have hit is no hit yet: `promised`.
+So windows near a prompt's end have `room` for no more blocks than they have won so far, less what they cost; a promise
+adds to it only beyond the evidence, and what it costs is taken from it several times over. Older windows go first. An
+output's next turn comes once: by age or not, all of its windows are alike.
 """
 
 from __future__ import annotations
 
-SWITCH = 0.005
-"""Balance at which the order changes, as a share of the pool."""
+SWITCH, FEWEST = 0.005, 50
+"""Balance at which the order changes: a share of the pool; in small pools so many blocks, or an eighth of the pool."""
 MOST = 2.0
 """The most that an account holds, in multiples of that."""
-EVIDENCE, PROMISED, FORGOTTEN = 0.1, 0.3, 0.003
-"""Promised blocks that give no room yet, and the most that are counted, as shares of the pool; what an epoch forgets."""
-LENT = 2.0
-"""Room for each promised block beyond the evidence."""
+EVIDENCE, LEAST = 0.1, 400
+"""Promised blocks that give no room yet, as a share of the pool; in small pools so many, or half of the pool."""
+PROMISED, FORGOTTEN = 0.2, 0.003
+"""The most that is promised beyond the evidence, as a share of the pool; the share of all that each epoch forgets."""
+LENT, PENALTY = 2.0, 5.0
+"""Room for each promised block beyond the evidence; what is taken from the promise for each block that was lost."""
 
 
 class Account:
@@ -29,7 +31,8 @@ class Account:
     def __init__(self, blocks: int, limited: bool = True) -> None:
         self.blocks = blocks
         self.limited = limited
-        self.switch = SWITCH * blocks
+        self.switch = max(SWITCH * blocks, min(FEWEST, blocks / 8))
+        self.evidence = max(EVIDENCE * blocks, min(LEAST, blocks / 2))
         self.balance = 0.0
         self.promise = 0.0
         self.winnings = 0.0
@@ -50,7 +53,7 @@ class Account:
         """Blocks that one order hit, or would have hit, and the other not."""
         most = MOST * self.switch
         self.balance = max(-most, min(most, self.balance + blocks))
-        self.promise = max(-most, min(PROMISED * self.blocks, self.promise + blocks))
+        self.promise = max(-most, min(self.evidence + PROMISED * self.blocks, self.promise + blocks))
         wants = self.balance >= -self.switch if self.by_age else self.balance > self.switch
         if wants != self.by_age:
             self.by_age = wants
@@ -70,7 +73,7 @@ class Account:
         elif self.promise <= 0:
             self.room = 0
         else:
-            lent = LENT * max(0.0, self.promise - EVIDENCE * self.blocks)
+            lent = LENT * max(0.0, self.promise - self.evidence)
             self.room = int(max(0.0, min(self.blocks, self.winnings + lent)))
 
     def look(self, size: int) -> None:
@@ -105,5 +108,7 @@ class Account:
 
     def charge(self) -> None:
         """What came back could have been used."""
+        if self.promise > 0:
+            self.promise = max(0.0, self.promise - PENALTY * self.cost)
         self.earn(-self.cost)
         self.cost = 0

@@ -11,9 +11,10 @@ far, less what was lost, and a share of all blocks asked for. That share is what
 long history lends more, up to 1 / `TRUSTED_AFTER`, so that the stake is the whole pool after as many pools.
 
 With sliding windows a block lost can cost all of its prompt: behind it no window is of use, and before it there is
-none. Less is lent there (`LENT_WITH_WINDOWS`), and a history must be longer; blocks computed again though they were
-there count as lost with the one that made them useless.
-Amounts but `TOLERATED`, the shares lent and `FEWEST` are shares of the pool.
+none. There a history must be longer, a small pool's is that of a pool of `SMALL` blocks, and a stake below `LEAST` of
+the pool is none: it could cost a prompt, and keep none. Blocks computed again though they were there count as lost with
+the one that made them useless.
+Amounts but `TOLERATED`, `LENT`, `FEWEST` and `SMALL` are shares of the pool.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ EVIDENCE, START, MOST = 0.1, 0.02, 0.1
 FEWEST = 1000
 """Blocks of evidence, or the whole of a smaller pool: fewer are a few prompts, which say little."""
 TOLERATED = 0.002
-LENT, LENT_WITH_WINDOWS = 0.005, 0.0005
-"""Shares of the blocks asked for."""
-TRUSTED_AFTER, TRUSTED_AFTER_WITH_WINDOWS = 70, 80
-"""Pools of blocks asked for."""
+LENT = 0.005
+"""Share of the blocks asked for, without windows."""
+TRUSTED_AFTER, TRUSTED_AFTER_WITH_WINDOWS, SMALL = 70, 80, 4000
+"""Pools of blocks asked for; blocks of a pool."""
+LEAST = 0.01
 
 
 class Guard:
@@ -74,13 +76,9 @@ class Guard:
         self.history += self.asked
         if not self.by_age:
             self.winnings = min(self.blocks, self.winnings + won)
-        after = TRUSTED_AFTER_WITH_WINDOWS if self.with_windows else TRUSTED_AFTER
-        trust = min(self.history / self.blocks / after, 1.0)
-        if self.with_windows:
-            share = max(LENT_WITH_WINDOWS, trust**2 / after)
-        else:
-            share = max(LENT, trust / after)
-        self.stake = max(0.0, min(float(self.blocks), share * self.history + self.winnings))
+        self.stake = max(0.0, min(float(self.blocks), self._lent() + self.winnings))
+        if self.with_windows and self.stake < LEAST * self.blocks:
+            self.stake = 0.0
         if self.by_age:
             self.promise = max(0.0, self.promise + self.promised)
             if self.promise > self.wanted:
@@ -91,3 +89,10 @@ class Guard:
             if self.balance < 0:
                 self.by_age, self.promise = True, 0.0
         self.won = self.lost = self.asked = self.promised = 0
+
+    def _lent(self) -> float:
+        if self.with_windows:
+            trust = min(self.history / max(self.blocks, SMALL) / TRUSTED_AFTER_WITH_WINDOWS, 1.0)
+            return trust**2 / TRUSTED_AFTER_WITH_WINDOWS * self.history
+        trust = min(self.history / self.blocks / TRUSTED_AFTER, 1.0)
+        return max(LENT, trust / TRUSTED_AFTER) * self.history

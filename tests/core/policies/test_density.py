@@ -19,9 +19,10 @@ from kvtune.core.policies.density import ONCE, REUSED, SINGLE, Density
 from kvtune.core.policies.guard import (
     EVIDENCE,
     FEWEST,
+    LEAST,
     LENT,
-    LENT_WITH_WINDOWS,
     MOST,
+    SMALL,
     START,
     TOLERATED,
     TRUSTED_AFTER,
@@ -335,10 +336,17 @@ def test_a_stake_is_what_was_won_and_a_share_of_what_was_asked_for() -> None:
     assert not guard.by_age and guard.stake == 0, "nothing is won in age's order, and what was lost is owed"
 
 
-def test_with_windows_less_is_lent() -> None:
-    guard = trusting(10_000, with_windows=True)
-    book(guard, 0, 0, 40_000, 0)
-    assert guard.stake == LENT_WITH_WINDOWS * 40_000 < LENT * 40_000
+def test_with_windows_less_is_lent_and_nothing_that_would_keep_no_prompt() -> None:
+    for blocks in (SMALL // 10, SMALL, 10 * SMALL):
+        plain, guard = trusting(blocks), trusting(blocks, with_windows=True)
+        for _ in range(TRUSTED_AFTER_WITH_WINDOWS // 2):
+            book(guard, 0, 0, blocks, 0)
+            book(plain, 0, 0, blocks, 0)
+            assert guard.stake < plain.stake
+            assert guard.stake == 0 or guard.stake >= LEAST * blocks
+        assert guard.stake == (pytest.approx(blocks / 8) if blocks >= SMALL else 0), (
+            "a small pool's history is short"
+        )
 
 
 def test_with_windows_what_a_lost_block_made_useless_is_lost_with_it() -> None:
@@ -362,11 +370,11 @@ def test_with_windows_what_a_lost_block_made_useless_is_lost_with_it() -> None:
     ("with_windows", "after"), [(False, TRUSTED_AFTER), (True, TRUSTED_AFTER_WITH_WINDOWS)]
 )
 def test_after_a_long_history_the_stake_is_the_whole_pool(with_windows: bool, after: int) -> None:
-    guard = trusting(1000, with_windows)
+    guard = trusting(SMALL, with_windows)
     shares = []
     for _ in range(after):
-        book(guard, 0, 0, 1000, 0)
-        shares.append(guard.stake / 1000)
+        book(guard, 0, 0, SMALL, 0)
+        shares.append(guard.stake / SMALL)
     assert shares == sorted(shares) and shares[-1] == 1.0
     assert all(share / pools < 0.015 for pools, share in enumerate(shares, 1)), "of all blocks asked for"
 

@@ -10,16 +10,27 @@ from hypothesis import strategies as st
 
 from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END, TERMINAL
 from kvtune.core.policies.density import NEAR_TIER, OUTPUT_TIER, REUSED, SINGLE
-from kvtune.core.policies.extras import EVIDENCE, FORGOTTEN, LENT, MOST, PROMISED, SWITCH, Account
+from kvtune.core.policies.extras import (
+    EVIDENCE,
+    FEWEST,
+    FORGOTTEN,
+    LEAST,
+    LENT,
+    MOST,
+    PENALTY,
+    PROMISED,
+    SWITCH,
+    Account,
+)
 from tests.core.policies.test_density import Pool
 
-BLOCKS = 640
+BLOCKS, LARGE = 640, 20_000
 EVERY_GROUP = frozenset(b"%04d" % number for number in range(10_000))
 
 
 def test_an_account_turns_at_its_limits_and_holds_no_more_than_that() -> None:
-    account = Account(1000)
-    switch = SWITCH * 1000
+    account = Account(LARGE)
+    switch = SWITCH * LARGE
     account.add(switch)
     assert not account.by_age
     account.add(1)
@@ -31,53 +42,74 @@ def test_an_account_turns_at_its_limits_and_holds_no_more_than_that() -> None:
     assert not account.by_age and account.turns == 2
 
 
+def test_in_a_small_pool_a_prompt_or_two_turn_nothing() -> None:
+    for blocks, switch, evidence in (
+        (80, 10, 40),
+        (800, FEWEST, LEAST),
+        (LARGE, SWITCH * LARGE, EVIDENCE * LARGE),
+    ):
+        account = Account(blocks)
+        assert (account.switch, account.evidence) == (switch, evidence)
+
+
 def test_the_room_is_what_was_won_and_twice_what_was_promised_beyond_the_evidence() -> None:
-    account, evidence = Account(1000), EVIDENCE * 1000
+    account, evidence = Account(LARGE), EVIDENCE * LARGE
     account.add(evidence)
     assert account.by_age and account.room == 0, "a promise alone gives no room until it is large"
-    account.earn(30)
-    assert account.room == 30 + LENT * 30, "what was won is promised, too"
-    account.look(100)
-    forgotten = FORGOTTEN * (evidence + 30)
-    assert account.room == int(30 + LENT * (30 - forgotten)), "each look forgets some of a promise"
+    account.earn(300)
+    assert account.room == 300 + LENT * 300, "what was won is promised, too"
+    account.look(1000)
+    forgotten = FORGOTTEN * (evidence + 300)
+    assert account.room == int(300 + LENT * (300 - forgotten)), "each look forgets some of a promise"
     account.add(1e9)
-    assert account.room == round(30 + LENT * (PROMISED - EVIDENCE) * 1000)
+    assert account.room == round(300 + LENT * PROMISED * LARGE)
     for _ in range(1000):
-        account.look(100)
-    assert account.by_age and account.room == 30, "what was won stays"
+        account.look(1000)
+    assert account.by_age and account.room == 300, "what was won stays"
     account.earn(1e9)
-    assert account.room == 1000, "the pool at most"
+    assert account.room == LARGE, "the pool at most"
 
 
 def test_what_they_pushed_out_costs_them_their_room() -> None:
-    account = Account(1000)
-    account.earn(20)
-    account.cost = 40
+    account = Account(LARGE)
+    account.earn(200)
+    account.cost = 300
     account.charge()
     assert (account.room, account.cost) == (0, 0)
 
 
+def test_a_bet_that_lost_takes_more_of_the_promise_than_it_lost() -> None:
+    account = Account(LARGE)
+    account.add(EVIDENCE * LARGE + 600)
+    assert account.room == LENT * 600
+    account.cost = 100
+    account.charge()
+    assert account.room == 0
+    account.add(600)
+    assert account.room == LENT * (600 - PENALTY * 100 - 100 + 600) - 100
+
+
 def test_a_look_says_whether_all_of_them_are_evicted_by_age() -> None:
-    account = Account(1000)
+    account = Account(LARGE)
     account.look(0)
     assert (account.full, account.held) == (False, 0), "none of them is"
-    account.earn(50)
-    account.look(20)
+    account.earn(500)
+    account.look(200)
     assert (account.full, account.held) == (True, 0)
-    account.look(500)
+    account.look(5000)
     assert (account.full, account.held) == (False, account.room)
 
 
-@given(st.lists(st.tuples(st.sampled_from(("add", "earn", "look")), st.integers(-1500, 1500))))
+@given(st.lists(st.tuples(st.sampled_from(("add", "earn", "look")), st.integers(-30_000, 30_000))))
 def test_the_room_is_never_more_than_was_won_and_promised(steps: list[tuple[str, int]]) -> None:
-    account, best = Account(1000), 0.0
+    account, best = Account(LARGE), 0.0
     for name, blocks in steps:
         if name == "look":
             account.look(abs(blocks))
         else:
             getattr(account, name)(blocks)
             best += max(blocks, 0)
-        assert 0 <= account.room <= min(1000, (1 + LENT) * best)
+        assert 0 <= account.room <= min(LARGE, best + LENT * max(0.0, best - account.evidence))
         assert account.by_age or not account.room
 
 
@@ -142,9 +174,9 @@ def test_hits_that_use_them_give_them_their_place_by_age_at_once(
 def test_few_hits_give_few_of_them_a_place(pool: Windows) -> None:
     """A search found loads on which all of them had one at once: prompts that just fit lost 3.9 points for it."""
     ordinary, extra = fill(pool, NEAR)
-    pool.policy.resumed(10, 0, NEAR)
+    pool.policy.resumed(60, 0, NEAR)
     room = pool.policy.near.room
-    assert room == 10
+    assert room == 60
     for _ in range(len(extra) + 100):
         pool.add()
     held = [key in pool.holds for key in extra]
@@ -155,8 +187,8 @@ def test_few_hits_give_few_of_them_a_place(pool: Windows) -> None:
 @pytest.mark.parametrize("hits", [1, 8])
 def test_windows_that_were_evicted_give_them_room_once_prompts_miss_them(pool: Windows, hits: int) -> None:
     """Whether none has a room yet or those that have are too few."""
-    pool.policy.near.promise = EVIDENCE * BLOCKS
-    prompt = [pool.add(key=10_000 * number) for number in range(100, 120)]
+    pool.policy.near.promise = pool.policy.near.evidence + 1
+    prompt = [pool.add(key=10_000 * number) for number in range(100, 160)]
     window = pool.add(NEAR, key=990_001)
     if hits > 1:
         pool.policy.resumed(hits, 0, NEAR)
@@ -171,14 +203,14 @@ def test_windows_that_were_evicted_give_them_room_once_prompts_miss_them(pool: W
 
 def test_they_go_first_again_once_ordinary_blocks_come_back_that_they_pushed_out(pool: Windows) -> None:
     ordinary, extra = fill(pool, NEAR)
-    pool.policy.resumed(100, 0, NEAR)
-    assert pool.policy.near.by_age
-    while ordinary[59] in pool.holds:
+    pool.policy.resumed(400, 0, NEAR)
+    assert pool.policy.near.room
+    while ordinary[179] in pool.holds:
         pool.add()
-    assert pool.policy.near.by_age
-    for key in ordinary[:60]:
+    assert pool.policy.near.room
+    for key in ordinary[:180]:
         pool.add(key=key)
-    assert not pool.policy.near.by_age
+    assert not pool.policy.near.room
     left = sum(key in pool.holds for key in extra)
     held = [key for key in ordinary if key in pool.holds]
     for _ in range(10):
@@ -217,8 +249,8 @@ def compute_again(pool: Windows, key: int, anyway: bool = False) -> int:
 
 def test_outputs_get_a_place_by_age_once_their_prompts_next_turn_is_computed_again(pool: Windows) -> None:
     """Keys of one block in two groups differ in their last four bytes."""
-    turn = [pool.add(key=number * 10_000) for number in range(100, 140)]
-    ended = pool.add(OUTPUT_END, key=139 * 10_000 + 1)
+    turn = [pool.add(key=number * 10_000) for number in range(100, 160)]
+    ended = pool.add(OUTPUT_END, key=159 * 10_000 + 1)
     while ended in pool.holds:
         pool.add()
     assert all(key in pool.holds for key in turn)

@@ -140,6 +140,7 @@ class Density(InOrder):
         """How far back a pool with so many free blocks would reach: by age, with other extras, preferring reused."""
         self.stale = False
         size, reach = self.shelves.size, self.ages.reach
+        self.near.lent = self.guard.lent
         self.near.look(size(NEAR_TIER))
         self.output.look(size(OUTPUT_TIER))
         free = max(0, free - self.near.held - self.output.held)

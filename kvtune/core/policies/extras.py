@@ -5,9 +5,9 @@ they push out ordinary blocks; first, they are gone before a later prompt can re
 force, what the other one would have hit follows from ages alone: an age within the reach of a pool without them, and
 not with them, is a block that they cost.
 
-One block that they push out can cost all of its prompt, and what they would have hit is no hit yet: `promised`.
-So windows near a prompt's end have `room` for no more blocks than they have won so far, less what they cost; a promise
-adds to it only beyond the evidence, and what it costs is taken from it several times over. Older windows go first. An
+One block that they push out can cost all of its prompt, and that of others behind it, and what they would have hit is
+no hit yet: `promised`. So windows near a prompt's end have `room` for no more blocks than they have won so far, less
+what they cost; what was promised adds to it as far as a long history lends (guard.py). Older windows go first. An
 output's next turn comes once: by age or not, all of its windows are alike.
 """
 
@@ -17,12 +17,10 @@ SWITCH, FEWEST = 0.005, 50
 """Balance at which the order changes: a share of the pool; in small pools so many blocks, or an eighth of the pool."""
 MOST = 2.0
 """The most that an account holds, in multiples of that."""
-EVIDENCE, LEAST = 0.1, 400
-"""Promised blocks that give no room yet, as a share of the pool; in small pools so many, or half of the pool."""
-PROMISED, FORGOTTEN = 0.2, 0.003
-"""The most that is promised beyond the evidence, as a share of the pool; the share of all that each epoch forgets."""
-LENT, PENALTY = 2.0, 5.0
-"""Room for each promised block beyond the evidence; what is taken from the promise for each block that was lost."""
+PROMISED, FORGOTTEN = 0.3, 0.003
+"""The most that is promised, as a share of the pool; the share of it that each epoch forgets."""
+A_PROMISE = 2.0
+"""Room for each promised block, as far as the history lends."""
 
 
 class Account:
@@ -32,10 +30,11 @@ class Account:
         self.blocks = blocks
         self.limited = limited
         self.switch = max(SWITCH * blocks, min(FEWEST, blocks / 8))
-        self.evidence = max(EVIDENCE * blocks, min(LEAST, blocks / 2))
         self.balance = 0.0
         self.promise = 0.0
         self.winnings = 0.0
+        self.lent = 0.0
+        """Blocks that may be risked for a promise."""
         self.by_age = False
         self.turns = 0
         self.room = 0
@@ -53,7 +52,7 @@ class Account:
         """Blocks that one order hit, or would have hit, and the other not."""
         most = MOST * self.switch
         self.balance = max(-most, min(most, self.balance + blocks))
-        self.promise = max(-most, min(self.evidence + PROMISED * self.blocks, self.promise + blocks))
+        self.promise = max(-most, min(PROMISED * self.blocks, self.promise + blocks))
         wants = self.balance >= -self.switch if self.by_age else self.balance > self.switch
         if wants != self.by_age:
             self.by_age = wants
@@ -73,14 +72,14 @@ class Account:
         elif self.promise <= 0:
             self.room = 0
         else:
-            lent = LENT * max(0.0, self.promise - self.evidence)
-            self.room = int(max(0.0, min(self.blocks, self.winnings + lent)))
+            room = self.winnings + min(self.lent, A_PROMISE * self.promise)
+            self.room = int(max(0.0, min(self.blocks, room)))
 
     def look(self, size: int) -> None:
         """So many of their blocks are free, in an epoch in which blocks were asked for."""
         if self.promise > 0:
             self.promise *= 1 - FORGOTTEN
-            self._limit()
+        self._limit()
         self.full = self.by_age and size < self.room
         self.held = 0 if self.full else min(size, self.room)
 
@@ -108,7 +107,5 @@ class Account:
 
     def charge(self) -> None:
         """What came back could have been used."""
-        if self.promise > 0:
-            self.promise = max(0.0, self.promise - PENALTY * self.cost)
         self.earn(-self.cost)
         self.cost = 0

@@ -12,8 +12,8 @@ long history lends more, up to 1 / `TRUSTED_AFTER`, so that the stake is the who
 
 With sliding windows a block lost can cost all of its prompt: behind it no window is of use, and before it there is
 none. There a history must be longer, a small pool's is that of a pool of `SMALL` blocks, and a stake below `LEAST` of
-the pool is none: it could cost a prompt, and keep none. Blocks computed again though they were there count as lost with
-the one that made them useless.
+the pool is none: it could cost a prompt, and keep none. Windows near a prompt's end are lent as much (extras.py). Blocks
+computed again though they were there count as lost with the one that made them useless.
 Amounts but `TOLERATED`, `LENT`, `FEWEST` and `SMALL` are shares of the pool.
 """
 
@@ -28,6 +28,7 @@ LENT = 0.005
 TRUSTED_AFTER, TRUSTED_AFTER_WITH_WINDOWS, SMALL = 70, 80, 4000
 """Pools of blocks asked for; blocks of a pool."""
 LEAST = 0.01
+"""Share of the pool."""
 
 
 class Guard:
@@ -42,6 +43,8 @@ class Guard:
         """Blocks asked for, in all."""
         self.winnings = 0
         """Blocks hit that age would have lost, less those lost that age would have kept; at most a pool."""
+        self.lent = 0.0
+        """Blocks that the history is worth."""
         self.stake = 0.0
         """Blocks used once that may go before their turn, of those that age would still have."""
         self.won = self.lost = self.asked = self.promised = 0
@@ -76,7 +79,8 @@ class Guard:
         self.history += self.asked
         if not self.by_age:
             self.winnings = min(self.blocks, self.winnings + won)
-        self.stake = max(0.0, min(float(self.blocks), self._lent() + self.winnings))
+        self.lent = self._lent()
+        self.stake = max(0.0, min(float(self.blocks), self.lent + self.winnings))
         if self.with_windows and self.stake < LEAST * self.blocks:
             self.stake = 0.0
         if self.by_age:
@@ -93,6 +97,7 @@ class Guard:
     def _lent(self) -> float:
         if self.with_windows:
             trust = min(self.history / max(self.blocks, SMALL) / TRUSTED_AFTER_WITH_WINDOWS, 1.0)
-            return trust**2 / TRUSTED_AFTER_WITH_WINDOWS * self.history
+            lent = trust**2 / TRUSTED_AFTER_WITH_WINDOWS * self.history
+            return lent if lent >= LEAST * self.blocks else 0.0
         trust = min(self.history / self.blocks / TRUSTED_AFTER, 1.0)
         return max(LENT, trust / TRUSTED_AFTER) * self.history

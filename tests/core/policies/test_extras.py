@@ -10,18 +10,8 @@ from hypothesis import strategies as st
 
 from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END, TERMINAL
 from kvtune.core.policies.density import NEAR_TIER, OUTPUT_TIER, REUSED, SINGLE
-from kvtune.core.policies.extras import (
-    EVIDENCE,
-    FEWEST,
-    FORGOTTEN,
-    LEAST,
-    LENT,
-    MOST,
-    PENALTY,
-    PROMISED,
-    SWITCH,
-    Account,
-)
+from kvtune.core.policies.extras import A_PROMISE, FEWEST, FORGOTTEN, MOST, PROMISED, SWITCH, Account
+from kvtune.core.policies.guard import SMALL
 from tests.core.policies.test_density import Pool
 
 BLOCKS, LARGE = 640, 20_000
@@ -42,30 +32,26 @@ def test_an_account_turns_at_its_limits_and_holds_no_more_than_that() -> None:
     assert not account.by_age and account.turns == 2
 
 
-def test_in_a_small_pool_a_prompt_or_two_turn_nothing() -> None:
-    for blocks, switch, evidence in (
-        (80, 10, 40),
-        (800, FEWEST, LEAST),
-        (LARGE, SWITCH * LARGE, EVIDENCE * LARGE),
-    ):
-        account = Account(blocks)
-        assert (account.switch, account.evidence) == (switch, evidence)
+@pytest.mark.parametrize(("blocks", "switch"), [(80, 10), (800, FEWEST), (LARGE, SWITCH * LARGE)])
+def test_in_a_small_pool_a_prompt_or_two_turn_nothing(blocks: int, switch: float) -> None:
+    assert Account(blocks).switch == switch
 
 
-def test_the_room_is_what_was_won_and_twice_what_was_promised_beyond_the_evidence() -> None:
-    account, evidence = Account(LARGE), EVIDENCE * LARGE
-    account.add(evidence)
-    assert account.by_age and account.room == 0, "a promise alone gives no room until it is large"
-    account.earn(300)
-    assert account.room == 300 + LENT * 300, "what was won is promised, too"
+def test_the_room_is_what_was_won_and_for_a_promise_what_a_history_lends() -> None:
+    account = Account(LARGE)
+    account.add(300)
+    assert account.by_age and account.room == 0, "a promise alone gives no room"
+    account.earn(200)
+    assert account.room == 200
+    account.lent = 1500
     account.look(1000)
-    forgotten = FORGOTTEN * (evidence + 300)
-    assert account.room == int(300 + LENT * (300 - forgotten)), "each look forgets some of a promise"
+    promised = 500 * (1 - FORGOTTEN)
+    assert account.room == int(200 + A_PROMISE * promised), "each look forgets some of a promise"
     account.add(1e9)
-    assert account.room == round(300 + LENT * PROMISED * LARGE)
-    for _ in range(1000):
+    assert account.room == 200 + 1500 < 200 + A_PROMISE * PROMISED * LARGE
+    for _ in range(10_000):
         account.look(1000)
-    assert account.by_age and account.room == 300, "what was won stays"
+    assert account.by_age and account.room == 200, "what was won stays"
     account.earn(1e9)
     assert account.room == LARGE, "the pool at most"
 
@@ -76,17 +62,6 @@ def test_what_they_pushed_out_costs_them_their_room() -> None:
     account.cost = 300
     account.charge()
     assert (account.room, account.cost) == (0, 0)
-
-
-def test_a_bet_that_lost_takes_more_of_the_promise_than_it_lost() -> None:
-    account = Account(LARGE)
-    account.add(EVIDENCE * LARGE + 600)
-    assert account.room == LENT * 600
-    account.cost = 100
-    account.charge()
-    assert account.room == 0
-    account.add(600)
-    assert account.room == LENT * (600 - PENALTY * 100 - 100 + 600) - 100
 
 
 def test_a_look_says_whether_all_of_them_are_evicted_by_age() -> None:
@@ -100,16 +75,19 @@ def test_a_look_says_whether_all_of_them_are_evicted_by_age() -> None:
     assert (account.full, account.held) == (False, account.room)
 
 
-@given(st.lists(st.tuples(st.sampled_from(("add", "earn", "look")), st.integers(-30_000, 30_000))))
-def test_the_room_is_never_more_than_was_won_and_promised(steps: list[tuple[str, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(("add", "earn", "look", "lend")), st.integers(-30_000, 30_000))))
+def test_the_room_is_never_more_than_was_won_and_lent(steps: list[tuple[str, int]]) -> None:
     account, best = Account(LARGE), 0.0
     for name, blocks in steps:
+        if name == "lend":
+            account.lent = max(account.lent, blocks)
+            continue
         if name == "look":
             account.look(abs(blocks))
         else:
             getattr(account, name)(blocks)
-            best += max(blocks, 0)
-        assert 0 <= account.room <= min(LARGE, best + LENT * max(0.0, best - account.evidence))
+            best += max(blocks, 0) if name == "earn" else 0
+        assert 0 <= account.room <= min(LARGE, best + account.lent)
         assert account.by_age or not account.room
 
 
@@ -187,7 +165,7 @@ def test_few_hits_give_few_of_them_a_place(pool: Windows) -> None:
 @pytest.mark.parametrize("hits", [1, 8])
 def test_windows_that_were_evicted_give_them_room_once_prompts_miss_them(pool: Windows, hits: int) -> None:
     """Whether none has a room yet or those that have are too few."""
-    pool.policy.near.promise = pool.policy.near.evidence + 1
+    pool.policy.guard.history = 40 * SMALL
     prompt = [pool.add(key=10_000 * number) for number in range(100, 160)]
     window = pool.add(NEAR, key=990_001)
     if hits > 1:

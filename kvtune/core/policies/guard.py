@@ -12,8 +12,8 @@ long history lends more, up to 1 / `TRUSTED_AFTER`, so that the stake is the who
 
 With sliding windows a block lost can cost all of its prompt: behind it no window is of use, and before it there is
 none. There a history must be longer, a small pool's is that of a pool of `SMALL` blocks, and a stake below `LEAST` of
-the pool is none: it could cost a prompt, and keep none. Windows near a prompt's end are lent as much (extras.py). Blocks
-computed again though they were there count as lost with the one that made them useless.
+the pool is none: it could cost a prompt, and keep none. Windows near a prompt's end are lent as much (extras.py).
+Blocks computed again though they were there count as lost with the one that made them useless.
 Amounts but `TOLERATED`, `LENT`, `FEWEST` and `SMALL` are shares of the pool.
 """
 

@@ -3,7 +3,7 @@
     python tests/bench/adversary.py [--model tiny-gemma3|tiny-llama] [--trials 2000] [--against best|default]
                                     [--near FILE]
 
-An optimizer (Optuna's TPE, seeded) puts loads together from sessions, phases, visits, scans and cold prompts
+An optimizer (Optuna's TPE, seeded) puts loads together from sessions, phases, visits, warm-ups, scans and cold prompts
 (loads.py) and maximizes the points, of the tokens that can hit, by which the best of stock's settings (plain models:
 its LRU), or stock with its default flags alone, beats the policy. Loads of which less than a quarter can hit count as
 0: a point of them is a request or two. `--near FILE` looks beside loads that are known (worst_loads.json): it tries
@@ -49,7 +49,7 @@ FEWEST, LEAST_HITTABLE = 100, 25.0
 SEEN = 0.5
 """Where the policy hits all but so many points, stock's other settings are not asked."""
 BEST, DEFAULT = "best", "default"
-KIND = ("none", "sessions", "phases", "visits", "scan", "cold")
+KIND = ("none", "sessions", "phases", "visits", "asked", "scan", "cold")
 PARENTS = 20
 """Of so many of the worst loads, changed copies are tried."""
 STARTS_S = (0.0, 100.0, 400.0)
@@ -108,6 +108,9 @@ def _part(trial: optuna.trial.BaseTrial, name: str, kind: str) -> dict[str, Any]
         return part | {"skew": trial.suggest_float(name + "skew", 0.0, 1.5)}
     if kind == "visits":
         part |= {"prompts": whole("prompts", 20, 200), "times": whole("times", 2, 4)}
+        return part | {"apart": whole("apart", 1, 60)}
+    if kind == "asked":
+        part |= {"prefixes": whole("prefixes", 5, 100), "times": whole("times", 1, 4)}
         return part | {"apart": whole("apart", 1, 60)}
     return part | {"prefixes": whole("prefixes", 2, 60), "rounds": whole("rounds", 2, 8)}
 

@@ -61,6 +61,16 @@ def _visits(part: Load, chance: random.Random, fresh: Iterator[int]) -> Iterator
             yield (number + visit * (part["apart"] + 0.5)) * part["every_s"], nodes, part["suffix"]
 
 
+def _asked(part: Load, chance: random.Random, fresh: Iterator[int]) -> Iterator[Sent]:
+    """Prefixes that are sent alone first, to warm them up, and then `times` times with a new question behind each."""
+    for number in range(part["prefixes"]):
+        nodes = [next(fresh) for _ in range(part["nodes"])]
+        yield number * part["every_s"], [*nodes, next(fresh)], 1
+        for visit in range(1, part["times"] + 1):
+            at = (number + visit * (part["apart"] + 0.5)) * part["every_s"]
+            yield at, [*nodes, next(fresh)], part["suffix"]
+
+
 def _scan(part: Load, chance: random.Random, fresh: Iterator[int]) -> Iterator[Sent]:
     """The same prefixes in turn, again and again, each time with a new suffix."""
     prefixes = [[next(fresh) for _ in range(part["nodes"])] for _ in range(part["prefixes"])]
@@ -78,6 +88,7 @@ KINDS: dict[str, Callable[[Load, random.Random, Iterator[int]], Iterator[Sent]]]
     "sessions": _sessions,
     "phases": _phases,
     "visits": _visits,
+    "asked": _asked,
     "scan": _scan,
     "cold": _cold,
 }

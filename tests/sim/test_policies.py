@@ -106,7 +106,7 @@ def test_outputs_are_kept_for_chats_that_begin_in_a_full_pool() -> None:
     found = {}
     for side in ("stock", "core"):
         done = subprocess.run(
-            [sys.executable, "-m", "tests.sim.late_chats", "2500", side],
+            [sys.executable, "-m", "tests.sim.chats", "late", "2500", side],
             capture_output=True,
             text=True,
             check=True,

@@ -9,7 +9,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvtune.core.cache.quick import QuickPool
 from kvtune.core.cache.tiers import BLANK, Tiers
-from kvtune.core.policies import FAR, OUTPUT, OUTPUT_END
+from kvtune.core.policies import OUTPUT, OUTPUT_END, WINDOW
 from kvtune.core.settings import CoreSettings
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class TieredPool(QuickPool):
         tiers.prepend_n([block for block in free if block.block_hash is None])
         tiers.append_n([block for block in free if block.block_hash is not None])
         self.free_block_queue = tiers
+        self.as_stocks: set[int] = set()
+        """Blocks of windows that have just replaced one that stock keeps."""
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         tiers = self.free_block_queue
@@ -51,6 +53,9 @@ class TieredPool(QuickPool):
         # A prompt's last token is computed whatever is cached, and so is its output.
         anyway = request is not None and (num_tokens or 0) >= request.num_prompt_tokens
         if resident and tiers.policy.replaces and twin.ref_cnt == 0 and block.block_hash is None:
+            in_window = block_hash_with_group_id[-4:] in tiers.window_groups
+            if in_window and tiers.grade_of[twin.block_id] == WINDOW:
+                self.as_stocks.add(block.block_id)
             self._replace(twin, anyway)
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
         try:
@@ -119,11 +124,15 @@ class TieredPool(QuickPool):
         return True
 
     def grade(self, blocks: Sequence[KVCacheBlock], grades: Sequence[int]) -> None:
-        """Set why these blocks are kept (policies.WINDOW, NEAR, FAR ..); -1 leaves a block's grade as it is."""
+        """Set why these blocks are kept (policies.WINDOW, NEAR, FAR ..); -1 leaves a block's grade as it is.
+
+        What has just replaced a block that stock keeps is kept as that was.
+        """
         grade_of = self.free_block_queue.grade_of
         for block, grade in zip(blocks, grades, strict=True):
             if grade >= 0:
-                grade_of[block.block_id] = grade
+                grade_of[block.block_id] = WINDOW if block.block_id in self.as_stocks else grade
+        self.as_stocks.clear()
 
     def grade_of(self, block: KVCacheBlock) -> int:
         return int(self.free_block_queue.grade_of[block.block_id])
@@ -146,9 +155,8 @@ class TieredPool(QuickPool):
             tiers.policy_failed(error)
 
     def retire(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Mark blocks that were hit, but are not expected to be hit again."""
+        """A conversation goes on behind these blocks, which were hit: they are not expected to be hit again."""
         tiers = self.free_block_queue
-        self.grade(blocks, [FAR] * len(blocks))
         try:
             tiers.policy.retired([block.block_id for block in blocks])
         except Exception as error:

@@ -22,7 +22,7 @@ from vllm.v1.request import Request
 
 from kvtune.core import state
 from kvtune.core.cache.pool import TieredPool
-from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, SPECULATIVE, TERMINAL, WINDOW
+from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, SPECULATIVE, WINDOW
 from kvtune.core.settings import CoreSettings
 
 logger = logging.getLogger("vllm.kvtune")
@@ -60,11 +60,12 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         super().add_local_computed_blocks(
             request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
         )
-        # A conversation continues where an output ended: its next turn will resume at the new end, not here.
+        # A conversation continues where an output ended: its next turn will resume at the new end, not here. Where the
+        # output filled no block of its own, this may as well be a prefix that others share.
         pool = self.block_pool
         if new_computed_blocks and self.first:
             pool.resumed(new_computed_blocks)
-        if new_computed_blocks and pool.grade_of(new_computed_blocks[-1]) in (TERMINAL, OUTPUT_END):
+        if new_computed_blocks and pool.grade_of(new_computed_blocks[-1]) == OUTPUT_END:
             self.continued.add(request_id)
             pool.retire([block for block in self.req_to_blocks[request_id] if not block.is_null])
 
@@ -110,6 +111,8 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             )
             return
         blocks = self.req_to_blocks[request.request_id]
+        if request.request_id in self.continued:
+            self._keep_for_its_end(blocks[:start], boundaries)
         self.block_pool.cache_full_blocks(
             request=request,
             blocks=blocks,
@@ -121,6 +124,12 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         )
         self.block_pool.grade(blocks[start:end], grades)
         self.num_cached_block[request.request_id] = end
+
+    def _keep_for_its_end(self, cached: Sequence[KVCacheBlock], boundaries: Sequence[int]) -> None:
+        """Stock keeps the windows of this prompt, and they may begin in the window that it was resumed in."""
+        first = min(map(self._end_block, boundaries)) - self.need
+        needed = [block for block in cached[max(first, 0) :] if not block.is_null]
+        self.block_pool.grade(needed, [WINDOW] * len(needed))
 
     def stand_down(self, error: Exception) -> None:
         """Become stock's manager, for good."""
@@ -219,9 +228,11 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             kv_cache_group_id=self.kv_cache_group_id,
             block_mask=new,
         )
-        self.block_pool.grade(window, [OUTPUT if is_new else -1 for is_new in new])
+        grades = [OUTPUT if is_new else -1 for is_new in new]
         last = -1 - self.shift
-        self.block_pool.grade([window[last]], [OUTPUT_END if new[last] else TERMINAL])
+        if new[last]:
+            grades[last] = OUTPUT_END
+        self.block_pool.grade(window, grades)
         if request_id in self.continued:
             self.block_pool.count_as_hit(window)
 

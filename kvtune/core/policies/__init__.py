@@ -28,10 +28,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-WINDOW, NEAR, FAR, SPECULATIVE, TERMINAL, OUTPUT, OUTPUT_END = range(7)
-"""Grades: why a block is kept. WINDOW is also the grade of full attention; the others occur with pinning only.
+WINDOW, NEAR, FAR, SPECULATIVE, OUTPUT, OUTPUT_END = range(6)
+"""Grades: why a block is kept. WINDOW is what stock keeps, full attention too; the others occur with pinning only.
 NEAR and FAR are the slack, SPECULATIVE the windows before it. Where an output ends, and a chat continues: OUTPUT is
-what its window adds to the prompt's own, OUTPUT_END its last block; TERMINAL the last block where it adds nothing."""
+what its window adds to the prompt's own, OUTPUT_END the last block of that."""
 
 
 class Shelves(Protocol):

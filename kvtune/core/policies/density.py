@@ -21,17 +21,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, TERMINAL, Shelves, ages
+from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, WINDOW, Shelves, ages
 from kvtune.core.policies.ages import Ages
-from kvtune.core.policies.extras import Account
+from kvtune.core.policies.extras import Account, Left
 from kvtune.core.policies.guard import Guard
 from kvtune.core.policies.lru import InOrder
 from kvtune.core.policies.remembered import Remembered, mark, mark_of_output
 from kvtune.core.settings import CoreSettings
 
 SPECULATIVE_TIER, FAR_TIER, NEAR_TIER, OUTPUT_TIER, SINGLE, REUSED = range(1, 7)
-ONCE, AGAIN, HIT = range(3)
-"""Of a block: used once; came back after its eviction; hit since it was stored."""
+ONCE, AGAIN, HIT, LEFT, LEFT_FREE = range(5)
+"""Of a block: used once; came back after its eviction; hit since it was stored; hit in a window behind which a
+conversation went on, and still in use; the same, and free."""
+A_WINDOW_LEFT = 4
+"""The class under which such a block is remembered if it went first. The others are those of ages.py."""
 WORTH = 2.0
 """What a reused block's value counts, of which more depends than of its own hits."""
 REMEMBERED = 1.8
@@ -62,7 +65,8 @@ class Density(InOrder):
         self.ages = Ages(blocks)
         self.guard = Guard(blocks)
         self.near, self.output = Account(blocks), Account(blocks, limited=False)
-        self.remembered = Remembered(int(REMEMBERED * blocks), self.ages.went)
+        self.left = Left(blocks)
+        self.remembered = Remembered(int(REMEMBERED * blocks), self._forgotten)
         self.an_epoch = 4 * self.ages.length
         self.freed = self.an_epoch
         self.epoch_ends = 2 * self.an_epoch - 4
@@ -85,11 +89,19 @@ class Density(InOrder):
 
     def _place(self, block_id: int) -> int:
         used, grade = self.use[block_id], self.shelves.grade_of[block_id]
-        if used == HIT or not grade:
+        if used == LEFT:
+            if grade != WINDOW:
+                return FAR_TIER
+            self.use[block_id] = LEFT_FREE
+            if self.left.turned:
+                return FAR_TIER
+            tier = SINGLE
+            kind = ages.SINGLE
+        elif used == HIT or not grade:
             kind = 1 if used else 0
             tier = SINGLE + kind
         else:
-            tier, kind = self._graded(grade, used)
+            tier, kind = self._graded(grade)
             if tier <= FAR_TIER:
                 return tier
         if self.freed >= self.epoch_ends:
@@ -104,7 +116,7 @@ class Density(InOrder):
         blocks = np.array(block_ids)
         used = self._use[blocks]
         first = int(used[0])
-        if (used != first).any():
+        if first == LEFT or (used != first).any():
             return 0
         if first != HIT and np.frombuffer(self.shelves.grade_of, np.uint8)[blocks].any():
             return 0
@@ -119,10 +131,8 @@ class Density(InOrder):
             self.ages.came(kind, count)
         return REUSED if kind else SINGLE
 
-    def _graded(self, grade: int, used: int) -> tuple[int, int]:
+    def _graded(self, grade: int) -> tuple[int, int]:
         """The tier and the class of a window's block that was never hit."""
-        if grade == TERMINAL:
-            return (REUSED, ages.REUSED) if used else (SINGLE, ages.SINGLE)
         if grade == NEAR:
             return NEAR_TIER, ages.NEAR
         if grade in (OUTPUT, OUTPUT_END):
@@ -197,6 +207,8 @@ class Density(InOrder):
         self.guard.asked += len(block_ids)
         self.guard.new_or_hit()
         self.beyond = self.near.beyond = self.output.beyond = False
+        if self.shelves.window_groups:
+            self._came_again(block_ids)
         an_epoch = self.an_epoch
         if len(block_ids) == 1:
             block_id = block_ids[0]
@@ -219,6 +231,14 @@ class Density(InOrder):
         for key, count in Counter(keys).items():
             if key > 3:
                 self._hit(key & 3, key >> 2, count)
+
+    def _came_again(self, block_ids: Sequence[int]) -> None:
+        if len(block_ids) < MANY:
+            again = sum(self.use[block_id] == LEFT_FREE for block_id in block_ids)
+        else:
+            again = int(np.count_nonzero(self._use[np.array(block_ids)] == LEFT_FREE))
+        if again:
+            self.left.came_again(again)
 
     def _hit(self, kind: int, epoch: int, count: int) -> None:
         """Blocks of one class and epoch were hit, behind those of the same prompt that were hit before."""
@@ -244,8 +264,11 @@ class Density(InOrder):
         self.near.useless = self.output.useless = 0
 
     def retired(self, block_ids: Sequence[int]) -> None:
+        grade_of = self.shelves.grade_of
         for block_id in block_ids:
-            self.use[block_id] = ONCE
+            self.use[block_id] = LEFT
+            if grade_of[block_id] != WINDOW:
+                grade_of[block_id] = FAR
 
     def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool) -> None:
         marks = list(map(mark, keys))
@@ -270,8 +293,13 @@ class Density(InOrder):
 
     def _came_back(self, block_id: int, key: bytes, anyway: bool, kind: int, epoch: int) -> None:
         """A block was stored again after it had been evicted. What is computed anyway, no window would have saved."""
-        self.ages.hit(kind, epoch)
+        if kind != A_WINDOW_LEFT:
+            self.ages.hit(kind, epoch)
         epoch = self.ages.epoch - ((self.ages.epoch - epoch) & 0xFFFF)
+        if kind == A_WINDOW_LEFT:
+            if not anyway and epoch + 0.5 >= self.reach:
+                self.left.missed()
+            return
         if kind > 1:
             if anyway or kind == ages.OUTPUT:
                 return
@@ -329,6 +357,12 @@ class Density(InOrder):
                 kinds.append(kind)
                 epochs.append(freed // an_epoch)
                 freed_at[block_id] = 0
+                if use[block_id] == LEFT_FREE:
+                    self.left.ended()
+            elif use[block_id] == LEFT_FREE:
+                marks.append(mark_of[block_id])
+                kinds.append(A_WINDOW_LEFT)
+                epochs.append(self.freed // an_epoch)
             use[block_id] = ONCE
         self.remembered.add_all(marks, kinds, epochs)
 
@@ -338,4 +372,9 @@ class Density(InOrder):
             "turns_to_age_and_back": self.guard.turns,
             "turns_of_near_windows": self.near.turns,
             "turns_of_output_windows": self.output.turns,
+            "turns_of_left_windows": self.left.turns,
         }
+
+    def _forgotten(self, kind: int, epoch: int) -> None:
+        if kind != A_WINDOW_LEFT:
+            self.ages.went(kind, epoch)

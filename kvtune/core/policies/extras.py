@@ -1,14 +1,18 @@
-"""Windows that stock would not keep: evicted before other blocks, or so many of them by age as pays.
+"""Windows of which the core knows more than their age: what stock would not keep, and where a conversation went on.
 
-Two kinds have an account each: windows near a prompt's end (NEAR), and windows at an output's end (OUTPUT). By age
-they push out ordinary blocks; first, they are gone before a later prompt can resume at them. Whichever order is in
-force, what the other one would have hit follows from ages alone: an age within the reach of a pool without them, and
-not with them, is a block that they cost.
+Two kinds that stock would not keep have an account each: windows near a prompt's end (NEAR), and windows at an
+output's end (OUTPUT). By age they push out ordinary blocks; first, they are gone before a later prompt can resume at
+them. Whichever order is in force, what the other one would have hit follows from ages alone: an age within the reach of
+a pool without them, and not with them, is a block that they cost.
 
 One block that they push out can cost all of its prompt, and that of others behind it, and what they would have hit is
 no hit yet: `promised`. So windows near a prompt's end have `room` for no more blocks than they have won so far, less
 what they cost; what was promised adds to it as far as a long history lends (guard.py). Older windows go first. An
 output's next turn comes once: by age or not, all of its windows are alike.
+
+A window behind which a conversation went on is `Left`. Stock keeps it by age, but the next turn resumes farther on:
+such windows go first once many were evicted without having been asked for. A prompt that is sent again does ask for
+its window, and each block that is asked for weighs as much as several that are not.
 """
 
 from __future__ import annotations
@@ -19,24 +23,62 @@ MOST = 2.0
 """The most that an account holds, in multiples of that."""
 PROMISED, FORGOTTEN = 0.3, 0.003
 """The most that is promised, as a share of the pool; the share of it that each epoch forgets."""
+REGRET = 8
+"""What a block weighs that went first and was asked for: a window lost costs a prompt."""
 A_PROMISE = 2.0
 """Room for each promised block, as far as the history lends."""
 
 
-class Account:
+class Scale:
+    """Two orders, and the blocks that the second one would be ahead. It is in force while it leads."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.switch = max(SWITCH * blocks, min(FEWEST, blocks / 8))
+        self.most = MOST * self.switch
+        self.least = -self.most
+        self.balance = 0.0
+        self.turned = False
+        self.turns = 0
+
+    def weigh(self, blocks: float) -> None:
+        self.balance = max(self.least, min(self.most, self.balance + blocks))
+        wants = self.balance >= -self.switch if self.turned else self.balance > self.switch
+        if wants != self.turned:
+            self.turned = wants
+            self.turns += 1
+
+
+class Left(Scale):
+    """Windows behind which a conversation went on: by age as with stock, or first, while they do not come again."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self.least *= REGRET
+
+    def ended(self) -> None:
+        """One was evicted by age, and had not been asked for."""
+        self.weigh(1)
+
+    def came_again(self, blocks: int) -> None:
+        """A prompt that had been continued was sent again."""
+        self.weigh(-REGRET * blocks)
+
+    def missed(self) -> None:
+        """One that went first was asked for: that cost its prompt."""
+        self.weigh(2 * self.least)
+
+
+class Account(Scale):
     """Blocks hit by one kind of windows being evicted by age, less those hit by their being evicted first."""
 
     def __init__(self, blocks: int, limited: bool = True) -> None:
-        self.blocks = blocks
+        super().__init__(blocks)
         self.limited = limited
-        self.switch = max(SWITCH * blocks, min(FEWEST, blocks / 8))
-        self.balance = 0.0
         self.promise = 0.0
         self.winnings = 0.0
         self.lent = 0.0
         """Blocks that may be risked for a promise."""
-        self.by_age = False
-        self.turns = 0
         self.room = 0
         """So many free blocks of theirs are evicted by age."""
         self.full = False
@@ -48,15 +90,14 @@ class Account:
         self.beyond = False
         self.useless = self.cost = 0
 
+    @property
+    def by_age(self) -> bool:
+        return self.turned
+
     def add(self, blocks: float) -> None:
         """Blocks that one order hit, or would have hit, and the other not."""
-        most = MOST * self.switch
-        self.balance = max(-most, min(most, self.balance + blocks))
-        self.promise = max(-most, min(PROMISED * self.blocks, self.promise + blocks))
-        wants = self.balance >= -self.switch if self.by_age else self.balance > self.switch
-        if wants != self.by_age:
-            self.by_age = wants
-            self.turns += 1
+        self.promise = max(-self.most, min(PROMISED * self.blocks, self.promise + blocks))
+        self.weigh(blocks)
         self._limit()
 
     def earn(self, blocks: float) -> None:

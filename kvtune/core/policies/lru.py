@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtune.core.policies import Shelves
+from kvtune.core.policies import FAR, Shelves
 from kvtune.core.settings import CoreSettings
 
 
@@ -36,7 +36,8 @@ class InOrder:
         pass
 
     def retired(self, block_ids: Sequence[int]) -> None:
-        pass
+        for block_id in block_ids:
+            self.shelves.grade_of[block_id] = FAR
 
     def replaced(self, block_id: int, anyway: bool) -> None:
         pass

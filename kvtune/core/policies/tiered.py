@@ -51,11 +51,13 @@ class Tiered(InOrder):
             was_hit[block_id] = 1
 
     def retired(self, block_ids: Sequence[int]) -> None:
+        super().retired(block_ids)
         for block_id in block_ids:
             self.was_hit[block_id] = 0
 
     def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
-        self.retired(block_ids)
+        for block_id in block_ids:
+            self.was_hit[block_id] = 0
 
     def reset(self) -> None:
         self.was_hit = bytearray(len(self.was_hit))

@@ -122,6 +122,7 @@ class TwoClass(InOrder):
             reused[block_id] = 1
 
     def retired(self, block_ids: Sequence[int]) -> None:
+        super().retired(block_ids)
         for block_id in block_ids:
             self.reused[block_id] = 0
 

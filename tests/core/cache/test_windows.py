@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,55 @@ def test_the_next_turn_of_a_chat_hits_the_answer_too(asynchronous: bool) -> None
         hits[name] = engine.serve([*turn.prompt_token_ids, *turn.output_token_ids, *tokens(2, 30)])
     assert hits["ours"] == (100 + 40 - 1) // 4 * 4
     assert hits["stock"] == 100 // 4 * 4 or hits["stock"] < hits["ours"]
+
+
+def two_at_a_time(engine: Engine) -> list[int]:
+    """A prompt ends in the middle of another one's window, and its output ends when that one's block is free."""
+    first = tokens(1, 100)
+    engine.add(first, 12)
+    engine.step()
+    engine.add([*first, *tokens(2, 8)], 60)
+    engine.drain()
+    return [*first, *tokens(2, 8), *tokens(3, 8)]
+
+
+def warmed_up(engine: Engine) -> list[int]:
+    """A prefix is sent alone, and a question is asked behind it; the next one is another."""
+    prefix = tokens(1, 100)
+    engine.serve([*prefix, 1], 2)
+    engine.serve(prefix + tokens(2, 30), 20)
+    return prefix + tokens(3, 30)
+
+
+def answered_again(engine: Engine) -> list[int]:
+    """The second turn of a conversation is sent once more."""
+    first = engine.add(tokens(1, 100), 40)
+    turn = engine.scheduler.requests[first]
+    engine.drain()
+    second = [*turn.prompt_token_ids, *turn.output_token_ids, *tokens(2, 6)]
+    engine.serve(second, 60)
+    return second
+
+
+@BOTH
+@pytest.mark.parametrize("before", [two_at_a_time, warmed_up, answered_again])
+def test_what_stock_still_hits_after_a_flood_ours_hits(
+    asynchronous: bool, before: Callable[[Engine], list[int]]
+) -> None:
+    """Windows that stock keeps by age do not go before others, whatever the core has learnt from their prompts."""
+    shape = replace(HYBRID, asynchronous=asynchronous, blocks=260)
+    found = []
+    for flood in range(0, 15, 2):
+        hits = []
+        for settings in (None, parse({"min_drop": 2})):
+            engine = Engine(shape, settings)
+            prompt = before(engine)
+            for number in range(flood):
+                engine.serve(tokens(100 + number, 60), 4)
+            hits.append(engine.serve(prompt))
+        found.append(hits)
+    assert all(ours >= stock for stock, ours in found), found
+    assert found[0][0] and not found[-1][0], f"a flood that takes nothing, and one that takes all: {found}"
 
 
 @BOTH

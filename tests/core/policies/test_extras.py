@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END, TERMINAL
-from kvtune.core.policies.density import NEAR_TIER, OUTPUT_TIER, REUSED, SINGLE
-from kvtune.core.policies.extras import A_PROMISE, FEWEST, FORGOTTEN, MOST, PROMISED, SWITCH, Account
+from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END
+from kvtune.core.policies.density import FAR_TIER, NEAR_TIER, OUTPUT_TIER, REUSED, SINGLE
+from kvtune.core.policies.extras import (
+    A_PROMISE,
+    FEWEST,
+    FORGOTTEN,
+    MOST,
+    PROMISED,
+    REGRET,
+    SWITCH,
+    Account,
+    Left,
+)
 from kvtune.core.policies.guard import SMALL
 from tests.core.policies.test_density import Pool
 
@@ -129,11 +139,6 @@ def test_extra_windows_go_first_though_they_are_younger(pool: Windows, grade: in
     for _ in extra:
         pool.add()
     assert not pool.size(tier) and all(key in pool.holds for key in ordinary)
-
-
-def test_a_block_that_an_output_only_ends_in_is_an_ordinary_one(pool: Windows) -> None:
-    pool.add(TERMINAL)
-    assert pool.size(SINGLE) == 1
 
 
 @pytest.mark.parametrize(("grade", "kept"), [(NEAR, 0), (OUTPUT_END, 8)])
@@ -269,3 +274,86 @@ def test_an_output_that_is_the_same_again_leaves_its_window_where_it_was(pool: W
     key = pool.add(grade)
     assert compute_again(pool, key, anyway=True) == OUTPUT_TIER
     assert compute_again(pool, pool.add(grade)) == REUSED
+
+
+def go_on_behind(pool: Windows, key: int) -> int:
+    """A prompt hits this block, its conversation went on there, and it ends; the block's tier."""
+    block = pool.holds[key]
+    for queue in pool.queues:
+        queue.pop(block, None)
+    pool.policy.hit([block])
+    pool.policy.retired([block])
+    (tier,) = pool.policy.place([block])
+    pool.queues[tier][block] = None
+    return tier
+
+
+def let_go_of(pool: Windows, count: int) -> None:
+    """So many windows behind which conversations went on are evicted, and nobody asks for them."""
+    for _ in range(count):
+        go_on_behind(pool, pool.add())
+    for _ in range(BLOCKS + count):
+        pool.add()
+
+
+def test_where_a_conversation_went_on_a_window_goes_by_age_until_many_were_not_asked_for(
+    pool: Windows,
+) -> None:
+    let_go_of(pool, FEWEST)
+    assert go_on_behind(pool, pool.add()) == SINGLE, "as with stock"
+    let_go_of(pool, 1)
+    left, before = pool.add(), pool.policy.left.turns
+    assert go_on_behind(pool, left) == FAR_TIER and before == 1
+    pool.add()
+    assert left not in pool.holds, "it went before all others, which are older"
+
+
+@pytest.mark.parametrize("grade", [NEAR, OUTPUT, OUTPUT_END])
+def test_where_a_conversation_went_on_what_stock_would_not_keep_goes_first_at_once(
+    pool: Windows, grade: int
+) -> None:
+    assert go_on_behind(pool, pool.add(grade)) == FAR_TIER
+
+
+def test_prompts_that_are_sent_again_keep_their_windows_as_with_stock(pool: Windows) -> None:
+    """A search by hand: chats whose every turn was answered twice lost 29 points."""
+    for _ in range(8):
+        left = pool.add()
+        go_on_behind(pool, left)
+        pool.ask(left)
+    let_go_of(pool, FEWEST + 1)
+    assert go_on_behind(pool, pool.add()) == SINGLE
+    assert pool.policy.left.balance == -8 * REGRET + FEWEST + 1
+
+
+def test_one_that_went_first_and_is_missed_ends_it(pool: Windows) -> None:
+    let_go_of(pool, 2 * FEWEST)
+    left = pool.add()
+    assert go_on_behind(pool, left) == FAR_TIER
+    pool.add()
+    assert left not in pool.holds
+    pool.add(key=left)
+    assert go_on_behind(pool, pool.add()) == SINGLE
+    let_go_of(pool, 2 * FEWEST)
+    assert go_on_behind(pool, pool.add()) == SINGLE, "and for long"
+
+
+def test_what_is_missed_long_after_age_would_have_lost_it_too_ends_nothing(pool: Windows) -> None:
+    let_go_of(pool, 2 * FEWEST)
+    left = pool.add()
+    go_on_behind(pool, left)
+    for _ in range(int(1.5 * BLOCKS)):
+        pool.add()
+    pool.add(key=left)
+    assert pool.policy.left.turned
+
+
+def test_the_balance_of_windows_left_stays_within_its_limits() -> None:
+    left = Left(LARGE)
+    left.came_again(10**9)
+    assert left.balance == -REGRET * MOST * SWITCH * LARGE
+    for _ in range(10 * LARGE):
+        left.ended()
+    assert left.turned and left.balance == MOST * SWITCH * LARGE
+    left.missed()
+    assert not left.turned and left.balance == -REGRET * MOST * SWITCH * LARGE

@@ -144,6 +144,14 @@ class TieredPool(QuickPool):
         except Exception as error:
             tiers.policy_failed(error)
 
+    def expect(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """A conversation that went on before is likely to go on behind these blocks."""
+        tiers = self.free_block_queue
+        try:
+            tiers.policy.expected([block.block_id for block in blocks])
+        except Exception as error:
+            tiers.policy_failed(error)
+
     def resumed(self, blocks: Sequence[KVCacheBlock]) -> None:
         """A prompt hit these blocks of a window group; those out of the window are null."""
         tiers = self.free_block_queue

@@ -234,7 +234,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             grades[last] = OUTPUT_END
         self.block_pool.grade(window, grades)
         if request_id in self.continued:
-            self.block_pool.count_as_hit(window)
+            self.block_pool.expect(window)
 
 
 def supports(manager: SlidingWindowManager) -> str:

@@ -8,7 +8,8 @@ given out first and never reach it. It holds no blocks, only numbers, so that it
     choose(wanted) -> (tier, count)     blocks are needed: take `count` (1..wanted) from the head of `tier`
     hit(block_ids)                      a prompt hit these blocks (free or in use)
     resumed(blocks, kept, grade)        a prompt hit `blocks` blocks and resumes in a window of this grade
-    retired(block_ids)                  they were hit, but are not expected to be hit again
+    retired(block_ids)                  a conversation goes on behind them: they are not expected to be hit again
+    expected(block_ids)                 a conversation that went on before will probably go on behind them
     stored(block_ids, keys, resident, anyway)
                                         blocks got their hashes; `resident`: other blocks have the same; `anyway`: they
                                         were computed whatever is cached: an output's, and that of a prompt's last token
@@ -66,6 +67,7 @@ class Policy(Protocol):
     def hit(self, block_ids: Sequence[int]) -> None: ...
     def resumed(self, blocks: int, kept: int, grade: int) -> None: ...
     def retired(self, block_ids: Sequence[int]) -> None: ...
+    def expected(self, block_ids: Sequence[int]) -> None: ...
     def stored(
         self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool
     ) -> None: ...

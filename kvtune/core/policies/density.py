@@ -151,6 +151,7 @@ class Density(InOrder):
         self.stale = False
         size, reach = self.shelves.size, self.ages.reach
         self.near.lent = self.guard.lent
+        self.output.limited = self.left.asked_for
         self.near.look(size(NEAR_TIER))
         self.output.look(size(OUTPUT_TIER))
         free = max(0, free - self.near.held - self.output.held)
@@ -269,6 +270,13 @@ class Density(InOrder):
             self.use[block_id] = LEFT
             if grade_of[block_id] != WINDOW:
                 grade_of[block_id] = FAR
+
+    def expected(self, block_ids: Sequence[int]) -> None:
+        """Where prompts are sent again, what an output adds is a matter of its account all the same."""
+        grade_of = self.shelves.grade_of
+        for block_id in block_ids:
+            extra = self.left.asked_for and grade_of[block_id] in (OUTPUT, OUTPUT_END)
+            self.use[block_id] = ONCE if extra else HIT
 
     def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool) -> None:
         marks = list(map(mark, keys))

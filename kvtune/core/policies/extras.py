@@ -12,7 +12,8 @@ output's next turn comes once: by age or not, all of its windows are alike.
 
 A window behind which a conversation went on is `Left`. Stock keeps it by age, but the next turn resumes farther on:
 such windows go first once many were evicted without having been asked for. A prompt that is sent again does ask for
-its window, and each block that is asked for weighs as much as several that are not.
+its window, and each block that is asked for weighs as much as several that are not. Where that happens an output
+is not all that can follow its prompt: outputs' windows have room only for what they won, too.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ class Left(Scale):
     def __init__(self, blocks: int) -> None:
         super().__init__(blocks)
         self.least *= REGRET
+
+    @property
+    def asked_for(self) -> bool:
+        """Prompts are sent again though their conversations went on."""
+        return self.balance < -self.switch
 
     def ended(self) -> None:
         """One was evicted by age, and had not been asked for."""

@@ -39,6 +39,9 @@ class InOrder:
         for block_id in block_ids:
             self.shelves.grade_of[block_id] = FAR
 
+    def expected(self, block_ids: Sequence[int]) -> None:
+        self.hit(block_ids)
+
     def replaced(self, block_id: int, anyway: bool) -> None:
         pass
 

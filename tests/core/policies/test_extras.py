@@ -326,6 +326,32 @@ def test_prompts_that_are_sent_again_keep_their_windows_as_with_stock(pool: Wind
     assert pool.policy.left.balance == -8 * REGRET + FEWEST + 1
 
 
+def test_where_prompts_are_sent_again_outputs_have_room_only_for_what_they_won(pool: Windows) -> None:
+    fill(pool, OUTPUT_END)
+    pool.policy.resumed(100, 60, OUTPUT_END)
+    pool.policy.stale = True
+    pool.add()
+    assert pool.policy.output.room == BLOCKS
+    pool.policy.left.came_again(FEWEST)
+    pool.policy.stale = True
+    pool.add()
+    assert pool.policy.output.limited and pool.policy.output.room == 60
+
+
+@pytest.mark.parametrize(("sent_again", "tier"), [(False, REUSED), (True, OUTPUT_TIER)])
+def test_the_end_of_a_conversation_that_went_on_before_is_expected_to_be_hit(
+    pool: Windows, sent_again: bool, tier: int
+) -> None:
+    ended = pool.holds[pool.add(OUTPUT_END)]
+    if sent_again:
+        pool.policy.left.came_again(FEWEST)
+    pool.policy.expected([ended])
+    assert pool.policy.place([ended]) == [tier]
+    inside = pool.holds[pool.add()]
+    pool.policy.expected([inside])
+    assert pool.policy.place([inside]) == [REUSED]
+
+
 def test_one_that_went_first_and_is_missed_ends_it(pool: Windows) -> None:
     let_go_of(pool, 2 * FEWEST)
     left = pool.add()

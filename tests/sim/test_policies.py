@@ -92,7 +92,7 @@ def test_more_prompts_than_the_pool_holds_hit_as_with_stock(
 
     The tail of a prompt went early, and all of its hit with it; outputs' windows were kept that nobody could use; a few
     hits of windows gave all of them a place, and so did what evicted ones would have won; in a small pool one prompt
-    turned an account; a block computed twice lost its place; a prefix that was warmed up went before its second question.
+    turned an account; a block computed twice lost its place; a warmed-up prefix went before its second question.
     """
     load = [load for load in json.loads(WORST.read_text()) if load["model"] == WINDOWS][number - 1]
     sides = columns(WINDOWS, load["blocks"], [OURS], 8192)

@@ -1,13 +1,14 @@
 """A search for loads on which the core's default policy hits less than stock. Prints the worst ten.
 
     python tests/bench/adversary.py [--model tiny-gemma3|tiny-llama] [--trials 2000] [--against best|default]
-                                    [--near FILE]
+                                    [--near FILE | --chats]
 
 An optimizer (Optuna's TPE, seeded) puts loads together from sessions, phases, visits, warm-ups, scans and cold prompts
 (loads.py) and maximizes the points, of the tokens that can hit, by which the best of stock's settings (plain models:
 its LRU), or stock with its default flags alone, beats the policy. Loads of which less than a quarter can hit count as
 0: a point of them is a request or two. `--near FILE` looks beside loads that are known (worst_loads.json): it tries
-these, then changed copies of the worst that it has seen. Every trial is a line of the journal, and the same command
+these, then changed copies of the worst that it has seen. `--chats` searches among chats whose next turn holds what the
+engine answered. Every trial is a line of the journal, and the same command
 goes on behind the last. `--worst FILE` adds the worst ten to a file of loads.
 """
 
@@ -36,8 +37,8 @@ from tests.bench.loads import (
     Load,
     best_of_stock,
     columns,
-    lines,
     measure,
+    requests,
     write,
 )
 
@@ -69,6 +70,34 @@ def suggest(trial: optuna.trial.BaseTrial, model: str) -> Load:
         "blocks": blocks,
         "seed": trial.suggest_int("seed", 0, 3),
         "parts": parts or [_idle()],
+    }
+
+
+def suggest_chats(trial: optuna.trial.BaseTrial, model: str) -> Load:
+    """Chats in a pool of a third of what they need to all of it."""
+
+    def whole(key: str, low: int, high: int) -> int:
+        return int(trial.suggest_int(key, low, high, log=True))
+
+    chats = {
+        "sessions": whole("sessions", 25, 50),
+        "turns": whole("turns", 4, 8),
+        "system": trial.suggest_categorical("system", (16, 512, 1024)),
+        "first": whole("first", 50, 2000),
+        "user": whole("user", 20, 300),
+        "output": whole("output", 4, 300),
+        "concurrency": whole("concurrency", 1, 8),
+        "think": trial.suggest_categorical("think", (0, 2, 20)),
+    }
+    longest = chats["system"] + chats["first"] + chats["turns"] * (chats["user"] + chats["output"])
+    copies = 1.9 if model == WINDOWS else 1.0
+    needed = copies * chats["sessions"] * longest / 32
+    least = 700 if model == WINDOWS else 300
+    return {
+        "model": model,
+        "blocks": max(least, int(needed * trial.suggest_float("pool", 0.3, 1.1))),
+        "seed": trial.suggest_int("seed", 0, 3),
+        "chats": "chat:" + ",".join(f"{name}={value}" for name, value in chats.items()),
     }
 
 
@@ -119,7 +148,7 @@ def value_of(
     load: Load, policy: str, folder: Path, simulators: Simulators, against: str = BEST
 ) -> tuple[float, dict[str, float]]:
     """Points that stock's best, or its default, is ahead of the policy, and the columns that were asked for."""
-    if not FEWEST <= len(lines(load)) <= REQUESTS:
+    if not FEWEST <= requests(load) <= REQUESTS:
         return 0.0, {}
     sides = columns(load["model"], load["blocks"], [policy], LONGEST)
     spec = write(load, folder)
@@ -142,11 +171,12 @@ class Proposer(Protocol):
 
 
 class Optimizer:
-    """Loads of the whole grammar, by Optuna's TPE."""
+    """Loads of the whole grammar, or chats, by Optuna's TPE."""
 
-    def __init__(self, model: str, seed: int, done: list[Trial]) -> None:
+    def __init__(self, model: str, seed: int, done: list[Trial], chats: bool = False) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.model = model
+        self.suggest = suggest_chats if chats else suggest
         sampler = optuna.samplers.TPESampler(seed=seed + len(done))
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
         for trial in done:
@@ -156,7 +186,7 @@ class Optimizer:
 
     def ask(self) -> Trial:
         self.asked = self.study.ask()
-        load = suggest(self.asked, self.model)
+        load = self.suggest(self.asked, self.model)
         return {"load": load, "params": self.asked.params}
 
     def tell(self, trial: Trial) -> None:
@@ -220,10 +250,11 @@ def search(
     say: Any = None,
     against: str = BEST,
     known: list[Load] | None = None,
+    chats: bool = False,
 ) -> list[Trial]:
     """All trials of the journal, the worst load first; goes on until there are `trials` of them."""
     done = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    proposer: Proposer = Neighbours(known, seed, done) if known else Optimizer(model, seed, done)
+    proposer: Proposer = Neighbours(known, seed, done) if known else Optimizer(model, seed, done, chats)
     with tempfile.TemporaryDirectory(prefix="loads-") as name, Simulators(parallel) as simulators:
         while len(done) < trials:
             trial = proposer.ask()
@@ -246,16 +277,18 @@ def main() -> int:
     parser.add_argument("--policy", default=OURS)
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--against", default=BEST, choices=(BEST, DEFAULT), help="stock's settings")
-    parser.add_argument("--near", type=Path, help="a file of loads: look beside these")
+    among = parser.add_mutually_exclusive_group()
+    among.add_argument("--near", type=Path, help="a file of loads: look beside these")
+    among.add_argument("--chats", action="store_true", help="chats whose next turn holds what was answered")
     parser.add_argument(
-        "--journal", type=Path, help="default: reports/adversary-MODEL-POLICY-AGAINST[-near].jsonl"
+        "--journal", type=Path, help="default: reports/adversary-MODEL-POLICY-AGAINST[-near|-chats].jsonl"
     )
     parser.add_argument("--worst", type=Path, help="a file of loads that the worst ten are added to")
     options = parser.parse_args()
-    near = "-near" if options.near else ""
-    name = f"adversary-{options.model}-{options.policy}-{options.against}{near}.jsonl"
+    where = "-near" if options.near else "-chats" if options.chats else ""
+    name = f"adversary-{options.model}-{options.policy}-{options.against}{where}.jsonl"
     known = json.loads(options.near.read_text()) if options.near else []
-    known = [load for load in known if load["model"] == options.model]
+    known = [load for load in known if load["model"] == options.model and "parts" in load]
     if options.near and not known:
         parser.error(f"{options.near} has no load of {options.model}")
     journal = options.journal or JOURNALS / name
@@ -274,6 +307,7 @@ def main() -> int:
         say,
         options.against,
         known,
+        options.chats,
     )
     for record in found[:10]:
         print(f"{record['value']:6.2f}  {json.dumps(record['load'])}")

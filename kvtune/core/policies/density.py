@@ -272,11 +272,10 @@ class Density(InOrder):
                 grade_of[block_id] = FAR
 
     def expected(self, block_ids: Sequence[int]) -> None:
-        """Where prompts are sent again, what an output adds is a matter of its account all the same."""
+        """What an output adds is a matter of its account all the same."""
         grade_of = self.shelves.grade_of
         for block_id in block_ids:
-            extra = self.left.asked_for and grade_of[block_id] in (OUTPUT, OUTPUT_END)
-            self.use[block_id] = ONCE if extra else HIT
+            self.use[block_id] = ONCE if grade_of[block_id] in (OUTPUT, OUTPUT_END) else HIT
 
     def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool) -> None:
         marks = list(map(mark, keys))

@@ -15,136 +15,40 @@ nothing is worth more.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, WINDOW, Shelves, ages
-from kvtune.core.policies.ages import Ages
-from kvtune.core.policies.extras import Account, Left
-from kvtune.core.policies.guard import Guard
-from kvtune.core.policies.lru import InOrder
-from kvtune.core.policies.remembered import Remembered, mark, mark_of_output
-from kvtune.core.settings import CoreSettings
+from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, WINDOW, ages
+from kvtune.core.policies.placing import (
+    A_WINDOW_LEFT,
+    AGAIN,
+    FAR_TIER,
+    HIT,
+    LEFT,
+    LEFT_FREE,
+    MANY,
+    NEAR_TIER,
+    ONCE,
+    OUTPUT_TIER,
+    REUSED,
+    SINGLE,
+    SPECULATIVE_TIER,
+    Placing,
+)
+from kvtune.core.policies.remembered import mark, mark_of_output
 
-SPECULATIVE_TIER, FAR_TIER, NEAR_TIER, OUTPUT_TIER, SINGLE, REUSED = range(1, 7)
-ONCE, AGAIN, HIT, LEFT, LEFT_FREE = range(5)
-"""Of a block: used once; came back after its eviction; hit since it was stored; hit in a window behind which a
-conversation went on, and still in use; the same, and free."""
-A_WINDOW_LEFT = 4
-"""The class under which such a block is remembered if it went first. The others are those of ages.py."""
 WORTH = 2.0
 """What a reused block's value counts, of which more depends than of its own hits."""
-REMEMBERED = 1.8
-"""Evicted blocks that are remembered, in pool sizes: 24 bytes a block of the pool. 13 more are kept of each block."""
 RUN = 16
 """Blocks that one comparison of values may decide: those of one request stand together and are of one age."""
-MANY = 16
-"""So many blocks or more are looked at as vectors: those of a prompt are mostly alike."""
 
 
-class Density(InOrder):
+class Density(Placing):
     name = "density"
     tiers = ("speculative", "far", "near", "output", "single", "reused")
     replaces = True
-
-    def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
-        super().__init__(shelves, settings)
-        self.reuse = settings.reuse
-        self.reset()
-
-    def reset(self) -> None:
-        blocks = self.shelves.num_blocks
-        self.use = bytearray(blocks)
-        self.freed_at = array("q", [0]) * blocks
-        """Four times the blocks freed until then, plus the class; 0: in use, or speculative, or far."""
-        self._use, self._freed_at = np.frombuffer(self.use, np.uint8), np.frombuffer(self.freed_at, np.int64)
-        self.mark_of = array("I", [0]) * blocks
-        self.ages = Ages(blocks)
-        self.guard = Guard(blocks)
-        self.near, self.output = Account(blocks), Account(blocks, limited=False)
-        self.left = Left(blocks)
-        self.remembered = Remembered(int(REMEMBERED * blocks), self._forgotten)
-        self.an_epoch = 4 * self.ages.length
-        self.freed = self.an_epoch
-        self.epoch_ends = 2 * self.an_epoch - 4
-        self.ahead: dict[int, int] = {}
-        """Blocks used once that went before their turn, by epoch, as long as age would still have them."""
-        self.staked = 0
-        self.stale = True
-        """How far a pool reaches was not looked at in this epoch."""
-        self.reach = 0.0
-        self.single_since = self.reused_since = 0
-        self.beyond = False
-        self.ghost_hits = 0
-
-    def place(self, block_ids: Sequence[int]) -> list[int]:
-        if len(block_ids) >= MANY:
-            tier = self._place_alike(block_ids)
-            if tier:
-                return [tier] * len(block_ids)
-        return [self._place(block_id) for block_id in block_ids]
-
-    def _place(self, block_id: int) -> int:
-        used, grade = self.use[block_id], self.shelves.grade_of[block_id]
-        if used == LEFT:
-            if grade != WINDOW:
-                return FAR_TIER
-            self.use[block_id] = LEFT_FREE
-            if self.left.turned:
-                return FAR_TIER
-            tier = SINGLE
-            kind = ages.SINGLE
-        elif used == HIT or not grade:
-            kind = 1 if used else 0
-            tier = SINGLE + kind
-        else:
-            tier, kind = self._graded(grade)
-            if tier <= FAR_TIER:
-                return tier
-        if self.freed >= self.epoch_ends:
-            self._end_epoch()
-        self.freed += 4
-        self.freed_at[block_id] = self.freed + kind
-        self.ages.came(kind, 1)
-        return tier
-
-    def _place_alike(self, block_ids: Sequence[int]) -> int:
-        """The tier of all of these blocks, where they are of one class and not kept for a window; 0 otherwise."""
-        blocks = np.array(block_ids)
-        used = self._use[blocks]
-        first = int(used[0])
-        if first == LEFT or (used != first).any():
-            return 0
-        if first != HIT and np.frombuffer(self.shelves.grade_of, np.uint8)[blocks].any():
-            return 0
-        kind = ages.REUSED if first else ages.SINGLE
-        while len(blocks):
-            if self.freed >= self.epoch_ends:
-                self._end_epoch()
-            count = min(len(blocks), (self.epoch_ends - self.freed) // 4)
-            end = self.freed + 4 * count
-            self._freed_at[blocks[:count]] = np.arange(self.freed + 4 + kind, end + 4 + kind, 4)
-            self.freed, blocks = end, blocks[count:]
-            self.ages.came(kind, count)
-        return REUSED if kind else SINGLE
-
-    def _graded(self, grade: int) -> tuple[int, int]:
-        """The tier and the class of a window's block that was never hit."""
-        if grade == NEAR:
-            return NEAR_TIER, ages.NEAR
-        if grade in (OUTPUT, OUTPUT_END):
-            return OUTPUT_TIER, ages.OUTPUT
-        return (FAR_TIER if grade == FAR else SPECULATIVE_TIER), 0
-
-    def _end_epoch(self) -> None:
-        self.epoch_ends += self.an_epoch
-        self.ages.tick()
-        self.guard.with_windows = bool(self.shelves.window_groups)
-        self.guard.settle()
-        self.stale = True
 
     def _look(self, free: int) -> None:
         """How far back a pool with so many free blocks would reach: by age, with other extras, preferring reused."""
@@ -381,7 +285,3 @@ class Density(InOrder):
             "turns_of_output_windows": self.output.turns,
             "turns_of_left_windows": self.left.turns,
         }
-
-    def _forgotten(self, kind: int, epoch: int) -> None:
-        if kind != A_WINDOW_LEFT:
-            self.ages.went(kind, epoch)

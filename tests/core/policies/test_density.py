@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.core.policies.ages import EPOCHS_A_POOL, Ages
-from kvtune.core.policies.density import ONCE, REUSED, SINGLE, Density
+from kvtune.core.policies.density import Density
 from kvtune.core.policies.guard import (
     EVIDENCE,
     FEWEST,
@@ -29,6 +29,7 @@ from kvtune.core.policies.guard import (
     TRUSTED_AFTER_WITH_WINDOWS,
     Guard,
 )
+from kvtune.core.policies.placing import ONCE, REUSED, SINGLE
 from kvtune.core.policies.remembered import Remembered
 from kvtune.core.settings import CoreSettings
 

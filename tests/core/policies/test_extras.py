@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END
-from kvtune.core.policies.density import FAR_TIER, NEAR_TIER, OUTPUT_TIER, REUSED, SINGLE
 from kvtune.core.policies.extras import (
     A_PROMISE,
     FEWEST,
@@ -22,6 +21,7 @@ from kvtune.core.policies.extras import (
     Left,
 )
 from kvtune.core.policies.guard import SMALL
+from kvtune.core.policies.placing import FAR_TIER, NEAR_TIER, OUTPUT_TIER, REUSED, SINGLE
 from tests.core.policies.test_density import Pool
 
 BLOCKS, LARGE = 640, 20_000

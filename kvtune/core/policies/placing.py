@@ -28,6 +28,8 @@ MANY = 16
 
 
 class Placing(InOrder):
+    """Half of `Density`: what is booked of each block, and the tier in which it waits."""
+
     def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
         super().__init__(shelves, settings)
         self.reuse = settings.reuse

@@ -84,7 +84,7 @@ def test_prompts_that_repeat_with_their_outputs_hit_as_with_stock(
     assert best_of_stock(row) == 100.0 and row[OURS] > 99.0
 
 
-@pytest.mark.parametrize("number", [41, 51, 61, 71, 75, 81, 83, 84])
+@pytest.mark.parametrize("number", [41, 51, 61, 71, 75, 81, 83, 84, 88])
 def test_more_prompts_than_the_pool_holds_hit_as_with_stock(
     number: int, tmp_path: Path, simulators: Simulators
 ) -> None:

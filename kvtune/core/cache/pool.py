@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -138,19 +138,25 @@ class TieredPool(QuickPool):
         return int(self.free_block_queue.grade_of[block.block_id])
 
     def count_as_hit(self, blocks: Sequence[KVCacheBlock]) -> None:
-        tiers = self.free_block_queue
-        try:
-            tiers.policy.hit([block.block_id for block in blocks])
-        except Exception as error:
-            tiers.policy_failed(error)
+        self._tell(self.free_block_queue.policy.hit, blocks)
 
     def expect(self, blocks: Sequence[KVCacheBlock]) -> None:
         """A conversation that went on before is likely to go on behind these blocks."""
-        tiers = self.free_block_queue
+        self._tell(self.free_block_queue.policy.expected, blocks)
+
+    def retire(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """A conversation goes on behind these blocks, which were hit: they are not expected to be hit again."""
+        self._tell(self.free_block_queue.policy.retired, blocks)
+
+    def need(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """These are part of the window at its prompt's end, too, though they were retired."""
+        self._tell(self.free_block_queue.policy.needed, blocks)
+
+    def _tell(self, hook: Callable[[list[int]], None], blocks: Sequence[KVCacheBlock]) -> None:
         try:
-            tiers.policy.expected([block.block_id for block in blocks])
+            hook([block.block_id for block in blocks])
         except Exception as error:
-            tiers.policy_failed(error)
+            self.free_block_queue.policy_failed(error)
 
     def resumed(self, blocks: Sequence[KVCacheBlock]) -> None:
         """A prompt hit these blocks of a window group; those out of the window are null."""
@@ -159,14 +165,6 @@ class TieredPool(QuickPool):
         kept = sum(grade in (OUTPUT, OUTPUT_END) for grade in grades)
         try:
             tiers.policy.resumed(len(blocks), kept, grades[-1])
-        except Exception as error:
-            tiers.policy_failed(error)
-
-    def retire(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """A conversation goes on behind these blocks, which were hit: they are not expected to be hit again."""
-        tiers = self.free_block_queue
-        try:
-            tiers.policy.retired([block.block_id for block in blocks])
         except Exception as error:
             tiers.policy_failed(error)
 

@@ -3,7 +3,7 @@
     block is                          it is in
     in use (ref_cnt > 0)              no queue, tier byte 0
     free, without a hash ("blank")    tier 1, given out first, newest first (as stock)
-    free, with a hash                 tier 1 + the policy's tier, given out oldest first
+    free, with a hash                 tier 1 + the policy's tier, given out oldest first, or newest first
 
 Contract: every free block is in exactly one queue; every operation is O(1) per block; the free count is the sum of all
 tiers; only `popleft_n` (in get_new_blocks) moves blocks between tiers, so admission checks see no difference to stock.
@@ -103,15 +103,24 @@ class Tiers:
         tier_of = self.tier_of
         while len(taken) < n:
             tier, count = self._choose(n - len(taken))
-            blocks = self.queues[tier].popleft_n(count)
-            self.taken[tier] += count
+            blocks = self.queues[tier].popleft_n(count) if count > 0 else self._newest(tier, -count)
+            self.taken[tier] += len(blocks)
             for block in blocks:
                 if tier_of[block.block_id] != tier:
                     raise RuntimeError(f"block {block.block_id} is linked in the wrong tier")
                 tier_of[block.block_id] = 0
-            self.num_free_blocks -= count
+            self.num_free_blocks -= len(blocks)
             taken += blocks
         return taken
+
+    def _newest(self, tier: int, count: int) -> list[KVCacheBlock]:
+        queue, blocks = self.queues[tier], list[KVCacheBlock]()
+        for _ in range(count):
+            block = queue.fake_free_list_tail.prev_free_block
+            assert block is not None
+            queue.remove(block)
+            blocks.append(block)
+        return blocks
 
     def _choose(self, wanted: int) -> tuple[int, int]:
         blank = self.queues[BLANK].num_free_blocks
@@ -119,7 +128,7 @@ class Tiers:
             return BLANK, min(blank, wanted)
         try:
             tier, count = self.policy.choose(wanted)
-            if not 0 < count <= min(wanted, self.size(tier)):
+            if not 0 < abs(count) <= min(wanted, self.size(tier)):
                 raise ValueError(
                     f"policy {self.policy.name} chose {count} of {self.size(tier)} blocks in tier {tier}"
                 )

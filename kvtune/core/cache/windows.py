@@ -130,6 +130,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         first = min(map(self._end_block, boundaries)) - self.need
         needed = [block for block in cached[max(first, 0) :] if not block.is_null]
         self.block_pool.grade(needed, [WINDOW] * len(needed))
+        self.block_pool.need(needed)
 
     def stand_down(self, error: Exception) -> None:
         """Become stock's manager, for good."""

@@ -5,10 +5,12 @@ given out first and never reach it. It holds no blocks, only numbers, so that it
 
     the pool calls                      when
     place(block_ids) -> tiers           hashed blocks became free; each goes to the tail of its tier
-    choose(wanted) -> (tier, count)     blocks are needed: take `count` (1..wanted) from the head of `tier`
+    choose(wanted) -> (tier, count)     blocks are needed: take `count` (1..wanted) from the head of `tier`; -count:
+                                        from its tail, the newest
     hit(block_ids)                      a prompt hit these blocks (free or in use)
     resumed(blocks, kept, grade)        a prompt hit `blocks` blocks and resumes in a window of this grade
     retired(block_ids)                  a conversation goes on behind them: they are not expected to be hit again
+    needed(block_ids)                   but these are part of the window at the next prompt's end, too
     expected(block_ids)                 a conversation that went on before will probably go on behind them
     stored(block_ids, keys, resident, anyway)
                                         blocks got their hashes; `resident`: other blocks have the same; `anyway`: they
@@ -67,6 +69,7 @@ class Policy(Protocol):
     def hit(self, block_ids: Sequence[int]) -> None: ...
     def resumed(self, blocks: int, kept: int, grade: int) -> None: ...
     def retired(self, block_ids: Sequence[int]) -> None: ...
+    def needed(self, block_ids: Sequence[int]) -> None: ...
     def expected(self, block_ids: Sequence[int]) -> None: ...
     def stored(
         self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool

@@ -30,6 +30,7 @@ from kvtune.core.policies.placing import (
     LEFT_FREE,
     MANY,
     NEAR_TIER,
+    NEEDED,
     ONCE,
     OUTPUT_TIER,
     REUSED,
@@ -55,7 +56,7 @@ class Density(Placing):
         self.stale = False
         size, reach = self.shelves.size, self.ages.reach
         self.near.lent = self.guard.lent
-        self.output.limited = self.left.asked_for
+        self.output.learn(self.left, size(OUTPUT_TIER), self.ages.epoch, self.reach)
         self.near.look(size(NEAR_TIER))
         self.output.look(size(OUTPUT_TIER))
         free = max(0, free - self.near.held - self.output.held)
@@ -86,7 +87,7 @@ class Density(Placing):
                 if tier < SINGLE:
                     over = size(tier) - (self.near if tier == NEAR_TIER else self.output).room
                     if over > 0:
-                        return tier, min(wanted, over)
+                        return tier, min(wanted, over) if tier == NEAR_TIER else -min(wanted, over)
                 heads.append((freed_at[block_id], tier))
         if len(heads) == 1:
             return heads[0][1], min(wanted, size(heads[0][1]))
@@ -174,6 +175,10 @@ class Density(Placing):
             self.use[block_id] = LEFT
             if grade_of[block_id] != WINDOW:
                 grade_of[block_id] = FAR
+
+    def needed(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            self.use[block_id] = NEEDED if self.use[block_id] in (LEFT, NEEDED) else HIT
 
     def expected(self, block_ids: Sequence[int]) -> None:
         """What an output adds is a matter of its account all the same."""
@@ -274,6 +279,7 @@ class Density(Placing):
                 marks.append(mark_of[block_id])
                 kinds.append(A_WINDOW_LEFT)
                 epochs.append(self.freed // an_epoch)
+                self.output.give_back(self.freed // an_epoch)
             use[block_id] = ONCE
         self.remembered.add_all(marks, kinds, epochs)
 

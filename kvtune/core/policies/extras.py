@@ -1,19 +1,21 @@
 """Windows of which the core knows more than their age: what stock would not keep, and where a conversation went on.
 
-Two kinds that stock would not keep have an account each: windows near a prompt's end (NEAR), and windows at an
-output's end (OUTPUT). By age they push out ordinary blocks; first, they are gone before a later prompt can resume at
+Two kinds that stock would not keep have an account each: windows near a prompt's end (`Near`), and windows at an
+output's end (`Outputs`). By age they push out ordinary blocks; first, they are gone before a later prompt can resume at
 them. Whichever order is in force, what the other one would have hit follows from ages alone: an age within the reach of
 a pool without them, and not with them, is a block that they cost.
 
 One block that they push out can cost all of its prompt, and that of others behind it, and what they would have hit is
 no hit yet: `promised`. So windows near a prompt's end have `room` for no more blocks than they have won so far, less
-what they cost; what was promised adds to it as far as a long history lends (guard.py). Older windows go first. An
-output's next turn comes once: by age or not, all of its windows are alike.
+what they cost; what was promised adds to it as far as a long history lends (guard.py). Older windows go first.
 
 A window behind which a conversation went on is `Left`. Stock keeps it by age, but the next turn resumes farther on:
 such windows go first once many were evicted without having been asked for. A prompt that is sent again does ask for
-its window, and each block that is asked for weighs as much as several that are not. Where that happens an output
-is not all that can follow its prompt: outputs' windows have room only for what they won, too.
+its window, and each block that is asked for weighs as much as several that are not.
+
+From then on outputs' windows have room for as many blocks as windows that were left gave back: those that went first
+though stock would still have them. So both together take no more of the pool than stock takes. Beyond that the newest
+goes first: the others are next to be asked for. Until then nobody knows whether next turns come, and all are alike.
 """
 
 from __future__ import annotations
@@ -78,13 +80,8 @@ class Left(Scale):
 class Account(Scale):
     """Blocks hit by one kind of windows being evicted by age, less those hit by their being evicted first."""
 
-    def __init__(self, blocks: int, limited: bool = True) -> None:
+    def __init__(self, blocks: int) -> None:
         super().__init__(blocks)
-        self.limited = limited
-        self.promise = 0.0
-        self.winnings = 0.0
-        self.lent = 0.0
-        """Blocks that may be risked for a promise."""
         self.room = 0
         """So many free blocks of theirs are evicted by age."""
         self.full = False
@@ -102,30 +99,22 @@ class Account(Scale):
 
     def add(self, blocks: float) -> None:
         """Blocks that one order hit, or would have hit, and the other not."""
-        self.promise = max(-self.most, min(PROMISED * self.blocks, self.promise + blocks))
         self.weigh(blocks)
         self._limit()
 
     def earn(self, blocks: float) -> None:
         """Blocks were hit because these windows were there; below 0: blocks were not, that they had pushed out."""
-        self.winnings = max(-self.switch, min(self.blocks, self.winnings + blocks))
         self.add(blocks)
 
     def _limit(self) -> None:
-        if not self.by_age:
-            self.room = 0
-        elif not self.limited:
-            self.room = self.blocks
-        elif self.promise <= 0:
-            self.room = 0
-        else:
-            room = self.winnings + min(self.lent, A_PROMISE * self.promise)
-            self.room = int(max(0.0, min(self.blocks, room)))
+        self.room = int(max(0.0, min(self.blocks, self._allowed()))) if self.by_age else 0
+
+    def _allowed(self) -> float:
+        """The room, in blocks, while they are evicted by age at all."""
+        return self.blocks
 
     def look(self, size: int) -> None:
         """So many of their blocks are free, in an epoch in which blocks were asked for."""
-        if self.promise > 0:
-            self.promise *= 1 - FORGOTTEN
         self._limit()
         self.full = self.by_age and size < self.room
         self.held = 0 if self.full else min(size, self.room)
@@ -156,3 +145,69 @@ class Account(Scale):
         """What came back could have been used."""
         self.earn(-self.cost)
         self.cost = 0
+
+
+class Near(Account):
+    """Room for what was won, and for a promise as far as a history lends."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self.promise = 0.0
+        self.winnings = 0.0
+        self.lent = 0.0
+        """Blocks that may be risked for a promise."""
+
+    def add(self, blocks: float) -> None:
+        self.promise = max(-self.most, min(PROMISED * self.blocks, self.promise + blocks))
+        super().add(blocks)
+
+    def earn(self, blocks: float) -> None:
+        self.winnings = max(-self.switch, min(self.blocks, self.winnings + blocks))
+        super().earn(blocks)
+
+    def _allowed(self) -> float:
+        return self.winnings + min(self.lent, A_PROMISE * self.promise) if self.promise > 0 else 0
+
+    def look(self, size: int) -> None:
+        if self.promise > 0:
+            self.promise *= 1 - FORGOTTEN
+        super().look(size)
+
+
+class Outputs(Account):
+    """Room for all, until it is known whether next turns come; then for what windows that were left gave back."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self.known = self.gives_back = False
+        """Whether it is known; and whether it is that they do."""
+        self.given_back: dict[int, int] = {}
+        """Blocks of windows left that went first, by epoch, as long as age would still have them."""
+        self.allowed = 0
+        """How many they are."""
+
+    def has_room(self, size: int) -> bool:
+        """For one more, beside so many."""
+        return size < self.room
+
+    def learn(self, left: Left, size: int, epoch: int, reach: float) -> None:
+        """What is known of windows left; by age a pool reaches back that far; so many of outputs' are free."""
+        if not left.turned:
+            self.given_back = {}
+        elif not self.gives_back and self.by_age:
+            # Those that are there had their place by age, and keep it.
+            self.given_back = {epoch: size}
+        else:
+            self.given_back = {at: count for at, count in self.given_back.items() if at >= int(reach)}
+        self.allowed = sum(self.given_back.values())
+        self.gives_back = left.turned
+        self.known = left.turned or left.asked_for
+
+    def give_back(self, epoch: int) -> None:
+        """A block of a window left went first."""
+        self.given_back[epoch] = self.given_back.get(epoch, 0) + 1
+        self.allowed += 1
+        self._limit()
+
+    def _allowed(self) -> float:
+        return self.allowed if self.known else self.blocks

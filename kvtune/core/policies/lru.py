@@ -39,6 +39,9 @@ class InOrder:
         for block_id in block_ids:
             self.shelves.grade_of[block_id] = FAR
 
+    def needed(self, block_ids: Sequence[int]) -> None:
+        pass
+
     def expected(self, block_ids: Sequence[int]) -> None:
         self.hit(block_ids)
 

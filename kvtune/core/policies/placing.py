@@ -9,16 +9,16 @@ import numpy as np
 
 from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, WINDOW, Shelves, ages
 from kvtune.core.policies.ages import Ages
-from kvtune.core.policies.extras import Account, Left
+from kvtune.core.policies.extras import Left, Near, Outputs
 from kvtune.core.policies.guard import Guard
 from kvtune.core.policies.lru import InOrder
 from kvtune.core.policies.remembered import Remembered
 from kvtune.core.settings import CoreSettings
 
 SPECULATIVE_TIER, FAR_TIER, NEAR_TIER, OUTPUT_TIER, SINGLE, REUSED = range(1, 7)
-ONCE, AGAIN, HIT, LEFT, LEFT_FREE = range(5)
+ONCE, AGAIN, HIT, LEFT, NEEDED, LEFT_FREE = range(6)
 """Of a block: used once; came back after its eviction; hit since it was stored; hit in a window behind which a
-conversation went on, and still in use; the same, and free."""
+conversation went on, and still in use; the same, and part of that prompt's own last window; LEFT and free."""
 A_WINDOW_LEFT = 4
 """The class under which such a block is remembered if it went first. The others are those of ages.py."""
 REMEMBERED = 1.8
@@ -44,7 +44,7 @@ class Placing(InOrder):
         self.mark_of = array("I", [0]) * blocks
         self.ages = Ages(blocks)
         self.guard = Guard(blocks)
-        self.near, self.output = Account(blocks), Account(blocks, limited=False)
+        self.near, self.output = Near(blocks), Outputs(blocks)
         self.left = Left(blocks)
         self.remembered = Remembered(int(REMEMBERED * blocks), self._forgotten)
         self.an_epoch = 4 * self.ages.length
@@ -69,6 +69,10 @@ class Placing(InOrder):
 
     def _place(self, block_id: int) -> int:
         used, grade = self.use[block_id], self.shelves.grade_of[block_id]
+        if used == NEEDED:
+            # If the output's window has no room, the next turn resumes at the prompt's end.
+            needed = self.left.turned and not self.output.has_room(self.shelves.size(OUTPUT_TIER))
+            used = self.use[block_id] = HIT if needed else LEFT
         if used == LEFT:
             if grade != WINDOW:
                 return FAR_TIER
@@ -96,7 +100,7 @@ class Placing(InOrder):
         blocks = np.array(block_ids)
         used = self._use[blocks]
         first = int(used[0])
-        if first == LEFT or (used != first).any():
+        if first in (LEFT, NEEDED) or (used != first).any():
             return 0
         if first != HIT and np.frombuffer(self.shelves.grade_of, np.uint8)[blocks].any():
             return 0

@@ -29,7 +29,8 @@ class Failing:
 
 @BOTH
 @pytest.mark.parametrize(
-    "method", ["place", "choose", "hit", "retired", "expected", "stored", "evicted", "replaced", "reset"]
+    "method",
+    ["place", "choose", "hit", "retired", "needed", "expected", "stored", "evicted", "replaced", "reset"],
 )
 def test_a_policy_that_raises_is_replaced_and_serving_goes_on(method: str, asynchronous: bool) -> None:
     # A policy is told only what it overrides.
@@ -47,6 +48,7 @@ def test_a_policy_that_raises_is_replaced_and_serving_goes_on(method: str, async
 
     random_steps(engine, 7, 160, each)
     engine.pool.retire([])
+    engine.pool.need([])
     engine.pool.expect([])
     engine.scheduler.reset_prefix_cache()
     engine.drain()

@@ -173,6 +173,11 @@ class PoolMachine(RuleBasedStateMachine):
         if self.held:
             self.ours.expect(self.held[data.draw(st.integers(0, len(self.held) - 1))][1])
 
+    @rule(data=st.data())
+    def need(self, data: st.DataObject) -> None:
+        if self.held:
+            self.ours.need(self.held[data.draw(st.integers(0, len(self.held) - 1))][1])
+
     @invariant()
     def agrees(self) -> None:
         if not hasattr(self, "ours"):

@@ -19,10 +19,12 @@ from kvtune.core.policies.extras import (
     SWITCH,
     Account,
     Left,
+    Near,
+    Outputs,
 )
 from kvtune.core.policies.guard import SMALL
 from kvtune.core.policies.placing import FAR_TIER, NEAR_TIER, OUTPUT_TIER, REUSED, SINGLE
-from tests.core.policies.test_density import Pool
+from tests.core.policies.pool import Pool
 
 BLOCKS, LARGE = 640, 20_000
 EVERY_GROUP = frozenset(b"%04d" % number for number in range(10_000))
@@ -48,7 +50,7 @@ def test_in_a_small_pool_a_prompt_or_two_turn_nothing(blocks: int, switch: float
 
 
 def test_the_room_is_what_was_won_and_for_a_promise_what_a_history_lends() -> None:
-    account = Account(LARGE)
+    account = Near(LARGE)
     account.add(300)
     assert account.by_age and account.room == 0, "a promise alone gives no room"
     account.earn(200)
@@ -67,7 +69,7 @@ def test_the_room_is_what_was_won_and_for_a_promise_what_a_history_lends() -> No
 
 
 def test_what_they_pushed_out_costs_them_their_room() -> None:
-    account = Account(LARGE)
+    account = Near(LARGE)
     account.earn(200)
     account.cost = 300
     account.charge()
@@ -75,7 +77,7 @@ def test_what_they_pushed_out_costs_them_their_room() -> None:
 
 
 def test_a_look_says_whether_all_of_them_are_evicted_by_age() -> None:
-    account = Account(LARGE)
+    account = Near(LARGE)
     account.look(0)
     assert (account.full, account.held) == (False, 0), "none of them is"
     account.earn(500)
@@ -87,7 +89,7 @@ def test_a_look_says_whether_all_of_them_are_evicted_by_age() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(("add", "earn", "look", "lend")), st.integers(-30_000, 30_000))))
 def test_the_room_is_never_more_than_was_won_and_lent(steps: list[tuple[str, int]]) -> None:
-    account, best = Account(LARGE), 0.0
+    account, best = Near(LARGE), 0.0
     for name, blocks in steps:
         if name == "lend":
             account.lent = max(account.lent, blocks)
@@ -326,16 +328,134 @@ def test_prompts_that_are_sent_again_keep_their_windows_as_with_stock(pool: Wind
     assert pool.policy.left.balance == -8 * REGRET + FEWEST + 1
 
 
-def test_where_prompts_are_sent_again_outputs_have_room_only_for_what_they_won(pool: Windows) -> None:
+def look(pool: Windows) -> None:
+    pool.policy.stale = True
+    pool.add()
+
+
+def test_where_prompts_are_sent_again_outputs_have_no_room(pool: Windows) -> None:
     fill(pool, OUTPUT_END)
     pool.policy.resumed(100, 60, OUTPUT_END)
-    pool.policy.stale = True
-    pool.add()
+    look(pool)
     assert pool.policy.output.room == BLOCKS
     pool.policy.left.came_again(FEWEST)
-    pool.policy.stale = True
-    pool.add()
-    assert pool.policy.output.limited and pool.policy.output.room == 60
+    look(pool)
+    assert pool.policy.output.by_age and pool.policy.output.room == 0
+
+
+def went_on(pool: Windows, windows: int) -> Outputs:
+    """A full pool with so many of outputs' windows, evicted by age, when it is known that next turns come."""
+    for _ in range(BLOCKS):
+        pool.add()
+    output: Outputs = pool.policy.output
+    output.earn(60)
+    for _ in range(windows):
+        pool.add(OUTPUT_END)
+    assert pool.size(OUTPUT_TIER) == windows
+    pool.policy.left.weigh(BLOCKS)
+    return output
+
+
+def test_where_conversations_go_on_outputs_have_room_for_what_their_windows_gave_back(pool: Windows) -> None:
+    output = went_on(pool, 10)
+    look(pool)
+    assert (output.room, pool.size(OUTPUT_TIER)) == (10, 10), "those that are there keep their place"
+    for _ in range(7):
+        go_on_behind(pool, pool.add())
+        pool.add()
+    assert output.room == 17, "each of the seven went first"
+    for _ in range(7):
+        pool.add(OUTPUT_END)
+    oldest = next(iter(pool.queues[OUTPUT_TIER]))
+    newest = [pool.add(OUTPUT_END) for _ in range(5)]
+    assert pool.size(OUTPUT_TIER) > output.room
+    for _ in range(5):
+        pool.add()
+    assert pool.size(OUTPUT_TIER) == 17 and oldest in pool.queues[OUTPUT_TIER]
+    assert not any(key in pool.holds for key in newest), "the newest go first"
+    ordinary = pool.size(SINGLE)
+    pool.add(OUTPUT_END)
+    assert pool.size(SINGLE) == ordinary - 1, "then the oldest of all"
+
+
+def test_what_was_given_back_is_forgotten_when_stock_would_have_evicted_it_too(pool: Windows) -> None:
+    output = went_on(pool, 0)
+    look(pool)
+    for _ in range(20):
+        go_on_behind(pool, pool.add())
+    for _ in range(20):
+        pool.add()
+    look(pool)
+    assert output.room == 20
+    for _ in range(int(1.2 * BLOCKS)):
+        pool.add()
+    look(pool)
+    assert output.by_age and output.room == 0
+
+
+def test_what_was_given_back_is_void_once_prompts_are_sent_again(pool: Windows) -> None:
+    output = went_on(pool, 10)
+    look(pool)
+    pool.policy.left.came_again(BLOCKS)
+    look(pool)
+    assert output.by_age and (output.room, output.given_back) == (0, {})
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("give", "look", "turn", "back", "add")), st.integers(0, 100)), max_size=60
+    )
+)
+def test_outputs_and_windows_left_take_no_more_than_stock_takes(steps: list[tuple[str, int]]) -> None:
+    """From the moment at which it is known that next turns come: what was there then, and what was given back since."""
+    output, left, epoch, reach = Outputs(LARGE), Left(LARGE), 1, 0.0
+    output.earn(1e9)
+    size = allowed = 0
+    for name, number in steps:
+        if name == "give" and output.gives_back:
+            output.give_back(epoch)
+            allowed += 1
+        elif name == "add":
+            size = min(size + number, output.room) if output.known else size + number
+        elif name in ("turn", "back"):
+            left.weigh(1e9 if name == "turn" else -1e9)
+        epoch, reach = epoch + 1, max(reach, epoch - number)
+        if name == "look":
+            before = output.gives_back
+            output.learn(left, size, epoch, reach)
+            output.look(size)
+            if not left.turned:
+                allowed = 0
+                assert output.room == (0 if left.asked_for else LARGE)
+            elif not before:
+                allowed = size
+        if output.gives_back:
+            assert output.room <= allowed
+            assert output.room == sum(output.given_back.values())
+
+
+@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_the_window_at_a_prompts_own_end_goes_first_only_where_the_outputs_has_room(
+    pool: Windows, known: bool, room: bool
+) -> None:
+    """It begins in the window that the prompt was resumed in. Without the output's the next turn resumes there."""
+    if known:
+        output = went_on(pool, 0)
+        look(pool)
+        output.given_back = {}
+        for _ in range(room):
+            output.give_back(output.blocks)
+        output.allowed = int(room)
+        output.look(0)
+    block = pool.holds[pool.add()]
+    del pool.queues[SINGLE][block]
+    pool.policy.hit([block])
+    pool.policy.retired([block])
+    pool.policy.needed([block])
+    pool.policy.needed([block])
+    (tier,) = pool.policy.place([block])
+    assert tier == (SINGLE if not known else FAR_TIER if room else REUSED)
 
 
 def test_where_a_conversation_went_on_before_an_outputs_window_is_still_a_matter_of_its_account(

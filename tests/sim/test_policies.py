@@ -17,6 +17,7 @@ from kvtune.sim.simulators import Simulators
 from tests.bench.adversary import search
 from tests.bench.loads import OURS, PLAIN, WINDOWS, best_of_stock, columns, measure, write
 from tests.bench.policies import WORST
+from tests.bench.regenerated import Load, both
 
 pytestmark = pytest.mark.vllm
 
@@ -88,11 +89,12 @@ def test_prompts_that_repeat_with_their_outputs_hit_as_with_stock(
 def test_more_prompts_than_the_pool_holds_hit_as_with_stock(
     number: int, tmp_path: Path, simulators: Simulators
 ) -> None:
-    """Rows `worst` that a search found, 3.0, 5.7, 3.9, 9.4, 2.8, 6.1, 24.3 and 42.5 points behind.
+    """Rows `worst` that a search found, 3.0, 5.7, 3.9, 9.4, 2.8, 6.1, 24.3, 42.5 and 9.1 points behind.
 
     The tail of a prompt went early, and all of its hit with it; outputs' windows were kept that nobody could use; a few
     hits of windows gave all of them a place, and so did what evicted ones would have won; in a small pool one prompt
-    turned an account; a block computed twice lost its place; a warmed-up prefix went before its second question.
+    turned an account; a block computed twice lost its place; a warmed-up prefix went before its second question;
+    outputs' windows took 5 % of a pool that chats just filled.
     """
     load = [load for load in json.loads(WORST.read_text()) if load["model"] == WINDOWS][number - 1]
     sides = columns(WINDOWS, load["blocks"], [OURS], 8192)
@@ -114,6 +116,21 @@ def hit_by_chats(load: str, blocks: int) -> tuple[float, float]:
         counts = json.loads(done.stdout.splitlines()[-1])
         found.append(100 * counts["hit"] / counts["asked"])
     return found[0], found[1]
+
+
+def test_chats_of_which_some_turns_are_answered_again_hit_no_less_than_with_stock() -> None:
+    """Three of 150 drawn by chance that lost 3.4 to 4.5 points, for two reasons.
+
+    When a prompt is sent again outputs' windows lost their place, though some conversations had no other window by
+    then; and one window of a system prompt won room for those of all prompts behind it, with each hit.
+    """
+    loads = [
+        Load(37, 7, 1024, 1555, 256, 30, 4, 20, share=0.05, blocks=6610, seed=77),
+        Load(32, 7, 1024, 1638, 170, 370, 2, 0, share=0.05, blocks=7157, seed=48),
+        Load(19, 3, 512, 593, 51, 31, 1, 2, share=0.05, blocks=1417, seed=129),
+    ]
+    for load, (stock, ours) in zip(loads, both(loads), strict=True):
+        assert stock > 45 and ours > stock - 0.5, load
 
 
 def test_outputs_are_kept_for_chats_that_begin_in_a_full_pool() -> None:

@@ -9,7 +9,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvtune.core.cache.quick import QuickPool
 from kvtune.core.cache.tiers import BLANK, Tiers
-from kvtune.core.policies import OUTPUT, OUTPUT_END, WINDOW
+from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END, WINDOW
 from kvtune.core.settings import CoreSettings
 
 if TYPE_CHECKING:
@@ -161,12 +161,17 @@ class TieredPool(QuickPool):
     def resumed(self, blocks: Sequence[KVCacheBlock]) -> None:
         """A prompt hit these blocks of a window group; those out of the window are null."""
         tiers = self.free_block_queue
-        grades = [tiers.grade_of[block.block_id] for block in blocks if not block.is_null]
+        window = [block.block_id for block in blocks if not block.is_null]
+        grades = [tiers.grade_of[block_id] for block_id in window]
         kept = sum(grade in (OUTPUT, OUTPUT_END) for grade in grades)
         try:
             tiers.policy.resumed(len(blocks), kept, grades[-1])
         except Exception as error:
             tiers.policy_failed(error)
+        for block_id, grade in zip(window, grades, strict=True):
+            # From the second visit on stock keeps it, too.
+            if grade == NEAR:
+                tiers.grade_of[block_id] = WINDOW
 
     def counters(self) -> dict[str, int]:
         """Counters for the run file: blocks given out by tier, demotions, failures."""

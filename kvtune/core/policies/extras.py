@@ -192,11 +192,9 @@ class Outputs(Account):
 
     def learn(self, left: Left, size: int, epoch: int, reach: float) -> None:
         """What is known of windows left; by age a pool reaches back that far; so many of outputs' are free."""
-        if not left.turned:
-            self.given_back = {}
-        elif not self.gives_back and self.by_age:
-            # Those that are there had their place by age, and keep it.
-            self.given_back = {epoch: size}
+        if left.turned != self.gives_back:
+            # Those that are there keep their place by age: once theirs went, some conversations have no other window.
+            self.given_back = {epoch: size} if self.by_age else {}
         else:
             self.given_back = {at: count for at, count in self.given_back.items() if at >= int(reach)}
         self.allowed = sum(self.given_back.values())

@@ -35,6 +35,18 @@ def test_a_new_suffix_hits_at_the_second_visit(asynchronous: bool, suffix: int) 
 
 
 @BOTH
+def test_a_window_near_a_prompts_end_wins_once(asynchronous: bool) -> None:
+    """From the second visit on stock keeps it, too: chats behind one system prompt won a room for all of theirs."""
+    engine = Engine(replace(HYBRID, asynchronous=asynchronous), parse({"slack": 40, "min_drop": 2}))
+    near = engine.pool.free_block_queue.policy.near
+    won = []
+    for visit in range(5):
+        engine.serve(tokens(1, 200) + tokens(10 + visit, 17))
+        won.append(near.winnings)
+    assert won[0] == 0 < won[1] and set(won[1:]) == {won[1]}
+
+
+@BOTH
 def test_a_suffix_longer_than_the_slack_hits_at_a_speculative_window(asynchronous: bool) -> None:
     shape = replace(HYBRID, asynchronous=asynchronous)
     engine = Engine(shape, parse({"slack": 16, "windows": 3, "min_drop": 2}))

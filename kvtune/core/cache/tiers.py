@@ -3,7 +3,7 @@
     block is                          it is in
     in use (ref_cnt > 0)              no queue, tier byte 0
     free, without a hash ("blank")    tier 1, given out first, newest first (as stock)
-    free, with a hash                 tier 1 + the policy's tier, given out oldest first, or newest first
+    free, with a hash                 tier 1 + the policy's tier, given out from its head or its tail
 
 Contract: every free block is in exactly one queue; every operation is O(1) per block; the free count is the sum of all
 tiers; only `popleft_n` (in get_new_blocks) moves blocks between tiers, so admission checks see no difference to stock.

@@ -10,7 +10,7 @@ given out first and never reach it. It holds no blocks, only numbers, so that it
     hit(block_ids)                      a prompt hit these blocks (free or in use)
     resumed(blocks, kept, grade)        a prompt hit `blocks` blocks and resumes in a window of this grade
     retired(block_ids)                  a conversation goes on behind them: they are not expected to be hit again
-    needed(block_ids)                   but these are part of the window at the next prompt's end, too
+    needed(block_ids)                   but these are part of the window at its own prompt's end, too
     expected(block_ids)                 a conversation that went on before will probably go on behind them
     stored(block_ids, keys, resident, anyway)
                                         blocks got their hashes; `resident`: other blocks have the same; `anyway`: they

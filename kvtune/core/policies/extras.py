@@ -14,8 +14,9 @@ such windows go first once many were evicted without having been asked for. A pr
 its window, and each block that is asked for weighs as much as several that are not.
 
 From then on outputs' windows have room for as many blocks as windows that were left gave back: those that went first
-though stock would still have them. So both together take no more of the pool than stock takes. Beyond that the newest
-goes first: the others are next to be asked for. Until then nobody knows whether next turns come, and all are alike.
+though stock would still have them. So both together take no more of the pool than stock takes, but for outputs' windows
+that were there at that moment. Beyond that the newest goes first: the others are next to be asked for. Until then
+nobody knows whether next turns come, and all are alike.
 """
 
 from __future__ import annotations

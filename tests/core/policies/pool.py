@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -73,3 +73,31 @@ class Pool:
         self.queues[self.policy.place([block])[0]][block] = None
         self.hits += found
         return found
+
+
+BLOCKS = 640
+EVERY_GROUP = frozenset(b"%04d" % number for number in range(10_000))
+
+
+class Windows(Pool):
+    """A pool whose blocks are all a window group's."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self.window_groups = EVERY_GROUP
+        self.keys: Iterator[int] = iter(range(10**6, 10**9))
+
+    def add(self, grade: int = 0, key: int | None = None) -> int:
+        """A new block of that grade, which becomes free; its key."""
+        key = next(self.keys) if key is None else key
+        block = self.take()
+        self.holds[key], self.key_of[block], self.grade_of[block] = block, key, grade
+        self.policy.stored([block], [b"%032d" % key], False, False)
+        self.queues[self.policy.place([block])[0]][block] = None
+        return key
+
+
+def fill(pool: Windows, grade: int) -> tuple[list[int], list[int]]:
+    """Ordinary blocks, then as many of the grade, until the pool is full."""
+    ordinary = [pool.add() for _ in range(BLOCKS // 2)]
+    return ordinary, [pool.add(grade) for _ in range(BLOCKS - BLOCKS // 2)]

@@ -1,16 +1,18 @@
-"""Text that fits a terminal: tables drop whole columns, never digits; a command stays on one line, to be copied.
+"""What a terminal shows. Text of files cannot steer it: every character that could is replaced on its way out.
 
-A table of which not even the columns that must stay fit becomes a few lines of `name  value` for each row.
+Text fits: tables drop whole columns, never digits; a command stays on one line, to be copied. A table of which not
+even the columns that must stay fit becomes a few lines of `name  value` for each row.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -25,6 +27,78 @@ NARROWEST = 20
 """Columns in which folded text is still read easily."""
 PIECE = re.compile(r"`[^`]*`\S*|\S+")
 COLUMN_STARTS = re.compile(r"\S {2,}(?=\S)|^ +")
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tab and line feed, and what reorders text (bidi)."""
+
+
+def printable(text: str) -> str:
+    """The text with U+FFFD for each character that would steer a terminal. What every line that is printed passes."""
+    return STEERING.sub("\ufffd", text)
+
+
+def one_line(text: str) -> str:
+    """For a line that a person reads as ours: text of a file begins no other."""
+    return printable(" ".join(text.splitlines()))
+
+
+def printable_json(text: str) -> str:
+    """JSON with the same value, in which such characters are escaped."""
+    return STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+class _Screened:
+    """A text stream that prints `printable` text. A rich Console writes its own colours to the stream behind it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.rich_proxied_file = stream  # rich's name for the stream behind
+
+    def write(self, text: str) -> int:
+        return self.rich_proxied_file.write(printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+def _behind(stream: IO[str]) -> IO[str]:
+    while (behind := getattr(stream, "rich_proxied_file", None)) is not None:
+        stream = behind
+    return stream
+
+
+@contextlib.contextmanager
+def screened() -> Iterator[None]:
+    """All that the block prints on standard output and error is `printable`."""
+    out, err = (cast("IO[str]", _Screened(_behind(stream))) for stream in (sys.stdout, sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+
+
+def redraw(text: str) -> None:
+    """Put this text in the place of the line on standard error, which is a terminal."""
+    stream = _behind(sys.stderr)
+    stream.write(f"\r\x1b[K{one_line(text)}")
+    stream.flush()
+
+
+def console(piped: int | None = None, *, file: IO[str] | None = None, stderr: bool = False) -> Console:
+    """The console for all that is drawn with rich: text is data, never markup, and always `printable`.
+
+    `piped`: the columns where it is no terminal.
+    """
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Screen(Console):
+        def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    stream = file or _behind(sys.stderr if stderr else sys.stdout)
+    forced = None if file is None else False
+    made = Screen(file=stream, force_terminal=forced, highlight=False, markup=False, emoji=False)
+    if piped is not None and not made.is_terminal:
+        made.width = piped
+    return made
 
 
 def width(piped: int) -> int:
@@ -74,12 +148,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
-    """A rich renderable. The first column's head is bold: it is the table's title. `styles`: of a row's last cell."""
+    """A rich renderable; a cell is one line. The first column's head is bold: it is the table's title.
+
+    `styles`: of a row's last cell.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     styles: Sequence[str] = ()
     gap: int = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", [[one_line(cell) for cell in row] for row in self.rows])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
@@ -97,10 +177,8 @@ class FittedTable:
         """The table as plain text."""
         import io
 
-        from rich.console import Console
-
         out = io.StringIO()
-        Console(file=out, width=width, color_system=None, highlight=False).print(self)
+        console(width, file=out).print(self)
         return [line.rstrip() for line in out.getvalue().splitlines()]
 
     def _fitting(self, width: int) -> list[int] | None:

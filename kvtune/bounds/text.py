@@ -16,7 +16,7 @@ from kvtune.engine.models import NAMES, SHAPES, TINY, builtin
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import ModelShape
-from kvtune.terminal import Column, FittedTable, width
+from kvtune.terminal import Column, FittedTable, console, redraw
 from kvtune.units import count, size
 
 _SUFFIX = {"k": 1_000, "m": 1_000_000}
@@ -75,15 +75,14 @@ def shape_named(model: str) -> ModelShape:
 def progress() -> Iterator[Callable[[int, int], None]]:
     """Shows progress on stderr: in one line that goes away again where that is a terminal, else line by line."""
     terminal = sys.stderr.isatty()
-    begin, end = ("\r", "") if terminal else ("", "\n")
-    print("computing bounds ..", end=end, file=sys.stderr, flush=True)
 
-    def done(number: int, of: int) -> None:
-        print(f"{begin}pool sizes {number}/{of}", end=end, file=sys.stderr, flush=True)
+    def say(text: str) -> None:
+        redraw(text) if terminal else print(text, file=sys.stderr, flush=True)
 
-    yield done
+    say("computing bounds ..")
+    yield lambda number, of: say(f"pool sizes {number}/{of}")
     if terminal:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        redraw("")
 
 
 COLUMNS = (
@@ -110,23 +109,21 @@ TIER_COLUMNS = (
 
 
 def print_bounds(bounds: Bounds) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, width=width(120))
-    console.print(
+    out = console(120)
+    out.print(
         f"{bounds.workload}: {count(bounds.requests)} requests, {count(bounds.prompt_tokens)} prompt tokens; "
         f"an infinite cache hits {_share(bounds.infinite)} (no evictions in {count(bounds.distinct_tokens)} tokens)"
     )
     rows = [_row(bounds, at, rung) for at, rung in enumerate(bounds.curve)]
-    console.print(FittedTable(COLUMNS, rows, gap=2))
+    out.print(FittedTable(COLUMNS, rows, gap=2))
     behind = [_tier_row(rung, tier) for rung in bounds.curve for tier in rung.tiers]
     if behind:
-        console.print("\nwith a tier of host memory behind the pool: hits of both together")
-        console.print(FittedTable(TIER_COLUMNS, behind, gap=2))
+        out.print("\nwith a tier of host memory behind the pool: hits of both together")
+        out.print(FittedTable(TIER_COLUMNS, behind, gap=2))
     if bounds.relaxation:
-        console.print(f"upper bounds only: {bounds.relaxation}")
+        out.print(f"upper bounds only: {bounds.relaxation}")
     for note in bounds.notes:
-        console.print(f"note: {note}")
+        out.print(f"note: {note}")
 
 
 def _row(bounds: Bounds, at: int, rung: Rung) -> list[str]:

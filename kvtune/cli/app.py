@@ -20,6 +20,7 @@ import typer
 from kvtune.cli import completion, notices
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.run.config import OUTPUT_VARIABLE, Config, read_config
+from kvtune.terminal import one_line, screened
 
 QUIET = frozenset(("-q", "--quiet"))
 COMMANDS = (
@@ -78,7 +79,12 @@ def engine_args(ctx: typer.Context) -> list[str]:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line; the exit code."""
+    """Run one command line; the exit code. Nothing that it prints steers the terminal (kvtune/terminal.py)."""
+    with screened():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str]) -> int:
     arguments = list(argv)
     vllm_flags: list[str] = []
     if "--" in arguments:
@@ -166,11 +172,11 @@ def _defaults(command: Any, config: Config) -> dict[str, Any]:
 
 
 def _say(message: str, hint: str, details: Sequence[str] = ()) -> None:
-    notices.always(f"kvtune: {message}")
+    notices.always(f"kvtune: {one_line(message)}")
     for line in details:
-        notices.always(f"  {line}")
+        notices.always(f"  {one_line(line)}")
     if hint:
-        notices.always(f"  next: {hint}")
+        notices.always(f"  next: {one_line(hint)}")
 
 
 def main() -> None:

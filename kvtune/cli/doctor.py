@@ -74,14 +74,13 @@ def doctor(
     if json:
         options.print_json(diagnosis.to_json())
     else:
-        from rich.console import Console
         from rich.text import Text
 
         from kvtune.doctor.text import WIDTH, lines
-        from kvtune.terminal import width
+        from kvtune.terminal import console, width
 
         styles = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
-        console = Console(soft_wrap=True, highlight=False)
+        out = console()
         for mark, text in lines(diagnosis, min(WIDTH, width(WIDTH))):
-            console.print(Text(text, style=styles.get(mark or "", "")))
+            out.print(Text(text, style=styles.get(mark or "", "")), soft_wrap=True)
     return diagnosis.exit_code(level)

@@ -12,6 +12,7 @@ import typer
 from kvtune.cli import completion
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.run.config import OUTPUT_VARIABLE
+from kvtune.terminal import printable_json
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -126,4 +127,4 @@ def print_json(value: object) -> None:
     """One line on stdout."""
     import msgspec
 
-    print(msgspec.json.encode(value).decode())
+    print(printable_json(msgspec.json.encode(value).decode()))

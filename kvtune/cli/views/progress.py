@@ -7,7 +7,6 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,6 +18,7 @@ from rich.progress import (
 
 from kvtune.cli.views.ticker import Ticker
 from kvtune.engine.messages import Event
+from kvtune.terminal import console
 
 if TYPE_CHECKING:
     from kvtune.sim.worker import Report
@@ -41,7 +41,7 @@ class ProgressView:
     def __init__(self, total: int, label: str, *, quiet: bool = False) -> None:
         self._total = total
         self._label = label
-        self._console = Console(stderr=True)
+        self._console = console(stderr=True)
         self._plain = not self._console.is_terminal
         self._quiet = quiet
         self._phase = ""
@@ -51,10 +51,10 @@ class ProgressView:
         self._ticker = Ticker(self._still)
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,

@@ -22,7 +22,7 @@ from kvtune.cli.views.trial_table import ceiling, common, figures, folded_rows, 
 from kvtune.errors import EXIT_INTERRUPTED
 from kvtune.report.console.tier_curve import MOST, knee_line, tier_curve_tables
 from kvtune.report.pages.study import next_step
-from kvtune.terminal import command, folded
+from kvtune.terminal import command, console, folded
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import shown
 from kvtune.tune.trials.journal import StudyJournal
@@ -38,7 +38,7 @@ class TrialsView:
     def __init__(self, total: int, by: Objective) -> None:
         self._total, self._by = total, by
         self._trials: list[Trial] = []
-        self._console = Console(stderr=True)
+        self._console = console(stderr=True)
         self._phase = "starting"
         self._began = monotonic()
         self._ticker = Ticker(self._done)
@@ -94,14 +94,12 @@ class TrialsView:
 
 def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> None:
     """The results, best first and the baseline among them, what knobs mean, the verdict, and the next command."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_WIDTH)
+    out = console(PIPE_WIDTH)
     order = sorted(trials, key=lambda t: -(s if (s := by.score(t.summary)) is not None else float("inf")))
     order.sort(key=lambda t: by.score(t.summary) is None)
     rows = folded_rows(order)
     kept = rows[:RESULT_ROWS] + [row for row in rows[RESULT_ROWS:] if row.first.role == "baseline"]
-    console.print(table(kept, console.width))
+    out.print(table(kept, out.width))
     lines = [f"{len(rows) - len(kept)} more rows: --json lists all trials"] if len(rows) > len(kept) else []
     if shared := common(trials):
         lines.append(f"every trial: {shared}")
@@ -109,27 +107,27 @@ def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> N
     if any(trial.role == "baseline" for trial in trials):
         lines.append("baseline: stock vLLM, without any of these settings")
     lines += [*knob_lines(named(trials)), *predicted(trials), result.verdict.text, *result.notes]
-    _print_curves(console, study)
+    _print_curves(out, study)
     advice, command_line = next_step(study)
     for line in [*lines, advice]:
-        for part in folded(line, console.width):
-            console.print(part, markup=False, soft_wrap=True)
-    console.print(command(f"  {command_line}", "cyan"), soft_wrap=True)
+        for part in folded(line, out.width):
+            out.print(part, soft_wrap=True)
+    out.print(command(f"  {command_line}", "cyan"), soft_wrap=True)
 
 
-def _print_curves(console: Console, study: StudyView) -> None:
+def _print_curves(out: Console, study: StudyView) -> None:
     """What sizes of host memory came to, where several were tried."""
     curves = study.tier_curves
     for (title, rows), curve in zip(
         tier_curve_tables(curves, predicted=study.drawn_on == "sim"), curves, strict=False
     ):
-        for line in folded(title, console.width):
-            console.print(line, markup=False, soft_wrap=True)
-        console.print(rows)
-        for line in folded(knee_line(curve), console.width):
-            console.print(line, markup=False, soft_wrap=True)
+        for line in folded(title, out.width):
+            out.print(line, soft_wrap=True)
+        out.print(rows)
+        for line in folded(knee_line(curve), out.width):
+            out.print(line, soft_wrap=True)
     if len(curves) > MOST:
-        console.print(f"{len(curves) - MOST} more curves: the page has all")
+        out.print(f"{len(curves) - MOST} more curves: the page has all")
 
 
 def predicted(trials: Sequence[Trial]) -> list[str]:

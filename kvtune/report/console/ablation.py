@@ -7,7 +7,7 @@ from typing import IO
 from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth
 from kvtune.analysis.knobs import knob_lines
 from kvtune.core.settings import KNOBS
-from kvtune.terminal import Column, FittedTable
+from kvtune.terminal import Column, FittedTable, console
 
 TITLES = {
     "collections": "collections",
@@ -22,30 +22,27 @@ SCALES = {"rss_growth_bytes_s": 1024.0}
 
 def print_ablation(ablation: Ablation, file: IO[str] | None = None) -> None:
     """One row per variant; each cell holds the change, its 95 % interval and the verdict."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=190)
+    out = console(190, file=file)
     columns = [Column("toggled", folds=True), Column("runs", rank=len(FIGURES))]
     columns += [Column(TITLES[figure], folds=True, least=16, rank=at) for at, figure in enumerate(FIGURES)]
     rows = [["baseline", str(len(ablation.baseline.runs)), *_means(ablation.baseline)]]
     for side in ablation.turned:
         cells = (_cell(worth) for worth in side.worths)
         rows.append([f"{side.name} {side.turned}", str(len(side.runs)), *cells])
-    console.print(FittedTable(columns, rows, gap=2))
-    console.print(
+    out.print(FittedTable(columns, rows, gap=2))
+    out.print(
         "Each cell is the change against the baseline and its 95 % interval over whole, interleaved runs. "
         "Less is better in every column; = means no difference shown."
     )
     for line in knob_lines(side.name for side in ablation.turned if side.name in KNOBS):
-        console.print(Text(line, style="dim"))
+        out.print(Text(line, style="dim"))
     if ablation.why:
-        console.print(Text(f"{ablation.done} of {ablation.planned} runs: {ablation.why}."))
+        out.print(Text(f"{ablation.done} of {ablation.planned} runs: {ablation.why}."))
     for side in (ablation.baseline, *ablation.turned):
         for why in side.failed:
-            console.print(Text(f"failed  {side.name}: {why}"))
+            out.print(Text(f"failed  {side.name}: {why}"))
 
 
 def plain(ablation: Ablation) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,7 +9,7 @@ from kvtune.analysis.comparison.compare import Comparison
 from kvtune.report.contrast import Contrast, difference, sentence
 from kvtune.report.measures import change_text, interval_text, measure_text, measure_title, reasons
 from kvtune.report.stalls import side_by_side
-from kvtune.terminal import Column, FittedTable
+from kvtune.terminal import Column, FittedTable, console
 
 STYLES = {"better": "green", "worse": "red", "no difference shown": "dim", "not judged": "dim"}
 TO_JUDGE = "To judge times, run the sides in turns, several times each:"
@@ -21,25 +20,24 @@ PIPE_WIDTH = 140  # columns where there is no terminal
 
 def print_comparison(contrast: Contrast) -> None:
     """Print one table for each run after the first."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    out = console(PIPE_WIDTH)
     first = contrast.sides[0].name
     for side, comparison in zip(contrast.sides[1:], contrast.comparisons, strict=True):
-        console.print(Text(f"{side.name} against {first}: {sentence(comparison)}", style="bold"))
+        out.print(Text(f"{side.name} against {first}: {sentence(comparison)}", style="bold"))
         for miss in comparison.mismatches:
-            console.print(Text(f"! {difference(miss, first, side.name)}", style="yellow"))
+            out.print(Text(f"! {difference(miss, first, side.name)}", style="yellow"))
         rows = _rows(comparison)
-        console.print(FittedTable(_columns(first, side.name), rows, [STYLES[row[-1]] for row in rows], gap=2))
+        out.print(FittedTable(_columns(first, side.name), rows, [STYLES[row[-1]] for row in rows], gap=2))
         for line in reasons(comparison.figures):
-            console.print(Text(line, style="dim"))
+            out.print(Text(line, style="dim"))
     if rows_of_stalls := side_by_side([side.summaries for side in contrast.sides]):
         sides = [Column(side.name, right=False, folds=True) for side in contrast.sides]
-        console.print()
-        console.print(FittedTable([Column(STALLS, folds=True, least=22), *sides], rows_of_stalls, gap=2))
+        out.print()
+        out.print(FittedTable([Column(STALLS, folds=True, least=22), *sides], rows_of_stalls, gap=2))
     if contrast.repeat_command:
-        console.print(TO_JUDGE)
+        out.print(TO_JUDGE)
         print(f"  {contrast.repeat_command}")  # on one line, to be copied
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from kvtune.analysis.claim_results import EvidenceResult
-from kvtune.terminal import Column, FittedTable
+from kvtune.terminal import Column, FittedTable, console
 
 COLUMNS = (
     Column("figure", folds=True, least=20),
@@ -16,11 +14,11 @@ COLUMNS = (
 )
 
 
-def print_evidence(evidence: EvidenceResult, console: Console | None = None) -> None:
-    """Claims with their figures; text from runs is not read as markup."""
+def print_evidence(evidence: EvidenceResult) -> None:
+    """Claims with their figures."""
     from rich.text import Text
 
-    out = console or Console()
+    out = console()
     for claim in evidence["claims"]:
         rows: list[tuple[str, ...]] = []
         for row in claim["figures"]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from kvtune.report.listing import ListedRun
-from kvtune.terminal import Column, FittedTable
+from kvtune.terminal import Column, FittedTable, console
 from kvtune.units import ms, percent
 
 PIPE_WIDTH = 240  # columns where there is no terminal: none is dropped
@@ -15,11 +15,6 @@ PIPE_WIDTH = 240  # columns where there is no terminal: none is dropped
 
 def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
     """One row a run. `names`: what commands take in place of the file, as `last~1`; empty where there is none."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_WIDTH)
     columns = [
         *([Column("run", right=False)] if names else []),
         Column("model", right=False, folds=True),
@@ -33,7 +28,7 @@ def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
         Column("keys of the load", right=False, rank=4),
     ]
     rows = [[*names[at : at + 1], *_cells(run)] for at, run in enumerate(runs)]
-    console.print(FittedTable(columns, rows, gap=2))
+    console(PIPE_WIDTH).print(FittedTable(columns, rows, gap=2))
 
 
 def _cells(run: ListedRun) -> tuple[str, ...]:

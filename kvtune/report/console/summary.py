@@ -15,7 +15,7 @@ from kvtune.report.console.collector import collector_details
 from kvtune.report.console.offload import offload_view
 from kvtune.report.console.stalls import stalls_view
 from kvtune.report.names import busiest, cause_title, process_title
-from kvtune.terminal import Column, FittedTable, command
+from kvtune.terminal import Column, FittedTable, command, console
 from kvtune.units import count, ms, percent, size
 
 if TYPE_CHECKING:
@@ -28,23 +28,14 @@ LATENCIES = (("ttft_ms", "first token"), ("itl_ms", "between tokens"), ("e2e_ms"
 
 def summary_text(summary: Summary, *, width: int = 100) -> str:
     """The summary as plain text: for files, pipes and tests."""
-    from rich.console import Console
-
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False).print(
-        summary_view(summary), crop=False
-    )
+    console(width, file=out).print(summary_view(summary), crop=False)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def print_summary(summary: Summary, file: IO[str] | None = None) -> None:
     """Print the summary, coloured on a terminal unless NO_COLOR is set."""
-    from rich.console import Console
-
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=PIPE_WIDTH)
-    console.print(summary_view(summary), crop=False)
+    console(PIPE_WIDTH, file=file).print(summary_view(summary), crop=False)
 
 
 def summary_view(summary: Summary) -> RenderableType:

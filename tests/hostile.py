@@ -1,0 +1,52 @@
+"""Strings that steer a terminal, put into every text of a run file or a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvtune.recipe import Recipe
+from kvtune.run.file import read_run
+from kvtune.run.types import Header, Run
+from kvtune.terminal import STEERING
+
+GOLDEN = Path(__file__).parent / "golden"
+STEERS = "\x1b]0;owned\x07\x1b[2J\x9b31m\x85\r\u202egnp\u2066\x7f"
+"""Sets the title, rings, clears the screen, colours (C1), returns, turns text around."""
+NAMES = frozenset(
+    ("source", "state", "started_at", "role", "kind", "hash", "spec", "device", "limit", "mode", "status")
+)
+"""Fields whose values are choices of kvtune's own, or are read as data."""
+
+
+def steering(value: Any, name: str = "") -> Any:
+    """The value with STEERS at the end of each of its texts, at any depth."""
+    if isinstance(value, str):
+        return value if name in NAMES or value in ("kvtune", "stock") else value + STEERS
+    if isinstance(value, dict):
+        return {key: steering(inner, key) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [steering(inner, name) for inner in value]
+    return value
+
+
+def steering_run(name: str) -> Run:
+    """A golden run with STEERS in its header's and tables' texts."""
+    run = read_run(GOLDEN / f"schema1-{name}.kvrun")
+    header = msgspec.convert(steering(msgspec.to_builtins(run.header)), Header)
+    return Run(header, run.tables)
+
+
+def steering_recipe(recipe: Recipe) -> Recipe:
+    """The recipe with STEERS in the texts of what it is for and of its evidence."""
+    plain = msgspec.to_builtins(recipe)
+    return msgspec.convert(
+        {**plain, "recipe": steering(plain["recipe"]), "evidence": steering(plain["evidence"])}, Recipe
+    )
+
+
+def steered(text: str) -> str:
+    """What of the text would reach a terminal's own interpretation; "" where nothing would."""
+    return "".join(STEERING.findall(text))

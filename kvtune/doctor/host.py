@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.run import RunAnalysis
@@ -12,6 +10,7 @@ from kvtune.device.settings import constant
 from kvtune.doctor.finding import Finding
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import KvtuneError
+from kvtune.run.scratch import scratch
 from kvtune.units import count
 from kvtune.workload.spec import build
 
@@ -50,8 +49,8 @@ def host_findings() -> Iterator[Finding]:
 def _measured(output: int) -> Ceiling | None:
     """None where the run was too short for it."""
     workload = build(LOAD.format(output=output), seed=0)
-    with tempfile.TemporaryDirectory(prefix="kvtune-doctor-") as folder:
-        done = profile(ProfileJob(model=MODEL, workload=workload, device=constant(0.0), output=Path(folder)))
+    with scratch("doctor-host") as folder:
+        done = profile(ProfileJob(model=MODEL, workload=workload, device=constant(0.0), output=folder))
         if done.error is not None:
             raise done.error
         return RunAnalysis(done.run).ceiling

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +29,8 @@ from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.engine.sockets import socket_folder
 from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
 from kvtune.run.file import SUFFIX, write_run
-from kvtune.run.scratch import hold, sweep
+from kvtune.run.folder import taken
+from kvtune.run.scratch import HIDDEN, made, sweep
 from kvtune.run.slo import with_slo
 from kvtune.run.types import CoreInfo, Run
 from kvtune.workload.types import Workload
@@ -91,9 +93,8 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         on_device=job.device is not None,
         api_servers=api_servers(arguments),
     )
-    folder, path, lock = reserve(job)
     environment = _environment(job, resolved.offline)
-    try:
+    with reserved(job.output, run_name(job)) as (folder, path):
         if job.device is not None:
             write_device(msgspec.structs.replace(job.device, given=sorted(settings_given(arguments))), folder)
         with socket_folder() as sockets:
@@ -131,9 +132,6 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
             run = stacks.attach(run, path)
         write_run(run, path)
         return Profiled(run, path, outcome.error)
-    finally:
-        os.close(lock)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def engine_arguments(job: ProfileJob) -> list[str]:
@@ -179,7 +177,7 @@ def check_output(folder: Path) -> None:
     """Make the output folder and check that it is writable and has room, before an engine starts."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder):
             pass
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -193,22 +191,23 @@ def check_output(folder: Path) -> None:
         )
 
 
-def reserve(job: ProfileJob) -> tuple[Path, Path, int]:
-    """A work folder, the run file's name, and the folder's lock; unique also for runs that start in the same second.
+@contextlib.contextmanager
+def reserved(output: Path, name: str) -> Iterator[tuple[Path, Path]]:
+    """A hidden work folder and the run file's path, `name` or the next free one also for runs that start together.
 
     Removes the work folders of killed runs.
     """
-    sweep(job.output, ".kvtune-*_*")
-    base, n = run_name(job), 1
-    while True:
-        name = base if n == 1 else f"{base}-{n}"
-        folder, path = job.output / f".kvtune-{name}", job.output / f"{name}{SUFFIX}"
-        n += 1
-        if path.exists():
-            continue
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-            return folder, path, hold(folder)
+    sweep(output)
+    for n in itertools.count(1):
+        free = name if n == 1 else f"{name}-{n}"
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(made(output / f"{HIDDEN}{free}"))
+            except FileExistsError:
+                continue
+            if not taken(output, free):
+                yield folder, output / f"{free}{SUFFIX}"
+                return
 
 
 def run_name(job: ProfileJob) -> str:

@@ -8,7 +8,6 @@ switches itself off at its first failure.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import logging
 import mmap
@@ -25,7 +24,7 @@ from kvtune.core.patches import PATCHES
 from kvtune.core.vllm_types import PrefillStats, Request, Scheduler
 from kvtune.files import replacing
 from kvtune.probe.status import role
-from kvtune.run.scratch import PREFIX, hold, sweep
+from kvtune.run.scratch import leave, share, sweep
 from kvtune.workload.recording import Line, PrefixHasher, TraceWriter
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def register() -> None:
             from prometheus_client import REGISTRY
 
             lock = _use(Path(metrics))
-            atexit.register(_leave, Path(metrics), lock)
+            atexit.register(leave, Path(metrics), lock)
             REGISTRY.register(CounterReader(Path(metrics)))
     except Exception as error:
         logger.warning("kvtune: recording is off: %r", error)
@@ -74,9 +73,7 @@ def _watch_scheduler(record: str, metrics: str) -> None:
         def built(self: Scheduler, *args: object, **options: object) -> None:
             init(self, *args, **options)
             try:
-                if metrics:
-                    _use(Path(metrics))
-                Recorder(Path(record) if record else None, Path(metrics) if metrics else None).attach(self)
+                Recorder(Path(record) if record else None, _counted(metrics)).attach(self)
             except Exception as error:
                 logger.warning("kvtune: recording is off: %r", error)
 
@@ -87,18 +84,22 @@ def _watch_scheduler(record: str, metrics: str) -> None:
 
 
 def _use(folder: Path) -> int:
-    """Create the counters' folder, or share it; remove folders that killed servers left. Returns a lock to close."""
-    sweep(folder.parent, f"{PREFIX}serve-*")
-    while True:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # swept between the two: it is made again
-            return hold(folder)
+    """Make the counters' folder, or share it; remove those that killed servers left. Returns a lock for `leave`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    sweep(folder.parent)
+    return share(folder)
 
 
-def _leave(folder: Path, lock: int) -> None:
-    """At a front end's exit: the last process that uses the folder removes it."""
-    os.close(lock)
-    sweep(folder.parent, folder.name)
+def _counted(metrics: str) -> Path | None:
+    """The folder for EngineCore's counters; None without one. A folder that cannot be used ends no recording."""
+    if not metrics:
+        return None
+    try:
+        _use(Path(metrics))
+    except OSError as error:
+        logger.warning("kvtune: no counters on /metrics: %s; name a folder that does not exist", error)
+        return None
+    return Path(metrics)
 
 
 class Recorder:

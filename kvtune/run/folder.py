@@ -32,6 +32,11 @@ def newest_first(paths: Sequence[Path]) -> list[Path]:
     return sorted(paths, key=began, reverse=True)
 
 
+def taken(folder: Path, name: str) -> bool:
+    """Whether the folder has a run of this name, or anything that is named as what belongs to such a run."""
+    return any(each.name.startswith((f"{name}.", f"{name}-compared.")) for each in folder.iterdir())
+
+
 def belongings(path: Path) -> list[Path]:
     """The run file, and what kvtune wrote beside it: its page, its exports, its engine's log."""
     beside = (path.with_name(f"{path.stem}{ending}") for ending in BESIDE)

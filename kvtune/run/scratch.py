@@ -1,15 +1,19 @@
-"""Temporary folders named kvtune-*, removed when no process uses them any more, also after a kill. Any process.
+"""Folders of kvtune's own, removed when no process uses them any more, also after a kill. Any process.
 
-A process that uses a folder holds a shared lock on its `.lock` file; the kernel releases it when the process ends.
-`sweep` runs whenever a new folder is made and removes unlocked ones.
+The first thing in such a folder is a mark: a fixed line, the folder's name and inode, and its maker's pid and start
+time. `sweep` runs whenever a folder is made. It removes only folders whose mark fits, whose maker has ended and that no
+process holds: a name proves nothing, nor does a mark that was copied or moved with its folder. A process that uses a
+folder holds a shared lock on the mark; the kernel releases it when the process ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,82 +23,161 @@ from secrets import token_hex
 from kvtune.errors import KvtuneError
 
 PREFIX = "kvtune-"
-LOCK = ".lock"
-UNLOCKED_S = 60.0
-"""A folder without a lock file may be in the making. If it is older than this, its maker was killed."""
+HIDDEN = f".{PREFIX}"
+MARK = ".kvtune-scratch"
+LINE = "kvtune made this folder, and removes it with everything in it when the command that uses it has ended"
+MARKING_S = 1.0
+"""The time between a folder and its mark, on a busy machine."""
 
 
 @contextlib.contextmanager
-def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new folder in the temp folder or `parent`; removed at the end, or by a later sweep if the process is killed."""
+def scratch(kind: str, parent: Path | None = None, *, hidden: bool = False) -> Iterator[Path]:
+    """A new folder in the temp folder or `parent`, for its user alone; removed at the end, or by a later sweep."""
     parent = parent or Path(tempfile.gettempdir())
-    try:
-        sweep(parent, f"{PREFIX}*")
-        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-", dir=parent))
-        lock = hold(folder)
-    except OSError as error:
-        raise KvtuneError(
-            f"cannot make a folder in the temp folder: {error.strerror or error}",
-            "free space there, or choose another: TMPDIR=/path kvtune ..",
-        ) from error
+    with contextlib.ExitStack() as stack:
+        try:
+            sweep(parent)
+            folder = stack.enter_context(made(_new_name(kind, parent, hidden=hidden)))
+        except OSError as error:
+            raise KvtuneError(
+                f"cannot make a folder in {parent}: {error.strerror or error}",
+                "free space there, or choose another: TMPDIR=/path kvtune ..",
+            ) from error
+        yield folder
+
+
+def _new_name(kind: str, parent: Path, *, hidden: bool) -> Path:
+    return parent / f"{HIDDEN if hidden else PREFIX}{kind}-{token_hex(4)}"
+
+
+@contextlib.contextmanager
+def made(folder: Path) -> Iterator[Path]:
+    """A folder of exactly this name while the context lasts. FileExistsError where something has the name."""
+    lock = make(folder)
     try:
         yield folder
     finally:
+        _remove(folder, lock)
         os.close(lock)
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make(folder: Path) -> int:
+    """Make a folder, marked and held until the returned descriptor is closed. FileExistsError as in `made`."""
+    folder.mkdir(mode=0o700)
+    try:
+        lock = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)  # before it has content: no sweep can take it
+            maker = os.getpid()
+            fields = {**_identity(folder), "pid": maker, "started": _started(maker)}
+            os.write(lock, f"{LINE}\n{json.dumps(fields)}\n".encode())
+        except BaseException:
+            os.close(lock)
+            (folder / MARK).unlink()
+            raise
+    except BaseException:
+        folder.rmdir()
+        raise
+    return lock
 
 
 def hold(folder: Path) -> int:
-    """Keep `folder` from being swept while the returned descriptor is open in any process.
+    """Keep a marked folder until the returned descriptor is closed. FileNotFoundError where it is gone or not ours."""
+    lock = os.open(folder / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    if _fields(folder, lock) is None:
+        os.close(lock)
+        raise FileNotFoundError(f"{folder} is not a folder that kvtune made")
+    return lock
 
-    FileNotFoundError where the folder is gone. The lock file is locked before it gets its name: no sweep can take it.
-    """
+
+def share(folder: Path) -> int:
+    """Make the folder, or hold it where a process that shares it was first. FileExistsError where kvtune made none."""
+    late = time.monotonic() + MARKING_S
     while True:
-        try:
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            part = folder / f"{LOCK}-{os.getpid()}-{token_hex(4)}"
-            lock = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            with contextlib.suppress(FileExistsError):
-                os.link(part, folder / LOCK)
-            part.unlink(missing_ok=True)
-        else:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        if os.fstat(lock).st_nlink:
-            return lock
-        os.close(lock)  # another user's file came first, or a sweep had it: look again
+        with contextlib.suppress(FileExistsError):
+            return make(folder)
+        with contextlib.suppress(OSError):
+            return hold(folder)
+        if time.monotonic() > late:
+            raise FileExistsError(f"{folder} exists, and kvtune did not make it")
+        time.sleep(MARKING_S / 100)
 
 
-def sweep(parent: Path, pattern: str) -> list[Path]:
-    """Remove this user's matching folders under `parent` that no process holds. Never raises."""
-    removed = []
+def leave(folder: Path, lock: int) -> None:
+    """Release a shared folder; the last process that uses it removes it."""
+    os.close(lock)
     with contextlib.suppress(OSError):
-        for folder in parent.glob(pattern):
-            with contextlib.suppress(OSError), _abandoned(folder) as abandoned:
-                if abandoned:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    removed.append(folder)
+        _take(folder, while_maker_lives=True)
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove the folders under `parent` that this user's killed processes left. Never raises."""
+    removed: list[Path] = []
+    with contextlib.suppress(OSError):
+        for folder in parent.iterdir():
+            if folder.name.startswith((PREFIX, HIDDEN)):
+                with contextlib.suppress(OSError):
+                    removed += [folder] if _take(folder) else []
     return removed
 
 
-@contextlib.contextmanager
-def _abandoned(folder: Path) -> Iterator[bool]:
-    """Whether nobody holds the folder; nobody can, while the context lasts."""
-    about = folder.lstat()
-    if folder.is_symlink() or not folder.is_dir() or about.st_uid != os.getuid():
-        yield False
-        return
-    try:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield time.time() - about.st_mtime > UNLOCKED_S
-        return
+def _take(folder: Path, *, while_maker_lives: bool = False) -> bool:
+    """Remove a folder of ours that nobody holds; nobody can hold it meanwhile. Whether it was one."""
+    lock = os.open(folder / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield False
-    else:
-        yield True
+        fields = _fields(folder, lock)
+        if fields is None or (not while_maker_lives and _started(fields["pid"]) == fields["started"]):
+            return False
+        _remove(folder, lock)
+        return True
     finally:
         os.close(lock)
+
+
+def _remove(folder: Path, lock: int) -> None:
+    """Remove what is in the folder, the mark last: a removal that is killed half way is taken up by a later sweep."""
+    with contextlib.suppress(OSError):
+        if _fields(folder, lock) is None:
+            return
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != MARK:
+                    path.unlink()
+        if [path.name for path in folder.iterdir()] == [MARK]:
+            (folder / MARK).unlink()
+            folder.rmdir()
+
+
+def _fields(folder: Path, mark: int) -> dict[str, int | str] | None:
+    """What an open mark says; None where it isn't the mark that kvtune wrote for this user into this very folder."""
+    file, place = os.fstat(mark), folder.lstat()
+    if not (stat.S_ISREG(file.st_mode) and stat.S_ISDIR(place.st_mode) and file.st_nlink):
+        return None
+    if not file.st_uid == place.st_uid == os.getuid():
+        return None
+    line, _, rest = os.pread(mark, 1 << 14, 0).decode(errors="replace").partition("\n")
+    if line != LINE:
+        return None
+    try:
+        fields: dict[str, int | str] = json.loads(rest)
+    except ValueError:
+        return None
+    same = isinstance(fields, dict) and fields.keys() == {"folder", "inode", "pid", "started"}
+    return fields if same and _identity(folder).items() <= fields.items() else None
+
+
+def _identity(folder: Path) -> dict[str, int | str]:
+    return {"folder": folder.name, "inode": folder.lstat().st_ino}
+
+
+def _started(pid: int | str) -> str:
+    """When a process began, in the kernel's ticks since boot: pids are used again. "" for one that has ended."""
+    try:
+        state, *values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if state in (b"Z", b"X") else values[18].decode()

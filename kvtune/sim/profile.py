@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from kvtune.device.copies import CopyTime
 from kvtune.device.cost import NOMINAL
-from kvtune.engine.profile import Profiled, ProfileJob, check_output, run_name
+from kvtune.engine.profile import Profiled, ProfileJob, check_output, reserved, run_name
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
-from kvtune.run.file import SUFFIX, write_run
+from kvtune.run.file import write_run
 from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
 from kvtune.sim.like import copy_of, cost_of, engine_of
@@ -25,7 +25,17 @@ def profile(job: ProfileJob, mode: Mode, like: Run | None, on_report: Callable[[
     """
     check_output(job.output)
     settings = settings_for(job, mode, like)
-    path = job.output / f"{run_name(job)}_sim{SUFFIX}"
+    with reserved(job.output, f"{run_name(job)}_sim") as (_, path):
+        run, error = _replayed(job, settings, on_report)
+        run = with_slo(run, job.slo)
+        write_run(run, path)
+    return Profiled(run, path, error)
+
+
+def _replayed(
+    job: ProfileJob, settings: SimSettings, on_report: Callable[[Report], None]
+) -> tuple[Run, KvtuneError | None]:
+    """The run, partial with an error where Ctrl-C ended it."""
     run: Run | None = None
     error: KvtuneError | None = None
     with Simulators(1) as simulators:
@@ -42,9 +52,7 @@ def profile(job: ProfileJob, mode: Mode, like: Run | None, on_report: Callable[[
             )
     if run is None:
         raise KvtuneError("the replay ended without a run", "run the command again with --debug")
-    run = with_slo(run, job.slo)
-    write_run(run, path)
-    return Profiled(run, path, error)
+    return run, error
 
 
 def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:

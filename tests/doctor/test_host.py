@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from kvtune.doctor import diagnosis, host
 from kvtune.doctor.finding import Finding
 from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import KvtuneError
+from kvtune.run.scratch import MARK, sweep
 from kvtune.run.types import Run
 from tests.analysis.test_overlap import ran
 
@@ -67,3 +69,19 @@ def test_the_host_is_measured_only_where_that_was_asked_for(
     monkeypatch.setattr(diagnosis, "host_findings", lambda: iter([Finding("ok", "host", "drives")]))
     found = diagnosis.examine(None, [], tmp_path, measure_host=asked)
     assert [finding.text for finding in found.findings] == ["drives"] * asked
+
+
+def test_another_command_does_not_sweep_the_folder_of_the_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = ran(device_us=0.0, host_us=40.0, source="host")
+
+    def measured(job: ProfileJob) -> Profiled:
+        os.utime(job.output, (0, 0))
+        assert sweep(job.output.parent) == []
+        assert job.output.stat().st_mode & 0o777 == 0o700 and (job.output / MARK).exists()
+        return Profiled(run, job.output / "a.kvrun", None)
+
+    monkeypatch.setattr(host, "profile", measured)
+    (finding,) = host.host_findings()
+    assert finding.level == "ok"

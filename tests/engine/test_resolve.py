@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,9 @@ from kvtune.core.settings import from_environment
 from kvtune.engine import profile as profile_module
 from kvtune.engine.flags import flag_value
 from kvtune.engine.models import NAMES, builtin, engine_defaults
-from kvtune.engine.profile import ProfileJob, check_output, reserve, run_name
+from kvtune.engine.profile import ProfileJob, check_output, reserved, run_name
 from kvtune.engine.resolve import check_engine, cpu_binding, is_cpu_build, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
-from kvtune.run.scratch import LOCK
 from kvtune.workload.spec import build
 
 
@@ -156,20 +158,25 @@ def test_run_names_are_safe_in_a_file_system(tmp_path: Path) -> None:
 
 
 def test_runs_that_start_in_the_same_second_have_separate_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """All are started before one has written its run file."""
-    monkeypatch.setattr(profile_module, "run_name", lambda job: "tiny-opt_decode_kvtune_20261121-120000")
-    job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
-    with ThreadPoolExecutor(8) as pool:
-        findings = list(pool.map(lambda _: reserve(job), range(8)))
-    assert len({folder for folder, _, _ in findings}) == len({path for _, path, _ in findings}) == 8
-    for folder, _, lock in findings:
-        os.close(lock)
-        (folder / LOCK).unlink()
-        folder.rmdir()
-    (tmp_path / "tiny-opt_decode_kvtune_20261121-120000.kvrun").write_bytes(b"")
-    assert reserve(job)[1].name == "tiny-opt_decode_kvtune_20261121-120000-2.kvrun"
+    name = "tiny-opt_decode_kvtune_20261121-120000"
+    with ExitStack() as stack, ThreadPoolExecutor(8) as pool:
+        contexts = [reserved(tmp_path, name) for _ in range(8)]
+        findings = list(pool.map(stack.enter_context, contexts))
+        assert len({folder for folder, _ in findings}) == len({path for _, path in findings}) == 8
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "ending", [".kvrun", ".html", ".csv", ".log", "-compared.html", ".worker.speedscope.json"]
+)
+def test_a_name_is_taken_by_anything_that_would_belong_to_the_run(tmp_path: Path, ending: str) -> None:
+    name = "tiny-opt_decode_kvtune_20261121-120000"
+    (tmp_path / f"{name}{ending}").symlink_to("nowhere")
+    with reserved(tmp_path, name) as (_, path):
+        assert path.name == f"{name}-2.kvrun"
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, "spawn"), ("fork", "fork")])
@@ -186,16 +193,15 @@ def test_processes_start_as_in_vllm_serve_unless_a_variable_says_otherwise(
 def test_the_next_run_removes_the_work_folder_of_a_killed_run_and_keeps_a_running_ones(
     tmp_path: Path,
 ) -> None:
-    job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"), output=tmp_path)
-    killed, _, lock = reserve(job)
-    (killed / "ring").touch()
-    os.close(lock)  # as the kernel does
-    alive, _, held = reserve(job)
-    third, _, another = reserve(job)
-    assert not (killed / "ring").exists()
-    assert alive.is_dir() and third.is_dir()
-    for lock in (held, another):
-        os.close(lock)
+    code = "import os, sys; from pathlib import Path; from kvtune.run.scratch import make; "
+    code += "make(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    killed = tmp_path / ".kvtune-tiny-opt_decode"
+    subprocess.run([sys.executable, "-c", code, str(killed)], check=False)
+    assert killed.is_dir()
+    with reserved(tmp_path, "one") as (alive, _):
+        assert not killed.exists()
+        with reserved(tmp_path, "two") as (third, _):
+            assert alive.is_dir() and third.is_dir()
 
 
 def test_a_run_is_what_its_file_says_whatever_the_shell_has_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from kvtune.probe import recorder as recorder_module
 from kvtune.probe.recorder import PAGE, CounterPage, CounterReader, Counters, Recorder
+from kvtune.run import scratch as scratch_module
+from kvtune.run.scratch import leave
 from kvtune.workload.recording import BLOCK, Line, PrefixHasher, TraceWriter
 from kvtune.workload.spec import build
 
@@ -216,3 +218,28 @@ def test_vllms_request_has_the_attributes_that_the_recorder_reads(tmp_path: Path
     assert (a["input_length"], a["output_length"], len(a["hash_ids"])) == (1090, 2, 3)
     assert a["hash_ids"][0] == b["hash_ids"][0]
     assert a["hash_ids"][1] != b["hash_ids"][1]
+
+
+def test_a_folder_of_the_user_is_not_taken_for_the_counters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be removed with the server. Traffic is recorded nevertheless."""
+    monkeypatch.setattr(scratch_module, "MARKING_S", 0.0)
+    mine = tmp_path / "glob*dir"
+    mine.mkdir()
+    (mine / "data").write_text("mine")
+    (tmp_path / "glob-other-dir").mkdir()
+    assert recorder_module._counted(str(mine)) is None
+    assert "name a folder that does not exist" in caplog.text
+    assert (mine / "data").read_text() == "mine" and (tmp_path / "glob-other-dir").is_dir()
+
+
+def test_the_counters_folder_goes_with_its_last_process_and_takes_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "kvtune-serve-*"
+    other = tmp_path / "new" / "kvtune-serve-mine"
+    lock = recorder_module._use(folder)
+    other.mkdir()
+    (folder / f"1{PAGE}").touch()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    leave(folder, lock)
+    assert list(folder.parent.iterdir()) == [other]

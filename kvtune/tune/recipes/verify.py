@@ -6,7 +6,6 @@ kvtune is simulated first, so that the answer says in which of the two its gain 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from kvtune.engine.flags import flag_value
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import Recipe, Scalar, differences
+from kvtune.run.scratch import scratch
 from kvtune.tune.confirm import Bout, Contender, confirm
 from kvtune.tune.objective import Objective, objective
 from kvtune.tune.recipes.make import bench_of, simulated_like
@@ -144,10 +144,10 @@ def _on_engine(
 ) -> dict[str, Any]:
     output.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryDirectory(prefix="verify-", dir=output) as folder,
-        StudyJournal(Path(folder) / "verify.jsonl", "verify", bench) as journal,
+        scratch("verify", output, hidden=True) as folder,
+        StudyJournal(folder / "verify.jsonl", "verify", bench) as journal,
     ):
-        bout = Bout(bench, workload, journal, Path(folder), say)
+        bout = Bout(bench, workload, journal, folder, say)
         sides = [Contender(settings, "trial")]
         outcome = confirm(bout, Contender({}, "baseline"), sides, by, rounds=rounds, budget_s=float("inf"))
     if outcome.leader is None:

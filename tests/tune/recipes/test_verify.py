@@ -12,7 +12,12 @@ from kvtune import __version__
 from kvtune.analysis.study import Bench
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, Recipe
+from kvtune.run.folder import run_files
+from kvtune.run.scratch import MARK
+from kvtune.tune.confirm import Bout
+from kvtune.tune.objective import objective
 from kvtune.tune.recipes import verify as verifying
+from kvtune.tune.recipes.make import bench_of
 from kvtune.tune.recipes.verify import refuse_foreign, usable, verify
 from kvtune.tune.trials.like import EngineLike
 from kvtune.workload.spec import build
@@ -141,3 +146,31 @@ def test_a_setting_that_this_vllm_does_nothing_with_stands_aside_by_name(
     assert usable(one) == (engine if acts else {"max_num_seqs": 8}, [] if acts else [said])
     assert (said in verified(tmp_path, one)["text"]) != acts
     assert tried == [{**(engine if acts else {"max_num_seqs": 8}), "slack": 128}]
+
+
+def test_its_runs_are_in_a_hidden_folder_that_is_swept_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kvtune runs` and `last` do not see them."""
+    seen: list[Path] = []
+
+    def confirmed(bout: Bout, *_: Any, **__: Any) -> None:
+        folder = bout._output
+        seen.append(folder)
+        (folder / "a.kvrun").write_bytes(b"PK")
+        assert (folder / MARK).exists()
+        assert list(run_files(tmp_path)) == []
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verifying, "confirm", confirmed)
+    with pytest.raises(KeyboardInterrupt):
+        verifying._on_engine(
+            bench_of(recipe(), "r.toml")[0],
+            {},
+            objective("hit-rate"),
+            build(SPEC, seed=0),
+            2,
+            tmp_path,
+            lambda trial: None,
+        )
+    assert seen and not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.run.types import Run
+from kvtune.run.types import Run, Table
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import STREAM_ANSWER, Span, Workload
 
@@ -58,7 +58,7 @@ class PrefixCache:
 
 def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
     """Hits, and misses by cause. Causes from a replay (`extra.misses`) are used if they add up to the misses."""
-    prompt, hit = _queries(run)
+    prompt, hit = _queries(run.table("requests"))
     query_tokens, hit_tokens = int(prompt.sum()), int(hit.sum())
     missed = query_tokens - hit_tokens
     replayed = run.header.extra.misses
@@ -73,7 +73,7 @@ def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
 def rounds(run: Run) -> list[Round]:
     """One entry for each round of which a request was sent, in order; none for workloads without rounds."""
     requests = run.table("requests")
-    prompt, hit = _queries(run)
+    prompt, hit = _queries(requests)
     sent = np.isfinite(requests["sent_s"])
     ttft = (requests["first_token_s"] - requests["sent_s"]) * 1000.0
     by_round = []
@@ -89,7 +89,7 @@ def rounds(run: Run) -> list[Round]:
 
 def miss_causes(run: Run, workload: Workload) -> dict[str, Counts]:
     """Missed tokens of each request by cause, in workload order. Hits and misses add up to the prompt."""
-    prompt, hit = _queries(run)
+    prompt, hit = _queries(run.table("requests"))
     seen = np.minimum(seen_tokens(run, workload), prompt)
     unit = match_unit(run)
     full = seen // unit * unit
@@ -136,9 +136,14 @@ def match_unit(run: Run) -> int:
     return max(run.header.engine.block_size, 1)
 
 
-def _queries(run: Run) -> tuple[Counts, Counts]:
+def hit_rate(requests: Table) -> float | None:
+    """Of a table `requests`, of which `prompt_tokens` and `hit_tokens` are enough."""
+    prompt, hit = _queries(requests)
+    return PrefixCache(int(prompt.sum()), int(hit.sum())).hit_rate
+
+
+def _queries(requests: Table) -> tuple[Counts, Counts]:
     """Prompt and hit tokens of each request; both 0 where the engine did not report hits."""
-    requests = run.table("requests")
     known = requests["hit_tokens"] >= 0
     prompt = np.where(known, requests["prompt_tokens"], 0).astype(np.int64)
     return prompt, np.where(known, np.minimum(requests["hit_tokens"], prompt), 0).astype(np.int64)

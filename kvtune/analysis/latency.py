@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.spread import Spread, Values, spread
-from kvtune.run.types import Run
+from kvtune.run.types import Run, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,11 @@ def latency(run: Run, times: RequestTimes) -> Latency:
 
 def ttft_ms(run: Run) -> Values:
     """Time to the first token of each request; NaN without one."""
-    requests = run.table("requests")
+    return waits_ms(run.table("requests"))
+
+
+def waits_ms(requests: Table) -> Values:
+    """The same of a table `requests`, of which `sent_s` and `first_token_s` are enough."""
     return np.asarray((requests["first_token_s"] - requests["sent_s"]) * 1000.0, dtype=np.float64)
 
 

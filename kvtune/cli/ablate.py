@@ -26,7 +26,7 @@ from kvtune.engine.messages import Event
 from kvtune.engine.profile import ProfileJob, check_output
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.durations import known_durations
-from kvtune.run.file import read_run, write_run
+from kvtune.run.file import read_run, store_extra
 from kvtune.run.types import Run
 
 FEWEST = 2
@@ -130,5 +130,5 @@ def _store(ablated: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
     run = read_run(path)
     result = as_result(sides, planned=ablated.planned, repeats=repeats, why=ablated.why)
     stored = run.with_extra(ablation=result)
-    write_run(stored, path)
+    store_extra(path, ablation=result)
     return stored

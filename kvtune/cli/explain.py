@@ -63,9 +63,9 @@ def _store(explained: Run, file: Path) -> None:
     from kvtune.analysis.run import RunAnalysis
     from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page
-    from kvtune.run.file import write_run
+    from kvtune.run.file import store_extra
 
-    write_run(explained, file)
+    store_extra(file, misses=explained.header.extra.misses)
     print(f"stored the causes in {file}", file=sys.stderr)
     page = file.with_suffix(".html")
     if not page.exists():

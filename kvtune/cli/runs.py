@@ -35,9 +35,9 @@ def runs(
     """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
     from kvtune.errors import KvtuneError
     from kvtune.report.console.runs import print_runs
-    from kvtune.report.listing import ListedRun, listed
+    from kvtune.report.listing import COLUMNS, ListedRun, listed
     from kvtune.run.config import output_folder
-    from kvtune.run.file import read_run
+    from kvtune.run.file import read_columns, read_label
     from kvtune.run.folder import belongings, newest_first, run_files
 
     if state:
@@ -54,7 +54,8 @@ def runs(
     for number, file in enumerate(newest_first(list(dict.fromkeys(files)))):
         page = file.with_suffix(".html")
         try:
-            row = listed(read_run(file), str(file), str(page) if page.exists() else "")
+            requests = read_columns(file, "requests", COLUMNS)
+            row = listed(read_label(file), requests, str(file), str(page) if page.exists() else "")
         except KvtuneError as error:
             row = ListedRun(file=str(file), why=error.message)
         if not state or row.state == state:

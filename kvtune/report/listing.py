@@ -5,9 +5,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from kvtune.analysis.cache import prefix_cache
-from kvtune.analysis.latency import ttft_ms
-from kvtune.run.types import Run
+from kvtune.analysis.cache import hit_rate
+from kvtune.analysis.latency import waits_ms
+from kvtune.run.types import RunLabel, Table
+
+COLUMNS = ("prompt_tokens", "hit_tokens", "sent_s", "first_token_s")
+"""Of `requests`: those that the figures need."""
 
 
 class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,9 +31,9 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def listed(run: Run, file: str, page: str) -> ListedRun:
-    header = run.header
-    first = ttft_ms(run)
+def listed(header: RunLabel, requests: Table, file: str, page: str) -> ListedRun:
+    """`requests`: its columns COLUMNS, empty where they were not read."""
+    first = waits_ms(requests)
     known = first[np.isfinite(first)]
     return ListedRun(
         file=file,
@@ -42,7 +45,7 @@ def listed(run: Run, file: str, page: str) -> ListedRun:
         source=header.source,
         started_at=header.started_at,
         requests=header.workload.requests,
-        hit_rate=prefix_cache(run, None).hit_rate,
+        hit_rate=hit_rate(requests),
         ttft_ms_mean=float(known.mean()) if len(known) else None,
         state=header.state,
         why=header.why,

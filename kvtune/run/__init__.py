@@ -20,4 +20,5 @@ measuring phase began. Units stand in the names. docs/run-file.md describes the 
     step_work.py how long a step takes by the work in it: a fit to the steps of a recorded run
     durations.py How long engine runs took on this machine: read from the run files of a folder
     engines.py   A run of several engines (`--data-parallel-size`), each with a scheduler and a KV cache of its own
+    columns.py   A column of a run file: one .npy array, read without numpy's own reader
 """

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import median
 
 from kvtune.errors import KvtuneError
-from kvtune.run.file import read_header
+from kvtune.run.file import read_label
 from kvtune.run.folder import run_files
 from kvtune.run.machine import this_host
-from kvtune.run.types import Header
+from kvtune.run.types import RunLabel
 
 NEWEST = 40
 """Files that are looked at: what older ones say is seldom true any more, and reading takes time."""
@@ -49,7 +49,7 @@ def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
 
 
-def _newest(folder: Path) -> list[Header]:
+def _newest(folder: Path) -> list[RunLabel]:
     def written(path: Path) -> float:
         try:
             return path.stat().st_mtime
@@ -59,7 +59,7 @@ def _newest(folder: Path) -> list[Header]:
     headers = []
     for path in sorted(run_files(folder), key=written)[-NEWEST:]:
         try:
-            headers.append(read_header(path))
+            headers.append(read_label(path))
         except KvtuneError:
             continue
     return headers

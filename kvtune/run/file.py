@@ -7,27 +7,63 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shlex
+import stat
+import struct
 import zipfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtune.errors import UsageError
-from kvtune.files import explained, replacing
+from kvtune.files import explained, open_regular, replacing
+from kvtune.run.columns import check_table, check_tables, read_column
 from kvtune.run.extras import read_extras
-from kvtune.run.types import SCHEMA, TABLES, Header, Run, Table, empty_table
+from kvtune.run.types import SCHEMA, TABLES, Header, Run, RunLabel, Table, empty_table
 
 SUFFIX = ".kvrun"
+HEADER = "header.json"
+
+# What a file may become when it is unpacked. A run of eight hours at 100 steps and 6,000 tokens a second has tables of
+# about 5 GB, which zip makes 2 to 4 times smaller; its header is the largest with `explain`'s verdict of each request.
+MOST_BYTES = 16 << 30
+MOST_HEADER_BYTES = 64 << 20
+MOST_RATIO = 100
+FREE_BYTES = 16 << 20  # so much may any file become, also where columns of zeros are all it has
+MOST_LIST_BYTES = 1 << 20  # the zip's list of its parts: a run has about a hundred
+MOST_LISTED_BYTES = 64 << 20  # columns that `kvtune runs` reads for its figures: two million requests
+
+END_BYTES = 22 + (1 << 16)
+"""Where a zip's end record is looked for: it has 22 bytes and a comment."""
+ENCRYPTED = 1
+DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    KeyError,
+    ValueError,
+    EOFError,
+    OSError,
+    NotImplementedError,
+    OverflowError,
+)
+"""All that zipfile, msgspec and numpy raise for damaged and hostile files, beside MemoryError and RecursionError."""
 
 Decoded = dict[str, Any]
 """A header as JSON, before its types are checked."""
 
 # Old schema -> function that upgrades a decoded header by one version.
 UPGRADES: dict[int, Callable[[Decoded], Decoded]] = {}
+
+
+class _Schema(msgspec.Struct):
+    schema: int = 0
 
 
 def write_run(run: Run, path: Path) -> None:
@@ -38,7 +74,7 @@ def write_run(run: Run, path: Path) -> None:
         replacing(path) as part,
         zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out,
     ):
-        out.writestr("header.json", msgspec.json.format(msgspec.json.encode(run.header), indent=1))
+        out.writestr(HEADER, _json(run.header))
         for name, table in run.tables.items():
             for column, kind in TABLES[name].items():
                 if column not in table:  # the reader fills in columns that the writer does not know
@@ -46,19 +82,60 @@ def write_run(run: Run, path: Path) -> None:
                 buffer = io.BytesIO()
                 array = np.asarray(table[column], dtype=None if kind == "U" else kind)
                 np.save(buffer, array, allow_pickle=False)
-                out.writestr(f"tables/{name}/{column}.npy", buffer.getvalue())
+                out.writestr(_name(name, column), buffer.getvalue())
 
 
 def read_run(path: Path) -> Run:
     """Read a run file of this or any older schema."""
-    with _readable(path), zipfile.ZipFile(path) as archive:
-        return Run(_header(archive.read("header.json"), path), _tables(archive))
+    with _readable(path), _archive(path) as archive:
+        header, tables = _header(_part(archive, HEADER), path), _tables(archive)
+        check_tables(tables)
+        return Run(header, tables)
 
 
-def read_header(path: Path) -> Header:
-    """Read a run file's header alone, which is quicker."""
-    with _readable(path), zipfile.ZipFile(path) as archive:
-        return _header(archive.read("header.json"), path)
+def read_label(path: Path) -> RunLabel:
+    """What lists of runs ask of a run file; costs the same whatever else is in it."""
+    with _readable(path), _archive(path) as archive:
+        raw = _part(archive, HEADER)
+        if msgspec.json.decode(raw, type=_Schema).schema == SCHEMA:
+            return msgspec.json.decode(raw, type=RunLabel)
+        return msgspec.convert(_upgraded(msgspec.json.decode(raw), path), RunLabel)
+
+
+def read_columns(path: Path, table: str, columns: Sequence[str]) -> Table:
+    """Columns of one table, without rows where the file has none of them, or so many bytes that a list waits."""
+    with _readable(path), _archive(path) as archive:
+        wanted = {_name(table, column) for column in columns}
+        if sum(info.file_size for info in archive.infolist() if info.filename in wanted) > MOST_LISTED_BYTES:
+            return {column: empty_table(table)[column] for column in columns}
+        return _columns(archive, table, columns)
+
+
+def store_extra(path: Path, **changes: object) -> None:
+    """Replace these fields of `header.extra` in a run file. All else stays, also what this kvtune does not know.
+
+    So do its permissions. Where `path` is a link, the file that it leads to is written.
+    """
+    hint = "free space, or copy the file to a folder that you may write to"
+    target = path.resolve()
+    with _readable(path), _archive(path) as archive:
+        header = _upgraded(msgspec.json.decode(_part(archive, HEADER)), path)
+        kept = header.get("extra")
+        header["extra"] = (kept if isinstance(kept, dict) else {}) | {
+            name: msgspec.to_builtins(value) for name, value in changes.items()
+        }
+        parts = [
+            (info, _part(archive, info.filename)) for info in archive.infolist() if info.filename != HEADER
+        ]
+    with (
+        explained(path, hint, "the run file"),
+        replacing(target) as part,
+        zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out,
+    ):
+        part.chmod(stat.S_IMODE(target.stat().st_mode))
+        out.writestr(HEADER, _json(header))
+        for info, content in parts:
+            out.writestr(info, content)
 
 
 @contextlib.contextmanager
@@ -72,19 +149,84 @@ def _readable(path: Path) -> Iterator[None]:
             f"{path} is a folder, not a run file",
             f"`kvtune runs {shlex.quote(str(path))}` lists the run files in it",
         ) from error
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
+    except (MemoryError, RecursionError) as error:
         raise UsageError(
-            f"{path} is not a readable run file: {getattr(error, 'strerror', None) or error}",
+            f"{path} is not a readable run file: it is nested too deeply or too large for this machine's memory",
+            f"give a {SUFFIX} file that kvtune wrote",
+        ) from error
+    except DAMAGE as error:
+        why = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise UsageError(
+            f"{path} is not a readable run file: {why or type(error).__name__}",
             f"give a {SUFFIX} file that kvtune wrote",
         ) from error
 
 
+@contextlib.contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The open file, of which every part may be decompressed: sizes are checked before anything is."""
+    with open_regular(path) as file, zipfile.ZipFile(_listed(file)) as archive:
+        infos = archive.infolist()
+        if len({info.filename for info in infos}) < len(infos):
+            raise ValueError("two of its parts have one name")
+        total = sum(info.file_size for info in infos)
+        allowed = min(MOST_BYTES, max(FREE_BYTES, MOST_RATIO * os.fstat(file.fileno()).st_size))
+        if total > allowed:
+            raise ValueError(f"it would be {total:,} bytes unpacked, which no run of its size is")
+        for info in infos:
+            if info.filename == HEADER and info.file_size > MOST_HEADER_BYTES:
+                raise ValueError(f"its header would be {info.file_size:,} bytes, which no run's is")
+            if info.flag_bits & ENCRYPTED or info.compress_type not in (
+                zipfile.ZIP_STORED,
+                zipfile.ZIP_DEFLATED,
+            ):
+                raise ValueError(
+                    f"its part {info.filename} is encrypted or packed in a way that kvtune does not use"
+                )
+        yield archive
+
+
+def _listed(file: IO[bytes]) -> IO[bytes]:
+    """The same file. ValueError where its list of parts, which zipfile reads whole, is longer than any run's."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - END_BYTES))
+    end = file.read(END_BYTES)
+    at = end.rfind(b"PK\x05\x06")
+    # A file of more than 4 GiB has a second, longer end, which may say otherwise: only such a file is believed.
+    longer = b"PK\x06\x07" in end[:at] and size < MOST_BYTES // 2
+    if at >= 0 and (int.from_bytes(end[at + 12 : at + 16], "little") > MOST_LIST_BYTES or longer):
+        raise ValueError("its list of parts is longer than any run's")
+    return file
+
+
+def _part(archive: zipfile.ZipFile, name: str) -> bytes:
+    """One part whole. No more is decompressed than its entry says, whatever its data would become."""
+    info = archive.getinfo(name)
+    with archive.open(info) as member:
+        content = member.read(info.file_size)
+        if len(content) != info.file_size or member.read(1):
+            raise ValueError(f"its part {name} is cut short")
+    return content
+
+
+def _json(header: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(header), indent=1)
+
+
 def _header(raw: bytes, path: Path) -> Header:
-    decoded: Decoded = msgspec.json.decode(raw)
+    decoded = _upgraded(msgspec.json.decode(raw), path)
+    extra = read_extras(decoded.pop("extra", None))
+    return msgspec.structs.replace(msgspec.convert(decoded, Header), extra=extra)
+
+
+def _upgraded(decoded: object, path: Path) -> Decoded:
+    """The decoded header, brought from its schema to this kvtune's."""
+    if not isinstance(decoded, dict):
+        raise ValueError("its header is no JSON object")
     schema = decoded.get("schema", 0)
     if not isinstance(schema, int) or schema > SCHEMA:
         raise UsageError(
-            f"{path} has schema {schema}; this kvtune reads up to {SCHEMA}",
+            f"{path} has schema {str(schema)[:20]}; this kvtune reads up to {SCHEMA}",
             "upgrade kvtune to read this file",
         )
     while schema < SCHEMA:
@@ -95,25 +237,37 @@ def _header(raw: bytes, path: Path) -> Header:
         decoded = UPGRADES[schema](decoded)
         schema += 1
     decoded["schema"] = SCHEMA
-    extra = read_extras(decoded.pop("extra", None))
-    return msgspec.structs.replace(msgspec.convert(decoded, Header), extra=extra)
+    return decoded
+
+
+def _name(table: str, column: str) -> str:
+    return f"tables/{table}/{column}.npy"
 
 
 def _tables(archive: zipfile.ZipFile) -> dict[str, Table]:
-    """Known columns only. A column that an older writer did not have is filled with zeros, NaN or empty text."""
-    tables: dict[str, Table] = {}
-    names = {n for n in archive.namelist() if n.startswith("tables/") and n.endswith(".npy")}
-    for name, columns in TABLES.items():
-        present = {c for c in columns if f"tables/{name}/{c}.npy" in names}
-        if not present:
-            continue
-        table = empty_table(name)
-        for column in present:
-            with archive.open(f"tables/{name}/{column}.npy") as member:
-                table[column] = np.load(io.BytesIO(member.read()), allow_pickle=False)
-        rows = len(next(iter(table[c] for c in present)))
-        for column in columns.keys() - present:
-            fill = np.nan if columns[column] == "f8" else ("" if columns[column] == "U" else 0)
-            table[column] = np.full(rows, fill, dtype="U1" if columns[column] == "U" else columns[column])
-        tables[name] = table
-    return tables
+    """Known tables of which the file has any column."""
+    names = set(archive.namelist())
+    return {
+        table: _columns(archive, table, tuple(columns))
+        for table, columns in TABLES.items()
+        if any(_name(table, column) in names for column in columns)
+    }
+
+
+def _columns(archive: zipfile.ZipFile, table: str, columns: Sequence[str]) -> Table:
+    """A column that an older writer did not have is filled with zeros, NaN or empty text."""
+    names = set(archive.namelist())
+    known = {
+        column: read_column(_part(archive, _name(table, column)), table, column)
+        for column in columns
+        if _name(table, column) in names
+    }
+    check_table(table, known)
+    rows = len(next(iter(known.values()), ()))
+    return {column: known[column] if column in known else _filled(table, column, rows) for column in columns}
+
+
+def _filled(table: str, column: str, rows: int) -> NDArray[Any]:
+    kind = TABLES[table][column]
+    fill = np.nan if kind == "f8" else ("" if kind == "U" else 0)
+    return np.full(rows, fill, dtype="U1" if kind == "U" else kind)

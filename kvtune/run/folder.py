@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvtune.errors import KvtuneError
-from kvtune.run.file import SUFFIX, read_header
+from kvtune.run.file import SUFFIX, read_label
 
 BESIDE = (".html", "-compared.html", ".trace.json", ".speedscope.json", ".csv", ".log")
 """Endings of what kvtune writes beside a run file of the same name; `.csv` is a folder."""
@@ -25,7 +25,7 @@ def newest_first(paths: Sequence[Path]) -> list[Path]:
 
     def began(path: Path) -> tuple[str, float]:
         try:
-            return read_header(path).started_at, path.stat().st_mtime
+            return read_label(path).started_at, path.stat().st_mtime
         except (KvtuneError, OSError):
             return "", 0.0
 

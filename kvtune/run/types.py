@@ -139,6 +139,33 @@ TABLES: dict[str, dict[str, str]] = {
 }
 
 
+MAY_BE_NAN = frozenset(
+    (
+        ("requests", "planned_s"),
+        ("requests", "sent_s"),
+        ("requests", "first_token_s"),
+        ("requests", "finished_s"),
+        ("tokens", "made_s"),
+        ("steps", "wait_us"),
+        ("steps", "device_us"),
+        ("memory", "wait_s"),
+    )
+)
+"""Columns of times that may not have been reached or recorded. Every other f8 is finite."""
+
+COUNTED = {
+    "requests": ("prompt_tokens", "output_tokens"),
+    "tokens": ("request", "count"),
+    "steps": ("process",),
+    "pool": ("process", "tier"),
+    "copies": ("process",),
+    "gc": ("process", "line"),
+    "memory": ("process",),
+    "devices": ("device",),
+}
+"""Columns that count from 0: tokens, and rows of other tables and of the header's lists."""
+
+
 class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     spec: str
@@ -233,6 +260,21 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []  # for readers of the results: count mismatches, fallbacks
     log_tail: list[str] = []
     extra: Extras = Extras()  # results that only some runs have
+
+
+class RunLabel(msgspec.Struct, frozen=True, kw_only=True):
+    """What lists of runs and plans ask of a header. The rest of it is skipped, whatever it holds."""
+
+    source: Literal["engine", "host", "sim"]
+    state: Literal["complete", "partial", "failed"] = "complete"
+    why: str = ""
+    started_at: str
+    model: str
+    workload: WorkloadInfo
+    core: CoreInfo
+    host: HostInfo
+    wall_s: float = 0.0
+    startup_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
         Column("when", right=False, rank=1),
         Column("hits"),
         Column("first token"),
-        Column("state", right=False),
+        Column("state", right=False, folds=True, least=10),
         Column("file", right=False, rank=3 if names else 0, folds=not names),
         Column("keys of the load", right=False, rank=4),
     ]
@@ -40,10 +40,15 @@ def _cells(run: ListedRun) -> tuple[str, ...]:
         _when(run.started_at),
         "–" if run.hit_rate is None else percent(run.hit_rate),
         "–" if run.ttft_ms_mean is None else ms(run.ttft_ms_mean),
-        run.state,
+        _state(run),
         run.file,
         run.spec.partition(":")[2],
     )
+
+
+def _state(run: ListedRun) -> str:
+    """`unreadable: WHY`; of the message's parts the last, which the file's name is not in."""
+    return f"unreadable: {run.why.rpartition(': ')[2]}" if run.state == "unreadable" else run.state
 
 
 def _when(started_at: str) -> str:

@@ -1,0 +1,92 @@
+"""A column of a run file: one .npy array, read without numpy's own reader, which makes room before it looks. Pure.
+
+What analyses rely on is checked here, once: one dimension, the declared type, text that can be printed, numbers where
+numbers must be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune.run.types import COUNTED, MAY_BE_NAN, TABLES, Table
+
+HEAD = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '([<>|]?[a-zA-Z]\d+)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n",
+    re.DOTALL,
+)
+"""As numpy writes a column of numbers or text."""
+LAST_CHARACTER = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
+MOST_TOKENS = 1 << 28
+"""Of all `tokens.count`: analyses hold a number for each. Ten hours at 7,000 tokens a second."""
+
+
+def read_column(raw: bytes, table: str, column: str) -> NDArray[Any]:
+    """The column in its declared type. ValueError says what is wrong."""
+    kind = TABLES[table][column]
+    head = HEAD.match(raw)
+    if head is None:
+        raise ValueError(f"{table}.{column} is no column in numpy's format")
+    stored, rows = np.dtype(head[1].decode()), int(head[2])
+    if not _fits(stored, kind):
+        raise ValueError(f"{table}.{column} has the type {stored.str}, not {kind}")
+    if stored.itemsize * rows != len(raw) - head.end() or (rows and not stored.itemsize):
+        raise ValueError(f"{table}.{column} is {rows} rows by its head, which its length contradicts")
+    if not rows:
+        return np.empty(0, dtype=kind)
+    values = np.frombuffer(raw, dtype=stored, offset=head.end())
+    if kind == "U":
+        return _text(values, f"{table}.{column}")
+    if kind == "f8" and not _finite(values, (table, column) in MAY_BE_NAN):
+        raise ValueError(f"{table}.{column} holds what is no finite number")
+    return values.astype(kind)
+
+
+def _fits(stored: np.dtype[Any], kind: str) -> bool:
+    """Whether every value of the stored type is one of the declared type, without a change."""
+    declared = np.dtype(kind)
+    if "U" in (stored.kind, declared.kind):
+        return stored.kind == declared.kind
+    return stored.kind in "iuf" and np.can_cast(stored, declared, "safe")
+
+
+def _text(values: NDArray[Any], name: str) -> NDArray[Any]:
+    values = values.astype(values.dtype.newbyteorder("="))
+    codes = values.view(np.uint32)
+    first, last = SURROGATES
+    if ((codes > LAST_CHARACTER) | ((codes >= first) & (codes <= last))).any():
+        raise ValueError(f"{name} holds what is no character")
+    return values
+
+
+def _finite(values: NDArray[Any], may_be_nan: bool) -> bool:
+    return not np.isinf(values).any() if may_be_nan else bool(np.isfinite(values).all())
+
+
+def check_table(name: str, table: Mapping[str, NDArray[Any]]) -> None:
+    """ValueError where columns differ in length, or a number that counts rows or tokens is below 0."""
+    lengths = {len(values) for values in table.values()}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"the columns of {name} differ in length: {', '.join(map(str, sorted(lengths)))} rows"
+        )
+    for column in COUNTED.get(name, ()):
+        if column in table and (table[column] < 0).any():
+            raise ValueError(f"{name}.{column} is below 0")
+
+
+def check_tables(tables: Mapping[str, Table]) -> None:
+    """ValueError where a row of `tokens` is of no request, or there are more tokens than a run has."""
+    tokens, requests = tables.get("tokens"), tables.get("requests")
+    if tokens is None or not len(tokens["request"]):
+        return
+    rows = len(requests["id"]) if requests is not None else 0
+    if tokens["request"].max() >= rows:
+        raise ValueError(f"tokens.request names row {tokens['request'].max()} of {rows} requests")
+    if tokens["count"].sum(dtype=np.int64) > MOST_TOKENS:
+        raise ValueError(f"tokens.count adds up to more than {MOST_TOKENS:,} tokens")

@@ -1,19 +1,46 @@
-"""The workload of a run, rebuilt from its header; needed to classify misses. Reads trace files."""
+"""The workload of a run, made again from its header: to classify misses, and to replay it.
+
+A run file may come from anyone: a path that it names is never opened. The user names a trace that is to be read.
+"""
 
 from __future__ import annotations
 
-from kvtune.errors import KvtuneError
+from pathlib import Path
+
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.types import Run
 from kvtune.workload.types import Workload
 
 
-def workload_of(run: Run) -> Workload | None:
-    """None where it cannot be rebuilt exactly, for example because a trace file is gone or changed."""
-    from kvtune.workload.spec import build
+def rebuilt(run: Run, trace: Path | None = None) -> Workload:
+    """The run's workload. UsageError where it cannot be made again exactly.
+
+    `trace`: the file to read where the run's workload was a trace, from which it may have another name.
+    """
+    from kvtune.workload.spec import build, traced
+    from kvtune.workload.synthetic import at_most
 
     info = run.header.workload
+    if not info.spec:
+        raise UsageError("the run file does not name its workload", "record it again with this kvtune")
+    spec = traced(info.spec, trace)
+    with at_most(len(run.table("requests")["id"])):
+        workload = build(spec, seed=info.seed)
+    if info.hash and workload.hash != info.hash:
+        raise UsageError(
+            f"the workload {spec!r} has changed since it was run",
+            "name its trace as it was with --trace FILE, or record the run again"
+            if trace
+            else "record the run again",
+        )
+    return workload
+
+
+def workload_of(run: Run, trace: Path | None = None) -> Workload | None:
+    """The same; None where it cannot be made again and the user named no trace for it."""
     try:
-        workload = build(info.spec, seed=info.seed)
-    except (KvtuneError, OSError, ValueError):
+        return rebuilt(run, trace)
+    except KvtuneError:
+        if trace is not None:
+            raise
         return None
-    return workload if workload.hash == info.hash else None

@@ -117,6 +117,13 @@ def _run(argv: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_FAILED
+    except MemoryError:
+        if debug:
+            raise
+        _say(
+            "there is not enough memory for what was asked", "ask for less: a shorter run, trace or workload"
+        )
+        return EXIT_FAILED
     except Exception as error:
         code = _click_exit(error)
         if code is not None:

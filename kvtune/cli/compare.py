@@ -25,6 +25,7 @@ def compare(
     fail_on: Annotated[
         str, typer.Option("--fail-on", help="Exit 1 if this holds, e.g. 'ttft_ms.mean > +5%'.")
     ] = "",
+    trace: options.RunTrace = None,
     json: options.Json = False,
     md: Annotated[bool, typer.Option("--md", help="Print Markdown tables.")] = False,
     anyway: Annotated[
@@ -52,7 +53,7 @@ def compare(
     condition = parse_fail_on(fail_on) if fail_on else None
     loaded = [read_run(path) for path in runs]
     # The summaries that --json prints, and --fail-on reads, have misses by cause.
-    workload = workload_of(loaded[0]) if json or condition else None
+    workload = workload_of(loaded[0], trace) if json or condition else None
     made = contrast(loaded, [path.stem for path in runs], workload)
     if not made.comparable and not anyway:
         first = made.sides[0].name

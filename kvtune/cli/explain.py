@@ -26,6 +26,7 @@ def explain(
             "--save", help="Store the causes in the run file, so that its summary and page show them."
         ),
     ] = False,
+    trace: options.RunTrace = None,
     json: options.Json = False,
 ) -> int:
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
@@ -41,7 +42,7 @@ def explain(
     sent = int(sent_requests(recorded).sum())
     replays = f"up to {tries + 1} replays" if tries else "1 replay"
     announce(f"{replays} of {count(sent)} requests without a model, no engine start")
-    explanation = explain_run(recorded, tries=tries, view=ConsoleView())
+    explanation = explain_run(recorded, tries=tries, view=ConsoleView(), trace=trace)
     if json:
         from kvtune.explain.text import to_json
 
@@ -53,11 +54,11 @@ def explain(
         for line in lines(explanation, min(WIDTH, width(WIDTH))):
             print(line)
     if save:
-        _store(with_misses(recorded, explanation), run)
+        _store(with_misses(recorded, explanation), run, trace)
     return 0
 
 
-def _store(explained: Run, file: Path) -> None:
+def _store(explained: Run, file: Path, trace: Path | None) -> None:
     """Write the run file again, and its page, which would otherwise show the causes as they were before."""
     from kvtune.analysis.rebuild import workload_of
     from kvtune.analysis.run import RunAnalysis
@@ -71,5 +72,5 @@ def _store(explained: Run, file: Path) -> None:
     if not page.exists():
         print(f"  next: `kvtune report {shlex.quote(str(file))}` draws them", file=sys.stderr)
         return
-    write_new(run_page(RunAnalysis(explained, workload_of(explained))), page, force=True)
+    write_new(run_page(RunAnalysis(explained, workload_of(explained, trace))), page, force=True)
     print(f"drew {page} again", file=sys.stderr)

@@ -67,6 +67,13 @@ Trace = Annotated[
     Path | None,
     typer.Option("--trace", help="A trace file (Mooncake JSONL, BurstGPT or Azure CSV), instead of -w."),
 ]
+RunTrace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        help="The trace that the run sent, where it sent one: no file that a run file names is opened.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the workload, and of everything drawn at random.")]
 Core = Annotated[
     str, typer.Option("--core", help="KV core: kvtune or stock.", autocompletion=completion.cores)

@@ -28,6 +28,7 @@ def report(
         bool, typer.Option("--console", help="Print to the terminal and write no page.")
     ] = False,
     objective: options.Objective = "hit-rate",
+    trace: options.RunTrace = None,
     open_: options.Open = False,
 ) -> None:
     """Draw a run, a comparison of runs, or a study of sweep or tune as one self-contained HTML file."""
@@ -42,7 +43,7 @@ def report(
 
     loaded = [read_run(path) for path in runs]
     if len(loaded) == 1:
-        analysis = RunAnalysis(loaded[0], workload_of(loaded[0]))
+        analysis = RunAnalysis(loaded[0], workload_of(loaded[0], trace))
         if console:
             from kvtune.analysis.summary import summary
             from kvtune.report.console.summary import print_summary

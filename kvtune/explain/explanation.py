@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.cache import prefix_cache
+from kvtune.analysis.rebuild import rebuilt
 from kvtune.engine.flags import with_flag
 from kvtune.engine.offload_flags import refuse_code
 from kvtune.errors import KvtuneError, UsageError
@@ -28,7 +30,6 @@ from kvtune.sim.verdicts.causes import CAUSES, TIER_CAUSES, split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.units import count
-from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
     from kvtune.explain.remedies import Option
@@ -99,12 +100,15 @@ class Explanation:
         return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
 
 
-def explain(run: Run, *, tries: int = 4, view: View | None = None) -> Explanation:
-    """Explain a run's misses, and replay up to `tries` remedies for the largest causes. `view` shows progress."""
+def explain(run: Run, *, tries: int = 4, view: View | None = None, trace: Path | None = None) -> Explanation:
+    """Explain a run's misses, and replay up to `tries` remedies for the largest causes. `view` shows progress.
+
+    `trace`: the file of the run's workload, where it was one.
+    """
     from kvtune.explain.remedies import candidates, combined, floor_of, situation
 
     view = view or View()
-    settings, workload = settings_of(run), workload_of(run)
+    settings, workload = settings_of(run), rebuilt(run, trace)
     sent = int(sent_requests(run).sum())
     if not sent:
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
@@ -144,22 +148,6 @@ def _remedy(
         return Remedy(option.cause, option.change, 0, 0, outcome.message)
     hits = _run_hits(outcome.table("requests"), measured) or 0
     return Remedy(option.cause, option.change, hits, hits - before_tokens)
-
-
-def workload_of(run: Run) -> Workload:
-    """The run's workload, built again; UsageError when it has changed since."""
-    from kvtune.workload.spec import build
-
-    info = run.header.workload
-    if not info.spec:
-        raise UsageError("the run file does not name its workload", "record it again with this kvtune")
-    workload = build(info.spec, seed=info.seed)
-    if info.hash and workload.hash != info.hash:
-        raise UsageError(
-            f"the workload {info.spec!r} has changed since it was run",
-            "restore its file, or record the run again",
-        )
-    return workload
 
 
 def measured_requests(run: Run) -> NDArray[np.bool_]:

@@ -6,12 +6,13 @@ Imports neither numpy nor msgspec, so that the CLI can show `WORKLOADS` in its h
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.workload.registry import DEFAULT_SPEC, WORKLOADS, Key, Value, WorkloadKind
 from kvtune.workload.types import Workload
 
-__all__ = ["DEFAULT_SPEC", "WORKLOADS", "build"]
+__all__ = ["DEFAULT_SPEC", "WORKLOADS", "build", "traced"]
 
 _SUFFIX = {"k": 1_000, "m": 1_000_000}
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)([km]?)", re.IGNORECASE)
@@ -40,6 +41,25 @@ def build(spec: str, *, seed: int = 0) -> Workload:
         concurrency=plan.concurrency,
         barrier=plan.barrier,
     )
+
+
+def traced(spec: str, trace: Path | None) -> str:
+    """The spec of someone else's workload with the user's trace in the place of the path that it names.
+
+    UsageError where it is a trace and the user named none, or where they named one for another workload.
+    """
+    name, _, rest = spec.partition(":")
+    kind = WORKLOADS.get(name.strip())
+    if kind is None or not any(key.name == "path" for key in kind.keys):
+        if trace is not None:
+            raise UsageError(f"--trace {trace}: the workload {name!r} reads no trace", "leave --trace out")
+        return spec
+    if trace is None:
+        raise UsageError(
+            "the run's workload is a trace, and no path of a run file is opened", "name it with --trace FILE"
+        )
+    others = [f"{key}={value}" for key, value in _pairs(kind, rest) if key != "path"]
+    return f"{name}:{','.join((f'path={trace}', *others))}"
 
 
 def _values(kind: WorkloadKind, text: str, seed: int) -> dict[str, Value]:

@@ -5,7 +5,9 @@ A request that waits for no other has `arrival_s` 0.0 in an open loop, None in a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 
 from kvtune.errors import UsageError
 from kvtune.workload.draft import Draft
@@ -13,6 +15,19 @@ from kvtune.workload.draws import poisson_arrivals, uniform, zipf_picks
 from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 MOST_REQUESTS = 5_000_000
+MOST_SPANS = 50_000_000
+"""Of all prompts of a chat, whose turns repeat what was said before."""
+_most: ContextVar[int] = ContextVar("most", default=MOST_REQUESTS)
+
+
+@contextlib.contextmanager
+def at_most(requests: int) -> Iterator[None]:
+    """Refuse to build more requests than this: a run's header may ask for any number, its tables have so many."""
+    token = _most.set(min(requests, MOST_REQUESTS))
+    try:
+        yield
+    finally:
+        _most.reset(token)
 
 
 def decode(
@@ -78,6 +93,7 @@ def zipf(
     seed: int,
 ) -> Draft:
     """Prefixes drawn by popularity, each with a new suffix. Streams: the prefixes, then the suffixes."""
+    _check_prefixes(prefixes)
     arrivals = _arrivals(requests, concurrency, rate, seed)
     picks = zipf_picks(seed, prefixes, s, requests)
     return Draft(
@@ -112,6 +128,7 @@ def mix(
 
     Streams: the hot prefixes, then one for each request (a cold prompt, or a hot one's suffix).
     """
+    _check_prefixes(prefixes)
     arrivals = _arrivals(requests, concurrency, rate, seed)
     chance = uniform(seed, "cold", requests)
     picks = zipf_picks(seed, prefixes, 0.0, requests)
@@ -148,6 +165,11 @@ def chat(
     """
     total = sessions * turns
     _check_count(total, "sessions x turns")
+    if total * turns > MOST_SPANS:
+        raise UsageError(
+            f"sessions={sessions:,} of turns={turns:,} are more than can be held in memory",
+            "lower turns: each repeats those before it",
+        )
     starts = _arrivals(sessions, concurrency, rate, seed)
     answer_base = STREAM_ANSWER if answers == "engine" else 1 + total
     prompts: list[tuple[Span, ...]] = []
@@ -182,9 +204,16 @@ def _arrivals(count: int, concurrency: int, rate: float, seed: int) -> Sequence[
     return [None if concurrency else 0.0] * count
 
 
-def _check_count(count: int, what: str) -> None:
-    if count > MOST_REQUESTS:
+def _check_prefixes(prefixes: int) -> None:
+    if prefixes > MOST_REQUESTS:
         raise UsageError(
-            f"{what} = {count:,} requests is more than {MOST_REQUESTS:,}",
+            f"prefixes = {prefixes:,} is more than {MOST_REQUESTS:,}", "lower it: each has a weight in memory"
+        )
+
+
+def _check_count(count: int, what: str) -> None:
+    if count > (most := _most.get()):
+        raise UsageError(
+            f"{what} = {count:,} requests is more than {most:,}",
             "lower it: all requests of a run are held in memory",
         )

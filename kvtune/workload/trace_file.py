@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,8 +14,18 @@ from pathlib import Path
 from typing import IO
 
 from kvtune.errors import UsageError
+from kvtune.files import open_regular
 from kvtune.workload.draft import Draft
-from kvtune.workload.trace_rows import AZURE, BURSTGPT, MOONCAKE_BLOCK, Row, mooncake_rows, table_rows
+from kvtune.workload.trace_rows import (
+    AZURE,
+    BURSTGPT,
+    MOONCAKE_BLOCK,
+    TRACE_TOKENS,
+    Row,
+    lines_of,
+    mooncake_rows,
+    table_rows,
+)
 from kvtune.workload.types import Request, Span
 
 
@@ -44,6 +55,7 @@ def trace(
     rows = _in_order(file, _rows(file, format), bool(sort))
     planned: list[Request] = []
     origin: float | None = None
+    tokens = 0
     for row in rows:
         if origin is None:
             origin = row.t_s
@@ -52,6 +64,12 @@ def trace(
             continue
         if to_s and since >= to_s:
             break
+        tokens += row.prompt + row.output
+        if tokens > TRACE_TOKENS:
+            raise UsageError(
+                f"{file}, line {row.line}: the requests up to here have more than {TRACE_TOKENS:,} tokens",
+                "take a part of the trace: limit=, or from= and to=",
+            )
         prompt = _mooncake_prompt(row) if row.streams else (Span(len(planned), 0, row.prompt),)
         # Rounded so that a trace gives the same arrivals (and hash) however its times are spelled.
         arrival = None if concurrency else round((since - from_s) / speed, 6)
@@ -93,18 +111,19 @@ def _in_order(file: Path, rows: Iterable[Row], sort: bool) -> Iterator[Row]:
 
 def _rows(file: Path, format: str) -> Iterator[Row]:
     with _opened(file) as stream:
-        head = stream.readline().lstrip("\ufeff")
+        lines = lines_of(file, stream)
+        head = next(lines, "").lstrip("\ufeff")
         known = _detect(head, file) if format == "auto" else format
         if known == "mooncake":
-            yield from mooncake_rows(file, head, stream)
+            yield from mooncake_rows(file, head, lines)
         else:
-            yield from table_rows(file, head, stream, known)
+            yield from table_rows(file, head, lines, known)
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[IO[str]]:
     try:
-        with file.open(encoding="utf-8", newline="") as stream:
+        with io.TextIOWrapper(open_regular(file), encoding="utf-8", newline="") as stream:
             yield stream
     except FileNotFoundError as error:
         raise UsageError(f"no trace file {file}", "check path= in the workload") from error

@@ -9,7 +9,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import IO, Annotated, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,14 @@ from kvtune.errors import UsageError
 
 MOONCAKE_BLOCK = 512
 """Tokens of one hash id in a Mooncake trace."""
+
+# What a trace may hold. No model's context is near MOST_TOKENS; such a prompt is a line of 700,000 characters in
+# Mooncake's format. A fast GPU prefills TRACE_TOKENS in a day.
+MOST_TOKENS = 1 << 24
+MOST_LINE = 4 << 20
+MOST_REQUESTS = 20_000_000
+TRACE_TOKENS = 1 << 32
+LAST_SECOND = 1e12
 
 BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -33,10 +41,25 @@ class Row(NamedTuple):
 
 
 class _MooncakeLine(msgspec.Struct, gc=False):
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
-    input_length: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
-    output_length: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+    timestamp: Annotated[float, msgspec.Meta(ge=0, le=1000 * LAST_SECOND)]
+    input_length: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+    output_length: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]]
+
+
+def lines_of(file: Path, stream: IO[str]) -> Iterator[str]:
+    """The lines of a trace, none of which is longer than any request's."""
+    for number in range(1, MOST_REQUESTS + 1):
+        line = stream.readline(MOST_LINE)
+        if not line:
+            return
+        if len(line) == MOST_LINE:
+            raise UsageError(
+                f"{file}, line {number}: longer than {MOST_LINE:,} characters",
+                "a request is one line of a trace",
+            )
+        yield line
+    raise UsageError(f"{file}, line {number + 1}: more requests than {MOST_REQUESTS:,}", "cut the trace")
 
 
 def mooncake_rows(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:
@@ -58,6 +81,10 @@ def mooncake_rows(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:
                 raise UsageError(
                     f"{file}, line {number}: not JSON: {error}", "repair or remove the line"
                 ) from error
+            except RecursionError as error:
+                raise UsageError(
+                    f"{file}, line {number}: nested too deeply", "repair or remove the line"
+                ) from error
             blocks = -(-line.input_length // MOONCAKE_BLOCK)
             if len(line.hash_ids) != blocks:
                 raise UsageError(
@@ -77,9 +104,13 @@ def table_rows(file: Path, head: str, rest: Iterable[str], known: str) -> Iterat
             f"{file}, line 1: no column {missing[0]!r}", f"a {known} file has the columns {', '.join(wanted)}"
         )
     time_at, prompt_at, output_at = (names.index(name) for name in wanted)
-    reader = csv.reader(rest)
-    for cells in reader:
-        number = reader.line_num + 1
+    number = 1
+    for line in rest:  # not the reader's lines: a quote that never ends would join all that follow
+        number += 1
+        try:
+            cells = next(csv.reader((line,)), None)
+        except csv.Error as error:
+            raise UsageError(f"{file}, line {number}: not CSV: {error}", "repair the line") from error
         if not cells:
             continue
         if len(cells) != len(names):
@@ -100,14 +131,14 @@ def _seconds(text: str, known: str, file: Path, number: int) -> float:
     try:
         if known == "burstgpt":
             value = float(text)
-            if not 0 <= value < float("inf"):
+            if not 0 <= value <= LAST_SECOND:
                 raise ValueError
             return value
         moment = datetime.fromisoformat(text.strip())
     except ValueError as error:
         kind = "a number of seconds" if known == "burstgpt" else "a date and time"
         raise UsageError(
-            f"{file}, line {number}: timestamp {text!r} is not {kind}", "repair the line"
+            f"{file}, line {number}: timestamp {text[:40]!r} is not {kind}", "repair the line"
         ) from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
@@ -117,8 +148,13 @@ def _length(text: str, column: str, file: Path, number: int) -> int:
         value = int(text)
     except ValueError as error:
         raise UsageError(
-            f"{file}, line {number}: {column} {text!r} is not a whole number", "repair the line"
+            f"{file}, line {number}: {column} {text[:40]!r} is not a whole number", "repair the line"
         ) from error
+    if value > MOST_TOKENS:
+        raise UsageError(
+            f"{file}, line {number}: {column} is above {MOST_TOKENS:,} ({text[:40]})",
+            "repair or remove the line",
+        )
     if value < 0:
         raise UsageError(
             f"{file}, line {number}: {column} is negative ({value})", "repair or remove the line"

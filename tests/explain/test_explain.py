@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.analysis.rebuild import rebuilt
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.explanation import (
     Explanation,
@@ -22,7 +23,6 @@ from kvtune.explain.explanation import (
     explain,
     settings_of,
     with_misses,
-    workload_of,
 )
 from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation
 from kvtune.explain.text import lines, to_json
@@ -338,10 +338,10 @@ def test_the_replay_has_the_runs_flags_and_active_core() -> None:
 
 def test_a_workload_that_changed_is_refused() -> None:
     run = run_of([0] * 3)
-    assert len(workload_of(run).requests) == 3
+    assert len(rebuilt(run).requests) == 3
     other = msgspec.structs.replace(run.header.workload, hash="0" * 32)
     with pytest.raises(UsageError, match="has changed since it was run"):
-        workload_of(run_of([0] * 3, workload=other))
+        rebuilt(run_of([0] * 3, workload=other))
 
 
 @pytest.mark.parametrize("drawn_before", [True, False])

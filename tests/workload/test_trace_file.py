@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtune.errors import UsageError
+from kvtune.workload import trace_rows
 from kvtune.workload.spec import build
 from kvtune.workload.tokens import block_hashes
 from kvtune.workload.types import Span
@@ -181,3 +183,55 @@ def test_azure(tmp_path: Path) -> None:
     )
     assert build(f"trace:path={zoned}").requests[1].arrival_s == pytest.approx(0.99007)
     fails(write(tmp_path, AZURE + "yesterday,374,44\n"), "line 2", "timestamp 'yesterday'")
+
+
+HOSTILE = {
+    "a prompt without end": (
+        '{"timestamp": 0, "input_length": 1099511627776, "output_length": 1, "hash_ids": []}',
+        1,
+    ),
+    "an output without end": (
+        '{"timestamp": 0, "input_length": 5, "output_length": 1099511627776, "hash_ids": [0]}',
+        1,
+    ),
+    "a number of twenty digits": (
+        f'{{"timestamp": 0, "input_length": {"9" * 20}, "output_length": 1, "hash_ids": []}}',
+        1,
+    ),
+    "nesting": ('{"timestamp": ' + "[" * 100_000, 1),
+    "a time without end": ('{"timestamp": 1e300, "input_length": 5, "output_length": 1, "hash_ids": [0]}', 1),
+    "a csv length": (BURST + f"1,m,{10**12},1,1,x", 2),
+    "a csv number of 5000 digits": (BURST + f"1,m,{'9' * 5000},1,1,x", 2),
+    "a csv field": (BURST + f"1,m,5,1,1,{'x' * 140_000}", 2),
+    "a csv quote": (BURST + '1,m,5,1,1,"x\n2,m,5,1,1,x', 3),
+    "an azure date": (AZURE + f"{'2' * 5000},5,1", 2),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_line_is_named_by_its_number(tmp_path: Path, what: str) -> None:
+    text, line = HOSTILE[what]
+    path = write(tmp_path, text)
+    if what == "a csv quote":  # ends with its line: the next one is read
+        assert len(build(f"trace:path={path}").requests) == 2
+        return
+    fails(path, f"line {line}:")
+
+
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_rows, "MOST_LINE", 1000)
+    fails(write(tmp_path, '{"timestamp": 0}\n' + "x" * 1000), "line 1")
+    fails(write(tmp_path, BURST + "1,m,5,1,1,x\n" + "x" * 1000), "line 3", "longer than 1,000")
+
+
+def test_a_trace_of_few_bytes_and_endless_tokens_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, BURST + f"1,m,{1 << 24},1,1,x\n" * 300)
+    fails(path, "line 257", "4,294,967,296 tokens")
+    assert len(build(f"trace:path={path},limit=200").requests) == 200
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A pipe would wait for ever, a device never ends."""
+    os.mkfifo(tmp_path / "pipe")
+    fails(tmp_path / "pipe", "not a regular file")
+    fails(Path("/dev/zero"), "not a regular file")

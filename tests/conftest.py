@@ -28,6 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub
 
 
 FOLDERS = [Path(__file__).with_name(name) for name in ("engine", "report")]

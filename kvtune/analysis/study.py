@@ -26,6 +26,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
     block_tokens: the block size that `--num-gpu-blocks-override` in `engine_args` counts in.
     engine_on: what runs of the engine run on: the model, or `host`, a device that only takes time.
+    like_device: the device of --like-device that all simulated engines are like; "": this machine's.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     vllm: str = ""
     slo: dict[str, float] = {}
     engine_on: Literal["model", "host"] = "model"
+    like_device: str = ""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):

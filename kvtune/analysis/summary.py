@@ -62,6 +62,8 @@ def summary(analysis: RunAnalysis) -> Summary:
             "state_dtype": state_dtype(h.engine),
             "settings": h.engine.settings,
             "args": h.engine.args,
+            "origins": h.engine.origins,
+            "like_device": h.engine.like_device,
         },
         "python": h.python,
         "host": {

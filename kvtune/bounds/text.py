@@ -6,13 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from pathlib import Path
-
-import msgspec
 
 from kvtune.bounds.ladder import Bounds, Rung
 from kvtune.bounds.tiers import TierRung
-from kvtune.engine.models import NAMES, SHAPES, TINY, builtin
+from kvtune.engine.model_config import model_config
+from kvtune.engine.models import NAMES, SHAPES, TINY
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import ModelShape
@@ -56,19 +54,14 @@ def parse_tiers(text: str) -> list[float]:
 
 
 def shape_named(model: str) -> ModelShape:
-    """The KV shape of a built-in model, or of a folder's config.json."""
-    folder = builtin(model) or Path(model).expanduser()
-    path = folder / "config.json"
-    if not path.exists():
+    """The KV shape of a built-in model, a folder's config.json, or a name on the hub."""
+    config = model_config(model)
+    if not config.fields:
         raise UsageError(
-            f"--model {model}: there is no {path}",
+            f"--model {model}: {config.why}",
             f"{did_you_mean(model, (*TINY, *SHAPES))}give a folder with config.json, or one of {', '.join(NAMES)}",
         )
-    try:
-        config = msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is not JSON: {error}", "repair the file") from error
-    return shape_of(config, model)
+    return shape_of(config.fields, model)
 
 
 @contextmanager

@@ -50,12 +50,13 @@ def doctor(
             "without a model. By default where there is a GPU.",
         ),
     ] = None,
+    like_device: options.LikeDevice = "",
     json: options.Json = False,
 ) -> int:
     """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no weights."""
     from kvtune.cli.app import engine_args
     from kvtune.cli.views.plan import begin
-    from kvtune.doctor.device import gpu_rows
+    from kvtune.device.nvidia import gpus
     from kvtune.doctor.diagnosis import examine
     from kvtune.doctor.finding import LEVELS
     from kvtune.workload.spec import build
@@ -66,11 +67,15 @@ def doctor(
         raise UsageError(f"vLLM's flags ({flags[0]} ..) need a model", "kvtune doctor MODEL -- FLAGS")
     if workload and model is None:
         raise UsageError("-w needs a model", "kvtune doctor MODEL -w WORKLOAD")
-    measured = bool(gpu_rows()) if host is None else host
+    like = options.like_device(like_device, on="sim")
+    if like and model is None:
+        raise UsageError(f"--like-device {like} needs a model", "kvtune doctor MODEL --like-device DEVICE")
+    measured = bool(gpus()) if host is None else host
     if measured:
         begin("measuring how much this host can drive, without a model; --no-host leaves it out")
     begin(f"reading this machine{f' and what vLLM makes of {model}' if model else ''}")
-    diagnosis = examine(model, flags, output, build(workload) if workload else None, measure_host=measured)
+    weighed = build(workload) if workload else None
+    diagnosis = examine(model, flags, output, weighed, measure_host=measured, like_device=like)
     if json:
         options.print_json(diagnosis.to_json())
     else:

@@ -78,6 +78,14 @@ Seed = Annotated[int, typer.Option("--seed", help="Seed of the workload, and of 
 Core = Annotated[
     str, typer.Option("--core", help="KV core: kvtune or stock.", autocompletion=completion.cores)
 ]
+LikeDevice = Annotated[
+    str,
+    typer.Option(
+        "--like-device",
+        help="Chunk, seats, blocks and scheduling as vLLM takes them on h100, a100, l4 or cpu.",
+        autocompletion=completion.devices,
+    ),
+]
 Recipe = Annotated[
     str,
     typer.Option(
@@ -116,6 +124,18 @@ Output = Annotated[
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+
+
+def like_device(name: str, *, on: str) -> str:
+    """The key of a known device; "" for this machine's own. UsageError for what is not simulated."""
+    from kvtune.device.platforms import device
+
+    if name and on != "sim":
+        raise UsageError(
+            f"--like-device {name} is for simulations: an engine runs on this machine's device",
+            "add --on sim",
+        )
+    return device(name).key if name else ""
 
 
 def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:

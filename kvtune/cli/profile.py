@@ -88,6 +88,7 @@ def profile(
             autocompletion=completion.runs,
         ),
     ] = None,
+    like_device: options.LikeDevice = "",
     step_us: Annotated[
         float | None,
         typer.Option(
@@ -114,7 +115,9 @@ def profile(
 
     options.choice("--on", on, ("engine", "host", "sim"))
     options.choice("--probe", probe, PROBES)
-    settings, flags = with_recipe(recipe, set_ or [], engine_args(ctx), model=model, anyway=anyway)
+    settings, flags, from_recipe = with_recipe(
+        recipe, set_ or [], engine_args(ctx), model=model, anyway=anyway
+    )
     job = ProfileJob(
         model=model,
         workload=build(workload or DEFAULT_SPEC, seed=seed),
@@ -126,7 +129,11 @@ def profile(
         engine_args=flags,
         output=output,
         slo=read_slo(slo),
+        from_recipe=from_recipe,
+        like_device=options.like_device(like_device, on=on),
     )
+    if like_device and like is not None:
+        raise UsageError("--like and --like-device both say what is simulated", "leave one of them out")
     if settings.get("packed"):
         warn_of_packing(model, flags)
     if step_us is not None and on != "host":
@@ -187,6 +194,7 @@ def _device(like: Path | None, step_us: float | None) -> Device:
 
 
 def _replay(job: ProfileJob, mode: str, like: Path | None, *, as_json: bool, open_: bool) -> int:
+    from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
     from kvtune.run.file import read_run
@@ -195,6 +203,8 @@ def _replay(job: ProfileJob, mode: str, like: Path | None, *, as_json: bool, ope
 
     chosen = options.choice("--mode", mode, MODES)
     recorded = read_run(like) if like is not None else None
+    if recorded is None:
+        say_device(job.like_device)
     with ProgressView(len(job.workload.requests), job.model) as view:
         view.phase("replaying")
         result = replayed(job, chosen, recorded, view.replayed)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from kvtune.cli.options import choice
 from kvtune.core.settings import KNOBS, LISTED, Value
+from kvtune.engine.flags import settings_given
 from kvtune.engine.offload_flags import joined
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.recipe import engine_flags
@@ -37,11 +38,14 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
 
 def with_recipe(
     recipe: str, assignments: Sequence[str], flags: Sequence[str], *, model: str, anyway: bool
-) -> tuple[dict[str, Value], list[str]]:
-    """Core settings and engine flags; the command line wins over the recipe (a file or a name)."""
+) -> tuple[dict[str, Value], list[str], frozenset[str]]:
+    """Core settings, engine flags, and which settings of vLLM a recipe (a file or a name) gives alone.
+
+    The command line wins over the recipe.
+    """
     given = core_settings(assignments)
     if not recipe:
-        return given, list(flags)
+        return given, list(flags), frozenset()
     from kvtune.tune.recipes.shelf import find, load
     from kvtune.tune.recipes.verify import refuse_foreign, usable
 
@@ -52,4 +56,6 @@ def with_recipe(
     kept, aside = usable(loaded)
     for line in aside:
         print(f"recipe: {line}", file=sys.stderr)
-    return {**core, **given}, joined(engine_flags(kept), flags)
+    typed = settings_given(flags)
+    alone = frozenset(name for name in kept if name.replace("_", "-") not in typed)
+    return {**core, **given}, joined(engine_flags(kept), flags), alone

@@ -53,6 +53,7 @@ def sweep(
     study: Annotated[
         str, typer.Option(help="Journal of the study; one that exists is resumed. Default: a new one in -o.")
     ] = "",
+    like_device: options.LikeDevice = "",
     dummy: options.Dummy = False,
     seed: options.Seed = 0,
     output: options.Output = REPORTS,
@@ -63,7 +64,7 @@ def sweep(
     from kvtune.analysis.knobs import API_SERVERS
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice
-    from kvtune.cli.views.plan import announce_study
+    from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.engine.flags import settings_given
     from kvtune.run.slo import read_slo
@@ -88,7 +89,9 @@ def sweep(
         dummy=dummy,
         slo=limits,
         engine_on="host" if on == "host" else "model",
+        like_device=options.like_device(like_device, on=on),
     )
+    say_unknown(model, facts)
     space = build_space(chosen_groups, set_ or [], facts)
     simulated, run = on in ("sim", "both"), on != "sim"
     if not run:

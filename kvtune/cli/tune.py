@@ -70,6 +70,7 @@ def tune(
     recipe: Annotated[
         Path | None, typer.Option(help="Where to write the recipe. Default: beside the journal.")
     ] = None,
+    like_device: options.LikeDevice = "",
     dummy: options.Dummy = False,
     seed: options.Seed = 0,
     output: options.Output = REPORTS,
@@ -79,7 +80,7 @@ def tune(
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags go after `--`."""
     from kvtune.analysis.knobs import API_SERVERS
     from kvtune.cli.app import engine_args
-    from kvtune.cli.views.plan import announce_study
+    from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
     from kvtune.run.slo import read_slo
     from kvtune.tune import tune as tuning
@@ -120,7 +121,9 @@ def tune(
         dummy=dummy,
         slo=limits,
         engine_on="host" if on == "host" else "model",
+        like_device=options.like_device(like_device, on=on),
     )
+    say_unknown(model, facts)
     if API_SERVERS in tried:
         bench = benches.behind_server(bench)
     url = study if "://" in study else ""

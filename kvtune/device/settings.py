@@ -17,16 +17,14 @@ DEVICE_FILE = "device.json"
 TIMED = "timed"
 """`engine.device` of a run on a device that only takes time."""
 
-GPU_SEQUENCES, GPU_BATCHED_TOKENS = 1024, 8192
-"""vLLM's defaults for a server on a GPU with 70 GiB or more, where this machine has no GPU to ask."""
-
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A device that only takes time: `cost` of each step. `specs`: KV specs captured from a run, or {}.
 
     `engine_args`: flags of the engine that it stands for; the user's own override them. `given`: names of the flags
     that were given in either way, which keep their values. `name`: for people. `copy`: the time of copies to and from a
-    tier of host memory.
+    tier of host memory. `like_device`: the device of --like-device whose chunk, seats and blocks the engine has without
+    `specs`; "": this machine's.
     """
 
     cost: StepCost
@@ -35,6 +33,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     engine_args: list[str] = []
     given: list[str] = []
     copy: CopyTime = CopyTime()
+    like_device: str = ""
 
 
 def constant(step_us: float) -> Device:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from vllm.config import VllmConfig
 
+from kvtune.device.as_if import decide_as_on, give_blocks
 from kvtune.device.blocks import pool_bytes
 from kvtune.device.kv_specs import apply
+from kvtune.device.platforms import device as known_device
 from kvtune.device.settings import Device
 
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ class GpuShaped(VllmConfig):  # type: ignore[misc]
         pass
 
 
+def decide_as(device: Device) -> None:
+    """From here on this process makes configurations as on the GPU that the device stands for."""
+    if device.like_device:
+        decide_as_on(known_device(device.like_device))
+
+
 def shape(config: vllm_config.VllmConfig, device: Device, *, asynchronous: bool = True) -> None:
     """Change `config` in place, but for what flags say (`asynchronous`: what they say of scheduling).
 
@@ -41,6 +49,8 @@ def shape(config: vllm_config.VllmConfig, device: Device, *, asynchronous: bool 
         apply(device.specs, config, frozenset(name.replace("-", "_") for name in device.given))
         if cache.num_gpu_blocks_override is None:
             cache.num_gpu_blocks_override = int(device.specs["num_blocks"])
+    elif device.like_device:
+        give_blocks(config, known_device(device.like_device))
     pool_bytes(config)
     config.parallel_config.distributed_executor_backend = EXECUTOR
     config.scheduler_config.async_scheduling = asynchronous

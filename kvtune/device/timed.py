@@ -21,10 +21,13 @@ from kvtune.core import state
 from kvtune.core.tokens import runners
 from kvtune.core.vllm_config import KVCacheConfig
 from kvtune.core.vllm_types import SchedulerOutput
-from kvtune.device.blocks import pool_bytes, specs_of
+from kvtune.device.blocks import pool_bytes
 from kvtune.device.executor import ModellessExecutor
+from kvtune.device.kv_specs import restore
+from kvtune.device.meta_model import specs_of_model
 from kvtune.device.offload import Tier, tier_of
 from kvtune.device.settings import read_device
+from kvtune.device.shape import decide_as
 from kvtune.probe.work import WorkFollower
 
 TIMER_SLACK_NS = 1_000
@@ -122,7 +125,9 @@ class TimedExecutor(ModellessExecutor):
     def _init_executor(self) -> None:
         device = read_device()
         self.pool_bytes = pool_bytes(self.vllm_config)
-        self.specs, self.layouts = specs_of(device.specs, self.vllm_config)
+        decide_as(device)
+        captured = device.specs
+        self.specs, self.layouts = (restore(captured), []) if captured else specs_of_model(self.vllm_config)
         self._cost = device.cost
         self._work, self._prefills = WorkFollower(), Prefills()
         self._clock, self._copy = HostClock(), device.copy

@@ -1,7 +1,7 @@
 """Checks this machine, and a model's effective settings. Loads no weights; starts vLLM only to measure the host.
 
 In: nothing, or a MODEL with vLLM's flags. Out: findings, each with a level, and what to do about it.
-Imported by: cli, tune.
+Imported by: cli.
 
     finding.py       one finding: level, topic, text, hint
     diagnosis.py     all findings; their levels decide the exit code

@@ -18,12 +18,16 @@ from kvtune.run.scratch import scratch
 TIMEOUT_S = 300.0
 
 
-def ask_vllm(model: str, engine_args: Sequence[str]) -> Facts:
-    """Facts from vLLM's own configuration and KV specs; KvtuneError with vLLM's reason where it refuses them."""
+def ask_vllm(model: str, engine_args: Sequence[str], like_device: str = "") -> Facts:
+    """Facts from vLLM's own configuration and KV specs; KvtuneError with vLLM's reason where it refuses them.
+
+    `like_device`: the device of --like-device as on which vLLM decides; "": this machine's.
+    """
     resolve(model, dummy=True, engine_args=engine_args)  # a wrong name fails at once
     with scratch("doctor") as folder:
         answer = folder / "facts.json"
         question = {"model": model, "args": list(engine_args), "given": flag_texts(engine_args)}
+        question["like_device"] = like_device
         command = [sys.executable, "-m", "kvtune.doctor.child", str(answer)]
         try:
             done = subprocess.run(

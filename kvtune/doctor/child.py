@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from kvtune.device.platforms import device
 from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
 from kvtune.errors import KvtuneError
 from kvtune.run.cpu import avx512_bf16
@@ -54,7 +55,8 @@ def facts_of(question: dict[str, Any]) -> Facts:
     from kvtune.sim.build import choose_core, configure
     from kvtune.sim.settings import SimSettings
 
-    settings = SimSettings(model=question["model"], engine_args=question["args"])
+    like = question.get("like_device", "")
+    settings = SimSettings(model=question["model"], engine_args=question["args"], like_device=like)
     choose_core(settings)  # stock: the flags' effect in unmodified vLLM
     config, specs, layouts = configure(settings)
     cache = config.cache_config
@@ -97,6 +99,8 @@ def _facts(
     from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
     cache, model = config.cache_config, config.model_config
+    like = question.get("like_device", "")
+    on_cpu = (device(like).kind == "cpu") if like else bool(current_platform.is_cpu())
     scheduler: Any = engine.scheduler
     kv = scheduler.kv_cache_config
     groups = [group_of(group) for group in kv.kv_cache_groups]
@@ -109,9 +113,9 @@ def _facts(
         source="vllm",
         model=question["model"],
         architecture=model.architecture,
-        device=current_platform.device_type,
+        device=device(like).kind if like else current_platform.device_type,
         dtype=str(model.dtype).removeprefix("torch."),
-        avx512_bf16=avx512_bf16() if current_platform.is_cpu() else None,
+        avx512_bf16=avx512_bf16() if on_cpu else None,
         state_dtype=_state_dtype(kv),
         kv_cache_dtype=cache.cache_dtype,
         given=question["given"],
@@ -121,7 +125,7 @@ def _facts(
         caching=bool(cache.enable_prefix_caching),
         block_tokens=cache.block_size,
         kernel_refusal=kernel_refusal(config, kv),
-        default_block_tokens=128 if current_platform.is_cpu() else CacheConfig.DEFAULT_BLOCK_SIZE,
+        default_block_tokens=128 if on_cpu else CacheConfig.DEFAULT_BLOCK_SIZE,
         state_mode=str(cache.mamba_cache_mode) if any(g.kind == "state" for g in groups) else "",
         match_unit=cache.prefix_match_unit or 0,
         retention=kv.prefix_cache_retention_interval,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 
+from kvtune.device.nvidia import Gpu, gpus
 from kvtune.doctor.finding import Finding
 from kvtune.engine.resolve import is_cpu_build
 from kvtune.run.cpu import VARIABLE, avx512_bf16, forced
@@ -20,12 +19,9 @@ TAKEN_SHARE = 0.92
 """What vLLM takes of a GPU's memory by default; it refuses to start where less is free."""
 
 
-def gpu_findings(rows: Sequence[str]) -> Iterator[Finding]:
-    """From nvidia-smi's rows: name, MiB of memory, MiB in use, driver."""
-    for row in rows:
-        name, *numbers = (field.strip() for field in row.split(","))
-        total, used = (int(text) if text.isdigit() else 0 for text in numbers[:2])
-        driver = numbers[2] if len(numbers) > 2 else ""
+def gpu_findings(found: Sequence[Gpu]) -> Iterator[Finding]:
+    for gpu in found:
+        name, total, used, driver = gpu.name, gpu.total, gpu.used, gpu.driver
         yield Finding("ok", "device", f"{name}, {total:,} MiB, driver {driver}")
         if total and total - used < TAKEN_SHARE * total:
             share = max(0.05, (total - used) / total * 0.9)
@@ -48,17 +44,6 @@ def gpu_findings(rows: Sequence[str]) -> Iterator[Finding]:
             )
 
 
-def compute_capability() -> int:
-    """The major compute capability of the first GPU; 0 where nvidia-smi does not say."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return 0
-    query = [smi, "--query-gpu=compute_cap", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=30)
-    major = done.stdout.strip().partition(".")[0] if done.returncode == 0 else ""
-    return int(major) if major.isdigit() else 0
-
-
 def cuda_major() -> str:
     """The major version of CUDA that the installed torch brings; "" for none."""
     for name in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"):
@@ -69,26 +54,11 @@ def cuda_major() -> str:
     return ""
 
 
-def gpu_rows() -> list[str]:
-    """nvidia-smi's rows: name, MiB of memory, MiB in use, driver. None where there is no GPU."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return []
-    query = [
-        smi,
-        "--query-gpu=name,memory.total,memory.used,driver_version",
-        "--format=csv,noheader,nounits",
-    ]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=30)
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
-
-
 def device_findings() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     allowed = cpu_limit()
-    gpus = gpu_rows()
-    if gpus:
-        yield from gpu_findings(gpus)
+    if found := gpus():
+        yield from gpu_findings(found)
         if is_cpu_build():
             yield Finding(
                 "warning",

@@ -53,15 +53,17 @@ def examine(
     workload: Workload | None = None,
     *,
     measure_host: bool = False,
+    like_device: str = "",
 ) -> Diagnosis:
     """Check this machine and, where one is named, a model under vLLM's flags; `workload` weighs its block layouts.
 
-    `measure_host`: measure how much the host can drive, which starts vLLM's processes.
+    `measure_host`: measure how much the host can drive, which starts vLLM's processes. `like_device`: the device of
+    --like-device on which the model is examined.
     """
     machine = environment(folder)
     if measure_host:
         machine += tuple(host_findings())
     if model is None:
         return Diagnosis(machine)
-    report, settings = examine_model(model, engine_args, workload)
+    report, settings = examine_model(model, engine_args, workload, like_device)
     return Diagnosis(machine, settings, report)

@@ -53,6 +53,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     batched_tokens: int = 0  # max_num_batched_tokens: the longest chunk of a step
     max_requests: int = 0
+    # Where chunk, seats and block size come from: a flag, or vLLM's default, with the device and the place in its code.
+    origins: dict[str, str] = {}
     caching: bool = True
     block_tokens: int = 0
     kernel_refusal: str = ""  # why no attention kernel takes this block size

@@ -15,13 +15,17 @@ from kvtune.doctor.ask_vllm import ask_vllm
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
 from kvtune.doctor.planned import (
-    backend_of,
+    SOME_GPU,
+    assumed_platform,
+    planners_backend,
     read_config,
     requested_block,
     shape_from,
     with_gpu_block,
+    with_origins,
     with_state_rule,
 )
+from kvtune.engine.platform import engines
 from kvtune.engine.resolve import ENGINES
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.layout.choice import Layouts, layouts_of, load_of
@@ -89,24 +93,31 @@ class ModelReport:
 
 
 def examine_model(
-    model: str, engine_args: Sequence[str], workload: Workload | None = None
+    model: str, engine_args: Sequence[str], workload: Workload | None = None, like_device: str = ""
 ) -> tuple[ModelReport, tuple[Finding, ...]]:
-    """The report on a model under vLLM's flags, and findings about its settings; `workload` weighs block layouts."""
+    """The report on a model under vLLM's flags, and findings about its settings; `workload` weighs block layouts.
+
+    `like_device`: the device of --like-device; "": this machine's.
+    """
     from kvtune.doctor.environment import installed
     from kvtune.doctor.rules import settings_findings
 
     notes: tuple[Finding, ...] = ()
+    platform = engines(like_device)
     if not any(installed(name) for name in ENGINES):
-        facts = read_config(model, engine_args)
+        platform = platform if like_device else assumed_platform()
+        facts = read_config(model, engine_args, platform)
     else:
         try:
-            facts = ask_vllm(model, engine_args)
+            facts = ask_vllm(model, engine_args, like_device)
         except KvtuneError as error:
             # The model needs kernels that this machine's vLLM lacks; its config is still worth a plan.
             if UNBUILDABLE not in error.message:
                 raise
-            facts = read_config(model, engine_args, "gpu")
+            platform = platform if platform.kind == "cuda" else SOME_GPU
+            facts = read_config(model, engine_args, platform)
             notes = (Finding("note", "model", error.message, "the report below is planned for a GPU"),)
+    facts = with_origins(facts, platform, engine_args)
     facts = with_state_rule(with_gpu_block(facts))
     layouts = layouts_for(facts, workload)
     if layouts is not None and layouts.recommended:
@@ -120,7 +131,7 @@ def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
     """Stock's layout and the packed ones; None where there are no states, or where vLLM and the planner disagree."""
     if not facts.hybrid or not facts.config:
         return None
-    backend = backend_of(facts)
+    backend = planners_backend(facts)
     wanted = requested_block(facts)
     try:
         shape = shape_from(facts, backend)
@@ -149,7 +160,7 @@ def block_why(facts: Facts) -> str:
             and int(facts.given["block-size"]) == facts.block_tokens
         ):
             return "as given by --block-size"
-        return f"the {facts.device} attention backend's default"
+        return facts.origins.get("block_size") or f"the {facts.device} attention backend's default"
     token = attention.used_bytes // attention.block_tokens
     tokens = ceil(state.used_bytes / token)
     requested = facts.given.get("block-size", "")

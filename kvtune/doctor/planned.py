@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
 
 import msgspec
 
+from kvtune.device.nvidia import gpus
+from kvtune.device.platforms import MIB, Platform, cpu, defaults, origins
 from kvtune.doctor.facts import Facts, Group
-from kvtune.engine.flags import flag_texts
-from kvtune.engine.models import builtin, engine_defaults
+from kvtune.engine.flags import flag_texts, flag_value, settings_given
+from kvtune.engine.model_config import model_config
+from kvtune.engine.models import engine_defaults
+from kvtune.engine.resolve import ranks
 from kvtune.errors import UsageError
 from kvtune.layout.config import (
     Config,
@@ -22,11 +23,23 @@ from kvtune.layout.config import (
     shape_of,
     state_dtype_of,
 )
-from kvtune.layout.plan import CPU, CPU_BF16, GPU, Backend, BlockPlan, ModelShape, cpu_backend, plan_per_layer
-from kvtune.run.cpu import avx512_bf16
+from kvtune.layout.plan import (
+    CPU,
+    CPU_BF16,
+    GPU,
+    Backend,
+    BlockPlan,
+    ModelShape,
+    backend_of,
+    cpu_backend,
+    plan_per_layer,
+)
+
+SOME_GPU = Platform("cuda", "a GPU")
+"""One of which nothing is known: chunk and seats are not, either."""
 
 
-def backend_of(facts: Facts) -> Backend:
+def planners_backend(facts: Facts) -> Backend:
     """The planner's model of the device."""
     return cpu_backend(bool(facts.avx512_bf16)) if facts.device.startswith("cpu") else GPU
 
@@ -47,16 +60,39 @@ def requested_block(facts: Facts) -> int | None:
     return int(requested) if requested.isdigit() else None
 
 
-def read_config(model: str, engine_args: Sequence[str], device: Literal["", "cpu", "gpu"] = "") -> Facts:
-    """Facts planned from config.json alone.
+def assumed_platform() -> Platform:
+    """Of a machine without vLLM: a GPU where `nvidia-smi` is on PATH, else its CPU."""
+    if not shutil.which("nvidia-smi"):
+        return cpu()
+    first = next(iter(gpus()), None)
+    return Platform("cuda", first.name, first.total * MIB, first.capability) if first else SOME_GPU
 
-    `device` "": a GPU where `nvidia-smi` is on PATH, else this machine's CPU. `Facts.assumed` says which.
-    """
-    config = config_of(model)
-    device = device or ("gpu" if shutil.which("nvidia-smi") else "cpu")
+
+def with_origins(facts: Facts, platform: Platform, engine_args: Sequence[str]) -> Facts:
+    """Add where chunk, seats and block size come from; and what vLLM would take, where only config.json was read."""
+    taken = defaults(platform, ranks(engine_args))
+    decided = origins(settings_given(engine_args), frozenset(), platform.title)
+    said = {
+        name: why if why == "flag" else f"{why}, by {taken[name].source}" for name, why in decided.items()
+    }
+    facts = msgspec.structs.replace(facts, origins=said)
+    if facts.source == "vllm" or platform == SOME_GPU:
+        return facts
+    given = facts.given
+    tokens, requests = (
+        int(given[flag]) if given.get(flag, "").isdigit() else int(taken[flag.replace("-", "_")].value)
+        for flag in ("max-num-batched-tokens", "max-num-seqs")
+    )
+    return msgspec.structs.replace(facts, batched_tokens=tokens, max_requests=requests)
+
+
+def read_config(model: str, engine_args: Sequence[str], platform: Platform | None = None) -> Facts:
+    """Facts planned from config.json alone. `Facts.assumed` says for which machine, where no `platform` is given."""
+    platform = platform or assumed_platform()
+    device = platform.runs_on
+    config = config_of(model, flag_value(engine_args, "revision"))
     flags = {**engine_defaults(model, device), **flag_texts(engine_args)}
-    float32 = device == "cpu" and avx512_bf16()
-    backend = cpu_backend(float32) if device == "cpu" else GPU
+    float32, backend = platform.float32_states, backend_of(platform, flags.get("attention-backend", ""))
     types: StateTypes = {
         "dtype": flags.get("dtype", "auto"),
         "state_dtype": flags.get("mamba-ssm-cache-dtype", "auto"),
@@ -115,20 +151,12 @@ def _planned_groups(shape: ModelShape, plan: BlockPlan) -> list[Group]:
     ]
 
 
-def config_of(model: str) -> Config:
-    """The config.json of a built-in model or a folder; UsageError for a model that is only on a hub."""
-    folder = builtin(model) or Path(model).expanduser()
-    path = folder / "config.json"
-    if not path.exists():
-        raise UsageError(
-            f"there is no {path}",
-            "without vLLM, doctor reads config.json: give a folder that has one, or install vLLM",
-        )
-    try:
-        loaded: Config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is not JSON: {error}", "repair the file") from error
-    return loaded
+def config_of(model: str, revision: str | None = None) -> Config:
+    """The model's config.json; UsageError where it cannot be had."""
+    found = model_config(model, revision)
+    if not found.fields:
+        raise UsageError(found.why, "without vLLM, doctor reads config.json: give a folder that has one")
+    return found.fields
 
 
 def with_gpu_block(facts: Facts) -> Facts:

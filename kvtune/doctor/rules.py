@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from kvtune.doctor.facts import Facts
 from kvtune.doctor.finding import Finding
-from kvtune.doctor.planned import backend_of
+from kvtune.doctor.planned import planners_backend
 from kvtune.doctor.tier import tier_inert
 from kvtune.engine.models import engine_defaults
 from kvtune.layout.plan import match_units
@@ -72,7 +72,7 @@ def block_raised(facts: Facts) -> Iterator[Finding]:
 
 def block_default(facts: Facts) -> Iterator[Finding]:
     """The backend's default is larger than it need be, as on a CPU: 128 tokens where 32 are possible."""
-    least = backend_of(facts).alignment
+    least = planners_backend(facts).alignment
     if facts.hybrid or not facts.caching or "block-size" in facts.given or facts.block_tokens <= least:
         return
     if facts.block_tokens != facts.default_block_tokens:

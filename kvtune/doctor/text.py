@@ -66,6 +66,10 @@ def _model(report: ModelReport, width: int) -> Iterator[Line]:
     if facts.source == "config":
         yield from _pair("source", "config.json only, without vLLM: block sizes are planned")
         yield from _pair("assumed", facts.assumed)
+    if facts.batched_tokens:
+        chunk, seats = (_origin(facts, name) for name in ("max_num_batched_tokens", "max_num_seqs"))
+        yield from _pair("chunk", f"{count(facts.batched_tokens)} tokens in a step: {chunk}")
+        yield from _pair("seats", f"{count(facts.max_requests)} requests in a step: {seats}")
     yield from _pair("block", f"{facts.block_tokens} tokens: {block_why(facts)}")
     if facts.gpu_block_tokens:
         yield from _pair(
@@ -111,6 +115,11 @@ def _model(report: ModelReport, width: int) -> Iterator[Line]:
     yield from _floor(report)
     if report.layouts is not None:
         yield from _layouts(report.layouts, width)
+
+
+def _origin(facts: Facts, name: str) -> str:
+    why = facts.origins.get(name, "")
+    return f"as given by --{name.replace('_', '-')}" if why == "flag" else why
 
 
 def _layers(number: int) -> str:

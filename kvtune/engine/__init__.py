@@ -32,4 +32,6 @@ the measured part is kept and marked partial.
     serve.py         `vllm serve` as `kvtune serve` starts it
     sockets.py       Where vLLM's processes make their sockets: a Unix socket's path holds 107 characters
     offload_flags.py Flags of a tier of host memory, checked before a process starts
+    model_config.py  A model's config.json: of a built-in model, a folder, or a name on the hub
+    platform.py      The platform of the engines that kvtune starts or replays here
 """

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from kvtune.core.settings import Value
-from kvtune.device.settings import GPU_BATCHED_TOKENS, GPU_SEQUENCES, Device, write_device
-from kvtune.engine.flags import flag_value, settings_given
+from kvtune.device.platforms import Platform, origins
+from kvtune.device.settings import TIMED, Device, write_device
+from kvtune.engine.flags import settings_given
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.offload_flags import check_room
+from kvtune.engine.platform import engines
 from kvtune.engine.record import record
 from kvtune.engine.resolve import api_servers, check_engine, cpu_binding, is_cpu_build, resolve
 from kvtune.engine.shared_memory import check_shared_memory
@@ -62,6 +64,8 @@ class ProfileJob:
     warm_up: bool = True
     slo: dict[str, float] = field(default_factory=dict)
     device: Device | None = None  # a device that only takes time, in place of the model
+    from_recipe: frozenset[str] = frozenset()  # settings of vLLM among `engine_args` that a recipe gives
+    like_device: str = ""  # of simulated engines: the device of --like-device
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,14 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
     """Run the job on the real engine. The run file is written also when the run ended early."""
     version = check_engine()
     arguments = engine_arguments(job)
-    resolved = resolve(job.model, dummy=job.dummy or job.device is not None, engine_args=arguments)
+    device = job.device
+    platform = engines("", timed=device is not None and not device.specs)
+    resolved = resolve(
+        job.model, dummy=job.dummy or device is not None, engine_args=arguments, platform=platform
+    )
     check_output(job.output)
     check_shared_memory(is_cpu_build())
-    if job.device is None:
+    if device is None:
         check_room(arguments, cpu_build=is_cpu_build())
     stacks = None
     if job.stacks:
@@ -87,16 +95,17 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         stacks = Stacks.preflight()
     plan = HostPlan(
         model=job.model,
-        vllm_args=[*resolved.args, *_gpu_flags(job, arguments)],
+        vllm_args=resolved.args,
         workload=job.workload.spec,
         seed=job.workload.seed,
-        on_device=job.device is not None,
+        on_device=device is not None,
         api_servers=api_servers(arguments),
     )
     environment = _environment(job, resolved.offline)
     with reserved(job.output, run_name(job)) as (folder, path):
-        if job.device is not None:
-            write_device(msgspec.structs.replace(job.device, given=sorted(settings_given(arguments))), folder)
+        if device is not None:
+            given = sorted(settings_given(arguments))
+            write_device(msgspec.structs.replace(device, given=given, like_device=platform.key), folder)
         with socket_folder() as sockets:
             outcome = launch(
                 plan,
@@ -123,6 +132,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
             core=CoreInfo(name=job.core, settings=job.core_settings),
             probe_level=job.probe,
             engine_args=arguments,
+            decided=origins(settings_given(arguments), job.from_recipe, _asked(outcome.engine, platform)),
         )
         if not run.header.engine.vllm:
             run = _with_version(run, version)
@@ -134,26 +144,16 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         return Profiled(run, path, outcome.error)
 
 
+def _asked(facts: Mapping[str, object], platform: Platform) -> str:
+    """The device whose defaults the engine took, in words."""
+    if platform.key:
+        return f"{platform.name}: this machine has no GPU"
+    return str(facts.get("device_name") if facts.get("device") != TIMED else "") or platform.name
+
+
 def engine_arguments(job: ProfileJob) -> list[str]:
     """The flags after `--`; on a device that only takes time behind those of the engine that it stands for."""
     return [*(job.device.engine_args if job.device is not None else ()), *job.engine_args]
-
-
-def _gpu_flags(job: ProfileJob, given: Sequence[str]) -> list[str]:
-    """vLLM's defaults on a GPU, where it takes those of a CPU and nothing else says them.
-
-    As vLLM's own, they do not ask for more sequences than there are tokens in a step.
-    """
-    if job.device is None or job.device.specs or not is_cpu_build():
-        return []
-    tokens, sequences = flag_value(given, "max-num-batched-tokens"), flag_value(given, "max-num-seqs")
-    flags: list[str] = []
-    if tokens is None:
-        least = int(sequences) if sequences and sequences.isdigit() else 0
-        flags += ["--max-num-batched-tokens", str(max(GPU_BATCHED_TOKENS, least))]
-    if sequences is None and (tokens is None or tokens.isdigit()):
-        flags += ["--max-num-seqs", str(min(GPU_SEQUENCES, int(tokens or GPU_SEQUENCES)))]
-    return flags
 
 
 def _until_measured(on_event: Callable[[Event], None], stacks: Stacks | None) -> Callable[[Event], None]:

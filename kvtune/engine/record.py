@@ -8,7 +8,7 @@ that died leaves what it wrote until then.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,9 @@ def record(
     core: CoreInfo,
     probe_level: str,
     engine_args: Sequence[str],
+    decided: Mapping[str, str],
 ) -> Run:
-    """The run that `launch` ended with `outcome`, from the files in `folder`."""
+    """The run that `launch` ended with `outcome`, from the files in `folder`. `decided`: `EngineInfo.origins`."""
     statuses = read_statuses(folder)
     samples = outcome.sampler.samples if outcome.sampler is not None else []
     process_rings = read_rings(folder, {s["pid"]: i for i, s in enumerate(statuses)})
@@ -138,6 +139,7 @@ def record(
         engine=msgspec.structs.replace(
             _engine(outcome.engine, engine_core.get("cache", {}), engine_args),
             engines=max(1, len(engine_cores)),
+            origins=dict(decided),
         ),
         python=platform.python_version(),
         host=this_host(),

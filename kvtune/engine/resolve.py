@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvtune.core.compat.manifest import known_versions, release
 from kvtune.core.compat.parts import OLDEST
+from kvtune.device.platforms import Platform
 from kvtune.engine import gemma
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import SHAPES, TINY, Device, builtin, engine_defaults
@@ -29,13 +30,18 @@ class Resolved:
     offline: bool
 
 
-def resolve(model: str, *, dummy: bool, engine_args: Sequence[str]) -> Resolved:
-    """vLLM's arguments for a model. The flags after `--` come last, so they override ours."""
+def resolve(
+    model: str, *, dummy: bool, engine_args: Sequence[str], platform: Platform | None = None
+) -> Resolved:
+    """vLLM's arguments for a model. The flags after `--` come last, so they override ours.
+
+    `platform`: what the engine is like, where it is not the installed vLLM's own.
+    """
     check_tier(engine_args)
     given = settings_given(engine_args)
     path = builtin(model)
     if path is not None:
-        defaults = _flags(engine_defaults(model, installed_for()), given)
+        defaults = _flags(engine_defaults(model, platform.runs_on if platform else installed_for()), given)
         return Resolved(["--model", str(path), *defaults, *engine_args], offline=True)
     folder = Path(model).expanduser()
     if model == gemma.NAME and not folder.exists():
@@ -110,20 +116,24 @@ def api_servers(engine_args: Sequence[str]) -> int:
     return int(given)
 
 
+def ranks(engine_args: Sequence[str]) -> int:
+    """Workers that one engine's model is spread over: tensor times pipeline parallel size."""
+    return _size(engine_args, "tensor") * _size(engine_args, "pipeline")
+
+
+def _size(engine_args: Sequence[str], kind: str) -> int:
+    given = flag_value(engine_args, f"{kind}-parallel-size") or "1"
+    return int(given) if given.isdigit() else 1
+
+
 def cpu_binding(engine_args: Sequence[str], cpus: Sequence[int]) -> str:
     """CPUs of each worker, as VLLM_CPU_OMP_THREADS_BIND wants them; "" for one worker an engine.
 
     vLLM itself gives each rank a NUMA node of its own, and refuses where there are fewer nodes than ranks.
     """
-    sizes = {
-        name: int(value)
-        if (value := flag_value(engine_args, f"{name}-parallel-size") or "1").isdigit()
-        else 1
-        for name in ("data", "pipeline", "tensor")
-    }
-    if sizes["pipeline"] * sizes["tensor"] == 1 or not cpus:
+    if ranks(engine_args) == 1 or not cpus:
         return ""
-    workers = sizes["data"] * sizes["pipeline"] * sizes["tensor"]
+    workers = _size(engine_args, "data") * ranks(engine_args)
     shares = [cpus[i::workers] or [cpus[i % len(cpus)]] for i in range(workers)]
     return "|".join(",".join(map(str, share)) for share in shares)
 

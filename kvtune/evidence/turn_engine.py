@@ -72,12 +72,10 @@ def _build(plan: TurnPlan) -> EngineCore:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
-    from kvtune.engine.front_end.config import parse_engine_args
+    from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
 
-    config = parse_engine_args(
-        resolve(plan.model, dummy=True, engine_args=plan.args).args
-    ).create_engine_config()
+    config = engine_config(parse_engine_args(resolve(plan.model, dummy=True, engine_args=plan.args).args))
     return EngineCore(config, Executor.get_class(config), log_stats=False)
 
 

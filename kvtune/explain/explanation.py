@@ -174,6 +174,7 @@ def settings_of(run: Run) -> SimSettings:
             "core_settings": header.core.settings if core == "kvtune" else {},
             "mode": mode,
             "specs": header.engine.kv_specs,
+            "like_device": header.engine.like_device,
             "async_scheduling": header.engine.async_scheduling,
             "cost": msgspec.to_builtins(cost_of(run)),
             "copy": msgspec.to_builtins(copy_of(run)),

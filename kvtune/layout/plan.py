@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, prod
 
+from kvtune.device.platforms import Platform
 from kvtune.errors import UsageError
 
 PER_LAYER = "per-layer"
@@ -109,6 +110,13 @@ def gpu_backend(attention: str, capability: int = 0) -> Backend:
 def cpu_backend(avx512_bf16: bool) -> Backend:
     """The backend of a CPU with or without AVX-512 BF16 (`run.cpu` says which this machine's is)."""
     return CPU_BF16 if avx512_bf16 else CPU
+
+
+def backend_of(platform: Platform, attention: str = "") -> Backend:
+    """The backend of an engine on this platform. `attention`: --attention-backend."""
+    if platform.kind == "cpu":
+        return cpu_backend(platform.float32_states)
+    return gpu_backend(attention, platform.capability[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     engines: int = 1  # EngineCores that share the load, each with a pool of `num_blocks`
     settings: dict[str, Any] = {}  # as resolved by vLLM
     args: list[str] = []  # as given after `--`
+    # Where chunk, seats and block size come from: flag, recipe, or vLLM's default and for which device. {} in older
+    # files, whose engines took vLLM's fallback in place of its server's defaults.
+    origins: dict[str, str] = {}
+    like_device: str = ""  # the device of --like-device; "": the machine's own
     groups: list[dict[str, Any]] = []  # KV cache groups: kind, block_size, sliding_window, layers, page_bytes
     kv_specs: dict[str, Any] = {}  # from which `sim` rebuilds this engine's KV config without the model
 

@@ -82,9 +82,10 @@ def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
 def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
     """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
     from kvtune.core.compat.parts import differing
-    from kvtune.device.blocks import specs_of
+    from kvtune.device.as_if import decide_as_on, give_blocks
     from kvtune.device.kv_specs import apply, restore
     from kvtune.device.meta_model import specs_of_model
+    from kvtune.device.platforms import defaults, device
     from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import check_engine, resolve
 
@@ -95,10 +96,18 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
             "measure on the engine (--on engine); `kvtune doctor` lists what works with this vLLM",
         )
     _silence_vllm()
-    resolved = resolve(settings.model, dummy=True, engine_args=settings.engine_args)
+    platform = device(settings.like_device) if settings.like_device else None
+    resolved = resolve(settings.model, dummy=True, engine_args=settings.engine_args, platform=platform)
     if resolved.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
     arguments = parse_engine_args(resolved.args)
+    asynchronous = settings.async_scheduling
+    if platform is not None:
+        decide_as_on(platform)
+        if asynchronous is None:
+            asynchronous = bool(defaults(platform)["async_scheduling"].value) and (
+                arguments.async_scheduling is not False
+            )
     config = _engine_config(arguments)
     cache = config.cache_config
     if settings.specs:
@@ -109,9 +118,11 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
         if cache.num_gpu_blocks_override is None:
             cache.num_gpu_blocks_override = int(settings.specs["num_blocks"])
     else:
-        specs, layouts = specs_of({}, config) if settings.timed else specs_of_model(config)
-    if settings.async_scheduling is not None:
-        config.scheduler_config.async_scheduling = settings.async_scheduling
+        if platform is not None:
+            give_blocks(config, platform)
+        specs, layouts = specs_of_model(config)
+    if asynchronous is not None:
+        config.scheduler_config.async_scheduling = asynchronous
         config.scheduler_config.scheduler_cls = (
             None
             if _is_vllms(config.scheduler_config.scheduler_cls)
@@ -142,9 +153,10 @@ def choose_core(settings: SimSettings) -> None:
 
 def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
     """VllmConfig; UsageError when vLLM refuses the model or a flag."""
+    from kvtune.engine.front_end.config import engine_config
+
     try:
-        config: VllmConfig = arguments.create_engine_config()
-        return config
+        return engine_config(arguments)
     except (ValueError, NotImplementedError, OSError, KeyError) as error:
         if fault := hub_fault(str(error), str(arguments.model)):
             raise UsageError(*fault) from error

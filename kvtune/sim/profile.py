@@ -58,11 +58,12 @@ def _replayed(
 def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
     """The simulated engine of a job; where a recorded run is given, modelled on its engine."""
     flags, specs, cost, async_scheduling = list(job.engine_args), {}, NOMINAL, None
+    like_device = job.like_device
     copy = CopyTime()
     if like is not None:
         engine = engine_of(like)
         flags, specs = [*engine.args, *flags], engine.kv_specs
-        async_scheduling = engine.async_scheduling
+        async_scheduling, like_device = engine.async_scheduling, engine.like_device
         cost, copy = cost_of(like), copy_of(like)
     return SimSettings(
         model=job.model,
@@ -74,4 +75,6 @@ def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
         copy=copy,
         specs=specs,
         async_scheduling=async_scheduling,
+        like_device=like_device,
+        from_recipe=sorted(job.from_recipe),
     )

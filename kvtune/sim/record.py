@@ -12,6 +12,8 @@ import numpy as np
 
 from kvtune import __version__
 from kvtune.core.vllm_config import VllmConfig
+from kvtune.device.platforms import device, origins
+from kvtune.engine.flags import settings_given
 from kvtune.probe.records import Copies
 from kvtune.run.extras import Extras, Replay
 from kvtune.run.machine import this_host
@@ -208,9 +210,15 @@ def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> 
 
     facts = describe_engine(engine.vllm_config)
     facts.pop("model_config", None)
+    where = str(facts["device_name"] or facts["device"])
+    if settings.like_device:
+        like = device(settings.like_device)
+        where = like.title
+        facts |= {"device": like.kind, "device_name": like.name, "like_device": like.key}
     cache = {**describe_cache(engine.scheduler), "tiers": list(tiers)}
     plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
-    info = msgspec.convert({**plain, "args": settings.engine_args}, EngineInfo)
+    decided = origins(settings_given(settings.engine_args), frozenset(settings.from_recipe), where)
+    info = msgspec.convert({**plain, "args": settings.engine_args, "origins": decided}, EngineInfo)
     cache_settings = (
         "offload",
         "hash_block_size",

@@ -28,7 +28,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     specs: KV specs captured from a real run (`header.engine.kv_specs`); the model is then not built.
     async_scheduling: None takes vLLM's default on this machine; GPU engines run with True.
     block_tokens: tokens per block, where this machine's attention kernels would choose another size.
-    timed: the engine's device only takes time (--on host): without `specs`, blocks are as large as there.
+    like_device: the device of --like-device whose chunk, seats and blocks the engine has without `specs`; "": here.
+    from_recipe: settings of vLLM among `engine_args` that a recipe gives.
     digests: keep one number per step, of what was scheduled into which blocks.
     shortcuts: simulate stock by kvtune's steady-decode path: the same decisions (a test compares them) in less time.
     verdicts: listen for `kvtune explain`; where each prompt's tokens went is added to header.extra.
@@ -47,7 +48,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     specs: dict[str, Any] = {}
     async_scheduling: bool | None = None
     block_tokens: int | None = None
-    timed: bool = False
+    like_device: str = ""
+    from_recipe: list[str] = []
     digests: bool = False
     shortcuts: bool = True
     verdicts: bool = False

@@ -252,7 +252,7 @@ def accelerator_started() -> bool:
 
 def import_class(model: str) -> None:
     """Import the code of a model's class, as far as it can be configured without a job's flags."""
-    from kvtune.engine.front_end.config import parse_engine_args
+    from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
 
     # A model may need a job's flags to be configured; if not even those help, each job reports its error.
@@ -260,7 +260,7 @@ def import_class(model: str) -> None:
         resolved = resolve(model, dummy=True, engine_args=[])
         if resolved.offline:
             os.environ["HF_HUB_OFFLINE"] = "1"
-        config = parse_engine_args(resolved.args).create_engine_config()
+        config = engine_config(parse_engine_args(resolved.args))
         from vllm.model_executor.models import ModelRegistry
 
         ModelRegistry.resolve_model_cls(config.model_config.architectures, config.model_config)

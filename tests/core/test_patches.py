@@ -108,11 +108,14 @@ from kvtune.core.offload import install as offload
 from kvtune.core.patches import PATCHES
 from kvtune.core.settings import parse
 from kvtune.core.tokens import runners
+from kvtune.device import as_if
+from kvtune.device.platforms import DEVICES
 from kvtune.probe import plugin as probe
 from kvtune.probe import recorder
 from kvtune.engine.front_end import api_servers
 switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
 cpu_flags.install()
+as_if.decide_as_on(DEVICES["h100"])
 offload.install()
 offload.offer_windows()
 plugin.install(parse({**dict.fromkeys(switches, True), "admission": "longest_prefix"}))
@@ -121,7 +124,7 @@ probe._wrap_engine()
 recorder._watch_scheduler(sys.argv[1], "")
 api_servers.install(pathlib.Path(sys.argv[1]))
 installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]
-for part in (api_servers.PART, recorder.PART, probe.PART):
+for part in (api_servers.PART, recorder.PART, probe.PART, as_if.PART):
     PATCHES.undo(part)
 for module in (audit, *map(plugin._part, reversed(plugin.PARTS)), offload, cpu_flags):
     module.uninstall()

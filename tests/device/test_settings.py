@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtune.device.nvidia import Gpu
+from kvtune.device.platforms import defaults
 from kvtune.device.settings import Device, constant, read_device, write_device
-from kvtune.engine import profile as module
+from kvtune.engine import platform
 from kvtune.engine.profile import ProfileJob, engine_arguments
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
@@ -51,20 +53,13 @@ def test_a_device_like_a_run_has_its_flags_blocks_and_step_times() -> None:
     assert flags == [*run.header.engine.args, "--max-num-seqs", "8"]
 
 
-@pytest.mark.parametrize(
-    ("given", "added"),
-    [
-        ((), ["--max-num-batched-tokens", "8192", "--max-num-seqs", "1024"]),
-        (("--max-num-batched-tokens", "512"), ["--max-num-seqs", "512"]),
-        (("--max-num-seqs", "16384"), ["--max-num-batched-tokens", "16384"]),
-        (("--max-num-batched-tokens", "8k"), []),
-        (("--max-num-seqs", "8", "--max-num-batched-tokens", "64"), []),
-    ],
-)
-def test_a_machine_without_a_gpu_takes_a_gpus_defaults(
-    given: tuple[str, ...], added: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_device_that_only_takes_time_stands_for_a_large_gpu_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "is_cpu_build", lambda: True)
-    assert module._gpu_flags(job(*given, device=constant(0.0)), given) == added
-    monkeypatch.setattr(module, "is_cpu_build", lambda: False)
-    assert module._gpu_flags(job(*given, device=constant(0.0)), given) == []
+    monkeypatch.setattr(platform, "installed_for", lambda: "cpu")
+    assert (platform.engines("", timed=True).key, platform.engines("").kind) == ("h100", "cpu")
+    monkeypatch.setattr(platform, "installed_for", lambda: "gpu")
+    monkeypatch.setattr(platform, "gpus", lambda: [Gpu("NVIDIA L4", 23_034, 0, "580.65", (8, 9))])
+    here = platform.engines("", timed=True)
+    assert (here.name, here.key, here.capability) == ("NVIDIA L4", "", (8, 9))
+    assert defaults(here)["max_num_seqs"].value == 256

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from kvtune.cli.app import run as cli
+from kvtune.device.platforms import DEVICES
 from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor import model as doctor_model
 from kvtune.doctor.diagnosis import Diagnosis
@@ -207,7 +208,7 @@ def test_the_lines_fit_the_terminal_and_keep_figures_and_commands_whole(width: i
 
 def test_without_vllm_the_report_is_planned_from_the_config(tmp_path: Path) -> None:
     shutil.copy(CONFIGS / "qwen3-next-80b-a3b.json", tmp_path / "config.json")
-    facts = read_config(str(tmp_path), ["--max-model-len", "8192"], "gpu")
+    facts = read_config(str(tmp_path), ["--max-model-len", "8192"], DEVICES["h100"])
     assert (facts.source, facts.block_tokens, facts.max_model_len) == ("config", 544, 8192)
     assert [group.kind for group in facts.groups] == ["full attention", "state", "state", "state"]
     assert [group.layers for group in facts.groups] == [12, 12, 12, 12]
@@ -216,7 +217,7 @@ def test_without_vllm_the_report_is_planned_from_the_config(tmp_path: Path) -> N
     assert "must hold one state of 1.05 MiB" in text
     assert "groups 1 to 3         state: 3 x 12 layers, 544 tokens per block, 1.5% padding" in text
     assert "assumed               a GPU, states of the config's type" in text
-    with pytest.raises(UsageError, match=r"there is no .*config\.json"):
+    with pytest.raises(UsageError, match=r"config\.json of some/model is not in the hub's cache"):
         read_config("some/model", [])
 
 
@@ -261,7 +262,7 @@ def test_a_model_that_this_machine_cannot_build_is_planned(
 ) -> None:
     shutil.copy(CONFIGS / "jamba-1.5-mini.json", tmp_path / "config.json")
 
-    def unbuildable(model: str, engine_args: Any) -> Facts:
+    def unbuildable(model: str, engine_args: Any, like_device: str) -> Facts:
         raise KvtuneError(f"the model Jamba {doctor_model.UNBUILDABLE}: ImportError: no kernel")
 
     monkeypatch.setattr(doctor_model, "ask_vllm", unbuildable)

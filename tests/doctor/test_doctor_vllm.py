@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvtune.device.platforms import cpu
 from kvtune.doctor.facts import Facts
 from kvtune.doctor.model import ModelReport, floor_of
 from kvtune.doctor.planned import read_config, with_state_rule
@@ -82,7 +83,7 @@ def test_float32_states_are_named_where_they_raise_the_block(
         [f"--mamba-ssm-cache-dtype bfloat16 gives blocks of {bf16}"] if avx512_bf16 else []
     )
     # Where vLLM is missing, the planner says the same, and what it took for granted.
-    planned = read_config(completed.model, ["--enable-prefix-caching"], "cpu")
+    planned = read_config(completed.model, ["--enable-prefix-caching"], cpu())
     assert (planned.block_tokens, planned.state_dtype) == (completed.block_tokens, completed.state_dtype)
     assert ("so recurrent states in float32" in planned.assumed) is avx512_bf16
     assert planned.assumed.startswith("this machine's CPU, with")

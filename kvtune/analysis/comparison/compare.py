@@ -7,7 +7,7 @@ difference, so measured times are not judged here: repeats.py judges them. Predi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -26,6 +26,8 @@ Verdict = Literal["better", "worse", "no difference shown", "not judged"]
 
 ONE_RUN = "one run a side: not judged"
 """Why a measured time has no verdict: the machine's own drift between two runs can be as large."""
+
+BATCH = ("max_num_batched_tokens", "max_num_seqs")
 
 RESAMPLES = 1000
 Z = 1.96  # standard deviations on either side that hold 95 % of a normal distribution
@@ -69,12 +71,16 @@ class Comparison:
 
 
 def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
-    """Checked fields that differ. The core and the engine's settings are not checked: runs are made to compare them."""
+    """Checked fields that differ.
+
+    The core and the engine's settings are not checked: runs are made to compare them. What no flag gave is.
+    """
     pairs = zip(_checked(a).items(), _checked(b).values(), strict=True)
     differing = [Mismatch(field, left, right) for (field, left), right in pairs if left != right]
     states = _states(a), _states(b)
     if all(states) and states[0].split()[0] != states[1].split()[0]:
         differing.append(Mismatch("recurrent states", *states))
+    differing += _defaults(a, b)
     if "partial" in (a.header.state, b.header.state) and _sent(a) != _sent(b):
         differing.append(Mismatch("requests sent", _sent(a), _sent(b)))
     return tuple(differing)
@@ -115,6 +121,21 @@ def _checked(run: Run) -> dict[str, str]:
         "device": " ".join(filter(None, (h.engine.device, h.engine.device_name))),
         "python": h.python,
     }
+
+
+def _defaults(a: Run, b: Run) -> Iterator[Mismatch]:
+    """Chunk and seats that differ although no flag gave them: vLLM's defaults for two devices, or for two callers."""
+    given = settings_given(a.header.engine.args) | settings_given(b.header.engine.args)
+    for name in BATCH:
+        values = [run.header.engine.settings.get(name) for run in (a, b)]
+        if name.replace("_", "-") not in given and all(values) and values[0] != values[1]:
+            yield Mismatch(
+                name, *(f"{value} ({_origin(run, name)})" for run, value in zip((a, b), values, strict=True))
+            )
+
+
+def _origin(run: Run, name: str) -> str:
+    return run.header.engine.origins.get(name) or "vLLM's default without its server, by an older kvtune"
 
 
 def _sent(run: Run) -> str:

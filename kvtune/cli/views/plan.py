@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING
 
 from kvtune.analysis.study import Bench
 from kvtune.run.durations import known_durations
 from kvtune.units import count
 from kvtune.workload.types import Workload
+
+if TYPE_CHECKING:
+    from kvtune.tune.space.model import ModelFacts
 
 JOURNALS = 10
 """Newest studies that are asked how long a replay of a load took."""
@@ -18,6 +22,34 @@ JOURNALS = 10
 def begin(text: str) -> None:
     """What takes a moment before there is anything to show."""
     print(f"{text} ..", file=sys.stderr, flush=True)
+
+
+def say_device(like_device: str) -> None:
+    """Which device's engine is simulated, and what its chunk, seats and blocks are without a flag."""
+    from kvtune.device.platforms import defaults
+    from kvtune.engine.platform import engines
+
+    platform = engines(like_device)
+    take = defaults(platform)
+    what = (
+        f"as on {platform.title}: without flags {count(int(take['max_num_batched_tokens'].value))} tokens and "
+        f"{count(int(take['max_num_seqs'].value))} requests in a step, blocks of {take['block_size'].value} tokens"
+    )
+    other = (
+        "; --like-device h100 simulates a GPU's engine" if platform.kind == "cpu" and not like_device else ""
+    )
+    print(f"{what}{other}", file=sys.stderr, flush=True)
+
+
+def say_unknown(model: str, facts: ModelFacts) -> None:
+    """That a search knows nothing of the model's windows and states, and why."""
+    if facts.unknown:
+        print(
+            f"{model}: windows and states are not known, so only what suits every model is searched, the core's "
+            f"defaults among it: {facts.unknown}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def minutes(seconds: float) -> str:

@@ -22,7 +22,7 @@ from vllm.engine.arg_utils import EngineArgs
 from kvtune.core.patches import PATCHES
 from kvtune.core.vllm_config import VllmConfig
 from kvtune.device.settings import DEVICE_FILE, TIMED, read_device
-from kvtune.device.shape import shape
+from kvtune.device.shape import decide_as, shape
 from kvtune.engine.flags import flag_value
 from kvtune.engine.front_end.config import describe_engine, jsonable
 from kvtune.engine.front_end.messages import CONFIG_FILE, READY, ServerConfig
@@ -39,10 +39,12 @@ def install(folder: Path) -> None:
 
     def shaped(create: Callable[..., VllmConfig]) -> Callable[..., VllmConfig]:
         def created(self: Any, *args: object, **options: object) -> VllmConfig:
+            device = read_device() if (folder / DEVICE_FILE).exists() else None
+            if device is not None:
+                decide_as(device)
             config = create(self, *args, **options)
             facts: dict[str, object] = {}
-            if (folder / DEVICE_FILE).exists():
-                device = read_device()
+            if device is not None:
                 shape(config, device, asynchronous=self.async_scheduling is not False)
                 facts = {"device": TIMED, "device_name": device.name}
             described = ServerConfig(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvtune.device.settings import TIMED, read_device
 from kvtune.engine.driver import Answer, Driver, RequestLog
-from kvtune.engine.front_end.config import describe_engine, jsonable, parse_engine_args
+from kvtune.engine.front_end.config import describe_engine, engine_config, jsonable, parse_engine_args
 from kvtune.engine.messages import COUNTS_FILE, RECEIPTS_FILE, ROUTES_FILE, HostPlan
 from kvtune.engine.vllm_counts import Routes, TierHits, VllmCounts
 from kvtune.workload.types import Request, Workload
@@ -31,8 +31,12 @@ class InProcess:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         arguments = parse_engine_args(plan.vllm_args)
-        config = arguments.create_engine_config()
         device = read_device() if plan.on_device else None
+        if device is not None:
+            from kvtune.device.shape import decide_as
+
+            decide_as(device)
+        config = engine_config(arguments)
         if device is not None:
             from kvtune.device.shape import shape
 

@@ -31,6 +31,14 @@ def parse_engine_args(arguments: list[str]) -> AsyncEngineArgs:
     return AsyncEngineArgs.from_cli_args(parser.parse_args(arguments))
 
 
+def engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
+    """vLLM's configuration as its server makes it. Chunk and seats that no flag gives depend on who asks."""
+    from vllm.usage.usage_lib import UsageContext
+
+    config: VllmConfig = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    return config
+
+
 def describe_engine(config: VllmConfig) -> dict[str, object]:
     """The engine's configuration as vLLM resolved it at start-up."""
     import torch

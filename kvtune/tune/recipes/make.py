@@ -125,6 +125,7 @@ def _evidence(bench: Bench, by: Objective) -> dict[str, object]:
         "dummy": bench.dummy,
         **({"slo": dict(bench.slo)} if bench.slo else {}),
         **({"engine_on": bench.engine_on} if bench.engine_on != "model" else {}),
+        **({"like_device": bench.like_device} if bench.like_device else {}),
     }
 
 
@@ -160,6 +161,7 @@ def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
             vllm=recipe.recipe.vllm,
             slo={str(name): float(limit) for name, limit in e.get("slo", {}).items()},
             engine_on="host" if e.get("engine_on") == "host" else "model",
+            like_device=str(e.get("like_device", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(

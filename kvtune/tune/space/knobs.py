@@ -79,8 +79,8 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
         else (0,),
         "packed": (True, False) if facts.layouts else (False,),
         "states_per_block": _states_worth_a_trial(facts),
-        "max_num_batched_tokens": (1024, 2048, 4096, 8192),
-        "max_num_seqs": (32, 128, 256),
+        "max_num_batched_tokens": _with((1024, 2048, 4096, 8192), facts.batched_tokens),
+        "max_num_seqs": _with((32, 128, 256), facts.sequences),
         "kv_offloading_size": (0.0, 1.0, 2.0, 4.0, 8.0),
         "eviction_policy": ("lru", "arc", "kvtune"),
         "blocks_per_chunk": (1, 2, 4),
@@ -92,9 +92,15 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
     if name in facts.aside:
         return (DEFAULTS[name],)
     if name in chosen:
-        return chosen[name]
+        # Of a model that nothing is known of, the core's default is a candidate beside what suits plain ones.
+        return _with(chosen[name], KNOBS[name].default) if facts.unknown and name in KNOBS else chosen[name]
     knob = KNOBS[name]
     return (True, False) if knob.kind == "switch" else knob.choices or (knob.default,)
+
+
+def _with(values: tuple[Scalar, ...], served: Scalar) -> tuple[Scalar, ...]:
+    """The values, and what an engine takes where nothing sets it."""
+    return values if served in values else (*values, served)
 
 
 def canonical(text: str) -> str:

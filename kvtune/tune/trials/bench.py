@@ -12,7 +12,8 @@ from msgspec import structs
 from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
-from kvtune.engine.resolve import api_servers, check_engine, installed_for, resolve
+from kvtune.engine.platform import engines
+from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve
 from kvtune.errors import UsageError
 from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.workload.spec import DEFAULT_SPEC, build
@@ -30,10 +31,12 @@ def set_up(
     core_settings: Settings | None = None,
     slo: dict[str, float] | None = None,
     engine_on: Literal["model", "host"] = "model",
+    like_device: str = "",
 ) -> tuple[Bench, Workload, ModelFacts]:
     """The bench, its workload, and what is legal for the model."""
     version = check_engine()
-    resolve(model, dummy=True, engine_args=engine_args)
+    platform = engines(like_device, timed=engine_on == "host")
+    resolve(model, dummy=True, engine_args=engine_args, platform=platform)
     api_servers(engine_args)
     workload = build(spec or DEFAULT_SPEC, seed=seed)
     block_size = flag_value(engine_args, "block-size")
@@ -44,11 +47,13 @@ def set_up(
         int(block_size) if block_size else None,
         workload.longest,
         core=core,
-        caching_off="no-enable-prefix-caching" in engine_defaults(model, installed_for())
+        caching_off="no-enable-prefix-caching" in engine_defaults(model, platform.runs_on)
         and "enable-prefix-caching" not in settings_given(engine_args),
         state_dtype=flag_value(engine_args, "mamba-ssm-cache-dtype") or "auto",
         attention=flag_value(engine_args, "attention-backend") or "",
-        timed=engine_on == "host",
+        platform=platform,
+        ranks=ranks(engine_args),
+        revision=flag_value(engine_args, "revision"),
     )
     bench = Bench(
         model=model,
@@ -63,6 +68,7 @@ def set_up(
         vllm=version,
         slo=slo or {},
         engine_on=engine_on,
+        like_device=like_device,
     )
     return bench, workload, facts
 
@@ -104,7 +110,9 @@ def stored_study_path(url: str, output: Path, bench: Bench) -> Path:
     """This machine's journal of a study in a database. The same command has the same journal, so that it resumes with
     the engine runs that were made before.
     """
-    fields = [name for name in Bench.__struct_fields__ if name != "engine_on" or bench.engine_on != "model"]
+    named = Bench(model="", spec="", seed=0, workload_hash="")
+    later = ("engine_on", "like_device")  # a journal keeps its name where they have their defaults
+    fields = [n for n in Bench.__struct_fields__ if n not in later or getattr(bench, n) != getattr(named, n)]
     names = [f"{name}={getattr(bench, name)!r}" for name in fields]
     mark = sha256("|".join([url, *names]).encode()).hexdigest()[:8]
     model = re.sub(r"[^\w.-]+", "-", Path(bench.model).name or bench.model).strip("-")[:40]

@@ -8,6 +8,7 @@ from typing import Any
 from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.flags import flag_value
 from kvtune.engine.offload_flags import joined, without_tier
+from kvtune.engine.platform import engines
 from kvtune.recipe import TIER_SETTINGS, Scalar, engine_flags
 from kvtune.tune.space.model import packed_pool
 
@@ -59,6 +60,7 @@ def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
             int(given),
             bench.block_tokens,
             int(settings.get("states_per_block", 1)),
+            engines(bench.like_device, timed=bench.engine_on == "host"),
             state_dtype=flag_value(flags, "mamba-ssm-cache-dtype") or "auto",
         )
     if changed.get("kv_offloading_size") == 0:

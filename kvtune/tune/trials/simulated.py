@@ -9,6 +9,7 @@ from typing import Any, Self
 import msgspec
 
 from kvtune.analysis.study import Bench, Settings
+from kvtune.engine.platform import engines
 from kvtune.errors import KvtuneError
 from kvtune.run.slo import with_slo
 from kvtune.sim.settings import SimSettings
@@ -73,7 +74,7 @@ class SimPool:
             mode="jump",
             cost=self._like.cost,
             specs=self._like.specs_for({**settings, **core_settings}),
-            timed=bench.engine_on == "host",
+            like_device=engines(bench.like_device, timed=bench.engine_on == "host").key,
             async_scheduling=self._like.async_scheduling,
             copy=self._like.copy,
         )

@@ -300,3 +300,26 @@ def test_too_few_repeats_and_mismatches() -> None:
     assert {f.verdict for f in one.figures} == {"not judged"}
     assert figures(one)["ttft_ms.mean"].why == "one run a side: not judged"
     assert [m.field for m in one.mismatches] == ["model"]
+
+
+OLDER = EngineInfo(settings={"max_num_batched_tokens": 2048, "max_num_seqs": 128})
+SERVED = EngineInfo(
+    settings={"max_num_batched_tokens": 8192, "max_num_seqs": 1024},
+    origins=dict.fromkeys(("max_num_batched_tokens", "max_num_seqs"), "vLLM's default for NVIDIA H100"),
+)
+
+
+def test_chunk_and_seats_that_no_flag_gave_are_named_where_they_differ() -> None:
+    older, served_now = run(noise(1), engine=OLDER), run(noise(2), engine=SERVED)
+    chunk, seats = mismatches(older, served_now)
+    assert (chunk.field, seats.field) == ("max_num_batched_tokens", "max_num_seqs")
+    assert chunk.a == "2048 (vLLM's default without its server, by an older kvtune)"
+    assert seats.b == "1024 (vLLM's default for NVIDIA H100)"
+    assert not mismatches(older, older) and not mismatches(served_now, served_now)
+
+
+def test_a_chunk_that_a_flag_gave_is_what_the_runs_were_made_to_compare() -> None:
+    flagged = replace(SERVED, args=["--max-num-batched-tokens", "8192"])
+    assert [m.field for m in mismatches(run(noise(1), engine=OLDER), run(noise(2), engine=flagged))] == [
+        "max_num_seqs"
+    ]

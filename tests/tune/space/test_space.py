@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.analysis.study import Bench
+from kvtune.device.platforms import DEVICES
 from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
 from kvtune.tune.search import tuned_space
@@ -218,8 +220,7 @@ def test_the_search_proposes_no_layout_that_the_attention_kernels_refuse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same search on a GPU: packed blocks with FlashAttention, none with FlashInfer."""
-    monkeypatch.setattr("kvtune.tune.space.model.is_cpu_build", lambda: False)
-    monkeypatch.setattr("kvtune.tune.space.model.compute_capability", lambda: 9)
+    monkeypatch.setattr("kvtune.tune.space.model.here", lambda: DEVICES["h100"])
 
     def tried(attention: str) -> list[bool]:
         facts = model_facts("qwen3-next-80b", None, 4096, attention=attention)
@@ -231,19 +232,23 @@ def test_the_search_proposes_no_layout_that_the_attention_kernels_refuse(
         build_space([], ["packed=true"], model_facts("qwen3-next-80b", None, 4096, attention="FLASHINFER"))
 
 
-@pytest.mark.parametrize("cpu", [True, False])
-def test_blocks_on_a_device_that_only_takes_time_are_a_gpus_but_for_models_with_states(
-    monkeypatch: pytest.MonkeyPatch, cpu: bool
-) -> None:
-    monkeypatch.setattr("kvtune.tune.space.model.is_cpu_build", lambda: cpu)
-    monkeypatch.setattr("kvtune.tune.space.model.compute_capability", lambda: 9)
-    for model in ("tiny-gemma3", "tiny-llama", "not/local"):
-        timed = model_facts(model, None, 4096, timed=True)
-        assert (timed.block_tokens, timed.alignment) == (16, 16)
-        assert timed.blocks[0] == 16 and not any(size % 16 for size in timed.blocks)
-        assert model_facts(model, 64, 4096, timed=True).block_tokens == 64
-        assert model_facts(model, None, 4096).block_tokens == (128 if cpu else 16)
-    assert model_facts("tiny-qwen3next", None, 4096, timed=True) == model_facts("tiny-qwen3next", None, 4096)
+@pytest.mark.parametrize("model", ["tiny-gemma3", "tiny-llama", "not/local"])
+def test_blocks_chunk_and_seats_are_those_of_the_device_that_engines_are_like(model: str) -> None:
+    large = model_facts(model, None, 4096, platform=DEVICES["h100"])
+    assert (large.block_tokens, large.alignment) == (16, 16)
+    assert large.blocks[0] == 16 and not any(size % 16 for size in large.blocks)
+    assert (large.batched_tokens, large.sequences) == (8192, 1024)
+    assert model_facts(model, 64, 4096, platform=DEVICES["h100"]).block_tokens == 64
+    small = model_facts(model, None, 4096, platform=DEVICES["cpu"], ranks=2)
+    assert (small.block_tokens, small.batched_tokens, small.sequences) == (128, 4096, 256)
+
+
+def test_states_make_the_blocks_of_the_device_that_engines_are_like() -> None:
+    blocks = [
+        model_facts("tiny-qwen3next", None, 4096, platform=at).block_tokens
+        for at in (DEVICES["h100"], replace(DEVICES["cpu"], float32_states=True), DEVICES["cpu"])
+    ]
+    assert blocks == [144, 384, 256]
 
 
 def test_how_many_tokens_a_caller_gets_at_once_is_a_knob_that_only_an_engine_can_try() -> None:

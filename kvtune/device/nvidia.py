@@ -1,0 +1,41 @@
+"""The GPUs of this machine by nvidia-smi. Imports neither vLLM nor torch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+FIELDS = ("name", "memory.total", "memory.used", "driver_version", "compute_cap")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """`total`, `used`: MiB of memory, 0 where nvidia-smi does not say. `capability` (0, 0): it does not say either."""
+
+    name: str
+    total: int = 0
+    used: int = 0
+    driver: str = ""
+    capability: tuple[int, int] = (0, 0)
+
+
+def gpus() -> list[Gpu]:
+    """None where there is no GPU, or no nvidia-smi."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return []
+    query = [smi, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    return [_gpu(line) for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
+def _gpu(row: str) -> Gpu:
+    name, *rest = (field.strip() for field in row.split(","))
+    total, used, driver, capability = (*rest, *[""] * len(FIELDS))[: len(FIELDS) - 1]
+    major, _, minor = capability.partition(".")
+    return Gpu(name, _number(total), _number(used), driver, (_number(major), _number(minor)))
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0

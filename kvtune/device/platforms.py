@@ -1,0 +1,137 @@
+"""Platforms that vLLM runs on, and what its server takes on each where no flag says otherwise. Plain data; any process.
+
+`DEVICES` are those that `--like-device` names. vLLM's own code has each figure where `Default.source` says;
+tests/device/test_platforms.py asks vLLM for them, with its platform forced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvtune.errors import UsageError, did_you_mean
+from kvtune.run.cpu import avx512_bf16
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """`name`, `memory_bytes`, `capability`: what vLLM asks of a device. `key`: of --like-device; "": this machine's.
+
+    `float32_states`: vLLM keeps recurrent states in float32 whatever the model's type is.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    memory_bytes: int = 0
+    capability: tuple[int, int] = (0, 0)
+    float32_states: bool = False
+    key: str = ""
+
+    @property
+    def runs_on(self) -> Literal["cpu", "gpu"]:
+        return "cpu" if self.kind == "cpu" else "gpu"
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} (--like-device {self.key})" if self.key else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """What vLLM takes where no flag gives it, and where its code says so."""
+
+    value: int | bool | str
+    source: str
+
+
+DEVICES = {
+    "h100": Platform("cuda", "NVIDIA H100 80GB HBM3", 81_559 * MIB, (9, 0), key="h100"),
+    "a100": Platform("cuda", "NVIDIA A100-SXM4-80GB", 81_920 * MIB, (8, 0), key="a100"),
+    "l4": Platform("cuda", "NVIDIA L4", 23_034 * MIB, (8, 9), key="l4"),
+    "cpu": Platform("cpu", "CPU", key="cpu"),
+}
+"""Memory as nvidia-smi gives it. A CPU has AVX-512 BF16 where KVTUNE_AVX512_BF16 or this machine says so."""
+
+LARGE_GPU = DEVICES["h100"]
+"""The GPU that `--on host` stands for on a machine that has none."""
+
+
+def device(key: str) -> Platform:
+    """The platform of --like-device; UsageError lists them."""
+    if key not in DEVICES:
+        mean = did_you_mean(key, tuple(DEVICES))
+        raise UsageError(
+            f"--like-device {key}: there is no such device", f"{mean}devices: {', '.join(DEVICES)}"
+        )
+    chosen = DEVICES[key]
+    return cpu(key) if chosen.kind == "cpu" else chosen
+
+
+def cpu(key: str = "") -> Platform:
+    """This machine's CPU."""
+    return Platform("cpu", "this machine's CPU", float32_states=avx512_bf16(), key=key)
+
+
+def defaults(platform: Platform, ranks: int = 1) -> dict[str, Default]:
+    """By vLLM's name of the setting. `ranks`: tensor times pipeline parallel size."""
+    tokens, sequences = _batch(platform, ranks)
+    batch = "EngineArgs.get_batch_defaults for a server"
+    both = {
+        "max_num_batched_tokens": Default(tokens, batch),
+        "max_num_seqs": Default(sequences, batch),
+    }
+    if platform.kind == "cpu":
+        source = "CpuPlatform.check_and_update_config"
+        return {
+            **both,
+            "block_size": Default(128, source),
+            "block_multiple": Default(32, "CPUAttentionBackend.get_supported_kernel_block_sizes"),
+            "async_scheduling": Default(False, source),
+            "model_runner": Default("V1", "CPUWorker"),
+            "executor": Default("mp", source),
+            "largest_graph": Default(0, source),
+        }
+    most = 1024 if platform.capability[0] == 10 else 512
+    return {
+        **both,
+        "block_size": Default(16, "CacheConfig.DEFAULT_BLOCK_SIZE"),
+        "block_multiple": Default(16, "FlashAttentionBackend.get_supported_kernel_block_sizes"),
+        "async_scheduling": Default(True, "VllmConfig.__post_init__"),
+        "model_runner": Default("V2", "VllmConfig.use_v2_model_runner"),
+        "executor": Default("uni" if ranks == 1 else "mp", "ParallelConfig.__post_init__"),
+        "largest_graph": Default(min(2 * sequences, most), "VllmConfig._set_cudagraph_sizes"),
+    }
+
+
+def _batch(platform: Platform, ranks: int) -> tuple[int, int]:
+    """Tokens of a step and requests in it. vLLM takes an A100's and a GB10's compute for too small for large chunks."""
+    if platform.kind == "cpu":
+        return 2048 * ranks, 128 * ranks
+    if platform.memory_bytes >= 160 * GIB:
+        return 16384, 1024
+    small = "a100" in platform.name.lower() or platform.capability == (12, 1)
+    if platform.memory_bytes >= 70 * GIB and not small:
+        return 8192, 1024
+    return 2048, 256
+
+
+def origins(given: frozenset[str], recipe: frozenset[str], platform: str) -> dict[str, str]:
+    """Where chunk, seats and block size come from: `flag`, `recipe`, or vLLM's default, with the device.
+
+    `given`: settings that the flags give, those of a recipe among them. `recipe`: those that it alone gives.
+    """
+    return {
+        name: "recipe"
+        if name in recipe
+        else "flag"
+        if name.replace("_", "-") in given
+        else f"vLLM's default for {platform}"
+        for name in DECIDED
+    }
+
+
+DECIDED = ("max_num_batched_tokens", "max_num_seqs", "block_size")
+"""Settings that decide what the cache holds and hits, and whose defaults differ between devices."""

@@ -1,0 +1,57 @@
+"""A model's config.json: of a built-in model, a folder, or a name on the hub. Imports no vLLM."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtune.engine.models import builtin
+
+FILE = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """`fields` is empty where the file could not be had, and `why` says why."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+def model_config(model: str, revision: str | None = None) -> ModelConfig:
+    """From the hub as vLLM does: its cache (HF_HOME) first, then, unless HF_HUB_OFFLINE is set, the hub itself."""
+    folder = builtin(model) or Path(model).expanduser()
+    path = folder / FILE
+    if not folder.exists():
+        found = _on_hub(model, revision)
+        if isinstance(found, str):
+            return ModelConfig(why=found)
+        path = found
+    try:
+        fields = json.loads(path.read_text())
+    except OSError as error:
+        return ModelConfig(why=f"{path} cannot be read: {error.strerror or error}")
+    except ValueError as error:
+        return ModelConfig(why=f"{path} is not JSON: {error}")
+    return ModelConfig(fields) if isinstance(fields, dict) else ModelConfig(why=f"{path} is no JSON object")
+
+
+def _on_hub(name: str, revision: str | None) -> Path | str:
+    """The file in the hub's cache; why it is not there."""
+    try:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    except ImportError:
+        return f"{name} is no folder, and huggingface_hub, which vLLM brings, is not installed"
+    try:
+        cached = try_to_load_from_cache(name, FILE, revision=revision)
+        return Path(cached if isinstance(cached, str) else hf_hub_download(name, FILE, revision=revision))
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # no network, HF_HUB_OFFLINE, no such model, no access, no name at all
+        reason = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
+        return f"{FILE} of {name} is not in the hub's cache, and the hub did not give it: {reason}"

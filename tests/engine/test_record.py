@@ -43,6 +43,7 @@ def made(folder: Path, outcome: HostOutcome, probe: str = "light") -> Run:
         core=CoreInfo(name="stock"),
         probe_level=probe,
         engine_args=[],
+        decided={"block_size": "flag"},
     )
 
 
@@ -115,3 +116,8 @@ def test_a_run_that_ended_before_its_first_step_has_no_length(tmp_path: Path) ->
     run = made(tmp_path, HostOutcome("2026-01-01T00:00:00+00:00", 0, start_ns=START, error=INTERRUPTED))
     fields = summary(RunAnalysis(run, build(SPEC)))
     assert (fields["wall_s"], fields["throughput_tok_s"], fields["rounds"]) == (0.0, None, [])
+
+
+def test_the_run_says_where_its_settings_come_from(tmp_path: Path) -> None:
+    run = made(tmp_path, HostOutcome("2026-01-01T00:00:00+00:00", 0, start_ns=START))
+    assert run.header.engine.origins == {"block_size": "flag"}

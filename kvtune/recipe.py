@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,38 +18,43 @@ import msgspec
 
 from kvtune.errors import UsageError
 from kvtune.files import explained, replacing
+from kvtune.legal import Legal
 
 Scalar = str | int | float | bool
 Status = Literal["confirmed", "simulated", "hand-written"]
 
-TIER_SETTINGS = (
-    "eviction_policy",
-    "blocks_per_chunk",
-    "store_threshold",
-    "offload_prompt_only",
-    "max_tracker_size",
-)
-"""Settings of a tier of host memory that vLLM takes in --kv-transfer-config."""
+MOST = 1 << 31
+"""Above any count of tokens, blocks or requests."""
+MOST_BYTES = 1 << 50
+
 TIER_POLICIES = ("lru", "arc", "kvtune")
-"""Its eviction policies, by name: vLLM's, and kvtune's own."""
-ENGINE_SETTINGS = (
-    "block_size",
-    "prefix_match_unit",
-    "prefix_cache_retention_interval",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "prefill_schedule_interval",
-    "num_gpu_blocks_override",
-    "kv_cache_memory_bytes",
-    "max_model_len",
-    "enable_prefix_caching",
-    "gpu_memory_utilization",
-    "kv_offloading_size",
-    "stream_interval",
-    "api_server_count",
-    *TIER_SETTINGS,
-)
-"""Settings allowed in [engine]: of the cache and the scheduler. A recipe cannot load code, files or plugins."""
+"""Eviction policies of a tier of host memory, by name: vLLM's, and kvtune's own."""
+TIER_SETTINGS: dict[str, Legal] = {
+    "eviction_policy": Legal(kind="choice", choices=TIER_POLICIES),
+    "blocks_per_chunk": Legal(kind="integer", low=1, high=MOST),
+    "store_threshold": Legal(kind="integer", low=0, high=MOST),
+    "offload_prompt_only": Legal(kind="switch"),
+    "max_tracker_size": Legal(kind="integer", low=1, high=MOST),
+}
+"""Settings of that tier that vLLM takes in --kv-transfer-config."""
+ENGINE_SETTINGS: dict[str, Legal] = {
+    "block_size": Legal(kind="integer", low=1, high=MOST, unit="tokens"),
+    "prefix_match_unit": Legal(kind="integer", low=1, high=MOST, choices=("none",)),
+    "prefix_cache_retention_interval": Legal(kind="integer", low=0, high=MOST, choices=("none",)),
+    "max_num_batched_tokens": Legal(kind="integer", low=1, high=MOST, unit="tokens"),
+    "max_num_seqs": Legal(kind="integer", low=1, high=MOST),
+    "prefill_schedule_interval": Legal(kind="integer", low=0, high=MOST),
+    "num_gpu_blocks_override": Legal(kind="integer", low=1, high=MOST, unit="blocks"),
+    "kv_cache_memory_bytes": Legal(kind="integer", low=1, high=MOST_BYTES, unit="bytes"),
+    "max_model_len": Legal(kind="integer", low=1, high=MOST, unit="tokens", choices=("auto",)),
+    "enable_prefix_caching": Legal(kind="switch"),
+    "gpu_memory_utilization": Legal(kind="number", low=0, high=1),
+    "kv_offloading_size": Legal(kind="number", low=0, high=1 << 20, unit="GiB"),
+    "stream_interval": Legal(kind="integer", low=1, high=MOST, unit="tokens"),
+    "api_server_count": Legal(kind="integer", low=1, high=1024),
+    **TIER_SETTINGS,
+}
+"""What [engine] may set, of the cache and the scheduler: each name with what its value may be. Nothing else of vLLM."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,13 +100,9 @@ def read_recipe(path: Path) -> Recipe:
         raise UsageError(
             f"{path}: {error}", "a recipe has [recipe], [engine], [core] and [evidence]"
         ) from error
-    unknown = [name for name in recipe.engine if name not in ENGINE_SETTINGS]
-    if unknown:
-        raise UsageError(
-            f"{path}: {unknown[0]} is not allowed in [engine]", f"it takes {', '.join(ENGINE_SETTINGS)}"
-        )
-    _check_tier(recipe.engine, path)
+    check_engine_settings(recipe.engine, str(path), "[engine]")
     about = recipe.recipe
+    _check_text(about, path)
     if about.checksum and about.checksum != checksum(recipe):
         raise UsageError(
             f"{path} was changed or cut short after kvtune wrote it: its checksum does not match",
@@ -115,24 +116,32 @@ def read_recipe(path: Path) -> Recipe:
     return recipe
 
 
-def _check_tier(engine: Mapping[str, Scalar], path: Path) -> None:
-    legal: dict[str, tuple[Callable[[Scalar], bool], str]] = {
-        "eviction_policy": (lambda value: value in TIER_POLICIES, f"one of {', '.join(TIER_POLICIES)}"),
-        "blocks_per_chunk": (_whole_from(1), "a whole number from 1 up"),
-        "store_threshold": (_whole_from(0), "a whole number from 0 up"),
-        "offload_prompt_only": (lambda value: isinstance(value, bool), "true or false"),
-        "max_tracker_size": (_whole_from(1), "a whole number from 1 up"),
-    }
-    for name in TIER_SETTINGS:
-        is_legal, what = legal[name]
-        if name in engine and not is_legal(engine[name]):
+def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str) -> None:
+    """UsageError for a setting that no file may have, or one of another type or out of its range.
+
+    `where`, `part`: the file, and what of it has the settings.
+    """
+    for name, value in settings.items():
+        if name not in ENGINE_SETTINGS:
             raise UsageError(
-                f"{path}: {name} = {_value(engine[name])} is not allowed in [engine]", f"{name} takes {what}"
+                f"{where}: {ascii(name)[1:-1]} is not allowed in {part}",
+                f"it takes {', '.join(ENGINE_SETTINGS)}",
+            )
+        if not ENGINE_SETTINGS[name].is_legal(value):
+            raise UsageError(
+                f"{where}: {name} = {_value(value)} is not allowed in {part}",
+                f"{name} takes {ENGINE_SETTINGS[name].legal}",
             )
 
 
-def _whole_from(least: int) -> Callable[[Scalar], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _check_text(about: About, path: Path) -> None:
+    """UsageError for text that is no line: what follows could pass for something else wherever the text is shown."""
+    for name, text in msgspec.structs.asdict(about).items():
+        if not text.isprintable():
+            raise UsageError(
+                f"{path}: [recipe] {name} = {text!a} has a character that no line of text has",
+                "remove it from the file, if the recipe is from someone you trust",
+            )
 
 
 def checksum(recipe: Recipe) -> str:

@@ -27,6 +27,10 @@ def explain(
         ),
     ] = False,
     trace: options.RunTrace = None,
+    model: Annotated[
+        str, typer.Option("--model", help="The model of RUN, where the replay needs it.", metavar="MODEL")
+    ] = "",
+    trust: options.Trust = False,
     json: options.Json = False,
 ) -> int:
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
@@ -39,10 +43,14 @@ def explain(
     from kvtune.units import count
 
     recorded = read_run(run)
+    if trust:
+        options.trusting(run, recorded.header.model, recorded.header.engine.args)
     sent = int(sent_requests(recorded).sum())
     replays = f"up to {tries + 1} replays" if tries else "1 replay"
     announce(f"{replays} of {count(sent)} requests without a model, no engine start")
-    explanation = explain_run(recorded, tries=tries, view=ConsoleView(), trace=trace)
+    explanation = explain_run(
+        recorded, tries=tries, view=ConsoleView(), trace=trace, model=model, trusted=trust
+    )
     if json:
         from kvtune.explain.text import to_json
 

@@ -98,6 +98,13 @@ Anyway = Annotated[
     bool,
     typer.Option("--anyway", help="Go ahead although model, workload, versions or device differ."),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="For a file of your own: use its model and all its flags of vLLM, also those that can load code.",
+    ),
+]
 Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights on the model's real config.")]
 Slo = Annotated[
     str,
@@ -148,6 +155,14 @@ def choice(option: str, value: str, choices: Sequence[Choice]) -> Choice:
             did_you_mean(value, choices).strip() or f"for instance {option} {choices[0]}",
         )
     return named
+
+
+def trusting(file: Path | str, model: str, flags: Sequence[str]) -> None:
+    """Say what --trust lets a file do."""
+    import shlex
+
+    asked = ascii(f"{model} {shlex.join(flags)}".strip())[1:-1]
+    print(f"--trust: vLLM does what {file} asks for, code included: {asked}", file=sys.stderr)
 
 
 def print_json(value: object) -> None:

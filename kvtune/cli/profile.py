@@ -17,6 +17,7 @@ from kvtune.run.config import REPORTS
 if TYPE_CHECKING:
     from kvtune.device.settings import Device
     from kvtune.engine.profile import ProfileJob
+    from kvtune.run.types import Run
 
 
 def profile(
@@ -97,6 +98,7 @@ def profile(
             help="With --on host: microseconds that the device takes for a step. Default 0.",
         ),
     ] = None,
+    trust: options.Trust = False,
     dummy: options.Dummy = False,
     slo: options.Slo = "",
     seed: options.Seed = 0,
@@ -144,14 +146,16 @@ def profile(
         raise UsageError(
             "--like is for simulations and devices that only take time", "add --on sim or --on host"
         )
+    if trust and like is None:
+        raise UsageError("--trust is for the file of --like", "leave it out")
     if on == "sim":
         if stacks or ablate or ablate_only or repeat > 1:
             raise UsageError(
                 "--stacks, --ablate and --repeat need the real engine", "leave them out, or use --on engine"
             )
-        return _replay(job, mode, like, as_json=json, open_=open_)
+        return _replay(job, mode, like, trusted=trust, as_json=json, open_=open_)
     if on == "host":
-        job = replace(job, device=_device(like, step_us))
+        job = replace(job, device=_device(like, step_us, trusted=trust))
     if ablate or ablate_only:
         from kvtune.cli.ablate import run_ablation
 
@@ -181,33 +185,42 @@ def profile(
     return 0
 
 
-def _device(like: Path | None, step_us: float | None) -> Device:
+def _device(like: Path | None, step_us: float | None, *, trusted: bool) -> Device:
     from kvtune.device.settings import constant
-    from kvtune.run.file import read_run
     from kvtune.sim.like import device_of
 
     if like is None:
         return constant(step_us or 0.0)
     if step_us is not None:
         raise UsageError("--like and --step-us both say how long a step takes", "leave one of them out")
-    return device_of(read_run(like))
+    return device_of(_recorded(like, trusted), trusted=trusted)
 
 
-def _replay(job: ProfileJob, mode: str, like: Path | None, *, as_json: bool, open_: bool) -> int:
+def _recorded(like: Path, trusted: bool) -> Run:
+    from kvtune.run.file import read_run
+
+    run = read_run(like)
+    if trusted:
+        options.trusting(like, "", run.header.engine.args)
+    return run
+
+
+def _replay(
+    job: ProfileJob, mode: str, like: Path | None, *, trusted: bool, as_json: bool, open_: bool
+) -> int:
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
-    from kvtune.run.file import read_run
     from kvtune.sim.profile import profile as replayed
     from kvtune.sim.settings import MODES
 
     chosen = options.choice("--mode", mode, MODES)
-    recorded = read_run(like) if like is not None else None
+    recorded = _recorded(like, trusted) if like is not None else None
     if recorded is None:
         say_device(job.like_device)
     with ProgressView(len(job.workload.requests), job.model) as view:
         view.phase("replaying")
-        result = replayed(job, chosen, recorded, view.replayed)
+        result = replayed(job, chosen, recorded, view.replayed, trusted=trusted)
         view.phase("analysing")
     show([result], job.workload, as_json=as_json, opened=open_)
     if result.error is not None:

@@ -80,6 +80,11 @@ def show(
 def verify(
     name: Name,
     rounds: Annotated[int, typer.Option(min=2, help="Engine runs of stock and of the recipe, at most.")] = 4,
+    model: Annotated[
+        str,
+        typer.Option("--model", help="The recipe's model, where it is not a built-in one.", metavar="MODEL"),
+    ] = "",
+    trust: options.Trust = False,
     anyway: options.Anyway = False,
     output: options.Output = REPORTS,
     json: options.Json = False,
@@ -97,15 +102,26 @@ def verify(
 
     path = find(name)
     loaded = load(path)
-    refuse_foreign(loaded, str(path), anyway, versions=False)
-    bench, _ = bench_of(loaded, str(path))
+    refuse_foreign(loaded, str(path), anyway, model=model, versions=False)
+    bench, _ = bench_of(loaded, str(path), model=model, trusted=trust)
+    if trust:
+        options.trusting(path, bench.model, bench.engine_args)
     simulated = loaded.recipe.status == "simulated"
     runs = 0 if simulated else 2 * rounds + 1
     announce_study(
         bench, build(bench.spec, seed=bench.seed), output, replays=2 * simulated, runs=runs, most=True
     )
     with TrialsView(runs, OBJECTIVES["hit-rate"]) as view:
-        verified = check(loaded, str(path), rounds=rounds, output=output, say=view, anyway=anyway)
+        verified = check(
+            loaded,
+            str(path),
+            rounds=rounds,
+            output=output,
+            say=view,
+            anyway=anyway,
+            model=model,
+            trusted=trust,
+        )
     if json:
         print_json({"recipe": str(path), **verified})
     else:

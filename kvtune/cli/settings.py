@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kvtune.cli.options import choice
-from kvtune.core.settings import KNOBS, LISTED, Value
+from kvtune.core.settings import KNOBS, LISTED
 from kvtune.engine.flags import settings_given
 from kvtune.engine.offload_flags import joined
 from kvtune.errors import UsageError, did_you_mean
+from kvtune.legal import Value
 from kvtune.recipe import engine_flags
 
 CORES: tuple[Literal["kvtune", "stock"], ...] = ("kvtune", "stock")

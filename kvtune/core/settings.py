@@ -13,12 +13,10 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, SupportsFloat
+from typing import Any
 
 from kvtune.errors import UsageError, did_you_mean
-
-Value = bool | int | float | str
-Kind = Literal["switch", "integer", "number", "choice"]
+from kvtune.legal import Legal, Value
 
 POLICIES = ("density", "tiered", "pin", "lru", "two_class")
 AUTO = "auto"
@@ -29,47 +27,17 @@ LEGACY = "legacy_"
 """What the names of switches begin with that only `kvtune evidence` needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob(Legal):
     """One field of CoreSettings: its legal values and its meaning."""
 
     name: str
-    kind: Kind
     help: str
     default: Value
-    choices: tuple[str, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
-    unit: str = ""
-
-    @property
-    def legal(self) -> str:
-        """The legal values, for a message."""
-        if self.kind == "switch":
-            return "true, false"
-        if self.kind == "choice":
-            return ", ".join(self.choices)
-        whole = "a whole number" if self.kind == "integer" else "a number"
-        return f"{whole} from {self.low:.12g} to {self.high:.12g}" + (f" ({self.unit})" if self.unit else "")
 
     def read(self, value: object) -> Value:
         """The value as this knob's type; UsageError when it is not legal."""
-        legal: Value | None = None
-        text = value.strip().lower() if isinstance(value, str) else value
-        if self.kind == "switch":
-            legal = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}.get(
-                str(text).lower()
-            )
-        elif self.kind == "choice":
-            legal = text if text in self.choices else None
-        elif isinstance(text, str | SupportsFloat) and not isinstance(text, bool):
-            try:
-                number = float(text)
-            except (TypeError, ValueError):
-                number = float("nan")
-            whole = self.kind == "number" or number == number // 1
-            if whole and self.low <= number <= self.high:
-                legal = int(number) if self.kind == "integer" else number
+        legal = Legal.read(self, value)
         if legal is None:
             raise UsageError(f"core.{self.name}={value!r} is not legal", f"{self.name} takes {self.legal}")
         return legal
@@ -148,15 +116,22 @@ def without(settings: CoreSettings, parts: Collection[str]) -> CoreSettings:
 
 
 def _switch(name: str, help: str) -> Knob:
-    return Knob(name, "switch", help, getattr(CoreSettings(), name))
+    return Knob(name=name, kind="switch", help=help, default=getattr(CoreSettings(), name))
 
 
 def _integer(name: str, help: str, low: int, high: int, unit: str = "") -> Knob:
-    return Knob(name, "integer", help, getattr(CoreSettings(), name), low=low, high=high, unit=unit)
+    default = getattr(CoreSettings(), name)
+    return Knob(name=name, kind="integer", help=help, default=default, low=low, high=high, unit=unit)
 
 
 def _number(name: str, help: str, low: float, high: float, unit: str = "") -> Knob:
-    return Knob(name, "number", help, getattr(CoreSettings(), name), low=low, high=high, unit=unit)
+    default = getattr(CoreSettings(), name)
+    return Knob(name=name, kind="number", help=help, default=default, low=low, high=high, unit=unit)
+
+
+def _choice(name: str, help: str, choices: tuple[str, ...]) -> Knob:
+    default = getattr(CoreSettings(), name)
+    return Knob(name=name, kind="choice", help=help, default=default, choices=choices)
 
 
 KNOBS: dict[str, Knob] = {
@@ -175,7 +150,7 @@ KNOBS: dict[str, Knob] = {
             "front_end",
             "send plain outputs from EngineCore to AsyncLLM as columns, and wake only callers that wait",
         ),
-        Knob("policy", "choice", "which free block is evicted next", AUTO, choices=(AUTO, *POLICIES)),
+        _choice("policy", "which free block is evicted next", (AUTO, *POLICIES)),
         _integer(
             "pin_window", "tokens kept behind a boundary (0 = the layer's window)", 0, 1 << 20, "tokens"
         ),
@@ -210,7 +185,7 @@ KNOBS: dict[str, Knob] = {
         _number(
             "ghost_factor", "how many evicted hashes are remembered, in pool sizes", 0.0, 64.0, "pool sizes"
         ),
-        Knob("admission", "choice", "which waiting request is admitted next", "fcfs", choices=ADMISSIONS),
+        _choice("admission", "which waiting request is admitted next", ADMISSIONS),
         _number(
             "admission_age_s",
             "a request that was first overtaken this long ago is not overtaken again",

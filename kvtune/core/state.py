@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypedDict
 
-from kvtune.core.settings import CoreSettings, Value
+from kvtune.core.settings import CoreSettings
+from kvtune.legal import Value
 
 clock: Callable[[], float] = time.monotonic
 """Seconds. Read as `state.clock()` at each use, so that it can be replaced while an engine lives."""

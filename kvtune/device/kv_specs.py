@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
 from kvtune.errors import KvtuneError
-from kvtune.probe.kv_specs import VERSION
+from kvtune.probe.kv_specs import CONFIG_FIELDS, VERSION
 
 if TYPE_CHECKING:
     from vllm.v1 import kv_cache_interface
@@ -39,12 +39,29 @@ def restore(captured: Captured) -> dict[str, KVCacheSpec]:
 
 
 def apply(captured: Captured, vllm_config: VllmConfig, given: frozenset[str]) -> None:
-    """Set the captured engine's values on a config, except for the fields in `given`, which the user's flags set."""
+    """Set the captured engine's values on a config, except for the fields in `given`, which the user's flags set.
+
+    KvtuneError for a field that `capture` does not write, or a value that it cannot have.
+    """
     for section, fields in captured.get("config", {}).items():
         target = getattr(vllm_config, section, None)
         for name, value in fields.items():
+            if name not in CONFIG_FIELDS.get(section, ()) or not _is_setting(value):
+                raise KvtuneError(
+                    f"the run's KV specs set {section}.{name} to {value!a}, which is not taken from a file",
+                    "record the run again with this kvtune",
+                )
             if name not in given and hasattr(target, name):
                 setattr(target, name, value)
+
+
+def _is_setting(value: object) -> bool:
+    """A number, a switch, nothing, or one word: no path, and no name of a class in a module."""
+    return (
+        value is None
+        or isinstance(value, bool | int | float)
+        or (isinstance(value, str) and value.isidentifier())
+    )
 
 
 def decode(encoded: object) -> object:
@@ -54,7 +71,7 @@ def decode(encoded: object) -> object:
     if not isinstance(encoded, dict):
         return encoded
     if "$dtype" in encoded:
-        dtype = getattr(torch, encoded["$dtype"])
+        dtype = vars(torch).get(encoded["$dtype"])  # getattr would import modules that torch loads on demand
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{encoded['$dtype']} is not a dtype")
         return dtype

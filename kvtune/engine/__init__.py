@@ -34,4 +34,5 @@ the measured part is kept and marked partial.
     offload_flags.py Flags of a tier of host memory, checked before a process starts
     model_config.py  A model's config.json: of a built-in model, a folder, or a name on the hub
     platform.py      The platform of the engines that kvtune starts or replays here
+    recorded.py      An engine as a file describes it: vLLM's flags
 """

@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
-from kvtune.core.settings import KNOBS, LEGACY, CoreSettings, Value
+from kvtune.core.settings import KNOBS, LEGACY, CoreSettings
 from kvtune.engine.messages import Event
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError, UsageError
+from kvtune.legal import Value
 from kvtune.run.rows import add_row, read_rows
 
 BASELINE = "baseline"

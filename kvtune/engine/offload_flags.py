@@ -1,7 +1,7 @@
-"""Flags of a tier of host memory, checked before a process starts; and flags that would make an engine load code.
+"""Flags of a tier of host memory, checked before a process starts.
 
 vLLM says what is wrong with a tier at the end of a traceback, or not at all: with less room than one chunk it stores
-nothing. Flags that come from a file (a recipe, a run file) may name kvtune's and vLLM's own classes only.
+nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvtune.engine.flags import flag_value, parse_flags, with_flag
+from kvtune.engine.recorded import CONNECTOR, EXTRA
 from kvtune.errors import UsageError
-from kvtune.recipe import TIER_POLICIES, Scalar
-from kvtune.recipe import TIER_SETTINGS as RECIPE_SETTINGS
+from kvtune.recipe import TIER_SETTINGS, Scalar
 from kvtune.run.limits import memory_limit_bytes, memory_used_bytes
 from kvtune.units import size
 
@@ -23,18 +23,6 @@ GIB = 1 << 30
 SIZE, TRANSFER = "kv-offloading-size", "kv-transfer-config"
 LEAST_FREE_BYTES = 64 << 20
 """A folder with less free space than this is full."""
-
-LOADS_CODE = (
-    *("config", "io-processor-plugin", "logits-processors", "middleware", "model-class-overrides"),
-    *("reasoning-parser-plugin", "scheduler-cls", "tool-parser-plugin", "trust-remote-code"),
-    *("worker-cls", "worker-extension-cls", "logging-config", "log-config-file"),
-)
-HARMLESS = ("model", "reasoning-parser")
-"""Flags whose names are beginnings of those."""
-
-CONNECTOR = "OffloadingConnector"
-EXTRA = "kv_connector_extra_config"
-TIER_SETTINGS = tuple(sorted((*RECIPE_SETTINGS, "block_size", "cpu_bytes_to_use")))
 
 
 def check_tier(words: Sequence[str]) -> None:
@@ -112,7 +100,7 @@ def _extra(transfer: Mapping[str, object]) -> Mapping[str, object]:
 def tier_given(words: Sequence[str]) -> dict[str, Scalar]:
     """The settings of the tier that these flags give and a recipe may have."""
     extra = _extra(_transfer(words))
-    given = {name: extra[name] for name in RECIPE_SETTINGS if name in extra}
+    given = {name: extra[name] for name in TIER_SETTINGS if name in extra}
     return {name: value for name, value in given.items() if isinstance(value, (str, int, float))}
 
 
@@ -143,45 +131,3 @@ def without_tier(words: Sequence[str]) -> list[str]:
     if _transfer(words).get("kv_connector", CONNECTOR) == CONNECTOR:
         words = with_flag(words, TRANSFER, None)
     return with_flag(words, SIZE, None)
-
-
-def refuse_code(words: Sequence[str], where: str) -> None:
-    """UsageError for a flag with which an engine would load code. `where`: the file that the flags come from."""
-    for flag in parse_flags(words):
-        name, _, part = flag.name.partition(".")  # vLLM also takes --kv-transfer-config.NAME VALUE
-        if part and TRANSFER.startswith(name):
-            raise _refused(where, f"--{flag.name}")
-        # vLLM's parser takes the beginning of a name for the name.
-        if len(name) > 2 and name not in HARMLESS and any(known.startswith(name) for known in LOADS_CODE):
-            raise _refused(where, f"--{flag.name}")
-        if name == "distributed-executor-backend" and "." in "".join(flag.values):
-            raise _refused(where, f"--{name} {flag.values[0]}")
-        if len(name) > 3 and TRANSFER.startswith(name):
-            _refuse_in(_json(" ".join(flag.values)), where)
-
-
-def _json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def _refuse_in(transfer: object, where: str) -> None:
-    if not isinstance(transfer, dict) or transfer.get("kv_connector", CONNECTOR) != CONNECTOR:
-        raise _refused(where, f"--{TRANSFER} with another connector than {CONNECTOR}")
-    extra = _extra(transfer)
-    known = {"kv_connector", "kv_role", EXTRA}
-    unknown = (transfer.keys() - known) | (extra.keys() - set(TIER_SETTINGS))
-    if unknown:
-        raise _refused(where, f"{sorted(unknown)[0]} in --{TRANSFER}")
-    if (policy := extra.get("eviction_policy", "lru")) not in TIER_POLICIES:
-        raise _refused(where, f"the eviction policy {policy!r}")
-
-
-def _refused(where: str, what: str) -> UsageError:
-    return UsageError(
-        f"{where}: {what} is not taken from a file: an engine could load code by it",
-        f"a tier has {', '.join(TIER_SETTINGS)}, and the policies {', '.join(TIER_POLICIES)}; "
-        "type any other flag yourself",
-    )

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from kvtune.core.settings import Value
 from kvtune.device.platforms import Platform, origins
 from kvtune.device.settings import TIMED, Device, write_device
 from kvtune.engine.flags import settings_given
@@ -30,6 +29,7 @@ from kvtune.engine.resolve import api_servers, check_engine, cpu_binding, is_cpu
 from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.engine.sockets import socket_folder
 from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
+from kvtune.legal import Value
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.folder import taken
 from kvtune.run.scratch import HIDDEN, made, sweep

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvtune.core.settings import Value
+from kvtune.legal import Value
 
 Direction = Literal["higher", "lower", "equal"]
 

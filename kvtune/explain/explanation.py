@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.engine.flags import with_flag
-from kvtune.engine.offload_flags import refuse_code
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.replays import View, replays, sent_requests
 from kvtune.run.types import Run, Table
-from kvtune.sim.like import copy_of, cost_of
+from kvtune.sim.like import copy_of, cost_of, model_and_flags
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.verdicts.causes import CAUSES, TIER_CAUSES, split
@@ -100,15 +99,24 @@ class Explanation:
         return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
 
 
-def explain(run: Run, *, tries: int = 4, view: View | None = None, trace: Path | None = None) -> Explanation:
+def explain(
+    run: Run,
+    *,
+    tries: int = 4,
+    view: View | None = None,
+    trace: Path | None = None,
+    model: str = "",
+    trusted: bool = False,
+) -> Explanation:
     """Explain a run's misses, and replay up to `tries` remedies for the largest causes. `view` shows progress.
 
-    `trace`: the file of the run's workload, where it was one.
+    `trace`: the file of the run's workload, where it was one. `model`: the one that the user named. `trusted`: the user
+    vouches for the run file (sim/like.py).
     """
     from kvtune.explain.remedies import candidates, combined, floor_of, situation
 
     view = view or View()
-    settings, workload = settings_of(run), rebuilt(run, trace)
+    settings, workload = settings_of(run, model=model, trusted=trusted), rebuilt(run, trace)
     sent = int(sent_requests(run).sum())
     if not sent:
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
@@ -122,7 +130,8 @@ def explain(run: Run, *, tries: int = 4, view: View | None = None, trace: Path |
         engine = replayed.header.engine
         if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
             explanation = replace(explanation, notes=(floor, *explanation.notes))
-        at = situation(settings, engine, ran_on=run.header.engine.device)
+        stands_in = settings.model not in (run.header.model, model)
+        at = situation(settings, engine, ran_on="" if stands_in else run.header.engine.device)
         options = candidates(explanation.misses, explanation.query_tokens, at)[:tries]
         if not options:
             return explanation
@@ -156,20 +165,20 @@ def measured_requests(run: Run) -> NDArray[np.bool_]:
     return sent & known if known.any() else sent
 
 
-def settings_of(run: Run) -> SimSettings:
+def settings_of(run: Run, *, model: str = "", trusted: bool = False) -> SimSettings:
     """The simulated counterpart of a run's engine, with a step cost fitted to the run's steps.
 
     It replays what the run sent.
     """
     header, sent = run.header, sent_requests(run)
-    refuse_code(header.engine.args, "the run file")
+    replayed, flags = model_and_flags(run, named=model, trusted=trusted)
     core = "kvtune" if header.core.name == "kvtune" and header.core.active else "stock"
     mode = header.extra.sim.mode if header.extra.sim is not None else "exact"
     return msgspec.convert(
         {
-            "model": header.model,
+            "model": replayed,
             # Each of several engines is replayed alone.
-            "engine_args": with_flag(header.engine.args, "data-parallel-size", None),
+            "engine_args": with_flag(flags, "data-parallel-size", None),
             "core": core,
             "core_settings": header.core.settings if core == "kvtune" else {},
             "mode": mode,

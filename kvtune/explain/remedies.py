@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from kvtune.core.settings import AUTO, KNOBS, CoreSettings, Value
+from kvtune.core.settings import AUTO, KNOBS, CoreSettings
 from kvtune.engine.flags import flag_texts, with_flag
 from kvtune.layout.plan import match_units
+from kvtune.legal import Value
 from kvtune.run.types import EngineInfo
 from kvtune.sim.settings import SimSettings
 
@@ -70,7 +71,10 @@ class Situation:
 
 
 def situation(settings: SimSettings, engine: EngineInfo, *, ran_on: str = "") -> Situation:
-    """`ran_on`: the run's device. Blocks of other sizes can be simulated for this machine's device only."""
+    """`ran_on`: the run's device, "" where its model is not at hand.
+
+    Blocks of other sizes can be simulated for this machine's device only, and from the model.
+    """
     windows = [int(group.get("sliding_window") or 0) for group in engine.groups]
     retention = engine.settings.get("retention_interval", 0)
     return Situation(

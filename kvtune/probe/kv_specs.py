@@ -13,7 +13,8 @@ from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec, VllmConfig
 
 VERSION = 1
 
-# The settings that decide scheduling and caching, by section of VllmConfig: the simulator uses the captured values.
+# The settings that decide scheduling and caching, by section of VllmConfig: the simulator uses the captured values, and
+# sets no other ones, whatever a file has.
 CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
     "model_config": ("max_model_len",),
     "cache_config": (

@@ -1,22 +1,27 @@
-"""What `--like RUN` takes from a recorded run: its engine's flags and KV specs, and what its steps cost."""
+"""What a replay takes from a recorded run: its engine's flags and KV specs, its model, and what its steps cost."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from kvtune.device.copies import GIB, INSTANT, CopyTime
 from kvtune.device.cost import NOMINAL, StepCost, read_cost
 from kvtune.device.settings import Device
-from kvtune.engine.offload_flags import refuse_code
+from kvtune.engine.flags import with_flag
+from kvtune.engine.models import builtin
+from kvtune.engine.recorded import allowed_flags
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.run.types import EngineInfo, Run
 from kvtune.sim.cost import Clock, fit
 
 
-def engine_of(run: Run) -> EngineInfo:
-    """The run's engine. KvtuneError where the run does not hold its KV specs."""
+def engine_of(run: Run, *, trusted: bool = False) -> EngineInfo:
+    """The run's engine, with the flags that a file may give. KvtuneError where the run does not hold its KV specs."""
     engine = run.header.engine
-    refuse_code(engine.args, "--like: the run file")
+    flags = allowed_flags(engine.args, "--like: the run file", trusted=trusted)
     if not engine.kv_specs:
         raise KvtuneError("--like: the run file has no KV specs", "record it again with this kvtune")
     if engine.engines > 1:
@@ -24,12 +29,54 @@ def engine_of(run: Run) -> EngineInfo:
             f"--like: {engine.engines} engines shared that run's load, a replay is of one",
             "record a run with --data-parallel-size 1, or see `kvtune explain`, which replays each engine",
         )
-    return engine
+    return msgspec.structs.replace(engine, args=flags)
 
 
-def device_of(run: Run) -> Device:
+BY_SPECS = (
+    *(
+        "attention-backend",
+        "dtype",
+        "gdn-prefill-backend",
+        "kv-cache-dtype",
+        "load-format",
+        "mamba-cache-dtype",
+    ),
+    *("mamba-ssm-cache-dtype", "max-model-len", "quantization"),
+)
+"""Flags that the captured KV specs answer. A stand-in need not be able to do what they ask for."""
+
+
+def model_and_flags(run: Run, *, named: str = "", trusted: bool = False) -> tuple[str, list[str]]:
+    """The model to replay a run with, and the engine's flags. No model is opened that the file alone names.
+
+    `named`: the model that the user named. `trusted`: the user vouches for the file. Else it is one of kvtune's own:
+    the run's, or one that stands in for it, as the run has its KV specs.
+    """
+    header = run.header
+    flags = allowed_flags(header.engine.args, "the run file", trusted=trusted)
+    if named or trusted or builtin(header.model) is not None:
+        return named or header.model, flags
+    if not header.engine.kv_specs:
+        raise UsageError(
+            f"the run file has no KV specs, and its model {header.model!a} is only named in the file",
+            "name the model yourself: --model MODEL; or, for a file of your own, add --trust",
+        )
+    for name in BY_SPECS:
+        flags = with_flag(flags, name, None)
+    return stand_in(header.engine.kv_specs), flags
+
+
+def stand_in(specs: Mapping[str, Any]) -> str:
+    """The built-in model whose scheduling is that of a model with these KV specs; its shapes are not used."""
+    text = msgspec.json.encode(specs).decode()
+    if '"MambaSpec"' not in text:
+        return "tiny-llama"
+    return "tiny-granite" if '"mamba2"' in text.lower() else "tiny-qwen3next"
+
+
+def device_of(run: Run, *, trusted: bool = False) -> Device:
     """A device that takes the time that the run's own took. KvtuneError where its steps do not say."""
-    engine = engine_of(run)
+    engine = engine_of(run, trusted=trusted)
     stored = run.header.extra.step_cost
     cost = cost_of(run) if stored else fit(run, "device")
     name = f"like {engine.device_name or engine.device}"

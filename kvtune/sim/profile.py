@@ -17,14 +17,21 @@ from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
 
 
-def profile(job: ProfileJob, mode: Mode, like: Run | None, on_report: Callable[[Report], None]) -> Profiled:
+def profile(
+    job: ProfileJob,
+    mode: Mode,
+    like: Run | None,
+    on_report: Callable[[Report], None],
+    *,
+    trusted: bool = False,
+) -> Profiled:
     """Replay the job's workload and write the run file, also (as a partial one) when Ctrl-C ends it early.
 
     `like`: a recorded run whose engine is simulated: with its KV specs, pool and flags (the job's own flags override
-    them), and a step cost fitted to its steps.
+    them), and a step cost fitted to its steps. `trusted`: the user vouches for its file.
     """
     check_output(job.output)
-    settings = settings_for(job, mode, like)
+    settings = settings_for(job, mode, like, trusted=trusted)
     with reserved(job.output, f"{run_name(job)}_sim") as (_, path):
         run, error = _replayed(job, settings, on_report)
         run = with_slo(run, job.slo)
@@ -55,13 +62,13 @@ def _replayed(
     return run, error
 
 
-def settings_for(job: ProfileJob, mode: Mode, like: Run | None) -> SimSettings:
+def settings_for(job: ProfileJob, mode: Mode, like: Run | None, *, trusted: bool = False) -> SimSettings:
     """The simulated engine of a job; where a recorded run is given, modelled on its engine."""
     flags, specs, cost, async_scheduling = list(job.engine_args), {}, NOMINAL, None
     like_device = job.like_device
     copy = CopyTime()
     if like is not None:
-        engine = engine_of(like)
+        engine = engine_of(like, trusted=trusted)
         flags, specs = [*engine.args, *flags], engine.kv_specs
         async_scheduling, like_device = engine.async_scheduling, engine.like_device
         cost, copy = cost_of(like), copy_of(like)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.device.kv_specs import restore
+from kvtune.device.kv_specs import apply, restore
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
 from kvtune.probe.kv_specs import capture
@@ -112,3 +112,33 @@ def test_a_drafters_group_is_captured_last() -> None:
     captured = capture(SimpleNamespace(), config)  # type: ignore[arg-type]
     assert list(captured["layers"]) == ["states", "attention"]  # type: ignore[call-overload]
     assert captured["groups"] == [["attention"], ["states"]]
+
+
+def config(**scheduler: object) -> Any:
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(**scheduler), parallel_config=SimpleNamespace(worker_cls="auto")
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("scheduler_config", "scheduler_cls", "evil_module"),
+        ("parallel_config", "worker_cls", "evil_module"),
+        ("scheduler_config", "policy", "evil_module.Policy"),
+        ("scheduler_config", "policy", "/evil"),
+        ("scheduler_config", "policy", ["fcfs"]),
+    ],
+)
+def test_kv_specs_set_only_what_is_captured_to_numbers_and_words(
+    section: str, name: str, value: object
+) -> None:
+    with pytest.raises(KvtuneError, match=rf"{section}\.{name} to .* not taken from a file"):
+        apply({"config": {section: {name: value}}}, config(scheduler_cls=None, policy="fcfs"), frozenset())
+
+
+def test_captured_values_are_set_except_those_of_the_users_flags() -> None:
+    changed = config(max_num_seqs=1, policy="fcfs", watermark=0.5)
+    captured = {"max_num_seqs": 7, "policy": "priority", "watermark": 0.1}
+    apply({"config": {"scheduler_config": captured}}, changed, frozenset(("watermark",)))
+    assert vars(changed.scheduler_config) == {"max_num_seqs": 7, "policy": "priority", "watermark": 0.5}

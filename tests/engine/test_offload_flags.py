@@ -1,4 +1,4 @@
-"""A tier that cannot be, in one line that says what to do; and flags of a file that would load code."""
+"""A tier that cannot be, in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from kvtune.engine.offload_flags import (
     check_room,
     check_tier,
     joined,
-    refuse_code,
     tier_given,
     without_tier,
 )
@@ -70,47 +69,6 @@ def test_a_folder_behind_a_cpu_engine_is_refused(tmp_path: Path) -> None:
 def transfer(connector: str = "OffloadingConnector", **extra: object) -> list[str]:
     fields = {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
     return ["--kv-transfer-config", json.dumps(fields)]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        transfer(spec_name="Spec", spec_module_path="mine"),
-        transfer(eviction_policy="Mine", cache_policy_module_path="mine"),
-        transfer(eviction_policy="Mine"),
-        transfer(secondary_tiers=[{"type": "Mine", "module_path": "mine"}]),
-        transfer("Mine"),
-        ["--kv-transfer-config", '{"kv_connector_module_path": "mine"}'],
-        ["--kv-transfer-config", "mine"],
-        ["--kv-transfer-config.kv_connector_extra_config.spec_module_path", "mine"],
-        ["--kv-transfer.kv_connector_module_path", "mine"],
-        ["--scheduler-cls", "mine.Scheduler"],
-        ["--scheduler_cls=mine.Scheduler"],
-        ["--worker-c", "mine.Worker"],
-        ["--trust-remote-code"],
-        ["--distributed-executor-backend", "mine.Executor"],
-    ],
-)
-def test_a_file_cannot_name_code_for_the_engine_to_load(words: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"^some\.toml: .* is not taken from a file"):
-        refuse_code(words, "some.toml")
-
-
-def test_what_a_file_may_say_of_a_tier_is_taken() -> None:
-    refuse_code([*transfer(eviction_policy="kvtune", store_threshold=2), "--kv-offloading-size", "4"], "f")
-    flags = ("--block-size", "32", "--distributed-executor-backend", "uni", "--load-format", "dummy")
-    refuse_code(
-        [
-            "--model",
-            "m",
-            "--max-model-len=100",
-            "--config-format",
-            "hf",
-            *flags,
-            "--no-enable-prefix-caching",
-        ],
-        "f",
-    )
 
 
 def test_of_two_command_lines_the_second_wins_setting_by_setting() -> None:

@@ -25,7 +25,7 @@ def parse_engine_args(arguments: list[str]) -> AsyncEngineArgs:
                 "after `--`, give flags of `vllm serve`",
             )
 
-    parser = AsyncEngineArgs.add_cli_args(Parser(prog="vllm"))
+    parser = AsyncEngineArgs.add_cli_args(Parser(prog="vllm", allow_abbrev=False))
     # A flag of `vllm serve` alone, which a simulation has no use for.
     parser.add_argument("--api-server-count", type=int)
     return AsyncEngineArgs.from_cli_args(parser.parse_args(arguments))

@@ -13,7 +13,9 @@ from kvtune import __version__
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.engine.flags import flag_value
-from kvtune.engine.offload_flags import refuse_code, tier_given
+from kvtune.engine.models import builtin
+from kvtune.engine.offload_flags import tier_given
+from kvtune.engine.recorded import allowed_flags
 from kvtune.errors import UsageError
 from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
 from kvtune.tune.confirm import Confirmed, Contender
@@ -146,16 +148,25 @@ def _figure(figure: Figure) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
-    """The bench of the recipe's evidence, and the recipe's settings. UsageError if the evidence is incomplete."""
-    e = recipe.evidence
+def bench_of(recipe: Recipe, where: str, *, model: str = "", trusted: bool = False) -> tuple[Bench, Settings]:
+    """The bench of the recipe's evidence, and the recipe's settings. UsageError if the evidence is incomplete.
+
+    `model`: the one that the user named. `trusted`: the user vouches for the file. Else the model must be kvtune's own,
+    and the flags those that a file may give.
+    """
+    e, own = recipe.evidence, recipe.recipe.model
+    if not (model or trusted or builtin(own) is not None):
+        raise UsageError(
+            f"{where}: the model {own} is only named in the file",
+            "name the model yourself: --model MODEL; or, for a file of your own, add --trust",
+        )
     try:
         bench = Bench(
-            model=recipe.recipe.model,
+            model=model or own,
             spec=str(e["workload"]),
             seed=int(e["seed"]),
             workload_hash=str(e["workload_hash"]),
-            engine_args=[str(a) for a in e["engine_args"]],
+            engine_args=allowed_flags([str(a) for a in e["engine_args"]], where, trusted=trusted),
             block_tokens=int(e.get("block_tokens", 0)),
             dummy=bool(e.get("dummy", False)),
             vllm=recipe.recipe.vllm,
@@ -168,7 +179,6 @@ def bench_of(recipe: Recipe, where: str) -> tuple[Bench, Settings]:
             f"{where}: [evidence] lacks {error}",
             "only a recipe that `kvtune tune` wrote can be verified",
         ) from error
-    refuse_code(bench.engine_args, where)
     return bench, {**recipe.engine, **recipe.core}
 
 

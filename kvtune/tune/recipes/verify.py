@@ -15,6 +15,7 @@ from kvtune import __version__
 from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.core.compat.names import without_effect
 from kvtune.engine.flags import flag_value
+from kvtune.engine.models import builtin
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import Recipe, Scalar, differences
@@ -38,8 +39,8 @@ def expired(recipe: Recipe) -> list[str]:
 def other_states(recipe: Recipe) -> list[str]:
     """A different type of recurrent states on this machine: blocks and hits differ, but the recipe is not refused."""
     about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
-    if about.device and about.device != installed_device():
-        return []
+    if builtin(about.model) is None or (about.device and about.device != installed_device()):
+        return []  # what a model is that only the file names is not looked up
     given = [str(flag) for flag in flags]
     here = installed_state_dtype(
         about.model,
@@ -102,11 +103,13 @@ def verify(
     output: Path,
     say: Callable[[Trial], None],
     anyway: bool = False,
+    model: str = "",
+    trusted: bool = False,
 ) -> dict[str, Any]:
     """`{holds, text, ..}`. UsageError where it cannot be checked: another device, another workload, no evidence."""
-    refuse_foreign(recipe, where, anyway, versions=False)
+    refuse_foreign(recipe, where, anyway, model=model, versions=False)
     others = expired(recipe)
-    bench, settings = bench_of(recipe, where)
+    bench, settings = bench_of(recipe, where, model=model, trusted=trusted)
     kept, aside = usable(recipe)
     settings = {name: value for name, value in settings.items() if name in kept or name not in recipe.engine}
     by = objective(str(recipe.evidence.get("objective", "")))

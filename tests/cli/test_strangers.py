@@ -1,0 +1,152 @@
+"""Files from strangers, which ask for code: each command says one line, and starts nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvtune.cli.app import run
+from kvtune.errors import EXIT_USAGE
+from kvtune.run.file import read_run, write_run
+from kvtune.run.types import Run
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+EVIL_CODE = """
+from pathlib import Path
+Path({mark!r}).write_text("code of a stranger ran")
+from transformers import PretrainedConfig
+class EvilConfig(PretrainedConfig):
+    model_type = "evilopt"
+"""
+
+
+@pytest.fixture
+def pwned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that exists once a stranger's code has run; in a folder with a model that has some."""
+    monkeypatch.chdir(tmp_path)
+    mark, model = tmp_path / "PWNED", tmp_path / "evil"
+    model.mkdir()
+    config = {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "evilopt",
+        "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"},
+    }
+    (model / "config.json").write_text(json.dumps(config))
+    for place in (model / "configuration_evil.py", tmp_path / "evil_module.py"):
+        place.write_text(EVIL_CODE.format(mark=str(mark)))
+    return mark
+
+
+@pytest.fixture
+def still(pwned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, where a test fails as soon as a process is started."""
+
+    def started(*args: object, **more: object) -> None:
+        raise AssertionError(f"a process was started: {args}")
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    monkeypatch.setattr("os.execve", started)
+    monkeypatch.setattr("os.posix_spawn", started)
+    return pwned
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line (and its hint) that a command said."""
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert not said.out and len(lines) <= 2 and all(line.isprintable() for line in lines), said
+    assert lines[0].startswith("kvtune: ") and "unexpected" not in lines[0], said
+    return lines[0]
+
+
+def evil_run(folder: Path, **engine: Any) -> Path:
+    recorded = read_run(GOLDEN / "schema1-real.kvrun")
+    header = msgspec.structs.replace(
+        recorded.header,
+        model=str(folder / "evil"),
+        engine=msgspec.structs.replace(recorded.header.engine, **engine),
+    )
+    path = folder / "evil.kvrun"
+    write_run(Run(header, recorded.tables), path)
+    return path
+
+
+FLAGS = {
+    "abbreviation": ["--tr"],
+    "flag": ["--trust-remote-code"],
+    "after another": ["--block-size", "32", "--tr"],
+    "plugin": ["--structured-outputs-config", '{"reasoning_parser_plugin": "evil_module.py"}'],
+    "short dotted": ["-cc.backend", "evil_module.backend"],
+    "scheduler": ["--scheduler-cls", "evil_module.Scheduler"],
+    "model": ["--model", "evil"],
+    "control": ["--seed\r\x1b]0;owned\x07", "1"],
+}
+
+
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda run_file: ["explain", run_file, "--tries", "0"],
+        lambda run_file: ["explain", run_file, "--save"],
+        lambda run_file: ["explain", run_file, "--model", "tiny-opt"],
+        lambda run_file: ["profile", "tiny-gemma3", "--on", "sim", "--like", run_file],
+        lambda run_file: ["profile", "tiny-gemma3", "--on", "host", "--like", run_file],
+    ],
+    ids=["explain", "save", "model", "sim", "host"],
+)
+def test_a_run_file_whose_flags_ask_for_more_than_is_allowed_is_refused(
+    still: Path, capsys: pytest.CaptureFixture[str], command: Callable[[str], list[str]], flags: list[str]
+) -> None:
+    path = evil_run(still.parent, args=flags)
+    before = path.read_bytes()
+    assert run(["-q", *command(str(path))]) == EXIT_USAGE
+    assert "is not taken from a file" in one_line(capsys)
+    assert not still.exists() and path.read_bytes() == before
+
+
+def test_a_run_file_without_kv_specs_does_not_choose_the_model(
+    still: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = evil_run(still.parent, kv_specs={}, args=[])
+    assert run(["-q", "explain", str(path)]) == EXIT_USAGE
+    said = capsys.readouterr().err
+    assert "only named in the file" in said and "--model MODEL" in said and "--trust" in said
+    assert not still.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda run_file: ["report", run_file, "--console"],
+        lambda run_file: ["report", run_file, "-o", "page.html"],
+        lambda run_file: ["compare", run_file, run_file],
+        lambda run_file: ["export", run_file, "--perfetto"],
+        lambda run_file: ["export", run_file, "--csv"],
+        lambda run_file: ["runs", run_file],
+    ],
+    ids=["console", "page", "compare", "perfetto", "csv", "runs"],
+)
+def test_what_only_reads_a_run_file_starts_nothing(still: Path, command: Callable[[str], list[str]]) -> None:
+    path = evil_run(still.parent, args=["--tr", "--scheduler-cls", "evil_module.Scheduler"])
+    assert run(command(str(path))) == 0
+    assert not still.exists()
+
+
+@pytest.mark.vllm
+def test_a_replay_opens_no_model_that_only_the_file_names_and_finds_the_runs_own_hits(
+    pwned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("vllm", reason="needs vLLM")
+    path = evil_run(pwned.parent)
+    assert run(["-q", "explain", str(path), "--tries", "0", "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert explained["hit_tokens"] == explained["run_hit_tokens"] > 0 and not explained["disagreements"]
+    assert not pwned.exists()

@@ -42,6 +42,7 @@ from kvtune.engine.rings import (
     ring_tables,
 )
 from kvtune.engine.vllm_counts import Counts, read_counts, read_routes
+from kvtune.masking import without_secrets
 from kvtune.probe.device import DeviceSampler
 from kvtune.probe.records import Step
 from kvtune.probe.status import CacheFacts, ProcessFacts, read_statuses
@@ -124,7 +125,7 @@ def record(
         state="complete" if outcome.error is None else "partial",
         why=outcome.error.message if outcome.error is not None else "",
         started_at=outcome.started_at,
-        command=list(command),
+        command=without_secrets(command),
         model=plan.model,
         model_config=outcome.engine.get("model_config", {}),
         workload=WorkloadInfo(
@@ -137,7 +138,7 @@ def record(
         ),
         core=_core(core, state, worker_states),
         engine=msgspec.structs.replace(
-            _engine(outcome.engine, engine_core.get("cache", {}), engine_args),
+            _engine(outcome.engine, engine_core.get("cache", {}), without_secrets(engine_args)),
             engines=max(1, len(engine_cores)),
             origins=dict(decided),
         ),

@@ -1,8 +1,12 @@
-"""Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml, here or in a folder above."""
+"""Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml, here or in a folder above.
+
+Only the user's own files count, up to the root of a repository or the home folder: what others put above has no say.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,9 +47,24 @@ def read_config(start: Path | None = None) -> Config:
     for folder in (here, *here.parents):
         for name in ("kvtune.toml", "pyproject.toml"):
             path = folder / name
-            if path.is_file() and (table := _table(path)) is not None:
+            if _is_own(path) and (table := _table(path)) is not None:
                 return Config(path, _checked(table, path))
+        if (folder / ".git").exists() or folder == Path.home():
+            break
     return Config()
+
+
+def _is_own(path: Path) -> bool:
+    """A regular file of this user, no link of another user's, in a folder where others cannot replace it."""
+    try:
+        named, file, folder = path.lstat(), path.stat(), path.parent.stat()
+    except OSError:
+        return False
+    if not stat.S_ISREG(file.st_mode):
+        return False
+    me = os.getuid()
+    open_to_all = folder.st_uid != me and folder.st_mode & stat.S_IWOTH
+    return named.st_uid == file.st_uid == me and not open_to_all
 
 
 def output_folder() -> Path:
@@ -59,14 +78,17 @@ def _table(path: Path) -> Mapping[str, Any] | None:
 
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         if path.name == "pyproject.toml":
             return None  # it is not kvtune's file, and need not have anything for kvtune
         raise UsageError(f"{path} is not readable TOML: {error}", "repair the file") from error
     if path.name == "kvtune.toml":
         return read
-    table = read.get("tool", {}).get("kvtune")
-    return table if isinstance(table, dict) else None
+    tools = read.get("tool")
+    table = tools.get("kvtune") if isinstance(tools, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise UsageError(f"{path}: [tool.kvtune] is not a table", f"it has {', '.join(KEYS)}")
+    return table
 
 
 def _checked(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from kvtune import __version__
 from kvtune.core.vllm_config import VllmConfig
 from kvtune.device.platforms import device, origins
 from kvtune.engine.flags import settings_given
+from kvtune.masking import without_secrets
 from kvtune.probe.records import Copies
 from kvtune.run.extras import Extras, Replay
 from kvtune.run.machine import this_host
@@ -75,7 +76,7 @@ def record(
         state="partial" if why else "complete",
         why=why,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=list(command) or list(sys.argv),
+        command=without_secrets(command or sys.argv),
         model=settings.model,
         model_config=_model_config(engine.vllm_config),
         workload=WorkloadInfo(
@@ -218,7 +219,7 @@ def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> 
     cache = {**describe_cache(engine.scheduler), "tiers": list(tiers)}
     plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
     decided = origins(settings_given(settings.engine_args), frozenset(settings.from_recipe), where)
-    info = msgspec.convert({**plain, "args": settings.engine_args, "origins": decided}, EngineInfo)
+    info = msgspec.convert({**plain, "args": without_secrets(settings.engine_args), "origins": decided}, EngineInfo)
     cache_settings = (
         "offload",
         "hash_block_size",

@@ -6,6 +6,7 @@ become KvtuneErrors without the URL's password.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import msgspec
 
 from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.masking import without_password, without_secrets
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
 from kvtune.tune.trials.like import EngineLike
@@ -39,7 +41,7 @@ class OptunaStudy:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._shown = _without_password(storage)
+        self._url, self._shown = storage, without_password(storage) if storage else ""
         if not storage:
             self._study = optuna.create_study(directions=_directions(by), sampler=_sampler(seed))
             return
@@ -113,7 +115,7 @@ class OptunaStudy:
             "workload": bench.workload_hash,
             "model": bench.model,
             "vllm": bench.vllm,
-            "flags": bench.engine_args,
+            "flags": without_secrets(bench.engine_args),
             **({"slo": bench.slo} if bench.slo else {}),
         }
         stored = self._kept(lambda: self._study.user_attrs.get("bench"))
@@ -140,11 +142,20 @@ class OptunaStudy:
             if "sqlalchemy" not in type(error).__module__ and "Storage" not in type(error).__name__:
                 raise
             cause = error.__cause__ or error
-            first = (str(cause).strip().splitlines() or ["no message"])[0]
             raise KvtuneError(
-                f"the storage {self._shown} does not answer: {first[:200]}",
+                f"the storage {self._shown} does not answer: {self._first_line(cause)}",
                 "finished trials are kept there: run the same command when the storage is back",
             ) from error
+
+    def _first_line(self, error: BaseException) -> str:
+        """What the driver says, where it quotes neither the URL nor its password."""
+        from sqlalchemy.engine import make_url
+
+        line = (str(error).strip().splitlines() or ["no message"])[0]
+        with contextlib.suppress(Exception):
+            if (password := make_url(self._url).password) and str(password) in line:
+                return type(error).__name__
+        return line.replace(self._url, self._shown)[:200]
 
 
 def _directions(by: Objective) -> list[str]:
@@ -173,7 +184,3 @@ def _options(url: str) -> dict[str, object]:
     if _with_driver(url).startswith("postgresql+psycopg:"):
         known["connect_args"] = {"client_encoding": "utf8"}
     return known
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"(//[^:/@]+):[^@/]*@", r"\1:***@", url)

@@ -39,12 +39,18 @@ def made(folder: Path, outcome: HostOutcome, probe: str = "light") -> Run:
         HostPlan(model="m", vllm_args=[], workload=SPEC, seed=0),
         build(SPEC),
         outcome,
-        command=["kvtune"],
+        command=["kvtune", "tune", "--study", "postgresql://u:hu/sh@host/d"],
         core=CoreInfo(name="stock"),
         probe_level=probe,
-        engine_args=[],
+        engine_args=["--hf-token", "hush"],
         decided={"block_size": "flag"},
     )
+
+
+def test_a_run_keeps_no_password_and_no_key(tmp_path: Path) -> None:
+    header = recorded(tmp_path).header
+    assert header.command == ["kvtune", "tune", "--study", "postgresql://u:***@host/d"]
+    assert header.engine.args == ["--hf-token", "***"]
 
 
 def recorded(

@@ -17,6 +17,7 @@ from kvtune.engine.models import builtin
 from kvtune.engine.offload_flags import tier_given
 from kvtune.engine.recorded import allowed_flags
 from kvtune.errors import UsageError
+from kvtune.masking import without_secrets
 from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
 from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
@@ -122,7 +123,7 @@ def _evidence(bench: Bench, by: Objective) -> dict[str, object]:
         "workload": bench.spec,
         "seed": bench.seed,
         "workload_hash": bench.workload_hash,
-        "engine_args": list(bench.engine_args),
+        "engine_args": without_secrets(bench.engine_args),
         "block_tokens": bench.block_tokens,
         "dummy": bench.dummy,
         **({"slo": dict(bench.slo)} if bench.slo else {}),

@@ -1,0 +1,56 @@
+"""What is shown and kept of a command line: no passwords of URLs, no keys. Run files and journals are passed on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+HIDDEN = "***"
+KEYS = ("api-key", "hf-token")
+"""Flags of `vllm serve` whose value is a secret."""
+
+
+def without_password(url: str) -> str:
+    """The URL of a database as it may be shown: no password, nor anything that may be a part of one."""
+    from sqlalchemy.engine import URL, make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        read = make_url(url)
+    except (ArgumentError, ValueError):
+        return f"{url.partition('://')[0]}://{HIDDEN}"
+    host = (
+        read.host and read.host.rpartition("@")[2]
+    )  # of a password with an @ the reader takes one half for the host
+    shown = URL.create(
+        read.drivername,
+        username=read.username,
+        password=None if read.password is None and host == read.host else HIDDEN,
+        host=host,
+        port=read.port,
+        database=read.database,
+    ).render_as_string(hide_password=True)
+    return f"{shown}?{HIDDEN}" if read.query else shown
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line in which passwords of URLs and values of `KEYS` are hidden."""
+    kept: list[str] = []
+    hide = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        is_key = name.startswith("--") and name[2:].replace("_", "-") in KEYS
+        if hide and not word.startswith("--"):
+            kept.append(HIDDEN)
+        elif is_key and equals:
+            kept.append(f"{name}={HIDDEN}")
+        elif word.startswith("--") and equals and "://" in value:
+            kept.append(f"{name}={_masked(value)}")
+        else:
+            kept.append(_masked(word))
+        hide = (is_key and not equals) or (hide and not word.startswith("--"))
+    return kept
+
+
+def _masked(word: str) -> str:
+    return without_password(word) if re.match(r"[\w+.-]+://", word) else word

@@ -219,7 +219,9 @@ def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> 
     cache = {**describe_cache(engine.scheduler), "tiers": list(tiers)}
     plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
     decided = origins(settings_given(settings.engine_args), frozenset(settings.from_recipe), where)
-    info = msgspec.convert({**plain, "args": without_secrets(settings.engine_args), "origins": decided}, EngineInfo)
+    info = msgspec.convert(
+        {**plain, "args": without_secrets(settings.engine_args), "origins": decided}, EngineInfo
+    )
     cache_settings = (
         "offload",
         "hash_block_size",

@@ -148,5 +148,7 @@ def test_a_replay_opens_no_model_that_only_the_file_names_and_finds_the_runs_own
     path = evil_run(pwned.parent)
     assert run(["-q", "explain", str(path), "--tries", "0", "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
-    assert explained["hit_tokens"] == explained["run_hit_tokens"] > 0 and not explained["disagreements"]
+    hits = explained["prefix_cache"]["hit_tokens"]
+    assert hits == explained["run_hit_tokens"] and not explained["disagreements"]
+    assert explained["prefix_cache"]["query_tokens"] > 0
     assert not pwned.exists()

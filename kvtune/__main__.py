@@ -1,5 +1,5 @@
 """`python -m kvtune` is the `kvtune` command."""
 
-from kvtune.cli.app import main
+from kvtune.cli.start import main
 
 main()

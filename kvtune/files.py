@@ -8,18 +8,52 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import IO
 
 from kvtune.errors import KvtuneError
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """The temporary file to write to. It becomes `path` at the end of the block; an exception removes it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """The file to write to. It becomes `path` at the end of the block, with the permissions of the file that it
+    replaces; an exception removes it. A link at `path` is replaced, not followed.
+    """
+    with _part(path, _mode(path)) as (part, file):
+        yield file
+        file.close()
         part.replace(path)
+
+
+@contextlib.contextmanager
+def creating(path: Path) -> Iterator[IO[bytes]]:
+    """As `replacing`, but FileExistsError where something has the name at the end of the block, a link included."""
+    with _part(path, None) as (part, file):
+        yield file
+        file.close()
+        try:
+            os.link(part, path)
+            part.unlink()
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: the name is taken first
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+            part.replace(path)
+
+
+@contextlib.contextmanager
+def _part(path: Path, mode: int | None) -> Iterator[tuple[Path, IO[bytes]]]:
+    """A new file beside `path`. Its name cannot be foreseen, and it is written through its descriptor: what somebody
+    puts in its place is neither followed nor written.
+    """
+    part = path.with_name(f".kvtune-{token_hex(8)}.part")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(part, flags, 0o666 if mode is None else 0o600)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+            yield part, file
     except BaseException:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -36,6 +70,11 @@ def open_regular(path: Path) -> IO[bytes]:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def _mode(path: Path) -> int | None:
+    """The permissions of a file that is there; None for anything else."""
+    return path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None
 
 
 @contextlib.contextmanager

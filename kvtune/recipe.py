@@ -154,15 +154,16 @@ def checksum(recipe: Recipe) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write it with its checksum, whole or not at all."""
+def write_recipe(recipe: Recipe, path: Path, head: str = "") -> None:
+    """Write it with its checksum, whole or not at all. `head`: a line for the top of the file."""
     sealed = msgspec.structs.replace(
         recipe, recipe=msgspec.structs.replace(recipe.recipe, checksum=checksum(recipe))
     )
     with explained(path, "choose another place", "the recipe"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
-            part.write_text(to_toml(msgspec.to_builtins(sealed)), encoding="utf-8")
+            first = f"# {head}\n\n" if head else ""
+            part.write((first + to_toml(msgspec.to_builtins(sealed))).encode())
 
 
 def to_toml(tables: Mapping[str, object]) -> str:

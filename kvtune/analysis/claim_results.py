@@ -1,8 +1,11 @@
-"""The `--json` object of `kvtune evidence`: `kvtune/evidence` makes it, `kvtune/report` draws it. Types only."""
+"""The `--json` object of `kvtune evidence`: `kvtune/evidence` makes it, `kvtune/report` draws it. Plain data."""
 
 from __future__ import annotations
 
 from typing import TypedDict
+
+IDENTITY = "evidence of published results"
+"""By which page and results are known (`kvtune/run/signature.py`)."""
 
 
 class FigureResult(TypedDict):

@@ -12,6 +12,7 @@ import msgspec
 
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.recipe import Scalar
+from kvtune.run.signature import identity
 
 SCHEMA = 1
 Settings = dict[str, Scalar]
@@ -42,6 +43,11 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     slo: dict[str, float] = {}
     engine_on: Literal["model", "host"] = "model"
     like_device: str = ""
+
+
+def study_identity(kind: Kind, bench: Bench) -> str:
+    """By which what belongs to the study is known (`kvtune/run/signature.py`)."""
+    return identity("study", kind, bench)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):

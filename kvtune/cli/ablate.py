@@ -42,8 +42,8 @@ def run_ablation(
     from kvtune.analysis.comparison.ablation import stored
     from kvtune.analysis.run import RunAnalysis
     from kvtune.report.console.ablation import plain, print_ablation
-    from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page
+    from kvtune.run.signature import run_identity, write_own
 
     chosen = variants(job, tuple(name for name in only.split(",") if name))
     repeats = max(repeats, FEWEST) if repeats > 1 else REPEATS
@@ -65,7 +65,7 @@ def run_ablation(
         )
     run = _store(ablated, chosen, repeats)
     html = run_page(RunAnalysis(run, job.workload))
-    page = write_new(html, baseline[0].with_suffix(".html"), force=True)
+    page = write_own(html.encode(), baseline[0].with_suffix(".html"), run_identity(run.header))
     result = stored(run)
     assert result is not None
     if not ablated.why:

@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from kvtune.cli import completion, notices
+from kvtune.cli.start import interruptible
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.run.config import OUTPUT_VARIABLE, Config, read_config
 from kvtune.terminal import one_line, screened
@@ -96,7 +97,8 @@ def _run(argv: Sequence[str]) -> int:
     try:
         command = typer.main.get_command(build_app())
         config = Config() if completion.asked() else read_config()
-        with notices.quiet() if quiet or config.values.get("quiet") else contextlib.nullcontext():
+        hushed = notices.quiet() if quiet or config.values.get("quiet") else contextlib.nullcontext()
+        with interruptible(), hushed:
             result = command.main(
                 args=arguments,
                 prog_name="kvtune",
@@ -110,11 +112,10 @@ def _run(argv: Sequence[str]) -> int:
             raise
         _say(error.message, error.hint, error.details)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if debug:
             raise
-        _say("interrupted", "nothing was saved by this command")
-        return EXIT_INTERRUPTED
+        return _interrupted(error)
     except BrokenPipeError:
         return EXIT_FAILED
     except MemoryError:
@@ -141,10 +142,10 @@ def _click_exit(error: Exception) -> int | None:
     """The exit code of typer's own exceptions (usage errors are printed in our two lines), None for any other."""
     names = {c.__name__ for c in type(error).__mro__}
     if "Exit" in names:
-        return int(getattr(error, "exit_code", 0))
+        code = int(getattr(error, "exit_code", 0))
+        return _interrupted(error.__cause__) if code == EXIT_INTERRUPTED else code
     if "Abort" in names:
-        _say("interrupted", "")
-        return EXIT_INTERRUPTED
+        return _interrupted(None)
     if "NoArgsIsHelpError" in names:
         print(getattr(error, "message", str(error)))
         return 0
@@ -158,6 +159,13 @@ def _click_exit(error: Exception) -> int | None:
         )
         return EXIT_USAGE
     return None
+
+
+def _interrupted(by: BaseException | None) -> int:
+    """Say it in one line, if there is still somebody to read it: a closed terminal takes nothing."""
+    with contextlib.suppress(OSError):
+        _say(f"interrupted by {by}" if str(by or "") else "interrupted", "")
+    return EXIT_INTERRUPTED
 
 
 def _defaults(command: Any, config: Config) -> dict[str, Any]:

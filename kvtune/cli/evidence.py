@@ -23,6 +23,7 @@ def evidence(
             help="Folder for evidence.html, evidence.json and the runs.",
         ),
     ] = REPORTS,
+    force: options.Force = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard what an earlier call measured.")] = False,
     open_: options.Open = False,
     json: options.Json = False,
@@ -31,23 +32,26 @@ def evidence(
     import json as encoder
     import sys
 
+    from kvtune.analysis.claim_results import IDENTITY
     from kvtune.cli.views.plan import announce, evidence_plan
     from kvtune.cli.views.progress import ProgressView
     from kvtune.errors import EXIT_FAILED
     from kvtune.evidence.claims import Case, CaseSide
     from kvtune.evidence.collect import cases_of, chosen, chosen_scale
     from kvtune.evidence.collect import evidence as measure
-    from kvtune.evidence.runs import JOURNAL
+    from kvtune.evidence.runs import discard
     from kvtune.report.console.evidence import print_evidence
-    from kvtune.report.files import write_new
     from kvtune.report.pages.evidence import evidence_page
+    from kvtune.run.signature import refuse_foreign, signature, write_own
 
     names = chosen(only)
     at = chosen_scale(scale)
     folder = output / "evidence-runs"
+    result, page = output / "evidence.json", output / "evidence.html"
+    for path in (result, page):
+        refuse_foreign(path, IDENTITY, force=force)
     if fresh:
-        for kept in (folder / JOURNAL, *folder.glob("turns-*.json")):
-            kept.unlink(missing_ok=True)
+        discard(folder)
     cases = cases_of(names, at)
 
     starts = sum(len(case.sides) * (1 if case.turns else case.repeats) for case in cases)
@@ -65,16 +69,17 @@ def evidence(
         tell(case, f"{len(case.sides)} engines, turn {number} of {case.turns}")
 
     measured = measure(names, at, folder, start, turn)
-    write_new(encoder.dumps(measured, indent=1) + "\n", output / "evidence.json", force=True)
-    write_new(evidence_page(measured), output / "evidence.html", force=True)
+    text = encoder.dumps({"made_by": signature(IDENTITY), **measured}, indent=1)
+    write_own(f"{text}\n".encode(), result, IDENTITY, force=force)
+    write_own(evidence_page(measured).encode(), page, IDENTITY, force=force)
     if json:
         print(encoder.dumps(measured))
     else:
         print_evidence(measured)
-        print(f"page  {output / 'evidence.html'}")
+        print(f"page  {page}")
     if open_:
         from kvtune.cli.views.browser import open_page
 
-        open_page(output / "evidence.html")
+        open_page(page)
     failed = any(line.startswith("failed: ") for claim in measured["claims"] for line in claim["why"])
     return EXIT_FAILED if failed else 0

@@ -70,15 +70,15 @@ def _store(explained: Run, file: Path, trace: Path | None) -> None:
     """Write the run file again, and its page, which would otherwise show the causes as they were before."""
     from kvtune.analysis.rebuild import workload_of
     from kvtune.analysis.run import RunAnalysis
-    from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page
     from kvtune.run.file import store_extra
+    from kvtune.run.signature import run_identity, write_own, wrote
 
     store_extra(file, misses=explained.header.extra.misses)
     print(f"stored the causes in {file}", file=sys.stderr)
-    page = file.with_suffix(".html")
-    if not page.exists():
+    page, of = file.with_suffix(".html"), run_identity(explained.header)
+    if not wrote(page, of):
         print(f"  next: `kvtune report {shlex.quote(str(file))}` draws them", file=sys.stderr)
         return
-    write_new(run_page(RunAnalysis(explained, workload_of(explained, trace))), page, force=True)
+    write_own(run_page(RunAnalysis(explained, workload_of(explained, trace))).encode(), page, of)
     print(f"drew {page} again", file=sys.stderr)

@@ -18,6 +18,7 @@ def prepare(
     force: options.Force = False,
 ) -> int:
     """Write a folder with weights and tokenizer that every command takes as MODEL (about two minutes)."""
+    import os
     import sys
 
     from kvtune.engine import gemma
@@ -29,8 +30,8 @@ def prepare(
     if gemma.is_prepared(folder) and not force:
         print(f"{model} is ready: {folder}")
         return 0
-    if folder.exists() and any(folder.iterdir()) and not gemma.is_prepared(folder):
-        raise UsageError(f"{folder} holds other files", "give an empty or new folder with -o")
+    if os.path.lexists(folder):
+        gemma.refuse_foreign(folder)
     print(f"writing {folder}: dequantizing takes a minute or two", file=sys.stderr, flush=True)
     gemma.prepare(folder)
     print(f"{model} is ready: {folder}")

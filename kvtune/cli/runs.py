@@ -71,16 +71,23 @@ def runs(
     print_runs(rows, names)
     if not delete:
         return 0
-    doomed = [path for row in rows for path in belongings(Path(row.file))]
-    return _delete(doomed, len(rows), asked=not yes)
+    doomed = [belongings(Path(row.file)) for row in rows]
+    for row, files in zip(rows, doomed, strict=True):
+        if not files:
+            print(f"{row.file} stays: it is not a run file that this kvtune wrote", file=sys.stderr)
+    return _delete(list(filter(None, doomed)), asked=not yes)
 
 
-def _delete(doomed: list[Path], runs: int, *, asked: bool) -> int:
-    import shutil
-
+def _delete(belonging: list[list[Path]], *, asked: bool) -> int:
+    from kvtune.errors import KvtuneError
+    from kvtune.run.folder import delete
     from kvtune.units import size
 
-    total = sum(f.stat().st_size for path in doomed for f in (path.rglob("*") if path.is_dir() else [path]))
+    runs, doomed = len(belonging), [path for files in belonging for path in files]
+    if not runs:
+        print("nothing deleted")
+        return 0
+    total = sum(path.lstat().st_size for path in doomed)
     what = f"{runs} run{'s' if runs > 1 else ''} with pages and exports: {len(doomed)} files, {size(total)}"
     if asked:
         if not sys.stdin.isatty():
@@ -88,7 +95,9 @@ def _delete(doomed: list[Path], runs: int, *, asked: bool) -> int:
         if not typer.confirm(f"Delete {what}?"):
             print("nothing deleted")
             return 0
-    for path in doomed:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if errors := delete(doomed):
+        raise KvtuneError(
+            f"cannot delete {errors[0]}", "the others are deleted: see to it, then run the command again"
+        )
     print(f"deleted {what}")
     return 0

@@ -54,6 +54,7 @@ def sweep(
         str, typer.Option(help="Journal of the study; one that exists is resumed. Default: a new one in -o.")
     ] = "",
     like_device: options.LikeDevice = "",
+    force: options.Force = False,
     dummy: options.Dummy = False,
     seed: options.Seed = 0,
     output: options.Output = REPORTS,
@@ -62,6 +63,7 @@ def sweep(
 ) -> int:
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags go after `--`."""
     from kvtune.analysis.knobs import API_SERVERS
+    from kvtune.analysis.study import study_identity
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import core_choice
     from kvtune.cli.views.plan import announce_study, say_unknown
@@ -102,6 +104,7 @@ def sweep(
     needs_tier(space, {name.replace("-", "_") for name in settings_given(bench.engine_args)})
     planned = sweeps.planned_trials(bench, choose(space, trials, seed))
     path = benches.study_path(study, output, "sweep", bench)
+    sweeps.refuse_foreign_outputs(path, None, study_identity("sweep", bench), force=force)
     with StudyJournal(path, "sweep", bench) as journal:
         held = {trial.key for trial in journal.trials}
         replays, runs = (sum(w.key(at, bench) not in held for w in planned) for at in ("sim", "engine"))
@@ -116,6 +119,6 @@ def sweep(
         except KeyboardInterrupt:
             return interrupted(journal)
         result = sweeps.result(journal.trials, by)
-    finish(result, journal.trials, path, by, as_json=json, opened=open_)
+    finish(result, journal.trials, path, by, as_json=json, opened=open_, force=force)
     sweeps.fail_if_none(journal.trials)
     return 0

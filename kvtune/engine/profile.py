@@ -33,6 +33,7 @@ from kvtune.legal import Value
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.folder import taken
 from kvtune.run.scratch import HIDDEN, made, sweep
+from kvtune.run.signature import run_identity, signature, write_own, wrote
 from kvtune.run.slo import with_slo
 from kvtune.run.types import CoreInfo, Run
 from kvtune.workload.types import Workload
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from kvtune.probe.stacks import Stacks
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+
+FAILED = "engine that did not start"
 
 NEEDED_BYTES = 300 << 20
 """Free space that a run needs: a ring file per process, the engine's log, the run file."""
@@ -118,11 +121,11 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
             stacks.stop()
         if cpus := environment.get(BINDING):
             outcome.notes.append(f"kvtune gave each worker CPUs of its own: {BINDING}={cpus!r}")
-        if outcome.error is not None and outcome.error.exit_code == EXIT_FAILED:
-            kept = path.with_suffix(".log") if outcome.start_ns else job.output / "engine-failed.log"
-            outcome.error = _with_log(outcome.error, folder, kept)
+        failed = outcome.error is not None and outcome.error.exit_code == EXIT_FAILED
         if not outcome.start_ns and outcome.error is not None:
-            raise outcome.error
+            raise (
+                _with_log(outcome.error, folder, _failed_log(job.output), FAILED) if failed else outcome.error
+            )
         run = record(
             folder,
             plan,
@@ -140,7 +143,10 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
             run = with_slo(run, job.slo)
         if stacks is not None:
             run = stacks.attach(run, path)
-        write_run(run, path)
+        write_run(run, path, new=True)
+        if outcome.error is not None and failed:
+            kept, of = path.with_suffix(".log"), run_identity(run.header)
+            outcome.error = _with_log(outcome.error, folder, kept, of)
         return Profiled(run, path, outcome.error)
 
 
@@ -238,11 +244,17 @@ def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
     return variables
 
 
-def _with_log(error: KvtuneError, folder: Path, kept: Path) -> KvtuneError:
+def _failed_log(output: Path) -> Path:
+    """`engine-failed.log`, or the next name that no file has but a log that kvtune wrote there before."""
+    names = (f"engine-failed{'' if n == 1 else f'-{n}'}.log" for n in itertools.count(1))
+    return next(p for p in map(output.joinpath, names) if not os.path.lexists(p) or wrote(p, FAILED))
+
+
+def _with_log(error: KvtuneError, folder: Path, kept: Path, of: str) -> KvtuneError:
     """Keep the engine's whole log beside the run file, and name it in the hint."""
     try:
-        shutil.copyfile(folder / LOG_FILE, kept)
-    except OSError:
+        write_own(f"{signature(of)}\n".encode() + (folder / LOG_FILE).read_bytes(), kept, of)
+    except (OSError, KvtuneError):
         return error
     whole = f"the engine's whole log is {kept}"
     hint = error.hint if error.hint and str(folder) not in error.hint else ""

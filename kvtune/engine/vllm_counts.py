@@ -51,7 +51,7 @@ class Routes:
     def write(self, path: Path) -> None:
         if self._engine_of:
             with replacing(path) as part:
-                part.write_text(json.dumps(self._engine_of))
+                part.write(json.dumps(self._engine_of).encode())
 
 
 class TierHits:
@@ -153,7 +153,7 @@ class VllmCounts:
 
     def write(self, path: Path) -> None:
         with replacing(path) as part:
-            part.write_text(json.dumps({"counters": self.counters, "preemptions": self.preemptions}))
+            part.write(json.dumps({"counters": self.counters, "preemptions": self.preemptions}).encode())
 
     def write_receipts(self, path: Path) -> None:
         """Append those since the last call: a crash loses no others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,11 +15,13 @@ from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.evidence.claims import Case, CaseSide
 from kvtune.evidence.turns import TurnFigures, in_turns
-from kvtune.files import replacing
+from kvtune.files import creating
 from kvtune.run.rows import add_row, read_rows
 from kvtune.workload.spec import build
 
 JOURNAL = "evidence.jsonl"
+ROW = ("key", "repeat", "path")
+TURNS = re.compile(r"turns-[0-9a-f]{12}\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,7 @@ def run_case(
 ) -> list[CaseRun]:
     """All runs of a case: taken from the journal if the same command made them, else made now."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {
-        (row["key"], row["repeat"]): row for row in read_rows(folder / JOURNAL, ("key", "repeat", "path"))
-    }
+    kept = {(row["key"], row["repeat"]): row for row in read_rows(folder / JOURNAL, ROW)}
     made = []
     for repeat, side in order(case):
         row = kept.get((key(case, side), repeat))
@@ -71,17 +72,34 @@ def run_case(
     return made
 
 
+def discard(folder: Path) -> None:
+    """Remove what earlier calls kept to resume from; run files stay."""
+    read_rows(folder / JOURNAL, ROW)
+    (folder / JOURNAL).unlink(missing_ok=True)
+    for path in folder.glob("turns-*.json"):
+        if TURNS.fullmatch(path.name) and not path.is_symlink() and _kept_turns(path) is not None:
+            path.unlink()
+
+
+def _kept_turns(path: Path) -> dict[str, list[TurnFigures]] | None:
+    """The figures in a file that `run_turns` wrote; None for any other."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, list[TurnFigures]])
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def run_turns(case: Case, folder: Path, on_turn: Callable[[int], None]) -> dict[str, list[TurnFigures]]:
     """The figures of every turn, by side: kept from an earlier call with the same commands, else measured."""
     folder.mkdir(parents=True, exist_ok=True)
     same = "".join(key(case, side) for side in case.sides) + str(case.turns)
     path = folder / f"turns-{sha256(same.encode()).hexdigest()[:12]}.json"
-    if path.is_file():
-        kept: dict[str, list[TurnFigures]] = msgspec.json.decode(path.read_bytes())
+    kept = _kept_turns(path)
+    if kept is not None:
         return kept
     figures = in_turns(case, on_turn)
-    with replacing(path) as part:
-        part.write_bytes(msgspec.json.encode(figures))
+    with creating(path) as part:
+        part.write(msgspec.json.encode(figures))
     return figures
 
 

@@ -9,6 +9,7 @@ import contextlib
 import math
 import os
 import re
+import stat
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,12 +175,14 @@ def shared_memory_in_use() -> set[int]:
 
 
 def shared_memory_files() -> dict[int, Path]:
-    """The files under /dev/shm, by inode."""
+    """The files right under /dev/shm, by inode. What a link points at is elsewhere."""
     files: dict[int, Path] = {}
     with contextlib.suppress(OSError):
         for path in SHARED_MEMORY.iterdir():
             with contextlib.suppress(OSError):
-                files[path.stat().st_ino] = path
+                about = path.lstat()
+                if stat.S_ISREG(about.st_mode):
+                    files[about.st_ino] = path
     return files
 
 

@@ -215,9 +215,9 @@ class CounterPage:
 
     def __init__(self, path: Path) -> None:
         with replacing(path) as part:
-            part.write_bytes(bytes(self.BYTES))
-            with part.open("r+b") as file:
-                self._memory = mmap.mmap(file.fileno(), self.BYTES)
+            part.write(bytes(self.BYTES))
+            part.flush()
+            self._memory = mmap.mmap(part.fileno(), self.BYTES)
         self._sequence = 0
 
     def write(self, counters: Counters) -> None:

@@ -19,6 +19,7 @@ from typing import TypedDict
 import psutil
 
 from kvtune.errors import KvtuneError
+from kvtune.files import creating
 from kvtune.run.extras import FlameBox, StackFunction, StackSamples
 from kvtune.run.types import Run
 
@@ -160,7 +161,8 @@ class Stacks:
                 stacks[role] = StackSamples(failed="py-spy left no recording")
                 continue
             kept = run_path.with_name(f"{run_path.stem}.{role}.speedscope.json")
-            shutil.copyfile(path, kept)
+            with creating(kept) as copy:
+                copy.write(path.read_bytes())
             loop = of_loops(profile)
             stacks[role] = StackSamples(
                 file=kept.name,

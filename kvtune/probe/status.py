@@ -109,7 +109,7 @@ class Status:
         }
         path = self._folder / f"status-{os.getpid()}.json"
         with contextlib.suppress(OSError, TypeError, ValueError), replacing(path) as part:
-            part.write_text(json.dumps(self.facts))
+            part.write(json.dumps(self.facts).encode())
 
 
 def read_statuses(folder: Path) -> list[ProcessFacts]:

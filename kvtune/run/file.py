@@ -9,7 +9,6 @@ import contextlib
 import io
 import os
 import shlex
-import stat
 import struct
 import zipfile
 import zlib
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.errors import UsageError
-from kvtune.files import explained, open_regular, replacing
+from kvtune.files import creating, explained, open_regular, replacing
 from kvtune.run.columns import check_table, check_tables, read_column
 from kvtune.run.extras import read_extras
 from kvtune.run.types import SCHEMA, TABLES, Header, Run, RunLabel, Table, empty_table
@@ -66,12 +65,12 @@ class _Schema(msgspec.Struct):
     schema: int = 0
 
 
-def write_run(run: Run, path: Path) -> None:
-    """Write `run` to `path`, whole or not at all."""
+def write_run(run: Run, path: Path, *, new: bool = False) -> None:
+    """Write `run` to `path`, whole or not at all; with `new` only where nothing has the name."""
     hint = "free space or choose another folder with -o DIR"
     with (
         explained(path, hint, "the run file"),
-        replacing(path) as part,
+        (creating if new else replacing)(path) as part,
         zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out,
     ):
         out.writestr(HEADER, _json(run.header))
@@ -132,7 +131,6 @@ def store_extra(path: Path, **changes: object) -> None:
         replacing(target) as part,
         zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as out,
     ):
-        part.chmod(stat.S_IMODE(target.stat().st_mode))
         out.writestr(HEADER, _json(header))
         for info, content in parts:
             out.writestr(info, content)

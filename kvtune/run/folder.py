@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvtune.errors import KvtuneError
-from kvtune.run.file import SUFFIX, read_label
+import msgspec
 
-BESIDE = (".html", "-compared.html", ".trace.json", ".speedscope.json", ".csv", ".log")
-"""Endings of what kvtune writes beside a run file of the same name; `.csv` is a folder."""
+from kvtune.errors import KvtuneError
+from kvtune.run.file import HEADER, SUFFIX, read_label
+from kvtune.run.signature import HEAD_BYTES, run_identity, wrote
+from kvtune.run.types import SCHEMA, TABLES, RunLabel
+
+BESIDE = (".html", "-compared.html", ".trace.json", ".speedscope.json", ".log")
+"""Endings of what kvtune writes beside a run file of the same name, and a folder that ends with `.csv`."""
+
+LOCAL = struct.Struct("<4s4xH16xHH")
+"""Of a zip file's first member: magic, method, and how long its name and extra field are."""
 
 
 def run_files(folder: Path) -> Iterator[Path]:
@@ -38,6 +50,61 @@ def taken(folder: Path, name: str) -> bool:
 
 
 def belongings(path: Path) -> list[Path]:
-    """The run file, and what kvtune wrote beside it: its page, its exports, its engine's log."""
-    beside = (path.with_name(f"{path.stem}{ending}") for ending in BESIDE)
-    return [path, *(each for each in beside if each.exists())]
+    """The run file last, after what kvtune wrote for it beside it: page, exports, engine's log. Never another's file.
+
+    Empty for a file that is no run file, and for one of a newer kvtune: it is whole, only not for this one to judge.
+    """
+    if path.suffix != SUFFIX:
+        return []
+    try:
+        of = run_identity(read_label(path))
+    except KvtuneError:
+        return [path] if is_torn(path) else []
+    beside = [path.with_name(f"{path.stem}{ending}") for ending in BESIDE]
+    written = [each for each in beside if wrote(each, of)]
+    return [*written, *_exported(path.with_name(f"{path.stem}.csv"), of), path]
+
+
+def _exported(folder: Path, of: str) -> list[Path]:
+    """Of a folder with a run's CSV files those that kvtune wrote: their names, beside the header of this very run."""
+    header, tables = folder / HEADER, {f"{name}.csv" for name in TABLES}
+    if folder.is_symlink() or header.is_symlink():
+        return []
+    try:
+        if run_identity(msgspec.json.decode(header.read_bytes(), type=RunLabel)) != of:
+            return []
+        names = sorted(each.name for each in folder.iterdir() if each.is_file() and not each.is_symlink())
+    except (OSError, msgspec.DecodeError):
+        return []
+    return [*(folder / name for name in names if name in tables), header]
+
+
+def is_torn(path: Path) -> bool:
+    """Whether the file begins as kvtune's run files of a known schema do, but does not go on so: it was cut short."""
+    begun = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        with path.open("rb") as file:
+            start = file.read(LOCAL.size)
+            magic, method, name_bytes, extra_bytes = LOCAL.unpack(start)
+            name = file.read(name_bytes)
+            file.read(extra_bytes)
+            text = begun.decompress(file.read(HEAD_BYTES), HEAD_BYTES)
+    except (OSError, struct.error, zlib.error):
+        return False
+    schema = re.match(rb'\{\s*"schema":\s*(\d+),\s*"kvtune":', text)
+    ours = magic == b"PK\3\4" and method == zipfile.ZIP_DEFLATED and name == HEADER.encode()
+    return ours and schema is not None and int(schema[1]) <= SCHEMA
+
+
+def delete(paths: Sequence[Path]) -> list[str]:
+    """Delete files, and their folders where these are empty then; the errors, of which none keeps the others."""
+    errors = []
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+            if path.name == HEADER:
+                path.parent.rmdir()
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:  # somebody's files are in it, too
+                errors.append(f"{path}: {error.strerror or error}")
+    return errors

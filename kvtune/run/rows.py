@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtune.errors import UsageError
 
-def read_rows(path: Path, fields: Collection[str]) -> list[dict[str, Any]]:
-    """The complete lines with these fields. The run of an incomplete line, cut off by a crash, is made again."""
+
+def read_rows(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """The complete lines with these fields. The run of an incomplete line, cut off by a crash, is made again.
+
+    UsageError where the file does not begin as a row does: it is somebody else's, and nothing is added to it.
+    """
+    if not os.path.lexists(path):
+        return []
+    start = f'{{"{fields[0]}"'
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "no file"
+    if path.is_symlink() or not text.startswith(start[: len(text)]):
+        raise UsageError(
+            f"{path} is not a journal that kvtune wrote", "move it away, or choose another folder with -o"
+        )
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in text.splitlines():
         try:
             row = json.loads(line)
         except ValueError:
@@ -22,5 +36,9 @@ def read_rows(path: Path, fields: Collection[str]) -> list[dict[str, Any]]:
 
 
 def add_row(path: Path, row: Mapping[str, object]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    """Add a line, after what a crash left of another. Call `read_rows` first: it refuses a file that is not ours."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o666), "r+b") as file:
+        length = file.seek(0, os.SEEK_END)
+        torn = length and os.pread(file.fileno(), 1, length - 1) != b"\n"
+        file.write(b"\n" * bool(torn) + json.dumps(row).encode() + b"\n")

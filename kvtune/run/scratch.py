@@ -33,15 +33,16 @@ MARKING_S = 1.0
 @contextlib.contextmanager
 def scratch(kind: str, parent: Path | None = None, *, hidden: bool = False) -> Iterator[Path]:
     """A new folder in the temp folder or `parent`, for its user alone; removed at the end, or by a later sweep."""
-    parent = parent or Path(tempfile.gettempdir())
+    place = parent or Path(tempfile.gettempdir())
     with contextlib.ExitStack() as stack:
         try:
-            sweep(parent)
-            folder = stack.enter_context(made(_new_name(kind, parent, hidden=hidden)))
+            sweep(place)
+            folder = stack.enter_context(made(_new_name(kind, place, hidden=hidden)))
         except OSError as error:
+            another = "with -o DIR" if parent is not None else "by TMPDIR=/path kvtune .."
             raise KvtuneError(
-                f"cannot make a folder in {parent}: {error.strerror or error}",
-                "free space there, or choose another: TMPDIR=/path kvtune ..",
+                f"cannot make a folder in {place}: {error.strerror or error}",
+                f"free space there, or choose another folder {another}",
             ) from error
         yield folder
 
@@ -126,10 +127,10 @@ def _take(folder: Path, *, while_maker_lives: bool = False) -> bool:
     """Remove a folder of ours that nobody holds; nobody can hold it meanwhile. Whether it was one."""
     lock = os.open(folder / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fields = _fields(folder, lock)
         if fields is None or (not while_maker_lives and _started(fields["pid"]) == fields["started"]):
             return False
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # last: it keeps others that leave from having it
         _remove(folder, lock)
         return True
     finally:

@@ -35,7 +35,7 @@ def profile(
     with reserved(job.output, f"{run_name(job)}_sim") as (_, path):
         run, error = _replayed(job, settings, on_report)
         run = with_slo(run, job.slo)
-        write_run(run, path)
+        write_run(run, path, new=True)
     return Profiled(run, path, error)
 
 

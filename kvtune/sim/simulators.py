@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -79,9 +80,11 @@ class Simulators:
             assert process.stdin is not None
             process.stdin.close()
             try:
+                if not self._ready:  # no replay has begun
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         os.close(self._reports)
         self._scratch.__exit__(None, None, None)
@@ -95,7 +98,8 @@ class Simulators:
     ) -> Iterator[tuple[int, Run | KvtuneError]]:
         """(index in `settings`, its run or error), in the order in which they finish.
 
-        On KeyboardInterrupt the running replays end early and come back as partial runs; then it is raised again.
+        On KeyboardInterrupt the running replays end early and come back as partial runs; then it is raised again. It is
+        raised at once where no replay has begun.
         """
         for number, one in enumerate(settings):
             self.submit(number, workload, one, command)
@@ -104,7 +108,7 @@ class Simulators:
             try:
                 done = self.next_done(progress)
             except KeyboardInterrupt as interrupt:
-                if interrupted is not None:
+                if interrupted is not None or not self._ready:
                     raise
                 interrupted = interrupt
                 self.stop()
@@ -168,6 +172,7 @@ class Simulators:
                 report = msgspec.json.decode(line, type=Report)
                 if report.kind == "failed" and report.number < 0:
                     raise KvtuneError(report.message, report.hint, report.exit_code)
+                self._ready = True
                 if report.kind != "ready":
                     return report
                 continue

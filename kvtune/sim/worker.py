@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from kvtune.errors import KvtuneError
+from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.sim.settings import SimSettings
 from kvtune.workload.types import Workload
@@ -143,6 +143,7 @@ class Server:
         self._children: dict[int, int] = {}  # pid -> job
         self._workload: tuple[tuple[str, int], Workload] | None = None
         self._unread = b""
+        self._stopping = False
 
     def serve(self, descriptor: int) -> None:
         ended = False
@@ -160,6 +161,7 @@ class Server:
             self._reap(block=True)
 
     def stop(self) -> None:
+        self._stopping = True
         for pid in self._children:
             os.kill(pid, signal.SIGTERM)
 
@@ -202,6 +204,9 @@ class Server:
             number = self._children.pop(pid, -1)
             if number >= 0 and os.WIFSIGNALED(status):
                 name = signal.Signals(os.WTERMSIG(status)).name
+                if self._stopping and name == "SIGTERM":  # before the replay began
+                    self._reports.send(failed(number, KvtuneError("interrupted", "", EXIT_INTERRUPTED)))
+                    continue
                 self._reports.send(
                     Report(
                         kind="failed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from kvtune.analysis.study import Bench, Place, Role, Settings, StudyResult, Trial, Verdict
-from kvtune.errors import KvtuneError
-from kvtune.files import explained, replacing
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.recipe import read_recipe
+from kvtune.run.signature import refuse_foreign, signature, write_own
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, front, price_note
 from kvtune.tune.tier_curves import tier_curves
@@ -176,10 +178,22 @@ def fail_if_none(trials: Sequence[Trial]) -> None:
 RESULT = ".result.json"
 
 
-def keep_result(content: Mapping[str, object], journal: Path) -> Path:
-    """Write the `--json` object beside the journal, completely or not at all."""
-    path = journal.with_suffix(RESULT)
+def refuse_foreign_outputs(journal: Path, recipe: Path | None, of: str, *, force: bool) -> None:
+    """UsageError, before anything starts, where something has the name of an output that the study did not write."""
+    for path in (journal.with_suffix(".html"), journal.with_suffix(RESULT), recipe):
+        if path is not None:
+            refuse_foreign(path, of, force=force)
+    if recipe is not None and os.path.lexists(recipe) and not force:
+        try:
+            read_recipe(recipe)
+        except UsageError as error:
+            raise UsageError(
+                error.message, "name another with --recipe FILE, or add --force to overwrite it"
+            ) from error
+
+
+def keep_result(content: Mapping[str, object], journal: Path, of: str, *, force: bool = False) -> Path:
+    """Write the `--json` object beside the journal, completely or not at all. `of`: the study's identity."""
+    data = msgspec.json.encode({"made_by": signature(of), **content})
     hint = f"free space and run the command again with --study {journal}: its trials are kept"
-    with explained(path, hint), replacing(path) as part:
-        part.write_bytes(msgspec.json.encode(content))
-    return path
+    return write_own(data, journal.with_suffix(RESULT), of, force=force, hint=hint)

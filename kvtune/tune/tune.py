@@ -11,11 +11,12 @@ from typing import Protocol
 from msgspec import structs
 
 from kvtune.analysis.knobs import ENGINE_KNOBS
-from kvtune.analysis.study import Bench, Finalist, Settings, StudyResult, Trial, Verdict
+from kvtune.analysis.study import Bench, Finalist, Settings, StudyResult, Trial, Verdict, study_identity
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.offload_flags import tier_given
 from kvtune.errors import KvtuneError
-from kvtune.recipe import write_recipe
+from kvtune.recipe import Recipe, write_recipe
+from kvtune.run.signature import refuse_foreign, signature
 from kvtune.tune import guard
 from kvtune.tune.confirm import Bout, Confirmed, Contender, confirm, figures_of, outcome_text
 from kvtune.tune.effects import notes
@@ -55,6 +56,8 @@ class TuneSettings:
     recipe: Path
     """Where the recipe goes if there is a winner."""
     search: SearchSettings
+    force: bool = False
+    """Overwrite a recipe that this study did not write."""
     finalists: int = 2
     rounds: int = 4
     budget_s: float = 600.0
@@ -128,8 +131,14 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     left_s = max(0.0, s.budget_s - (time.monotonic() - begun))
     confirmed = confirm(bout, baseline, sides, by, rounds=s.rounds, budget_s=left_s)
     if confirmed.winner is not None:
-        write_recipe(recipe_of(bench, by, confirmed, confirmed.winner, len(simulated)), s.recipe)
+        _keep(recipe_of(bench, by, confirmed, confirmed.winner, len(simulated)), s)
     return _engine_result(journal, confirmed, by, s.recipe)
+
+
+def _keep(recipe: Recipe, s: TuneSettings) -> None:
+    of = study_identity("tune", s.bench)
+    refuse_foreign(s.recipe, of, force=s.force)
+    write_recipe(recipe, s.recipe, signature(of))
 
 
 def tried_without_replays(s: TuneSettings) -> list[Settings]:
@@ -150,7 +159,7 @@ def _on_engine_alone(
     sides = [Contender(settings, "trial") for settings in tried_without_replays(s)]
     confirmed = confirm(bout, baseline, sides, s.by, rounds=s.rounds, budget_s=s.budget_s)
     if confirmed.winner is not None:
-        write_recipe(recipe_of(s.bench, s.by, confirmed, confirmed.winner, 0), s.recipe)
+        _keep(recipe_of(s.bench, s.by, confirmed, confirmed.winner, 0), s)
     return _engine_result(journal, confirmed, s.by, s.recipe)
 
 
@@ -211,7 +220,7 @@ def _simulated(
     if mine is None or theirs is None or stock is None or mine <= theirs:
         why = "no winner: nothing beat stock in simulation"
         return simulated_result(journal, by, stock, best, why)
-    write_recipe(simulated_recipe(s.bench, by, best, stock, simulated), s.recipe)
+    _keep(simulated_recipe(s.bench, by, best, stock, simulated), s)
     text = f"{by.text} {by.net(best.summary):.4g} against stock's {by.net(stock.summary):.4g}, in simulation only"
     return simulated_result(journal, by, stock, best, text, s.recipe)
 

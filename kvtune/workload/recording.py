@@ -17,6 +17,7 @@ import msgspec
 
 BLOCK = 512
 MOST_BYTES = 256 << 20
+START = b'{"timestamp":'
 
 
 class PrefixHasher:
@@ -90,10 +91,18 @@ class Line(msgspec.Struct):
 
 
 class TraceWriter:
-    """Appends complete lines to a new file, up to `most_bytes`. A full disk ends the recording, not the server."""
+    """Appends complete lines to a new file or to a recording, up to `most_bytes`; FileExistsError for any other file.
+
+    A full disk ends the recording, not the server.
+    """
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o600)
+        begun = os.pread(self._descriptor, len(START), 0) if path.is_file() else b""
+        if not START.startswith(begun):
+            os.close(self._descriptor)
+            raise FileExistsError(f"{path} exists, and is no recording")
         self._left = most_bytes - os.fstat(self._descriptor).st_size
         self._lines = msgspec.json.Encoder()
         self.written = 0

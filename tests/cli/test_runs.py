@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import msgspec
@@ -103,18 +104,115 @@ def test_last_without_a_run_names_the_folder(tmp_path: Path, capsys: pytest.Capt
 def test_delete_asks_and_removes_a_run_with_its_page_and_exports(folder: Path) -> None:
     for argv in (["report", "last~1"], ["export", "last~1", "--csv"], ["export", "last~1", "--speedscope"]):
         assert run(argv) == 0
+    count = 3 + len(list((folder / "rounds.csv").iterdir()))
     (folder / "rounds.txt").write_text("a person's notes")
     environment = bare(KVTUNE_OUTPUT=str(folder))
     for answer, left in (("n", True), ("y", False)):
         with on_a_terminal((*KVTUNE, "runs", "--delete", "last~1"), environment=environment) as terminal:
             question = terminal.until("[y/N]")
-            assert "1 run with pages and exports: 4 files" in " ".join(question.split())
+            assert f"1 run with pages and exports: {count} files" in " ".join(question.split())
             terminal.type(f"{answer}\r")
             assert terminal.rest()[0] == 0
         assert (folder / "rounds.kvrun").exists() is left
         assert (folder / "rounds.csv").exists() is left
     assert sorted(path.name for path in folder.glob("rounds*")) == ["rounds.txt"]
     assert (folder / "real.kvrun").exists()
+
+
+NAMED_ALIKE = ("real.html", "real-compared.html", "real.trace.json", "real.speedscope.json", "real.log")
+
+
+def snapshot(folder: Path) -> dict[str, bytes | str]:
+    """Every path below the folder, with a file's content or a link's target."""
+    return {
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def test_delete_leaves_files_that_are_only_named_like_a_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in NAMED_ALIKE:
+        (folder / name).write_text("<html>mine, made with kvtune 0.1.0, run 0123456789abcdef</html>")
+    (folder / "real.csv").mkdir()
+    (folder / "real.csv" / "steps.csv").write_text("mine")
+    before = snapshot(folder)
+    assert run(["runs", str(folder / "real.kvrun"), "--delete", "--yes"]) == 0
+    assert "deleted 1 run with pages and exports: 1 files" in capsys.readouterr().out
+    assert snapshot(folder) == {name: data for name, data in before.items() if name != "real.kvrun"}
+
+
+def test_delete_leaves_foreign_files_in_a_runs_folder_of_csv_files(folder: Path) -> None:
+    assert run(["export", str(folder / "real.kvrun"), "--csv"]) == 0
+    (folder / "real.csv" / "notes.csv").write_text("mine")
+    (folder / "real.csv" / "more").mkdir()
+    assert run(["runs", str(folder / "real.kvrun"), "--delete", "--yes"]) == 0
+    assert sorted(p.name for p in (folder / "real.csv").iterdir()) == ["more", "notes.csv"]
+    assert not (folder / "real.kvrun").exists()
+
+
+def test_delete_unlinks_links_and_follows_none(folder: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for argv in (["report", "last"], ["export", "last", "--csv"]):
+        assert run(argv) == 0
+    for name in ("real.html", "real.csv", "real.kvrun"):
+        (folder / name).rename(kept / name)
+        (folder / name).symlink_to(kept / name)
+    before = snapshot(kept)
+    assert run(["runs", str(folder / "real.kvrun"), "--delete", "--yes"]) == 0
+    assert snapshot(kept) == before and not (folder / "real.kvrun").is_symlink()
+    assert (folder / "real.csv").is_symlink() and (folder / "real.html").is_symlink()
+
+
+def test_delete_takes_no_file_that_is_no_run_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor one that kvtune did not write, nor a run file of a newer kvtune: that one is whole."""
+    newer = (folder / "real.kvrun").read_bytes()
+    mine = folder / "mine"
+    mine.mkdir()
+    with zipfile.ZipFile(mine / "newer.kvrun", "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("header.json", json.dumps({"schema": 99, "kvtune": "9.0"}, indent=1))
+    (mine / "renamed.txt").write_bytes(newer)
+    (mine / "renamed.html").write_text("mine")
+    for name, content in {"a.kvrun": b"", "b.kvrun": b"PK", "c.kvrun": b"mine", "notes.txt": b"mine"}.items():
+        (mine / name).write_bytes(content)
+    with zipfile.ZipFile(mine / "zip.kvrun", "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("header.json", '{"mine": 1}')
+    before = snapshot(mine)
+    named = [str(path) for path in mine.iterdir()]
+    for argv in ([*named], [str(mine), "--state", "unreadable"], [str(mine)]):
+        assert run(["runs", *argv, "--delete", "--yes"]) == 0
+        told = capsys.readouterr()
+        assert "nothing deleted" in told.out and "newer.kvrun stays: " in told.err
+    assert snapshot(mine) == before
+
+
+def test_delete_takes_a_run_file_that_was_cut_short(folder: Path) -> None:
+    whole = (folder / "real.kvrun").read_bytes()
+    (folder / "torn.kvrun").write_bytes(whole[: len(whole) // 2])
+    assert run(["runs", str(folder), "--state", "unreadable", "--delete", "--yes"]) == 0
+    assert not (folder / "torn.kvrun").exists() and (folder / "real.kvrun").exists()
+
+
+def test_delete_names_what_it_cannot_delete_and_deletes_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unlink = Path.unlink
+
+    def refused(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "real.kvrun":
+            raise PermissionError(1, "Operation not permitted")
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert run(["runs", "--delete", "--yes"]) == 1
+    monkeypatch.undo()
+    assert "real.kvrun: Operation not permitted" in capsys.readouterr().err
+    assert [path.name for path in folder.rglob("*.kvrun") if not path.parent.name.startswith(".")] == [
+        "real.kvrun"
+    ]
 
 
 def test_delete_without_a_terminal_deletes_nothing_unless_told(

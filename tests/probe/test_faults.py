@@ -153,11 +153,11 @@ RENEWED = """
 import threading, time
 from pathlib import Path
 from kvtune.probe.phase import MEASURING, Phase
-wrote, write = [], Path.write_text
-def watched(path, text):
+wrote, rename = [], Path.replace
+def watched(path, target):
     wrote.append(threading.get_ident())
-    return write(path, text)
-Path.write_text = watched
+    return rename(path, target)
+Path.replace = watched
 phase = Phase(Path(os.environ["KVTUNE_RUN_DIR"]))
 end = time.monotonic() + 20
 while len(wrote) < 2 and time.monotonic() < end:

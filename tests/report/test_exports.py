@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from kvtune.errors import UsageError
+from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.export.csv import write_csv
 from kvtune.report.export.speedscope import speedscope
 from kvtune.report.export.trace import chrome_trace
@@ -242,3 +242,39 @@ def test_csv_wants_a_folder(rounds: Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a file"):
         write_csv(rounds, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_csv_is_not_written_through_links(rounds: Run, tmp_path: Path) -> None:
+    kept, folder = tmp_path / "kept", tmp_path / "csv"
+    kept.mkdir()
+    (tmp_path / "mine").write_text("mine")
+    folder.symlink_to(kept)
+    for force in (False, True):
+        with pytest.raises(UsageError, match="is a link"):
+            write_csv(rounds, folder, force=force)
+    folder.unlink()
+    folder.mkdir()
+    for name in ("steps.csv", "header.json"):
+        (folder / name).symlink_to(tmp_path / "mine")
+    write_csv(rounds, folder, force=True)
+    assert (tmp_path / "mine").read_text() == "mine" and not list(kept.iterdir())
+    assert not (folder / "steps.csv").is_symlink()
+
+
+def test_a_full_disk_leaves_the_folder_as_it_was(
+    rounds: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the next try is not refused because of half an export."""
+    folder = tmp_path / "csv"
+    folder.mkdir()
+    (folder / "steps.csv").write_text("mine")
+
+    def full(run: Run, name: str, path: Path) -> None:
+        path.write_text("half")
+        if name == "steps":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvtune.report.export.csv._write_table", full)
+    with pytest.raises(KvtuneError, match="No space"):
+        write_csv(rounds, folder, force=True)
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("steps.csv", "mine")]

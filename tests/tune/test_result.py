@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec import structs
 
-from kvtune.analysis.study import Trial
-from kvtune.errors import KvtuneError
+from kvtune import __version__
+from kvtune.analysis.study import Bench, Trial
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.recipe import About, Recipe, write_recipe
+from kvtune.run.signature import signature
 from kvtune.tune.objective import OBJECTIVES, front
-from kvtune.tune.sweep import keep_result, result
+from kvtune.tune.sweep import keep_result, refuse_foreign_outputs, result
+from kvtune.tune.trials.bench import study_path
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.tune import simulated_result
 from tests.golden import studies
@@ -100,20 +105,79 @@ def test_a_value_that_was_tried_once_is_not_blamed() -> None:
 
 
 def test_it_is_written_whole_beside_the_journal(tmp_path: Path) -> None:
-    path = keep_result({"schema": 1}, tmp_path / "a_tune.jsonl")
+    path = keep_result({"schema": 1}, tmp_path / "a_tune.jsonl", "study 1")
     assert path.name == "a_tune.result.json"
-    assert json.loads(path.read_text()) == {"schema": 1}
+    assert json.loads(path.read_text()) == {"made_by": f"kvtune {__version__}, study 1", "schema": 1}
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_full_disk_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = keep_result({"schema": 1}, tmp_path / "a.jsonl")
+    path = keep_result({"schema": 1}, tmp_path / "a.jsonl", "study 1")
 
-    def full(self: Path, data: bytes) -> int:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("kvtune.files.os.fdopen", full)
     with pytest.raises(KvtuneError, match="No space") as refused:
-        keep_result({"schema": 2}, tmp_path / "a.jsonl")
+        keep_result({"schema": 2}, tmp_path / "a.jsonl", "study 1")
+    monkeypatch.undo()
     assert "a.jsonl" in refused.value.hint
-    assert json.loads(path.read_text()) == {"schema": 1}
+    assert json.loads(path.read_text())["schema"] == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def foreign(path: Path) -> None:
+    path.write_text('{"kvtune": "mine"}')
+
+
+def of_another_study(path: Path) -> None:
+    keep_result({}, path.with_name("a.jsonl"), "study 2")
+
+
+def a_link(path: Path) -> None:
+    (path.parent / "kept").write_text(f"kvtune {__version__}, study 1")
+    path.symlink_to("kept")
+
+
+@pytest.mark.parametrize("lay", [foreign, of_another_study, a_link])
+def test_only_what_the_study_wrote_itself_is_replaced(tmp_path: Path, lay: Callable[[Path], None]) -> None:
+    """With --force everything; a link's target stays even then."""
+    path, journal = tmp_path / "a.result.json", tmp_path / "a.jsonl"
+    keep_result({"n": 1}, journal, "study 1")
+    keep_result({"n": 2}, journal, "study 1")
+    path.unlink()
+    lay(path)
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    for name in ("a.html", "a.result.json", "a.toml"):
+        laid = path.rename(path.with_name(name))
+        with pytest.raises(UsageError, match=f"{name} exists, and kvtune did not write it for this study"):
+            refuse_foreign_outputs(journal, tmp_path / "a.toml", "study 1", force=False)
+        laid.rename(path)
+    with pytest.raises(UsageError, match="did not write it"):
+        keep_result({"n": 3}, journal, "study 1")
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+    refuse_foreign_outputs(journal, None, "study 1", force=True)
+    keep_result({"n": 3}, journal, "study 1", force=True)
+    assert json.loads(path.read_text())["n"] == 3 and not path.is_symlink()
+    assert {n: (tmp_path / n).read_bytes() for n in before if n != path.name} == {
+        n: data for n, data in before.items() if n != path.name
+    }
+
+
+def test_a_recipe_that_was_changed_by_hand_is_not_overwritten(tmp_path: Path) -> None:
+    path, of = tmp_path / "a.toml", "study 1"
+    about = About(model="m", device="cpu", vllm="0.32.0", kvtune="0.1.0", status="simulated")
+    write_recipe(Recipe(recipe=about), path, signature(of))
+    refuse_foreign_outputs(tmp_path / "a.jsonl", path, of, force=False)
+    path.write_text(path.read_text().replace('"simulated"', '"hand-written"'))
+    with pytest.raises(UsageError, match="was changed"):
+        refuse_foreign_outputs(tmp_path / "a.jsonl", path, of, force=False)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".html", ".result.json", ".toml"])
+def test_a_new_study_takes_a_name_of_which_nothing_is_there(tmp_path: Path, ending: str) -> None:
+    bench = Bench(model="m", spec="rounds:prefixes=2", seed=0, workload_hash="0")
+    first = study_path("", tmp_path / "new", "tune", bench)
+    assert first.name == "m_rounds_tune.jsonl"
+    (tmp_path / f"m_rounds_tune{ending}").symlink_to("nowhere")
+    assert study_path("", tmp_path, "tune", bench).name == "m_rounds_tune-2.jsonl"

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kvtune.analysis.knobs import knob_lines
-from kvtune.analysis.study import StudyResult, StudyView, Trial
+from kvtune.analysis.study import StudyResult, StudyView, Trial, study_identity
 from kvtune.cli.notices import always
 from kvtune.cli.views.plan import minutes
 from kvtune.cli.views.ticker import Ticker
@@ -146,14 +146,20 @@ def finish(
     *,
     as_json: bool,
     opened: bool = False,
+    force: bool = False,
 ) -> None:
     """Write the study's page and result file beside its journal, and print the result."""
     from kvtune.cli.options import print_json
+    from kvtune.report.pages.study import study_page
+    from kvtune.run.signature import write_own
+    from kvtune.tune.study import read_study, view
     from kvtune.tune.sweep import keep_result
 
-    study, page = _write_page(journal, by, Path(result.recipe) if result.recipe else None)
+    study = view(read_study(journal), by, Path(result.recipe) if result.recipe else None)
+    of, page = study_identity(study.result.kind, study.bench), journal.with_suffix(".html")
     content = {**result.to_json(), "study": str(journal), "page": str(page)}
-    keep_result(content, journal)
+    write_own(study_page(study).encode(), page, of, force=force)
+    keep_result(content, journal, of, force=force)
     if as_json:
         print_json(content)
     else:
@@ -170,16 +176,6 @@ def interrupted(journal: StudyJournal) -> int:
     always(f"kvtune: interrupted after {len(journal.trials)} trials")
     always(f"  next: the same command with --study {journal.path} goes on")
     return EXIT_INTERRUPTED
-
-
-def _write_page(journal: Path, by: Objective, recipe: Path | None) -> tuple[StudyView, Path]:
-    """The study's page beside its journal; an earlier page of the same journal is replaced."""
-    from kvtune.report.files import write_new
-    from kvtune.report.pages.study import study_page
-    from kvtune.tune.study import read_study, view
-
-    study = view(read_study(journal), by, recipe)
-    return study, write_new(study_page(study), journal.with_suffix(".html"), force=True)
 
 
 def _outcome(trial: Trial) -> str:

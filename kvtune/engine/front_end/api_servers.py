@@ -52,7 +52,7 @@ def install(folder: Path) -> None:
                 vocab_size=int(config.model_config.get_vocab_size()),
             )
             with replacing(folder / CONFIG_FILE) as part:
-                part.write_bytes(msgspec.json.encode(described))
+                part.write(msgspec.json.encode(described))
             return config
 
         return created

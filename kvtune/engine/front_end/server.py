@@ -146,7 +146,7 @@ class Server:
             counted = counters(await self._metrics())
             difference = {name: value - self._before.get(name, 0.0) for name, value in counted.items()}
             with replacing(self._folder / COUNTS_FILE) as part:
-                part.write_text(json.dumps({"counters": difference, "preemptions": {}}))
+                part.write(json.dumps({"counters": difference, "preemptions": {}}).encode())
 
     def died(self) -> dict[str, int]:
         code = self._process.poll()

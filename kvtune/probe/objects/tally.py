@@ -74,7 +74,7 @@ def save(folder: Path, name: str, facts: Mapping[str, object]) -> None:
     """Replace `NAME-PID.json` as a whole. A failure to write is ignored, so that it does not end the engine."""
     path = folder / f"{name}-{os.getpid()}.json"
     with contextlib.suppress(OSError, TypeError, ValueError), replacing(path) as part:
-        part.write_text(json.dumps({"pid": os.getpid(), **facts}))
+        part.write(json.dumps({"pid": os.getpid(), **facts}).encode())
 
 
 def load(folder: Path, name: str) -> dict[int, dict[str, object]]:

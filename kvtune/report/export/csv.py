@@ -11,30 +11,35 @@ from numpy.typing import NDArray
 
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.names import process_name
+from kvtune.run.file import HEADER
+from kvtune.run.scratch import scratch
 from kvtune.run.types import TABLES, Run
 
 
 def write_csv(run: Run, folder: Path, *, force: bool = False) -> list[Path]:
     """Write every recorded table to `folder`. Missing times are empty; `process` is named beside it."""
-    if folder.exists() and not folder.is_dir():
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        what = "link" if folder.is_symlink() else "file"
         raise UsageError(
-            f"{folder} is a file; CSV needs a folder, one file per table", "give a folder with -o"
+            f"{folder} is a {what}; CSV needs a folder, one file per table", "give a folder with -o"
         )
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UsageError(f"{folder} is not empty", "give another folder with -o, or --force to write into it")
-    written = [folder / "header.json"]
+    written = [folder / f"{name}.csv" for name in TABLES if name in run.tables]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written[0].write_bytes(msgspec.json.format(msgspec.json.encode(run.header), indent=1))
-        for name in TABLES:
-            if name in run.tables:
-                written.append(folder / f"{name}.csv")
-                _write_table(run, name, written[-1])
+        with scratch("csv", folder, hidden=True) as whole:  # a full disk leaves the folder as it was
+            for path in written:
+                _write_table(run, path.stem, whole / path.name)
+            text = msgspec.json.format(msgspec.json.encode(run.header), indent=1)
+            (whole / HEADER).write_bytes(text)
+            for path in (*written, folder / HEADER):
+                (whole / path.name).replace(path)
     except OSError as error:
         raise KvtuneError(
             f"cannot write CSV to {folder}: {error.strerror or error}", "choose another folder with -o"
         ) from error
-    return written
+    return [folder / HEADER, *written]
 
 
 def _write_table(run: Run, name: str, path: Path) -> None:

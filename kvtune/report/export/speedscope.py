@@ -6,6 +6,7 @@ from typing import Literal, TypedDict
 
 from kvtune.report.export.spans import TimeSpan, collection_spans, process_numbers, step_spans
 from kvtune.report.names import process_name
+from kvtune.run.signature import run_identity, signature
 from kvtune.run.types import Run
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -41,7 +42,7 @@ def speedscope(run: Run) -> dict[str, object]:
         )
     return {
         "$schema": SCHEMA,
-        "exporter": f"kvtune {run.header.kvtune}",
+        "exporter": signature(run_identity(run.header)),
         "name": f"{run.header.model}, {run.header.workload.spec}",
         "activeProfileIndex": 0,
         "shared": {"frames": [{"name": name} for name in frames]},

@@ -10,6 +10,7 @@ import math
 
 from kvtune.report.export.spans import TimeSpan, collection_spans, process_numbers, step_spans
 from kvtune.report.names import process_name
+from kvtune.run.signature import run_identity, signature
 from kvtune.run.types import Run
 
 STEPS, COLLECTIONS = 1, 2
@@ -31,13 +32,14 @@ def chrome_trace(run: Run) -> dict[str, object]:
     events += _requests(run)
     h = run.header
     about = {
+        "made_by": signature(run_identity(h)),
         "model": h.model,
         "workload": h.workload.spec,
         "source": h.source,
         "kvtune": h.kvtune,
         "state": h.state,
     }
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    return {"otherData": about, "displayTimeUnit": "ms", "traceEvents": events}
 
 
 def _pid(run: Run, process: int) -> int:

@@ -5,7 +5,7 @@ Drawn from the object that `kvtune evidence` writes as JSON.
 
 from __future__ import annotations
 
-from kvtune.analysis.claim_results import ClaimResult, EvidenceResult
+from kvtune.analysis.claim_results import IDENTITY, ClaimResult, EvidenceResult
 from kvtune.report.banners import Banner
 from kvtune.report.charts import Cell, Section, grid
 
@@ -19,6 +19,7 @@ def evidence_page(evidence: EvidenceResult) -> str:
 
     machine = evidence["machine"]
     return render(
+        IDENTITY,
         title="Evidence · kvtune",
         eyebrow="kvtune evidence",
         heading="The published results, measured again",

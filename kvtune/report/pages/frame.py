@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kvtune import __version__
 from kvtune.report.banners import Banner
 from kvtune.report.charts import Section, script_json, vega_bundle
+from kvtune.run.signature import signature
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -23,8 +24,16 @@ HERE = Path(__file__).parents[1]
 
 
 def render(
-    *, title: str, eyebrow: str, heading: str, subtitle: str, sections: list[Section], banners: list[Banner]
+    of: str,
+    *,
+    title: str,
+    eyebrow: str,
+    heading: str,
+    subtitle: str,
+    sections: list[Section],
+    banners: list[Banner],
 ) -> str:
+    """The file. `of`: the run or study that it belongs to, for its signature."""
     from markupsafe import Markup
 
     specs = {chart.id: chart.spec for section in sections for chart in section.charts}
@@ -43,6 +52,7 @@ def render(
     )
     html: str = _environment().get_template("base.html").render(
         version=__version__,
+        signature=signature(of),
         title=title,
         eyebrow=eyebrow,
         heading=heading,

@@ -8,6 +8,7 @@ from kvtune.report.contrast import Contrast
 from kvtune.report.names import when
 from kvtune.report.pages.frame import render
 from kvtune.report.sections import comparison, run_sections
+from kvtune.run.signature import run_identity
 from kvtune.run.types import Run
 
 
@@ -15,6 +16,7 @@ def run_page(analysis: RunAnalysis) -> str:
     """The page of one run."""
     run, h = analysis.run, analysis.run.header
     return render(
+        run_identity(h),
         title=f"{h.model} · {h.workload.name} · kvtune",
         eyebrow="kvtune prediction" if h.source == "sim" else "kvtune run",
         heading=h.model,
@@ -29,6 +31,7 @@ def compare_page(contrast: Contrast) -> str:
     first = contrast.sides[0].run.header
     names = " against ".join((", ".join(side.name for side in contrast.sides[1:]), contrast.sides[0].name))
     return render(
+        run_identity(first),
         title=f"{names} · {first.model} · kvtune",
         eyebrow="kvtune comparison",
         heading=names,

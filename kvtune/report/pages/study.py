@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from kvtune.analysis.knobs import API_SERVERS, knob_note
-from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial
+from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial, study_identity
 from kvtune.recipe import Scalar
 from kvtune.report.banners import Banner
 from kvtune.report.charts import Cell, Section, grid
@@ -35,6 +35,7 @@ def study_page(study: StudyView) -> str:
 
     bench = study.bench
     return render(
+        study_identity(study.result.kind, bench),
         title=f"{bench.model} · {study.result.kind} · kvtune",
         eyebrow=f"kvtune {study.result.kind}",
         heading=bench.model,

@@ -15,6 +15,7 @@ from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
 from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve
 from kvtune.errors import UsageError
+from kvtune.run.folder import taken
 from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.workload.spec import DEFAULT_SPEC, build
 from kvtune.workload.types import Workload
@@ -100,9 +101,9 @@ def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:
     model = re.sub(r"[^\w.-]+", "-", Path(bench.model).name or bench.model).strip("-")[:40]
     name = bench.spec.partition(":")[0]
     for n in range(1, 10_000):
-        path = output / f"{model}_{name}_{kind}{'' if n == 1 else f'-{n}'}.jsonl"
-        if not path.exists():
-            return path
+        free = f"{model}_{name}_{kind}{'' if n == 1 else f'-{n}'}"
+        if not output.is_dir() or not taken(output, free):
+            return output / f"{free}.jsonl"
     raise UsageError(f"{output} has no free name for a study", "name one with --study FILE")
 
 

@@ -1,10 +1,12 @@
 """The journal of a study: JSON lines, a header, then each trial as it ends. A crash loses only the running trial.
 
-A lock that ends with its process keeps other writers out. An incomplete last line is cut off on opening.
+A lock that ends with its process keeps other writers out. On opening, an incomplete last line is cut off, but only in
+a file whose first line is this study's header. A link is not followed.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -37,11 +39,12 @@ class StudyJournal:
     def __enter__(self) -> Self:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a+b")
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b")
         except OSError as error:
+            why = "it is a link" if error.errno == errno.ELOOP else error.strerror or error
             raise UsageError(
-                f"the journal {self.path} cannot be opened: {error.strerror or error}",
-                "name another with --study FILE",
+                f"the journal {self.path} cannot be opened: {why}", "name another with --study FILE"
             ) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,14 +88,15 @@ class StudyJournal:
         assert self._file is not None
         self._file.seek(0)
         whole = self._file.read()
-        lines = whole.split(b"\n")
-        torn = lines.pop()
+        *lines, torn = whole.split(b"\n")
+        head = msgspec.json.encode(self._head)
+        if lines or not head.startswith(torn):
+            self._check(lines[0] if lines else torn)
         if torn:
             self._file.truncate(len(whole) - len(torn))
         if not lines:
-            self._write(msgspec.json.encode(self._head))
+            self._write(head)
             return
-        self._check(lines[0])
         for number, line in enumerate(lines[1:], start=2):
             try:
                 self.trials.append(msgspec.json.decode(line, type=Trial))

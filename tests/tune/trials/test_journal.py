@@ -79,7 +79,18 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
         assert again.trials == []
 
 
-@pytest.mark.parametrize("text", ["hello\n", "{}\n", '{"kvtune_journal":"x"}\n'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello\n",
+        "{}\n",
+        '{"kvtune_journal":"x"}\n',
+        '{"one": "line without an end"}',
+        "three\nlines\nwithout an end",
+        '{"kvtune_journal":1,"kind":"sweep","bench":{}}\nmine',
+        '{"kvtune_j"',
+    ],
+)
 def test_another_file_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(text)
@@ -109,3 +120,17 @@ def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(KvtuneError, match="No space") as refused:
             journal.add(trial(1))
     assert "1 trials are kept" in refused.value.hint
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_refused_and_what_it_names_left_alone(tmp_path: Path, there: bool) -> None:
+    kept, link = tmp_path / "kept.jsonl", tmp_path / "a.jsonl"
+    if there:
+        with StudyJournal(kept, "sweep", BENCH) as journal:
+            journal.add(trial(0))
+        kept.write_bytes(kept.read_bytes() + b"mine")
+    before = kept.read_bytes() if there else None
+    link.symlink_to(kept)
+    with pytest.raises(UsageError, match="it is a link"), StudyJournal(link, "sweep", BENCH):
+        pass
+    assert kept.exists() == there and (not there or kept.read_bytes() == before)

@@ -1,0 +1,68 @@
+"""The line by which kvtune knows what it wrote beside a run or a study: `kvtune VERSION, run ID`. Any process.
+
+It stands near the beginning of each page, export, log, recipe and result, and names the run or study of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from kvtune import __version__
+from kvtune.errors import UsageError
+from kvtune.files import creating, explained, replacing
+from kvtune.run.types import Header, RunLabel
+
+HEAD_BYTES = 1 << 13
+
+
+def signature(of: str) -> str:
+    return f"kvtune {__version__}, {of}"
+
+
+def identity(kind: str, *facts: object) -> str:
+    """`KIND ID`, the same for the same facts."""
+    return f"{kind} {blake2b(msgspec.json.encode(facts), digest_size=8).hexdigest()}"
+
+
+def run_identity(run: Header | RunLabel) -> str:
+    """The same when the run file is written again with more in it."""
+    return identity("run", run.started_at, run.model, run.workload.hash, run.core, run.wall_s)
+
+
+def wrote(path: Path, of: str) -> bool:
+    """Whether the file is one that kvtune wrote for this run or study. A link is not: it is somebody's."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        head = os.read(descriptor, HEAD_BYTES)
+    finally:
+        os.close(descriptor)
+    return re.search(rf"\bkvtune [\w.+-]+, {re.escape(of)}\b".encode(), head) is not None
+
+
+def refuse_foreign(path: Path, of: str, *, force: bool = False) -> None:
+    """UsageError where something has this name that kvtune did not write for this run or study."""
+    if not force and os.path.lexists(path) and not wrote(path, of):
+        raise UsageError(
+            f"{path} exists, and kvtune did not write it for this {of.split()[0]}",
+            "give another name, move it away, or add --force to overwrite it",
+        )
+
+
+def write_own(data: bytes, path: Path, of: str, *, force: bool = False, hint: str = "") -> Path:
+    """Write the file, whole or not at all, over nothing but what kvtune wrote for the same run or study."""
+    refuse_foreign(path, of, force=force)
+    put = replacing if os.path.lexists(path) else creating
+    with explained(path, hint or "free space or choose another place with -o"), put(path) as part:
+        part.write(data)
+    return path

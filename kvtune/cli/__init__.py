@@ -6,6 +6,8 @@ settings.py   `--set core.NAME=VALUE`, a recipe, the choice of core
 completion.py What the Tab key offers: models, workloads and their keys, knobs, recipes, run files
 notices.py    Standard error: `--quiet` drops progress and notes
 runs.py       `kvtune runs [PATH]..`: the runs under the output folder, or those named; deletes them after a question
+start.py      The first of kvtune that runs, and its signals
+signals.py    How signals end a command
 profile.py, ablate.py, doctor.py, bounds.py, explain.py, compare.py, report.py, export.py, sweep.py, tune.py,
 recipe.py, serve.py, evidence.py, prepare.py    a command each (ablate.py: `profile --ablate`)
 views/        progress and results on a terminal

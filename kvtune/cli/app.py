@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from kvtune.cli import completion, notices
-from kvtune.cli.start import interruptible
+from kvtune.cli.signals import interruptible
 from kvtune.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
 from kvtune.run.config import OUTPUT_VARIABLE, Config, read_config
 from kvtune.terminal import one_line, screened
@@ -99,13 +99,13 @@ def _run(argv: Sequence[str]) -> int:
         config = Config() if completion.asked() else read_config()
         hushed = notices.quiet() if quiet or config.values.get("quiet") else contextlib.nullcontext()
         with interruptible(), hushed:
-            result = command.main(
-                args=arguments,
-                prog_name="kvtune",
-                standalone_mode=False,
-                obj=vllm_flags,
-                default_map=_defaults(command, config),
-            )
+            if completion.asked():
+                command.main(args=arguments, prog_name="kvtune", standalone_mode=False)
+            # Not `main`: it takes Ctrl-C for an exit code that a command returned, and says nothing.
+            with command.make_context(
+                "kvtune", arguments, obj=vllm_flags, default_map=_defaults(command, config)
+            ) as context:
+                result = command.invoke(context)
         return result if isinstance(result, int) else 0
     except KvtuneError as error:
         if debug:
@@ -142,8 +142,7 @@ def _click_exit(error: Exception) -> int | None:
     """The exit code of typer's own exceptions (usage errors are printed in our two lines), None for any other."""
     names = {c.__name__ for c in type(error).__mro__}
     if "Exit" in names:
-        code = int(getattr(error, "exit_code", 0))
-        return _interrupted(error.__cause__) if code == EXIT_INTERRUPTED else code
+        return int(getattr(error, "exit_code", 0))
     if "Abort" in names:
         return _interrupted(None)
     if "NoArgsIsHelpError" in names:

@@ -21,4 +21,5 @@ measuring phase began. Units stand in the names. docs/run-file.md describes the 
     durations.py How long engine runs took on this machine: read from the run files of a folder
     engines.py   A run of several engines (`--data-parallel-size`), each with a scheduler and a KV cache of its own
     columns.py   A column of a run file: one .npy array, read without numpy's own reader
+    signature.py The line by which kvtune knows what it wrote beside a run or a study: `kvtune VERSION, run ID`
 """

@@ -1,0 +1,59 @@
+"""How signals end a command. Imports nothing of ours, so that it is ready at once.
+
+Ctrl-C, SIGTERM and a closed terminal (SIGHUP) end every command alike: what it holds is removed, its processes end, it
+says one line and exits with 130. Before the command begins, and after it, nothing is held: the process ends at once.
+A signal that the caller ignores (nohup, a job of a script) stays ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+EXIT = 130
+
+Handler = Callable[[int, FrameType | None], object]
+
+
+def end_at_once() -> None:
+    """From now on each of the signals ends the process with one line: nothing is held yet, or any more."""
+    _act(_end)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Each of the signals raises KeyboardInterrupt, with the signal's name unless it was Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():  # there are no signals
+        yield
+        return
+    before = _act(_interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _act(act: Handler) -> dict[signal.Signals, Handler | int | None]:
+    """Handle the signals that are not ignored; the handlers before."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in heard:
+        signal.signal(number, act)
+    return heard
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(*(() if number == signal.SIGINT else (signal.Signals(number).name,)))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    try:
+        os.write(2, b"kvtune: interrupted\n")
+    finally:
+        os._exit(EXIT)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
 
 from kvtune.device.nvidia import Gpu, gpus
 from kvtune.doctor.finding import Finding
+from kvtune.engine.gpu_needs import lacks, old_drivers
 from kvtune.engine.resolve import is_cpu_build
 from kvtune.run.cpu import VARIABLE, avx512_bf16, forced
 from kvtune.run.limits import cpu_limit
-
-DRIVERS = {"13": 580, "12": 525}
-"""The oldest driver that serves a major version of CUDA."""
 
 TAKEN_SHARE = 0.92
 """What vLLM takes of a GPU's memory by default; it refuses to start where less is free."""
@@ -33,25 +30,6 @@ def gpu_findings(found: Sequence[Gpu]) -> Iterator[Finding]:
                 f"end what uses it (`nvidia-smi`), or add `-- --gpu-memory-utilization {share:.2f}`, also beside "
                 "--kv-cache-memory-bytes",
             )
-        needed = DRIVERS.get(cuda_major())
-        major = driver.partition(".")[0]
-        if needed and major.isdigit() and int(major) < needed:
-            yield Finding(
-                "error",
-                "device",
-                f"driver {driver} is too old for CUDA {cuda_major()}, which torch needs: it takes {needed} or newer",
-                "update NVIDIA's driver",
-            )
-
-
-def cuda_major() -> str:
-    """The major version of CUDA that the installed torch brings; "" for none."""
-    for name in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"):
-        try:
-            return importlib.metadata.version(name).partition(".")[0]
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ""
 
 
 def device_findings() -> Iterator[Finding]:
@@ -59,6 +37,8 @@ def device_findings() -> Iterator[Finding]:
     allowed = cpu_limit()
     if found := gpus():
         yield from gpu_findings(found)
+        missing = old_drivers(found) if is_cpu_build() else lacks(found)
+        yield from (Finding("error", lack.topic, lack.text, lack.hint) for lack in missing)
         if is_cpu_build():
             yield Finding(
                 "warning",

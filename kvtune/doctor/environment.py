@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,7 @@ VARIABLES = {
 SHARED_MEMORY_NEEDED = 512 << 20  # vLLM's message queues between processes: ten chunks of 16 MiB, and slack
 DISK_NEEDED = 1 << 30
 CAP_SYS_PTRACE = 19
+OLDEST_GLIBC = (2, 28)
 
 
 def environment(folder: Path) -> tuple[Finding, ...]:
@@ -56,6 +58,7 @@ def environment(folder: Path) -> tuple[Finding, ...]:
         *variable_findings(os.environ),
         *ptrace_findings(),
         *memory_findings(),
+        *libc_findings(),
         *disk_findings(folder),
     )
 
@@ -139,6 +142,19 @@ def torch_findings() -> Iterator[Finding]:
                 f"{name} {version} was built for another torch and breaks the import of vLLM's models",
                 f"uninstall {name}: text models do not need it",
             )
+
+
+def libc_findings() -> Iterator[Finding]:
+    """vLLM's CUDA wheels are built for glibc 2.28."""
+    name, version = platform.libc_ver()
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if name == "glibc" and numbers < OLDEST_GLIBC:
+        yield Finding(
+            "warning",
+            "glibc",
+            f"glibc {version}: vLLM's wheels need 2.28",
+            "use a newer distribution, or a container",
+        )
 
 
 def plugin_findings(variables: Mapping[str, str]) -> Iterator[Finding]:

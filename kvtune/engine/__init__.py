@@ -35,4 +35,5 @@ the measured part is kept and marked partial.
     model_config.py  A model's config.json: of a built-in model, a folder, or a name on the hub
     platform.py      The platform of the engines that kvtune starts or replays here
     recorded.py      An engine as a file describes it: vLLM's flags
+    gpu_needs.py     What a GPU engine needs of its machine: a driver, a C compiler, Python's headers
 """

@@ -56,6 +56,18 @@ _HINTS = (
         "the driver is older than torch's CUDA needs (CUDA 13: driver 580 or newer): update the driver",
     ),
     (
+        re.compile(r"Failed to find C compiler", re.I),
+        "Triton compiles at its first use: install gcc, or name a compiler in CC",
+    ),
+    (
+        re.compile(r"Python\.h: No such file", re.I),
+        "Triton compiles against Python's headers: install them (Debian: python3-dev)",
+    ),
+    (
+        re.compile(r"Insufficient space in /dev/shm", re.I),
+        "in a container: `docker run --shm-size` or --ipc=host; a tier of host memory is a file there",
+    ),
+    (
         re.compile(r"CUDA out of memory|CUDA error: out of memory", re.I),
         "lower --gpu-memory-utilization, --max-num-seqs or --max-num-batched-tokens after `--`, or end what else "
         "uses the GPU (`nvidia-smi`)",

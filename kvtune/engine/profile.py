@@ -20,6 +20,7 @@ import msgspec
 from kvtune.device.platforms import Platform, origins
 from kvtune.device.settings import TIMED, Device, write_device
 from kvtune.engine.flags import settings_given
+from kvtune.engine.gpu_needs import check_gpu_needs
 from kvtune.engine.launch import launch
 from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.offload_flags import check_room
@@ -88,9 +89,8 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         job.model, dummy=job.dummy or device is not None, engine_args=arguments, platform=platform
     )
     check_output(job.output)
-    check_shared_memory(is_cpu_build())
     if device is None:
-        check_room(arguments, cpu_build=is_cpu_build())
+        check_machine(arguments, cpu_build=is_cpu_build())
     stacks = None
     if job.stacks:
         from kvtune.probe.stacks import Stacks
@@ -148,6 +148,13 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
             kept, of = path.with_suffix(".log"), run_identity(run.header)
             outcome.error = _with_log(outcome.error, folder, kept, of)
         return Profiled(run, path, outcome.error)
+
+
+def check_machine(words: Sequence[str], *, cpu_build: bool) -> None:
+    """KvtuneError where an engine with these flags could not start on this machine, before it loads weights."""
+    check_gpu_needs(cpu_build=cpu_build)
+    check_shared_memory(words, cpu_build=cpu_build)
+    check_room(words, cpu_build=cpu_build)
 
 
 def _asked(facts: Mapping[str, object], platform: Platform) -> str:

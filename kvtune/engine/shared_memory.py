@@ -1,28 +1,54 @@
-"""Checks, before an engine starts, that /dev/shm has room for vLLM's message queues. Launcher's process."""
+"""Checks, before an engine starts, that /dev/shm has room for what vLLM keeps there. Launcher's process."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
+from kvtune.engine.flags import flag_value
+from kvtune.engine.offload_flags import GIB, SIZE
+from kvtune.engine.resolve import ranks
 from kvtune.errors import EXIT_USAGE, KvtuneError
+from kvtune.units import size
 
 FOLDER = Path("/dev/shm")
 NEEDED_BYTES = 240 << 20
 """The larger queue between EngineCore and a worker (ten chunks of 24 MiB): vLLM refuses to start with less free."""
 
 
-def check_shared_memory(cpu_build: bool) -> None:
-    """KvtuneError where the CPU engine could not start: its worker is a separate process."""
-    if not cpu_build:  # on one GPU the worker runs inside EngineCore
+def queues_bytes(words: Sequence[str], *, cpu_build: bool) -> int:
+    """Of the message queues. On one GPU the worker runs inside EngineCore, and there are none."""
+    return NEEDED_BYTES if cpu_build or ranks(words) > 1 else 0
+
+
+def tier_bytes(words: Sequence[str], *, cpu_build: bool) -> int:
+    """Of a tier of host memory, which a GPU engine keeps in a file there, whole from the start."""
+    return 0 if cpu_build else int(float(flag_value(words, SIZE) or 0) * GIB)
+
+
+def check_shared_memory(words: Sequence[str], *, cpu_build: bool) -> None:
+    """KvtuneError where an engine with these flags could not start."""
+    queues, tier = (part(words, cpu_build=cpu_build) for part in (queues_bytes, tier_bytes))
+    if not queues and not tier:
         return
     try:
         free = shutil.disk_usage(FOLDER).free
     except OSError:
         free = 0
-    if free < NEEDED_BYTES:
-        raise KvtuneError(
-            f"{FOLDER} has {free >> 20} MiB free, the CPU engine's message queues need {NEEDED_BYTES >> 20} MiB",
-            "in a container: `docker run --shm-size=1g` or --ipc=host; `--on sim` needs none",
-            EXIT_USAGE,
-        )
+    if free >= queues + tier:
+        return
+    if tier:
+        what = f"--{SIZE} {flag_value(words, SIZE)} is a file there on a GPU, and needs {size(queues + tier)}"
+    else:
+        engine = "the CPU engine" if cpu_build else "an engine on several GPUs"
+        what = f"{engine} needs {queues >> 20} MiB for its message queues"
+    room = ceil((queues + tier) / GIB) + 1
+    raise KvtuneError(
+        f"{FOLDER} has {free >> 20} MiB free: {what}",
+        f"in a container: `docker run --shm-size={room}g` or --ipc=host"
+        + ("; else a smaller tier" if tier else "")
+        + "; `--on sim` needs none",
+        EXIT_USAGE,
+    )

@@ -28,6 +28,7 @@ from kvtune.doctor.environment import (
     vllm_findings,
 )
 from kvtune.doctor.finding import Finding
+from kvtune.engine import gpu_needs
 
 
 def levels(findings: Any) -> list[str]:
@@ -141,7 +142,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch, *rows: str, cuda: str = "13.0.88") -> 
     monkeypatch.setattr(shutil, "which", lambda name, **options: f"/usr/bin/{name}")
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: done)
     monkeypatch.setattr(doctor_device, "is_cpu_build", lambda: False)
-    monkeypatch.setattr(doctor_device, "cuda_major", lambda: cuda.partition(".")[0])
+    monkeypatch.setattr(gpu_needs, "cuda_major", lambda: cuda.partition(".")[0])
+    monkeypatch.setattr(gpu_needs, "toolchain", list)
     return list(doctor_device.device_findings())
 
 

@@ -13,7 +13,8 @@ from secrets import token_hex
 import msgspec
 
 from kvtune.engine.flags import flag_value
-from kvtune.engine.offload_flags import check_room, joined
+from kvtune.engine.offload_flags import joined
+from kvtune.engine.profile import check_machine
 from kvtune.engine.resolve import is_cpu_build, resolve
 from kvtune.errors import UsageError
 from kvtune.recipe import Recipe, engine_flags
@@ -47,7 +48,7 @@ def serving(
         refuse_foreign(recipe, str(recipe_path), anyway, model=model)
     given = joined(_recipe_flags(recipe, flags), flags)
     resolved = resolve(model, dummy=dummy, engine_args=given)
-    check_room(given, cpu_build=is_cpu_build())
+    check_machine(given, cpu_build=is_cpu_build())
     arguments = list(resolved.args)
     at = arguments.index("--model")
     path = arguments[at + 1]

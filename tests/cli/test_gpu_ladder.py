@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvtune.evidence.cases import SCALES
 from tests.bench import gpu_ladder
 from tests.bench.gpu_ladder import RUNGS, Failed, Ladder, OutOfTime
 
@@ -23,6 +24,7 @@ RUN = {
     "prefix_cache": {"hit_rate": 0.45},
     "core": {"parts": {"packed": True}},
     "notes": [],
+    "startup_s": 12.0,
     "differing_requests": 0,
     "environment": [{"topic": "device", "text": "a GPU"}],
 }
@@ -33,6 +35,7 @@ class Commands:
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.words: dict[str, tuple[str, ...]] = {}
         self.stop_at = self.fail_at = ""
 
     def kvtune(self, ladder: Ladder, name: str, *words: str) -> dict[str, Any]:
@@ -41,13 +44,16 @@ class Commands:
         if name == self.fail_at:
             raise Failed(f"{name}: broken")
         self.names.append(name)
+        self.words[name] = words
         return RUN
 
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     fake = Commands()
-    monkeypatch.setattr(Ladder, "kvtune", lambda ladder, name, *words: fake.kvtune(ladder, name, *words))
+    monkeypatch.setattr(
+        Ladder, "kvtune", lambda ladder, name, *words, environment=None: fake.kvtune(ladder, name, *words)
+    )
     monkeypatch.setattr(gpu_ladder, "answers_of", lambda path: [1, 2])
     return fake
 
@@ -62,9 +68,10 @@ def test_all_rungs_are_climbed_and_summed_up(commands: Commands, tmp_path: Path)
     made = summary(tmp_path)
     assert list(made["rungs"]) == [name for name, _ in RUNGS] and not made["stopped"]
     shape = made["rungs"]["gemma-3-4b"]["result"]
-    assert shape["same_answers"] and shape["kvtune"]["hit_share_by_visit"] == [0.0, 0.9]
-    assert commands.names[-1] == "evidence"
-    assert "6 of 6 rungs" in (tmp_path / "summary.md").read_text()
+    assert shape["equal_answers"] == {"again": 1.0, "kvtune": 1.0}
+    assert shape["kvtune"]["hit_share_by_visit"] == [0.0, 0.9] and shape["kvtune"]["notes"] == []
+    assert commands.names[-1] == "tune"
+    assert "9 of 9 rungs" in (tmp_path / "summary.md").read_text()
 
 
 def test_out_of_time_keeps_what_there_is_and_the_next_call_goes_on(
@@ -73,11 +80,11 @@ def test_out_of_time_keeps_what_there_is_and_the_next_call_goes_on(
     commands.stop_at = "gemma-3-4b-kvtune"
     assert gpu_ladder.main(["-o", str(tmp_path)]) == 0
     made = summary(tmp_path)
-    assert list(made["rungs"]) == ["device and versions", "host ceiling", "opt-125m"]
+    assert list(made["rungs"]) == ["device and versions", "first proof"]
     assert "gemma-3-4b-kvtune" in made["stopped"]
     commands.stop_at, commands.names = "", []
     assert gpu_ladder.main(["-o", str(tmp_path)]) == 0
-    assert commands.names[0] == "gemma-3-4b-stock" and len(summary(tmp_path)["rungs"]) == len(RUNGS)
+    assert commands.names[0] == "gemma-3-4b-first" and len(summary(tmp_path)["rungs"]) == len(RUNGS)
 
 
 def test_a_rung_that_fails_is_named_and_the_next_ones_are_climbed(commands: Commands, tmp_path: Path) -> None:
@@ -85,10 +92,10 @@ def test_a_rung_that_fails_is_named_and_the_next_ones_are_climbed(commands: Comm
     assert gpu_ladder.main(["-o", str(tmp_path)]) == 1
     made = summary(tmp_path)
     assert made["rungs"]["packed blocks"] == {"failed": "packed-packed: broken"}
-    assert "result" in made["rungs"]["evidence"]
+    assert "result" in made["rungs"]["tune"]
     commands.fail_at, commands.names = "", []
     assert gpu_ladder.main(["-o", str(tmp_path)]) == 0, "a failed rung is tried again"
-    assert commands.names == ["packed-stock", "packed-packed"]
+    assert commands.names == ["tiny-qwen3next-first", "packed-stock", "packed-packed"]
 
 
 def test_plugins_that_vllm_would_not_find_stop_it(
@@ -105,3 +112,44 @@ def test_a_command_that_has_no_time_left_does_not_begin(tmp_path: Path) -> None:
     assert gpu_ladder.main(["--budget", "0", "-o", str(tmp_path)]) == 0
     made = summary(tmp_path)
     assert not made["rungs"] and "out of time at doctor" in made["stopped"]
+
+
+def test_each_models_first_start_is_thrown_away(commands: Commands, tmp_path: Path) -> None:
+    """It compiles and fills caches, which the next one has: the side that ran first would be the slower one."""
+    assert gpu_ladder.main(["-o", str(tmp_path)]) == 0
+    on_engines = [
+        (words[1], name)
+        for name, words in commands.words.items()
+        if words[0] == "profile" and "--on" not in words and words[1] != "tiny-opt"
+    ]
+    for model in ("gemma-3-4b", "opt-125m", "tiny-qwen3next"):
+        assert next(name for used, name in on_engines if used == model) == f"{model}-first"
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_load_that_does_not_fit_its_model_is_met_by_the_dry_run_too(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry: bool
+) -> None:
+    monkeypatch.setattr(gpu_ladder, "PREFILL", "prefill:requests=8,prompt=6000,output=8")
+    assert gpu_ladder.main(["-o", str(tmp_path), *(["--dry"] if dry else [])]) == 1
+    failed = summary(tmp_path)["rungs"]["host or device"]["failed"]
+    assert "8 of 8 requests exceed max-model-len 2048" in failed
+
+
+def test_no_command_begins_with_less_time_than_the_longest_start_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder = Ladder(tmp_path, gpu_ladder.time.monotonic() + 100, dry=False, longest_start_s=150.0)
+    monkeypatch.setattr(gpu_ladder.subprocess, "Popen", lambda *_, **__: pytest.fail("it began"))
+    with pytest.raises(OutOfTime, match="late"):
+        ladder.kvtune("late", "profile")
+
+
+def test_every_load_of_the_published_results_fits_its_model() -> None:
+    for scale in SCALES.values():
+        for case in scale.cases.values():
+            gpu_ladder.check(case.name, case.model, case.workload, case.args)
+
+
+def test_answers_are_counted_that_are_equal() -> None:
+    assert gpu_ladder.equal_share([1, 2, 3, 4], [1, 0, 3, 4]) == 0.75 and gpu_ladder.equal_share([], []) == 0

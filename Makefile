@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-test profile test test-both check lint unit long evidence gpu gemma pythons versions coverage stress soak vllm-tests bench policies offload docs clean
+.PHONY: help setup setup-test profile test full durations test-both lint evidence gpu gemma pythons versions coverage stress soak vllm-tests bench policies offload docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,25 +17,23 @@ setup-test:
 profile: setup  ## run kvtune on the built-in model; the page and the run file land in reports/
 	$(BIN)/kvtune profile tiny-gemma3 -o reports
 
-test: setup-test  ## everything CI checks: style, types, layers, all tests (real engine included)
-	@.ci/test
+test: setup-test  ## before a commit: style, types, layers, and each promise once, on a real engine and in a real browser
+	@.ci/in-temp .ci/test
+
+full: setup-test  ## before a release: all other tests, in parts; PARTS="tier soak" runs these, `.ci/full --list` names them
+	@.ci/in-temp .ci/full $(if $(MINUTES_OF_CI),--minutes $(MINUTES_OF_CI)) $(PARTS)
+
+durations: setup-test  ## measure how long each file of `make test` takes; they then run in this order
+	@KVTUNE_DURATIONS=1 .ci/in-temp .ci/test
 
 test-both: setup-test  ## `make test` twice: this CPU's answer to AVX-512 BF16, then the other one
-	@first=0; .ci/test || first=$$?; \
+	@first=0; .ci/in-temp .ci/test || first=$$?; \
 	other=$$($(BIN)/python -c "from kvtune.run.cpu import avx512_bf16; print(int(not avx512_bf16()))"); \
 	echo "test: again with KVTUNE_AVX512_BF16=$$other"; \
-	KVTUNE_AVX512_BF16=$$other .ci/test && exit $$first
-
-check: test  ## the same as test
+	KVTUNE_AVX512_BF16=$$other .ci/in-temp .ci/test && exit $$first
 
 lint: setup-test  ## ruff format, ruff, mypy --strict, import layers
 	@.ci/lint
-
-unit: setup-test  ## the tests that start no engine and no browser
-	$(BIN)/python -m pytest -m "not engine and not browser and not long" -n 2 --dist loadfile
-
-long: setup-test  ## real engines for minutes: confirmations, searches, servers, two machines on one study
-	$(BIN)/python -m pytest -m long
 
 pythons:  ## the probe's own tests on Python 3.12 and 3.13, where they are installed (no engine)
 	@.ci/pythons
@@ -45,7 +43,7 @@ versions: setup-test  ## other versions of vLLM, each in an environment of its o
 
 coverage:  ## lines of kvtune/ that the tests without an engine run (installs pytest-cov); engine processes are not counted
 	@.ci/setup test,coverage
-	$(BIN)/python -m pytest -q -m "not engine and not browser and not long" -n 2 --dist loadfile --cov=kvtune --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -q -m "not engine and not browser and not full" -n 2 --dist loadfile --cov=kvtune --cov-report=term:skip-covered
 
 stress: setup-test  ## the pool's state machine against vLLM's own pool, at least 100k operations
 	KVTUNE_STRESS=1 $(BIN)/python -m pytest tests/core -k machine

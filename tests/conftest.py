@@ -7,8 +7,10 @@ every operation of a tiny model while another process has their core make it sev
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,6 +19,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.simulator import Borrowed, Lender
 
 # A busy machine is no defect: no test asserts a time.
 settings.register_profile("kvtune", deadline=None)
@@ -31,23 +35,39 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub
 
 
-FOLDERS = [Path(__file__).with_name(name) for name in ("engine", "report")]
-"""Where `make test` looks for tests that start an engine or a browser: collecting all others imports vLLM."""
+SHOWN_FILES = 25
+DURATIONS = Path(__file__).with_name("durations.json")
+"""Seconds of each test file, as measured by `make durations`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files come first, so that no worker ends long after the others."""
+    known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    items.sort(key=lambda item: -known.get(file_of(item.nodeid), 0.0))
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if marks & {"engine", "vllm"} and find_spec("vllm") is None:
             item.add_marker(pytest.mark.skip(reason="needs vLLM"))
-        if (
-            marks & {"engine", "browser"}
-            and "long" not in marks
-            and not any(map(item.path.is_relative_to, FOLDERS))
-        ):
-            raise pytest.UsageError(
-                f"{item.nodeid} starts an engine or a browser: move it to one of {FOLDERS}"
-            )
+
+
+def file_of(test: str) -> str:
+    """The file of a test's id, as in durations.json."""
+    return test.split("::")[0].removeprefix("tests/")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the files that took longest; KVTUNE_DURATIONS=1 keeps the times of all."""
+    took: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                took[file_of(report.nodeid)] += report.duration
+    terminalreporter.section("slowest files")
+    for name, seconds in took.most_common(SHOWN_FILES):
+        terminalreporter.line(f"{seconds:7.1f} s  {name}")
+    if os.environ.get("KVTUNE_DURATIONS") == "1":
+        kept = {name: round(seconds, 1) for name, seconds in sorted(took.items()) if seconds >= 0.5}
+        DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 @pytest.fixture(params=[False, True], ids=["no-avx512-bf16", "avx512-bf16"], scope="module")
@@ -77,6 +97,31 @@ def answered_here(cpu_flags: Any) -> Iterator[None]:
         yield
     finally:
         cpu_flags.uninstall()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lender() -> Iterator[Lender]:
+    """Commands and tests share a simulator process."""
+    lender = Lender()
+    lender.install()
+    yield lender
+    lender.uninstall()
+
+
+@pytest.fixture(autouse=True)
+def own_simulator(request: pytest.FixtureRequest, lender: Lender) -> Iterator[None]:
+    own = request.node.get_closest_marker("own_simulator") is not None
+    if own:
+        lender.uninstall()
+    yield
+    if own:
+        lender.install()
+
+
+@pytest.fixture(scope="session")
+def simulators() -> Borrowed:
+    pytest.importorskip("vllm", reason="needs vLLM")
+    return Borrowed()
 
 
 @pytest.fixture(autouse=True)

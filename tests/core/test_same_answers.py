@@ -12,7 +12,7 @@ import pytest
 from kvtune.engine import models
 from tests.engine.real import Ran, profiled
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]
 
 LOAD = "zipf:prefixes=4,prefix={prefix},suffix=40,output=120,requests=24,s=0.8,concurrency=8"
 # Seeded weights of real scale: with dummy ones some models answer everything alike.

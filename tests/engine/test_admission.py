@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.real import lockstep
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]
 
 FLAGS = ["--block-size", "32", "--max-num-batched-tokens", "512", "--max-num-seqs", "4", "--max-model-len"]
 FLAGS += ["1000", "--load-format", "kvtune-seeded"]

@@ -41,6 +41,7 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: tuple[Path, s
 
 
 @pytest.mark.engine
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("edit", "in_force", "said"),
     [

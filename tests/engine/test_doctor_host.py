@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.real import kvtune
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(600)]
 
 
 def test_a_machine_with_a_gpu_learns_what_its_host_can_drive(

@@ -14,7 +14,7 @@ from tests.bench.gpu_ladder import RUNGS
 
 
 @pytest.mark.engine
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_the_dry_run_climbs_on_a_device_that_only_takes_time(tmp_path: Path) -> None:
     """All rungs but the search, from another folder: nothing but the installed kvtune is needed."""

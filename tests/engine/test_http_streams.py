@@ -31,7 +31,7 @@ from tests.engine.serving import (
     tokenizer_in,
 )
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1200)]
 
 MODEL = "m"
 KILLED = 100

@@ -89,6 +89,7 @@ TRAFFIC_LOADS: dict[str, dict[str, Any]] = {
 TRAFFIC_BLOCKS = 420
 
 
+@pytest.mark.full
 def test_sessions_and_phases_hit_as_in_the_replay_and_no_less_than_stock(tmp_path: Path) -> None:
     loads = [{"seed": 0, "parts": [{"start_s": 0.0, "output": 8, **part}]} for part in TRAFFIC_LOADS.values()]
     cases = [{"workload": write(load, tmp_path), "blocks": TRAFFIC_BLOCKS} for load in loads]
@@ -112,6 +113,7 @@ STATE_CASES = [
 ]
 
 
+@pytest.mark.full
 def test_states_of_either_type_are_replayed_step_by_step(tmp_path: Path, avx512_bf16: bool) -> None:
     cases = [{"workload": work, "blocks": blocks} for work, blocks in STATE_CASES]
     job = {"model": "tiny-qwen3next", "cores": ["stock", "kvtune"], "args": STATES, "cases": cases}

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.real import lockstep
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]
 
 FLAGS = ["--max-num-batched-tokens", "512", "--max-num-seqs", "16", "--max-model-len", "1000"]
 # A hybrid's block holds a whole state; what is kept of a prompt are the states at its chunks' ends.

@@ -21,7 +21,7 @@ import pytest
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(600)]
 
 LOAD = "rounds:prefixes=2,prefix=600,suffix=32,output=4,rounds=2"
 

@@ -16,7 +16,12 @@ from kvtune.sim.simulators import simulate
 from kvtune.workload.spec import build
 from tests.engine.real import counts_as_vllm, lockstep, profiled
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.full,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 BLOCKS_OF_32 = ["--block-size", "32", "--max-num-batched-tokens", "512", "--max-num-seqs", "16"]
 PLAIN = [*BLOCKS_OF_32, "--max-model-len", "1000"]
@@ -76,7 +81,7 @@ def compared(model: str, folder: Path, tier: list[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "model",
-    ["tiny-llama", *(pytest.param(m, marks=pytest.mark.long) for m in ("tiny-gemma3", "tiny-qwen3next"))],
+    ["tiny-llama", "tiny-gemma3", "tiny-qwen3next"],
 )
 def test_every_step_with_a_tier_equals_the_simulators_and_every_answer_stocks(
     model: str, tmp_path: Path
@@ -134,9 +139,7 @@ def test_what_our_own_policy_stores_and_refuses_is_the_simulators_too(tmp_path: 
                 ("zipf:prefixes=8,prefix=500,suffix=40,requests=24,concurrency=4,output=12", 150),
             ],
         ),
-        pytest.param(
-            "tiny-qwen3next", STATES, [(MODELS["tiny-qwen3next"][1][0][0], 40)], marks=pytest.mark.long
-        ),
+        ("tiny-qwen3next", STATES, [(MODELS["tiny-qwen3next"][1][0][0], 40)]),
     ],
 )
 def test_windows_and_states_behind_our_own_policy_are_the_simulators_too(
@@ -173,7 +176,7 @@ def with_our_policy(
 
 @pytest.mark.parametrize(
     "model",
-    ["tiny-llama", *(pytest.param(m, marks=pytest.mark.long) for m in ("tiny-gemma3", "tiny-qwen3next"))],
+    ["tiny-llama", "tiny-gemma3", "tiny-qwen3next"],
 )
 def test_chunks_of_several_blocks_and_a_store_threshold_are_the_simulators_too(
     model: str, tmp_path: Path

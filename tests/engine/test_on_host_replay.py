@@ -18,7 +18,7 @@ from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(600)]
 
 PROMPTS = "zipf:prefixes=6,prefix={prefix},suffix=40,requests=24,output=12,concurrency=1"
 MODELS = {  # a prefix in tokens; the pool in blocks, too small for all prompts

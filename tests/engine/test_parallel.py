@@ -12,7 +12,7 @@ from kvtune.engine.profile import BINDING
 from kvtune.run.engines import ranks, served_by
 from tests.engine.real import counts_as_vllm, kvtune, profiled
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]
 
 LOAD = "rounds:prefixes=4,prefix=400,suffix=32,output=8,rounds=2"
 SMALL = ("--num-gpu-blocks-override", "200", "--max-model-len", "1024")

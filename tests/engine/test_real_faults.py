@@ -26,6 +26,7 @@ from tests.engine.real import (
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
+@pytest.mark.full
 def test_a_flag_that_vllm_does_not_know_is_named(tmp_path: Path) -> None:
     done = kvtune("profile", "tiny-opt", "--", "--no-such-flag", "3", output=tmp_path)
     assert done.returncode == 2
@@ -35,6 +36,7 @@ def test_a_flag_that_vllm_does_not_know_is_named(tmp_path: Path) -> None:
     assert len(lines) - message <= 3
 
 
+@pytest.mark.full
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     done = kvtune("profile", "tiny-opt", "--", "--kv-cache-memory-bytes", "900G", output=tmp_path)
     assert done.returncode == 1

@@ -55,7 +55,12 @@ def profile_and_kill(
 
 
 @pytest.mark.parametrize(
-    ("role", "core"), [("EngineCore", "stock"), ("EngineCore", "kvtune"), ("Worker", "kvtune")]
+    ("role", "core"),
+    [
+        ("EngineCore", "kvtune"),
+        pytest.param("EngineCore", "stock", marks=pytest.mark.full),
+        pytest.param("Worker", "kvtune", marks=pytest.mark.full),
+    ],
 )
 def test_an_engine_that_is_killed_leaves_a_partial_run(
     tmp_path: Path, role: str, core: Literal["kvtune", "stock"]
@@ -93,7 +98,7 @@ TIER = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("role", ["EngineCore", "Worker"])
 def test_an_engine_that_is_killed_while_it_copies_leaves_what_it_copied(tmp_path: Path, role: str) -> None:
     """Nearly every step stores or loads: the pool holds few prefixes, and answers are short."""

@@ -12,7 +12,7 @@ from kvtune.analysis.culprits import culprits, grown
 from kvtune.run.file import read_run
 from tests.engine.real import Ran, kvtune, profiled
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1200)]
 
 LOAD = "decode:requests=256,prompt=48,output=100"
 ENGINE = ("--max-num-seqs", "256")

@@ -28,7 +28,12 @@ from kvtune.probe.status import read_statuses
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.full,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 DECODES, OUTPUT = 4, 4000
 STOPPED_S, NEIGHBOUR_S, QUIET_S = 0.8, 1.5, 1.0

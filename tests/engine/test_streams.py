@@ -14,7 +14,7 @@ from kvtune.device.settings import constant, write_device
 from kvtune.engine.sockets import socket_folder
 from tests.engine.streams import ROUNDS, STREAMS
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]
 
 
 def test_streams_that_end_are_cancelled_or_read_late_leave_nothing(tmp_path: Path) -> None:

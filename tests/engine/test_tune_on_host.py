@@ -12,7 +12,7 @@ import pytest
 from kvtune.recipe import read_recipe
 from kvtune.run.file import read_run
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
 
 LOAD = "rounds:prefixes=8,prefix=1500,suffix=64,output=8,rounds=3"
 

@@ -93,22 +93,17 @@ def inspected(opened: Open) -> Callable[[str], Inspected]:
     return look
 
 
-PAGES = (
-    "run",
-    "long",
-    "partial",
-    "hostile",
-    "compare",
-    "sweep",
-    "tune",
-    "thousand",
-    "empty",
-    "ablation",
-    "real",
-)
+KINDS = ("run", "compare", "sweep", "ablation")
+"""One page of each kind; the others are of these kinds with other contents."""
+OTHERS = ("long", "partial", "hostile", "tune", "thousand", "empty", "real")
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name != "empty"])
+def pages_but(*left_out: str) -> list[Any]:
+    others = (name for name in OTHERS if name not in left_out)
+    return [*KINDS, *(pytest.param(name, marks=pytest.mark.full) for name in others)]
+
+
+@pytest.mark.parametrize("name", pages_but("empty"))
 def test_every_chart_of_a_page_is_drawn(inspected: Callable[[str], Inspected], name: str) -> None:
     drawn = inspected(name).charts
     assert len(drawn) >= 4
@@ -119,22 +114,24 @@ def test_every_chart_of_a_page_is_drawn(inspected: Callable[[str], Inspected], n
         assert not broken, chart
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in ("long", "thousand")])
+@pytest.mark.parametrize("name", pages_but("long", "thousand"))
 def test_nothing_overflows_at_390_pixels(inspected: Callable[[str], Inspected], name: str) -> None:
     assert inspected(name).width_of_document <= 390
     assert inspected(name).too_wide == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", pages_but())
 def test_all_text_has_the_contrast_of_aa(inspected: Callable[[str], Inspected], name: str) -> None:
     assert inspected(name).pale == {"light": [], "dark": []}
 
 
+@pytest.mark.full
 def test_an_empty_run_opens(opened: Open) -> None:
     page = opened("empty")
     assert "This run failed." in page.find_element("css selector", "main").text
 
 
+@pytest.mark.full
 def test_text_paints_before_the_charts(opened: Open) -> None:
     """How long that takes is the machine's: `kvtune` promises a second, `-s` shows what it took here."""
     page = opened("long")
@@ -152,6 +149,7 @@ def test_hostile_strings_run_nothing(opened: Open) -> None:
     assert "onerror=alert(1)" in page.find_element("css selector", "h1").text
 
 
+@pytest.mark.full
 def test_a_page_prints_with_its_charts_in_light_colours(opened: Open) -> None:
     page = opened("run", "dark")
     scheme(page, "dark", "print")
@@ -169,6 +167,7 @@ def test_a_page_prints_with_its_charts_in_light_colours(opened: Open) -> None:
     assert len(printed["data"]) > 20_000
 
 
+@pytest.mark.full
 def test_charts_fit_again_when_the_window_changes(opened: Open) -> None:
     page = opened("run")
 

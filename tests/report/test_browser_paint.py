@@ -13,7 +13,7 @@ import pytest
 
 from tests.report.browsing import wait
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 READY = "return document.documentElement.dataset.ready"
 DRAWN = "[...document.querySelectorAll('figure[data-chart]')].filter((f) => f.dataset.drawn === 'yes').length"

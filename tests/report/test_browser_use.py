@@ -8,7 +8,7 @@ import pytest
 
 from tests.report.browsing import Open, wait
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def test_a_table_sorts_by_number_both_ways(opened: Open) -> None:

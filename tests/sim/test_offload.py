@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -33,12 +32,6 @@ TIER = ["--kv-offloading-size", "0.1"]
 REUSE = ["--kv-transfer-config", '{"kv_connector_extra_config":{"eviction_policy":"kvtune"}}']
 """kvtune's own eviction policy."""
 ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
-
-
-@pytest.fixture(scope="module")
-def simulators() -> Iterator[Simulators]:
-    with Simulators(2) as both:
-        yield both
 
 
 def replayed(simulators: Simulators, work: str, settings: list[SimSettings]) -> list[Run]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ LOADS: dict[str, dict[str, Any]] = {
         "every_s": 2.0,
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def simulators() -> Iterator[Simulators]:
-    """One for all: its start imports vLLM."""
-    with Simulators(1) as started:
-        yield started
 
 
 @pytest.mark.parametrize("model", [WINDOWS, PLAIN])
@@ -164,7 +156,7 @@ def test_chats_that_overfill_the_pool_hit_no_less_than_with_stock(
     assert row[OURS] > row["stock 0"]
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_search_finds_the_loads_on_which_tiered_loses_and_none_for_plain_models(tmp_path: Path) -> None:
     worst = search(WINDOWS, "tiered", 25, 0, tmp_path / "tiered.jsonl")[0]
     assert worst["value"] > 5.0

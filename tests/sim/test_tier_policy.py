@@ -20,12 +20,6 @@ MOST_POINTS = 14.0
 """Of the tokens that can hit; docs/results.md states it."""
 
 
-@pytest.fixture(scope="module")
-def simulators() -> Any:
-    with Simulators(1) as one:
-        yield one
-
-
 @pytest.mark.parametrize("load", WORST[:4], ids=lambda load: f"{load['times']}x of {load['blocks']}")
 def test_the_worst_loads_known_are_not_worse_than_they_were(
     load: dict[str, Any], simulators: Simulators, tmp_path: Path

@@ -12,7 +12,7 @@ import pytest
 from kvtune.run.file import read_run
 from tests.soak.servers import POOLS
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(2400)]
 
 
 def soak(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

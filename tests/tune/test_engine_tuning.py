@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(2400)]
 
 LOAD = "rounds:prefixes=12,prefix=2000,suffix=64,output=8,rounds=3"
 FLAGS = ["--", "--block-size", "32", "--num-gpu-blocks-override", "2000"]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.tune.postgres import Cluster
 
-pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.full, pytest.mark.timeout(600)]
 
 LOAD = "rounds:prefixes=8,prefix=1000,suffix=32,output=2,rounds=2"
 FLAGS = ["--", "--block-size", "32", "--num-gpu-blocks-override", "900", "--max-model-len", "4096"]

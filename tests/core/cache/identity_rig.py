@@ -21,7 +21,7 @@ CHAT = "chat:sessions=2,turns=3,system=64,first=150,user=30,output=20"
 # Two prompts that differ in their first block only.
 FIRST = {"workload": "first", "spans": [[[1, 0, 160], [2, 0, 240]], [[3, 0, 160], [2, 0, 240]]], "output": 8}
 
-MARKS = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
+MARKS = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]
 
 FLAGS = ["--max-model-len", "2048", "--max-num-seqs", "16"]
 CHUNK = ["--max-num-batched-tokens", "512"]

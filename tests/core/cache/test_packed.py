@@ -71,7 +71,7 @@ def test_whole_states_on_another_device_changes_nothing_and_says_so(monkeypatch:
         state.clear()
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_blocks_and_capacity_are_the_planners(runs: dict[str, dict[str, Any]]) -> None:
     plans = {
         "stock": plan_per_layer(SHAPE, CPU),
@@ -84,14 +84,14 @@ def test_blocks_and_capacity_are_the_planners(runs: dict[str, dict[str, Any]]) -
         assert engine["num_blocks"] == (1 << 30) // plan.block_bytes
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_shared_prefix_shorter_than_stocks_block_is_hit(runs: dict[str, dict[str, Any]]) -> None:
     assert hits(runs, "stock 700") == 0
     assert hits(runs, "packed 700") == 640
     assert hits(runs, "four 700") == 608
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_shared_prefix_is_hit_further(runs: dict[str, dict[str, Any]]) -> None:
     assert hits(runs, "stock 1500") == 1280
     assert hits(runs, "packed 1500") == 1440

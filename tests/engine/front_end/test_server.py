@@ -72,6 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
     return made[0].run, made[1].run
 
 
+@pytest.mark.full
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_a_run_behind_two_api_servers_has_what_a_run_of_asyncllm_has(runs: tuple[Run, Run]) -> None:
@@ -105,6 +106,7 @@ def test_a_run_behind_two_api_servers_has_what_a_run_of_asyncllm_has(runs: tuple
     assert len(behind.table("steps")["t_s"]) > OUTPUT and "receipts" not in behind.tables
 
 
+@pytest.mark.full
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_it_says_what_it_does_not_know_and_counts_as_vllm(runs: tuple[Run, Run]) -> None:
@@ -115,6 +117,7 @@ def test_it_says_what_it_does_not_know_and_counts_as_vllm(runs: tuple[Run, Run])
     assert behind.header.engine_counters["finished"] == REQUESTS
 
 
+@pytest.mark.full
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_each_api_server_has_its_share_of_the_ceiling(runs: tuple[Run, Run]) -> None:
@@ -150,7 +153,7 @@ def killed_while_running(
     return read_run(done.path), done.error, alive(seen)
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_a_run_whose_server_is_killed_is_partial_and_leaves_nothing(
     assert not [p for p in tmp_path.iterdir() if p.is_dir()]
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_flags_that_vllm_serve_refuses_are_named(tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_flags_that_vllm_serve_refuses_are_named(tmp_path: Path) -> None:
         profile(job(tmp_path, "--api-server-count", "1", "--no-such-flag", "1"))
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_a_real_engine_can_have_a_server_in_front_too(tmp_path: Path) -> None:

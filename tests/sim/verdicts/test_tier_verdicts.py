@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -31,12 +30,6 @@ SMALL = ("--kv-offloading-size", "0.002")
 WINDOWS = ("--prefix-cache-retention-interval", "512")
 ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
 SLOW_STORES = CopyTime(store_gib_s=0.0005, load_gib_s=1.0)
-
-
-@pytest.fixture(scope="module")
-def simulators() -> Iterator[Simulators]:
-    with Simulators(2) as both:
-        yield both
 
 
 def causes(

@@ -22,11 +22,7 @@ from kvtune.core.compat.manifest import installed_version
 from kvtune.recipe import read_recipe
 from tests.engine.serving import metric, served
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.long,
-    pytest.mark.timeout(1200),
-]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 MODEL = "tiny-gemma3"
 FLAGS = ["--block-size", "32", "--num-gpu-blocks-override", "2000"]
@@ -63,6 +59,7 @@ def visits(seed: int) -> Iterator[tuple[int, list[int]]]:
             yield visit, [*prefix, *(draw.randrange(10, 4000) for _ in range(64))]
 
 
+@pytest.mark.full
 def test_record_tune_serve(tmp_path: Path) -> None:
     trace, recipe = tmp_path / "traffic.jsonl", tmp_path / "found.toml"
     with served(tmp_path, kvtune("serve", MODEL, "--record", str(trace), "--"), FLAGS) as base:
@@ -104,6 +101,7 @@ def hit_at_the_second_visit(base: str) -> None:
     assert metric(base, "vllm:prefix_cache_hits_total") == sum(hits), "beside vLLM's own, and the same"
 
 
+@pytest.mark.full
 def test_an_exported_recipe_works_with_plain_vllm_serve(tmp_path: Path) -> None:
     """The shipped recipe."""
     with served(tmp_path, exported("tiny-gemma3-cpu", tmp_path / "exported"), FLAGS) as base:
@@ -141,7 +139,7 @@ blocks_per_chunk = 2
 """The pool does not hold all three prefixes."""
 
 
-@pytest.mark.parametrize("how", ["kvtune serve", "vllm serve --config"])
+@pytest.mark.parametrize("how", ["kvtune serve", pytest.param("vllm serve --config", marks=pytest.mark.full)])
 def test_a_client_gets_hits_from_the_recipes_tier_of_host_memory(how: str, tmp_path: Path) -> None:
     recipe = tmp_path / "tier.toml"
     recipe.write_text(WITH_TIER)
@@ -171,6 +169,7 @@ POOL = ["--block-size", "32", "--num-gpu-blocks-override", "300", "--max-model-l
 LOAD = f"rounds:prefixes=6,prefix={PREFIX},suffix=64,output=4,rounds=3"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(2400)
 def test_tune_with_a_tier_ends_with_a_recipe_that_holds_and_a_client_gets_hits_from_it(
     tmp_path: Path,

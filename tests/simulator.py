@@ -1,0 +1,98 @@
+"""One simulator process for all tests of a pytest worker: vLLM is imported once, not by every command under test.
+
+`with Simulators(..)` borrows it instead of starting one, as long as the environment is as it was when it started and
+nobody else has borrowed it. Whoever stops it or leaves jobs running ends it; the next one starts it again. A test of
+the process itself (signals, its environment) is marked `own_simulator`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+from kvtune.errors import KvtuneError
+from kvtune.run.types import Run
+from kvtune.sim import simulators
+from kvtune.sim.settings import SimSettings
+from kvtune.sim.simulators import Simulators
+from kvtune.sim.worker import Report
+from kvtune.workload.types import Workload
+
+SEEN = ("KVTUNE_", "VLLM_", "HF_", "PYTHONHASHSEED", "CUDA_", "HOME", "PATH")
+"""What a simulator may read of its environment."""
+
+_enter, _exit = Simulators.__enter__, Simulators.__exit__
+
+
+class Lender:
+    """Stands in for `Simulators.__enter__` and `__exit__`."""
+
+    def __init__(self) -> None:
+        self.shared: Simulators | None = None
+        self.environment: dict[str, str] = {}
+        self.borrower: Simulators | None = None
+
+    def install(self) -> None:
+        def enter(borrower: Simulators) -> Simulators:
+            return self.lend(borrower) if self.borrower is None else _enter(borrower)
+
+        def leave(
+            borrower: Simulators,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            trace: TracebackType | None,
+        ) -> None:
+            if borrower is self.borrower:
+                self.take_back()
+            else:
+                _exit(borrower, kind, error, trace)
+
+        Simulators.__enter__, Simulators.__exit__ = enter, leave  # type: ignore[method-assign]
+
+    def uninstall(self) -> None:
+        Simulators.__enter__, Simulators.__exit__ = _enter, _exit  # type: ignore[method-assign]
+        self.end()
+
+    def lend(self, borrower: Simulators) -> Simulators:
+        if self.shared is not None and seen() != self.environment:
+            self.end()
+        if self.shared is None:
+            self.environment = seen()
+            self.shared = _enter(Simulators(simulators.replays_at_once()))
+        for name in ("_scratch", "_folder", "_process", "_reports"):
+            setattr(borrower, name, getattr(self.shared, name))
+        self.borrower = borrower
+        return borrower
+
+    def take_back(self) -> None:
+        assert self.borrower is not None and self.shared is not None
+        process = self.shared._process
+        assert process is not None and process.stdin is not None
+        whole = not (self.borrower.running or self.borrower._queued or self.borrower._unread)
+        self.borrower = None
+        if not whole or process.stdin.closed or process.poll() is not None:
+            self.end()
+
+    def end(self) -> None:
+        if self.shared is not None:
+            shared, self.shared = self.shared, None
+            _exit(shared, None, None, None)
+
+
+class Borrowed(Simulators):
+    """What tests take for `Simulators`: it borrows the process for each batch of jobs."""
+
+    def map(
+        self,
+        workload: Workload,
+        settings: Sequence[SimSettings],
+        progress: Callable[[Report], None] | None = None,
+        command: Sequence[str] = (),
+    ) -> Iterator[tuple[int, Run | KvtuneError]]:
+        with Simulators() as started:
+            yield from started.map(workload, settings, progress, command)
+
+
+def seen() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(SEEN)}

@@ -15,6 +15,7 @@ from kvtune.run.types import Run
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
+from tests.choice import each_value, first_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -66,6 +67,8 @@ def test_what_the_pool_has_no_room_for_comes_back_from_the_tier_and_takes_time(
     assert instant.header.wall_s < slow.header.wall_s
 
 
+@pytest.mark.full
+@pytest.mark.own_simulator
 def test_a_replay_is_the_same_whatever_order_pythons_sets_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that end in the same step offer the tier their chunks in such an order, and it is too small for all."""
     work = "zipf:prefixes=40,prefix=256,suffix=32,requests=300,output=8,concurrency=16"
@@ -112,18 +115,21 @@ def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
     assert tier.copies.evicted_chunks > 0 and tier.copies.unread_chunks == tier.copies.stored_chunks
 
 
-@pytest.mark.parametrize(("core", "policy"), [("stock", []), ("kvtune", []), ("kvtune", REUSE)])
 @pytest.mark.parametrize(
-    ("work", "blocks"),
-    [
-        ("zipf:prefixes=6,prefix=500,suffix=40,requests=40,concurrency=8,output=60", 70),
-        ("decode:requests=20,prompt=200,output=200", 60),
-        ("chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
-    ],
+    ("load", "side"),
+    each_value(
+        [
+            ("zipf:prefixes=6,prefix=500,suffix=40,requests=40,concurrency=8,output=60", 70),
+            ("decode:requests=20,prompt=200,output=200", 60),
+            ("chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
+        ],
+        [("stock", []), ("kvtune", []), ("kvtune", REUSE)],
+    ),
 )
 def test_jumps_change_nothing_with_a_tier_either(
-    simulators: Simulators, work: str, blocks: int, core: Literal["stock", "kvtune"], policy: list[str]
+    simulators: Simulators, load: tuple[str, int], side: tuple[Literal["stock", "kvtune"], list[str]]
 ) -> None:
+    (work, blocks), (core, policy) = load, side
     exact = replace(engine(blocks, *TIER, *policy), core=core, copy=CopyTime(store_gib_s=0.5, load_gib_s=0.5))
     run, jump = replayed(simulators, work, [exact, replace(exact, mode="jump")])
     requests, jumped = run.table("requests"), jump.table("requests")
@@ -133,25 +139,25 @@ def test_jumps_change_nothing_with_a_tier_either(
     assert requests["preemptions"].sum() > 0
 
 
-@pytest.mark.parametrize(("core", "policy"), [("stock", []), ("kvtune", []), ("stock", REUSE)])
 @pytest.mark.parametrize(
-    ("model", "work", "blocks"),
-    [
-        ("tiny-llama", "zipf:prefixes=6,prefix=500,suffix=40,requests=40,concurrency=8,output=60", 70),
-        ("tiny-llama", "chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
-        ("tiny-gemma3", "zipf:prefixes=8,prefix=500,suffix=40,requests=30,concurrency=6,output=60", 170),
-    ],
+    ("load", "side", "copy"),
+    each_value(
+        [
+            ("tiny-llama", "zipf:prefixes=6,prefix=500,suffix=40,requests=40,concurrency=8,output=60", 70),
+            ("tiny-llama", "chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
+            ("tiny-gemma3", "zipf:prefixes=8,prefix=500,suffix=40,requests=30,concurrency=6,output=60", 170),
+        ],
+        [("stock", []), ("kvtune", []), ("stock", REUSE)],
+        [CopyTime(store_gib_s=0.02, load_gib_s=0.02), CopyTime()],
+    ),
 )
-@pytest.mark.parametrize("copy", [CopyTime(store_gib_s=0.02, load_gib_s=0.02), CopyTime()])
 def test_steps_in_bulk_are_the_single_steps_with_a_tier_too(
     simulators: Simulators,
-    model: str,
-    work: str,
-    blocks: int,
-    core: Literal["stock", "kvtune"],
-    policy: list[str],
+    load: tuple[str, str, int],
+    side: tuple[Literal["stock", "kvtune"], list[str]],
     copy: CopyTime,
 ) -> None:
+    (model, work, blocks), (core, policy) = load, side
     retention = ["--prefix-cache-retention-interval", "512"] if model == "tiny-gemma3" else []
     small = ["--kv-offloading-size", "0.004"]  # evicts
     settings = replace(
@@ -178,11 +184,13 @@ def test_reuse_keeps_what_comes_back_where_age_keeps_what_came_last(simulators: 
 
 @pytest.mark.parametrize(
     "work",
-    [
-        ROUNDS,
-        "zipf:prefixes=8,prefix=700,suffix=40,requests=40,concurrency=1,output=8",
-        "zipf:prefixes=8,prefix=900,suffix=40,requests=40,concurrency=4,output=8",
-    ],
+    first_of(
+        [
+            ROUNDS,
+            "zipf:prefixes=8,prefix=700,suffix=40,requests=40,concurrency=1,output=8",
+            "zipf:prefixes=8,prefix=900,suffix=40,requests=40,concurrency=4,output=8",
+        ]
+    ),
 )
 def test_behind_our_policy_shared_prefixes_hit_where_windows_are_kept_as_by_default(
     simulators: Simulators, work: str

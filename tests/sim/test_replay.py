@@ -16,6 +16,7 @@ from kvtune.sim.cost import fit
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
+from tests.choice import each_value
 
 pytestmark = pytest.mark.vllm
 
@@ -62,11 +63,11 @@ def failure(simulators: Simulators, workload: str, wanted: SimSettings) -> Kvtun
     return outcome
 
 
-@pytest.mark.parametrize(("model", "blocks", "workload"), CASES)
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(("case", "ahead"), each_value(CASES, [False, True]))
 def test_jumps_change_neither_hits_nor_times(
-    simulators: Simulators, model: str, blocks: int, workload: str, ahead: bool
+    simulators: Simulators, case: tuple[str, int, str], ahead: bool
 ) -> None:
+    model, blocks, workload = case
     wanted = [
         settings(model, blocks, core=core, mode=mode, shortcuts=mode != "exact", async_scheduling=ahead)
         for core in CORES
@@ -85,12 +86,10 @@ def test_jumps_change_neither_hits_nor_times(
             np.testing.assert_allclose(exact.table("steps")[column], jumped.table("steps")[column], rtol=1e-9)
 
 
-@pytest.mark.parametrize(("model", "blocks", "workload"), CASES)
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
-def test_shortcuts_change_no_step(
-    simulators: Simulators, model: str, blocks: int, workload: str, ahead: bool
-) -> None:
+@pytest.mark.parametrize(("case", "ahead"), each_value(CASES, [False, True]))
+def test_shortcuts_change_no_step(simulators: Simulators, case: tuple[str, int, str], ahead: bool) -> None:
     """Stock's replay takes kvtune's steady-decode path: every step's blocks and every request's hits stay stock's."""
+    model, blocks, workload = case
     wanted = [
         settings(model, blocks, shortcuts=shortcuts, digests=True, async_scheduling=ahead)
         for shortcuts in (False, True)
@@ -337,6 +336,7 @@ def test_flags_that_vllm_lacks_are_refused(simulators: Simulators) -> None:
     assert "--no-such-flag" in error.message and error.exit_code == 2
 
 
+@pytest.mark.own_simulator
 def test_an_interrupt_leaves_a_partial_record() -> None:
     pytest.importorskip("vllm", reason="needs vLLM")
     work = build("decode:requests=640,prompt=48,output=30k,concurrency=16", seed=0)

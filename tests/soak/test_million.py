@@ -52,6 +52,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return portions
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_each_model_plays_its_rounds_and_nothing_is_left(played: dict[str, Any]) -> None:
     models = [portion["model"] for portion in played["models"]]
@@ -63,6 +64,7 @@ def test_each_model_plays_its_rounds_and_nothing_is_left(played: dict[str, Any])
         assert portion["aborted"] and portion["preemptions"] and portion["audits"] > 1000
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_a_seed_repeats_every_batch(played: dict[str, Any]) -> None:
     one, again, other = ({**portion, "seconds": 0.0} for portion in played["seeds"])
@@ -70,6 +72,7 @@ def test_a_seed_repeats_every_batch(played: dict[str, Any]) -> None:
     assert other["checksum"] != one["checksum"]
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 @pytest.mark.parametrize("plant", PLANTS)
 def test_what_is_planted_is_found(played: dict[str, Any], plant: str) -> None:

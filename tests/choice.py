@@ -1,0 +1,28 @@
+"""Parameters of which `make test` runs a few and `make full` the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def each_value(*columns: Sequence[Any]) -> list[Any]:
+    """The product of the columns. All but a few of its rows are marked `full`: in those each value occurs once."""
+    longest = max(map(len, columns))
+    few = {tuple(row % len(column) for column in columns) for row in range(longest)}
+    rows = product(*(range(len(column)) for column in columns))
+    return [
+        pytest.param(
+            *(column[at] for column, at in zip(columns, row, strict=True)),
+            marks=() if row in few else pytest.mark.full,
+        )
+        for row in rows
+    ]
+
+
+def first_of(values: Sequence[Any]) -> list[Any]:
+    """The values; all but the first are marked `full`."""
+    return [values[0], *(pytest.param(value, marks=pytest.mark.full) for value in values[1:])]

@@ -1,6 +1,6 @@
 """The real engine and the simulated one, step by step, on the other built-in models: every workload kind, both cores.
 
-One engine start a model; `make long` runs them. Pools are small, so that blocks run out; prompts come in chunks.
+One engine start a model; `make full` runs them. Pools are small, so that blocks run out; prompts come in chunks.
 """
 
 from __future__ import annotations

@@ -82,11 +82,8 @@ def test_a_part_that_is_not_done_in_time_is_ended_and_named(tree: Path) -> None:
     (tree / ".ci" / "full").write_text(
         (tree / ".ci" / "full").read_text().replace("LEAST_S = 60", "LEAST_S = 0")
     )
-    code, said = ran(tree, ".ci/full", "--minutes", "0.02", "tier", "soak")
-    assert code == 0
-    assert (
-        outcome(said)["tier"].startswith("LEFT OUT, not done after") and outcome(said)["soak"] == "LEFT OUT"
-    )
+    code, said = ran(tree, ".ci/full", "--minutes", "0.02", "tier")
+    assert code == 0 and outcome(said)["tier"].startswith("LEFT OUT, not done after")
 
 
 def test_versions_whose_packages_cannot_be_had_fail_nothing(tree: Path) -> None:

@@ -105,6 +105,10 @@ class RunAnalysis:
     def ceiling(self) -> Ceiling | None:
         return ceiling.ceiling(self.run, self.overlap)
 
+    @property
+    def no_ceiling(self) -> str:
+        return ceiling.unmeasured(self.run, self.overlap)
+
     @cached_property
     def collectors(self) -> dict[str, Collector]:
         return gc.collectors(self.run)

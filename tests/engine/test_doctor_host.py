@@ -23,5 +23,7 @@ def test_a_machine_with_a_gpu_learns_what_its_host_can_drive(
     done = kvtune("doctor", "--json", "--fail-on", "error", output=tmp_path)
     findings = json.loads(done.stdout)["environment"]
     (host,) = (finding for finding in findings if finding["topic"] == "host")
-    assert host["level"] == "ok", host
-    assert "output tokens/s, which " in host["text"] and " us" in host["text"]
+    if host["level"] == "ok":
+        assert "output tokens/s, which " in host["text"] and " us" in host["text"]
+    else:  # a busy host cannot be measured, and says so
+        assert host["level"] == "note" and "was not measured: too few samples" in host["text"], host

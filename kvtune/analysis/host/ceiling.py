@@ -38,10 +38,33 @@ class Ceiling:
 
 
 def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
-    """None for simulated runs, and for engines whose EngineCore spins while it waits for a worker."""
+    """None for simulated runs, for engines whose EngineCore spins while it waits for a worker, and for too few samples."""
     if run.header.source == "sim" or overlap is None:
         return None
     fronts = _front_ends_us(run)
+    cpu_us = _cpu_us(run, overlap, fronts)
+    known = {name: value for name, value in cpu_us.items() if value}
+    if len(known) < len(PROCESSES):
+        return None
+    process = max(known, key=lambda name: known[name])
+    phases = _phases(run, known["engine_core"])
+    return Ceiling(1e6 / known[process], process, cpu_us, phases, fronts if len(fronts) > 1 else ())
+
+
+def unmeasured(run: Run, overlap: Overlap | None) -> str:
+    """Why a run that could have a ceiling has none; empty where it has one, or could not have one."""
+    if run.header.source == "sim" or overlap is None or not run.header.processes:
+        return ""
+    cpu_us = _cpu_us(run, overlap, _front_ends_us(run))
+    missing = [name for name in PROCESSES if not cpu_us[name]]
+    if not missing:
+        return ""
+    which = " and ".join({"front_end": "the front end", "engine_core": "EngineCore"}[name] for name in missing)
+    return f"{which} had too few samples while {FEWEST_TOKENS:,} tokens came: the run is short, or the host was busy"
+
+
+def _cpu_us(run: Run, overlap: Overlap, fronts: tuple[float, ...]) -> dict[str, float | None]:
+    """CPU time a token, by process; None where it is not known."""
     cpu_us: dict[str, float | None] = {
         "front_end": fronts[0] if fronts else None,
         "engine_core": _of_the_only(run, "engine_core"),
@@ -49,12 +72,7 @@ def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
     if run.header.source != "host":
         # The model's own Python and waits that spin are in EngineCore's CPU time: its work beside the waits is not.
         cpu_us["engine_core"] = 1000.0 * overlap.host_ms / overlap.tokens if overlap.tokens else None
-    known = {name: value for name, value in cpu_us.items() if value}
-    if len(known) < len(PROCESSES):
-        return None
-    process = max(known, key=lambda name: known[name])
-    phases = _phases(run, known["engine_core"])
-    return Ceiling(1e6 / known[process], process, cpu_us, phases, fronts if len(fronts) > 1 else ())
+    return cpu_us
 
 
 def _front_ends_us(run: Run) -> tuple[float, ...]:

@@ -41,6 +41,8 @@ def section(analysis: RunAnalysis) -> Section | None:
         facts += _overlap_facts(overlap)
     if ceiling is not None:
         facts += _ceiling_facts(ceiling)
+    elif analysis.no_ceiling:
+        facts.append(("this host drives at most", f"not measured: {analysis.no_ceiling}"))
     return Section(
         id="host",
         title="Host cost",

@@ -33,7 +33,12 @@ def host_findings() -> Iterator[Finding]:
         )
         return
     if ceiling is None:
-        yield Finding("note", TOPIC, "how much this host can drive was not measured: the run was too short")
+        yield Finding(
+            "note",
+            TOPIC,
+            "how much this host can drive was not measured: too few samples of its processes, it is busy",
+            "run `kvtune doctor` again when nothing else computes",
+        )
         return
     each = ", ".join(
         f"{NAMES[name]} {us:.1f} us" for name, us in ceiling.cpu_us_per_token.items() if us is not None

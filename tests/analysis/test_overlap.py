@@ -121,6 +121,19 @@ def test_the_ceiling_is_set_by_the_process_that_needs_most_for_a_token() -> None
     assert "the front end sets that, with 12.0 us a token" in " ".join(text.split())
 
 
+def test_a_ceiling_that_was_not_measured_says_why() -> None:
+    """A busy host: the front end was sampled once."""
+    whole = ran(device_us=0.0, host_us=40.0, source="host")
+    memory = {name: column[1:] for name, column in whole.table("memory").items()}
+    analysis = RunAnalysis(replace(whole, tables={**whole.tables, "memory": memory}))
+    assert analysis.ceiling is None
+    assert analysis.no_ceiling.startswith("the front end had too few samples while 1,000 tokens came")
+    section = host.section(analysis)
+    assert section is not None
+    assert f"not measured: {analysis.no_ceiling}" in dict(section.values["facts"]).values()
+    assert RunAnalysis(whole).no_ceiling == ""
+
+
 def test_a_devices_ceiling_takes_enginecores_own_work_because_its_waits_may_spin() -> None:
     ceiling = RunAnalysis(ran(device_us=8000.0, host_us=200.0)).ceiling
     assert ceiling is not None and ceiling.cpu_us_per_token["engine_core"] == pytest.approx(20.0)

@@ -47,7 +47,7 @@ def test_a_host_that_is_never_sampled_is_a_note(monkeypatch: pytest.MonkeyPatch)
     run = without_samples(ran(device_us=0.0, host_us=40.0, source="host"))
     monkeypatch.setattr(host, "profile", lambda job: Profiled(run, Path("a.kvrun"), None))
     (finding,) = host.host_findings()
-    assert finding.level == "note" and "too short" in finding.text
+    assert finding.level == "note" and "too few samples" in finding.text
 
 
 def test_a_measurement_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

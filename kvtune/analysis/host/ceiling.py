@@ -38,7 +38,7 @@ class Ceiling:
 
 
 def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
-    """None for simulated runs, for engines whose EngineCore spins while it waits for a worker, and for too few samples."""
+    """None for simulated runs, where EngineCore spins while it waits for a worker, and for too few samples."""
     if run.header.source == "sim" or overlap is None:
         return None
     fronts = _front_ends_us(run)
@@ -59,7 +59,9 @@ def unmeasured(run: Run, overlap: Overlap | None) -> str:
     missing = [name for name in PROCESSES if not cpu_us[name]]
     if not missing:
         return ""
-    which = " and ".join({"front_end": "the front end", "engine_core": "EngineCore"}[name] for name in missing)
+    which = " and ".join(
+        {"front_end": "the front end", "engine_core": "EngineCore"}[name] for name in missing
+    )
     return f"{which} had too few samples while {FEWEST_TOKENS:,} tokens came: the run is short, or the host was busy"
 
 

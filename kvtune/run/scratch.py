@@ -65,19 +65,19 @@ def made(folder: Path) -> Iterator[Path]:
 def make(folder: Path) -> int:
     """Make a folder, marked and held until the returned descriptor is closed. FileExistsError as in `made`."""
     folder.mkdir(mode=0o700)
+    lock = None
     try:
         lock = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH)  # before it has content: no sweep can take it
-            maker = os.getpid()
-            fields = {**_identity(folder), "pid": maker, "started": _started(maker)}
-            os.write(lock, f"{LINE}\n{json.dumps(fields)}\n".encode())
-        except BaseException:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # before it has content: no sweep can take it
+        maker = os.getpid()
+        fields = {**_identity(folder), "pid": maker, "started": _started(maker)}
+        os.write(lock, f"{LINE}\n{json.dumps(fields)}\n".encode())
+    except BaseException:  # Ctrl-C at any line, too
+        if lock is not None:
             os.close(lock)
-            (folder / MARK).unlink()
-            raise
-    except BaseException:
-        folder.rmdir()
+        with contextlib.suppress(OSError):
+            (folder / MARK).unlink(missing_ok=True)
+            folder.rmdir()
         raise
     return lock
 

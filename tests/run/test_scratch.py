@@ -254,6 +254,21 @@ def test_a_process_that_shares_a_folder_waits_for_its_mark(
     assert not folder.exists()
 
 
+def test_ctrl_c_while_a_folder_is_made_leaves_none(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the mark is there, and nobody knows it yet."""
+    opened = os.open
+
+    def pressed(path: Path, flags: int, mode: int = 0o777) -> int:
+        os.close(opened(path, flags, mode))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.os, "open", pressed)
+    with pytest.raises(KeyboardInterrupt), scratch("x"):
+        pass
+    monkeypatch.undo()
+    assert not list(temp.iterdir())
+
+
 @pytest.mark.parametrize("call", ["mkdir", "open", "write"])
 def test_a_temp_folder_that_cannot_be_used_is_named_and_nothing_is_left(
     temp: Path, monkeypatch: pytest.MonkeyPatch, call: str

@@ -195,6 +195,28 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not [name for name in names if Path("/dev/shm", name).exists()]
 
 
+def test_shared_memory_that_was_there_before_the_run_stays(  # type: ignore[no-untyped-def]
+    run_script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's weights, mapped by the engine."""
+    monkeypatch.setattr(process_module, "USS_EVERY", 1)
+    kept = Path("/dev/shm", f"weights-{os.getpid()}")
+    kept.write_bytes(b"mine" * 1024)
+    try:
+        outcome, _ = run_script(
+            f"""
+import mmap
+mapped = mmap.mmap(os.open("{kept}", os.O_RDONLY), 4096, prot=mmap.PROT_READ)
+time.sleep(3.0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+        )
+        assert kept.stat().st_ino in outcome.sampler.shared_memory
+        assert kept.read_bytes() == b"mine" * 1024
+    finally:
+        kept.unlink(missing_ok=True)
+
+
 def test_ctrl_c_asks_the_host_to_end_and_keeps_what_was_measured(run_script, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     def on_event(event: Event) -> None:
         if event.name == "measuring":

@@ -16,6 +16,7 @@ import pytest
 from kvtune.core.settings import from_environment
 from kvtune.engine import profile as profile_module
 from kvtune.engine.flags import flag_value
+from kvtune.engine.messages import LOG_FILE
 from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.engine.profile import ProfileJob, check_output, reserved, run_name
 from kvtune.engine.resolve import check_engine, cpu_binding, is_cpu_build, resolve
@@ -298,3 +299,21 @@ def test_a_flag_of_the_server_alone_is_nothing_to_an_engine_without_one() -> Non
 def test_real_shapes_start_with_random_weights_and_no_tokenizer(name: str) -> None:
     args = resolve(name, dummy=False, engine_args=[]).args
     assert args[args.index("--load-format") + 1] == "dummy" and "--skip-tokenizer-init" in args
+
+
+def test_the_log_of_an_engine_that_did_not_start_replaces_only_such_a_log(tmp_path: Path) -> None:
+    """A link is somebody's, and is not written through."""
+    work, out = tmp_path / "work", tmp_path / "out"
+    for folder in (work, out):
+        folder.mkdir()
+    (work / LOG_FILE).write_text("one")
+    (tmp_path / "kept").write_text("mine")
+    (out / "engine-failed.log").symlink_to(tmp_path / "kept")
+    (out / "engine-failed-2.log").write_text("mine")
+    for text in ("one", "two"):
+        (work / LOG_FILE).write_text(text)
+        kept = profile_module._failed_log(out)
+        error = profile_module._with_log(KvtuneError("dead"), work, kept, profile_module.FAILED)
+        assert error.hint == f"the engine's whole log is {out / 'engine-failed-3.log'}"
+        assert kept.read_text().splitlines()[1:] == [text]
+    assert (tmp_path / "kept").read_text() == (out / "engine-failed-2.log").read_text() == "mine"

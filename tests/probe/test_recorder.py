@@ -243,3 +243,20 @@ def test_the_counters_folder_goes_with_its_last_process_and_takes_nothing_else(t
     assert folder.stat().st_mode & 0o777 == 0o700
     leave(folder, lock)
     assert list(folder.parent.iterdir()) == [other]
+
+
+def test_a_recording_is_its_users_alone_and_no_other_file_is_added_to(tmp_path: Path) -> None:
+    path, mine, link = (tmp_path / name for name in ("t.jsonl", "mine.jsonl", "link.jsonl"))
+    before = os.umask(0)
+    try:
+        for number in range(2):
+            TraceWriter(path).add([Line(float(number), 10, 1, [1])])
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600 and len(path.read_text().splitlines()) == 2
+    mine.write_text('{"mine": 1}')
+    link.symlink_to(path)
+    for other in (mine, link):
+        with pytest.raises(OSError, match=r"no recording|symbolic link"):
+            TraceWriter(other)
+    assert mine.read_text() == '{"mine": 1}' and len(path.read_text().splitlines()) == 2

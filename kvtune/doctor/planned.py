@@ -16,13 +16,13 @@ from kvtune.engine.models import engine_defaults
 from kvtune.engine.resolve import ranks
 from kvtune.errors import UsageError
 from kvtune.layout.config import (
-    Config,
     StateTypes,
     family_of,
     keeps_requested_state_dtype,
     shape_of,
     state_dtype_of,
 )
+from kvtune.layout.fields import Config, Fields, text_config
 from kvtune.layout.plan import (
     CPU,
     CPU_BF16,
@@ -103,19 +103,21 @@ def read_config(model: str, engine_args: Sequence[str], platform: Platform | Non
     plan = plan_per_layer(shape, backend, int(requested) if requested and requested.isdigit() else None)
     has = "with AVX-512 BF16, so recurrent states in float32" if float32 else "without AVX-512 BF16"
     assumed = f"this machine's CPU, {has}" if device == "cpu" else "a GPU, states of the config's type"
-    text = config.get("text_config") or config
+    text = Fields(text_config(config), model)
     length = flags.get("max-model-len", "")
     return Facts(
         source="config",
         model=model,
-        architecture=", ".join(config.get("architectures", [])),
+        architecture=", ".join(map(str, Fields(config, model).items("architectures"))),
         device=f"{device} (assumed)",
-        dtype=flags.get("dtype") or str(text.get("dtype") or text.get("torch_dtype") or ""),
+        dtype=flags.get("dtype") or (text.text("dtype") or text.text("torch_dtype")),
         avx512_bf16=float32 if device == "cpu" else None,
         assumed=assumed,
         state_dtype=state_dtype_of(config, **types),
         given=flag_texts(engine_args),
-        max_model_len=int(length) if length.isdigit() else int(text.get("max_position_embeddings") or 0),
+        max_model_len=int(length)
+        if length.isdigit()
+        else text.number("max_position_embeddings", default=0, least=0),
         caching="no-enable-prefix-caching" not in flags,
         block_tokens=plan.block_tokens,
         default_block_tokens=backend.default,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from kvtune.engine.models import builtin
+from kvtune.errors import reason
+from kvtune.files import read_regular
 
 FILE = "config.json"
+MOST_BYTES = 16 << 20
+"""The largest, with a quantization's entry for every layer, have a few hundred KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +35,16 @@ def model_config(model: str, revision: str | None = None) -> ModelConfig:
             return ModelConfig(why=found)
         path = found
     try:
-        fields = json.loads(path.read_text())
+        fields = msgspec.json.decode(read_regular(path, MOST_BYTES))
     except OSError as error:
-        return ModelConfig(why=f"{path} cannot be read: {error.strerror or error}")
+        return ModelConfig(why=f"{path} cannot be read: {reason(error)}")
+    except RecursionError:
+        return ModelConfig(why=f"{path} is nested too deeply")
     except ValueError as error:
-        return ModelConfig(why=f"{path} is not JSON: {error}")
-    return ModelConfig(fields) if isinstance(fields, dict) else ModelConfig(why=f"{path} is no JSON object")
+        return ModelConfig(why=f"{path} is not JSON: {reason(error)}")
+    if not isinstance(fields, dict) or not fields:
+        return ModelConfig(why=f"{path} is no JSON object with fields")
+    return ModelConfig(fields)
 
 
 def _on_hub(name: str, revision: str | None) -> Path | str:
@@ -51,7 +60,7 @@ def _on_hub(name: str, revision: str | None) -> Path | str:
         OSError,
         ValueError,
     ) as error:  # no network, HF_HUB_OFFLINE, no such model, no access, no name at all
-        reason = next(
+        said = next(
             (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
         )
-        return f"{FILE} of {name} is not in the hub's cache, and the hub did not give it: {reason}"
+        return f"{FILE} of {name} is not in the hub's cache, and the hub did not give it: {said}"

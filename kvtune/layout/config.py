@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from kvtune.errors import UsageError
+from kvtune.layout.fields import Config, Fields, text_config, text_of
 from kvtune.layout.plan import ModelShape, StateTensor
 
 ELEMENT_BYTES = {
@@ -24,8 +25,6 @@ ELEMENT_BYTES = {
     "fp8_e5m2": 1,
 }
 
-Config = dict[str, Any]
-
 
 class StateTypes(TypedDict):
     """What decides the data type of recurrent states: --dtype, --mamba-ssm-cache-dtype, and the platform."""
@@ -35,7 +34,7 @@ class StateTypes(TypedDict):
     float32_states: bool
 
 
-Reader = Callable[["_Fields", int, str, str], tuple[int, tuple[StateTensor, ...]]]
+Reader = Callable[["Fields", int, str, str], tuple[int, tuple[StateTensor, ...]]]
 
 
 def shape_of(
@@ -54,8 +53,8 @@ def shape_of(
     `float32_states`: the platform keeps states in float32 (`plan.Backend`).
     """
     family = family_of(config)
-    text = config.get("text_config") or config
-    fields = _Fields(text, name or str(config.get("model_type", "")) or "config.json")
+    text = text_config(config)
+    fields = Fields(text, name or text_of(config, "model_type") or "config.json")
     model_dtype = _model_dtype(config, dtype)
     reader = STATE_READERS.get(family)
     state_layers: int = 0
@@ -63,12 +62,17 @@ def shape_of(
     if reader is not None:
         resolved = state_dtype_of(config, dtype=dtype, state_dtype=state_dtype, float32_states=float32_states)
         state_layers, states = reader(fields, tensor_parallel, model_dtype, resolved)
-    elif fields.get("layer_types") and {"mamba", "linear_attention"} & set(fields.get("layer_types")):
+    elif {"mamba", "linear_attention"} & set(fields.layer_kinds()):
         raise UsageError(
             f"{fields.source}: field model_type: state layers of {family!r} are not supported by the planner",
             f"supported: {', '.join(sorted(STATE_READERS))}; with vLLM installed, `kvtune doctor` asks vLLM",
         )
     attention, window_layers = _attention_layers(fields, family, state_layers)
+    if attention < 0 or state_layers < 0:
+        raise UsageError(
+            f"{fields.source}: field num_hidden_layers is {fields.layers()}, fewer than the layers that are listed",
+            "repair the model's config.json",
+        )
     return ModelShape(
         name=fields.source,
         attention_layers=attention,
@@ -78,47 +82,8 @@ def shape_of(
         state_layers=state_layers,
         states=states,
         window_layers=window_layers,
-        window=int(fields.get("sliding_window") or 0) if window_layers else 0,
+        window=fields.number("sliding_window", default=0, least=0) if window_layers else 0,
     )
-
-
-class _Fields:
-    """A config's fields by name. A missing one is an error that names it."""
-
-    def __init__(self, config: Config, source: str) -> None:
-        self.config = config
-        self.source = source
-
-    def get(self, name: str, default: Any = None) -> Any:
-        value = self.config.get(name)
-        return default if value is None else value
-
-    def number(self, *names: str, default: int | None = None) -> int:
-        """The first of the fields `names` that the config has."""
-        for name in names:
-            value = self.config.get(name)
-            if value is not None:
-                return int(value)
-        if default is not None:
-            return default
-        raise UsageError(f"{self.source}: field {names[0]} is missing", "give the model's whole config.json")
-
-    def kv_heads(self) -> int:
-        return self.number("num_key_value_heads", default=self.number("num_attention_heads"))
-
-    def head_dim(self) -> int:
-        heads = self.number("num_attention_heads")
-        # Zamba2's attention reads hidden states and embeddings, concatenated.
-        if self.config.get("model_type") == "zamba2":
-            return self.number("attention_head_dim", default=2 * self.number("hidden_size") // heads)
-        return self.number("head_dim", "attention_head_dim", default=self.number("hidden_size") // heads)
-
-    def layer_kinds(self) -> list[str]:
-        """The kind of each layer in order; empty when the config does not list them."""
-        pattern = self.get("hybrid_override_pattern")
-        if pattern:
-            return list(pattern)
-        return list(self.get("layer_types") or self.get("layers_block_type") or [])
 
 
 def _dtype(requested: str, fallback: str) -> str:
@@ -129,9 +94,10 @@ def _dtype(requested: str, fallback: str) -> str:
 
 
 def _model_dtype(config: Config, requested: str) -> str:
-    text = config.get("text_config") or config
+    text = text_config(config)
     return _dtype(
-        requested, text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or "bfloat16"
+        requested,
+        text_of(text, "dtype") or text_of(text, "torch_dtype") or text_of(config, "dtype") or "bfloat16",
     )
 
 
@@ -142,7 +108,7 @@ def state_dtype_of(
 
     Empty for a model without states. Parameters as in `shape_of`.
     """
-    family, text = family_of(config), config.get("text_config") or config
+    family, text = family_of(config), text_config(config)
     if family not in STATE_READERS:
         return ""
     model_dtype, requested = _model_dtype(config, dtype), state_dtype
@@ -152,9 +118,9 @@ def state_dtype_of(
         return model_dtype
     if requested == "auto":
         if family == "nemotron_h":
-            requested = text.get("mamba_ssm_cache_dtype") or "float32"
+            requested = text_of(text, "mamba_ssm_cache_dtype") or "float32"
         elif family.startswith("qwen3_5"):
-            requested = text.get("mamba_ssm_dtype") or "auto"
+            requested = text_of(text, "mamba_ssm_dtype") or "auto"
     if float32_states and not (keeps_requested_state_dtype(family) and requested in ("float16", "bfloat16")):
         return "float32"
     return _dtype(requested, model_dtype)
@@ -170,31 +136,31 @@ def keeps_requested_state_dtype(family: str) -> bool:
 
 def family_of(config: Config) -> str:
     """The model's key in `STATE_READERS`."""
-    text = config.get("text_config") or config
-    return str(text.get("model_type", config.get("model_type", ""))).removesuffix("_text")
+    text = text_config(config)
+    return (text_of(text, "model_type") or text_of(config, "model_type")).removesuffix("_text")
 
 
-def _attention_layers(fields: _Fields, family: str, state_layers: int) -> tuple[int, int]:
+def _attention_layers(fields: Fields, family: str, state_layers: int) -> tuple[int, int]:
     """Numbers of layers with full and with windowed attention."""
-    layers = fields.number("num_hidden_layers")
+    layers = fields.layers()
     kinds = fields.layer_kinds()
     if family == "falcon_h1":  # every layer has both attention and a state
         return layers, 0
     if family == "zamba2":
-        return sum(kind == "hybrid" for kind in kinds) or len(fields.get("hybrid_layer_ids", [])), 0
+        return sum(kind == "hybrid" for kind in kinds) or len(fields.items("hybrid_layer_ids")), 0
     if family == "jamba":
         return layers - state_layers, 0
     if family == "bamba":
-        return len(fields.get("attn_layer_indices", [])) or kinds.count("attention"), 0
-    if fields.get("hybrid_override_pattern"):
+        return len(fields.items("attn_layer_indices")) or kinds.count("attention"), 0
+    if fields.text("hybrid_override_pattern"):
         return kinds.count("*"), 0
     if kinds:
         windowed = kinds.count("sliding_attention")
         whole = kinds.count("full_attention") + kinds.count("attention")
         return whole, windowed
-    pattern = fields.get("sliding_window_pattern")
-    if pattern and fields.get("sliding_window"):
-        whole = layers // int(pattern)
+    pattern = fields.number("sliding_window_pattern", default=0, least=0)
+    if pattern and fields.number("sliding_window", default=0, least=0):
+        whole = layers // pattern
         return whole, layers - whole
     return layers - state_layers, 0
 
@@ -220,15 +186,15 @@ def _mamba2(
 
 
 def _mamba2_of_bamba(
-    f: _Fields, inner: int, ranks: int, dtype: str, state_dtype: str
+    f: Fields, inner: int, ranks: int, dtype: str, state_dtype: str
 ) -> tuple[StateTensor, ...]:
     """States from the field names that Bamba, Granite and Falcon-H1 share."""
     heads = f.number("mamba_n_heads")
-    head_dim = f.get("mamba_d_head", "auto")
+    auto = f.config.get("mamba_d_head") == "auto"
     return _mamba2(
         inner,
         heads,
-        inner // heads if head_dim == "auto" else int(head_dim),
+        inner // heads if auto else f.number("mamba_d_head", default=inner // heads),
         f.number("mamba_d_state"),
         f.number("mamba_n_groups", default=1),
         f.number("mamba_d_conv", default=4),
@@ -238,21 +204,21 @@ def _mamba2_of_bamba(
     )
 
 
-def _granite(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _granite(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
     inner = f.number("mamba_expand", default=2) * f.number("hidden_size")
     states = _mamba2_of_bamba(f, inner, ranks, dtype, state_dtype)
     kinds = f.layer_kinds()
     if kinds:
         return sum(kind in ("mamba", "linear_attention") for kind in kinds), states
-    return f.number("num_hidden_layers") - len(f.get("attn_layer_indices", [])), states
+    return f.layers() - len(f.items("attn_layer_indices")), states
 
 
-def _falcon_h1(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _falcon_h1(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
     inner = f.number("mamba_d_ssm", default=f.number("mamba_expand", default=2) * f.number("hidden_size"))
-    return f.number("num_hidden_layers"), _mamba2_of_bamba(f, inner, ranks, dtype, state_dtype)
+    return f.layers(), _mamba2_of_bamba(f, inner, ranks, dtype, state_dtype)
 
 
-def _nemotron_h(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _nemotron_h(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
     heads, head_dim = f.number("mamba_num_heads"), f.number("mamba_head_dim")
     states = _mamba2(
         heads * head_dim,
@@ -269,7 +235,7 @@ def _nemotron_h(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[i
     return sum(kind in ("M", "mamba", "linear_attention") for kind in kinds), states
 
 
-def _zamba2(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _zamba2(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
     inner = f.number("mamba_expand", default=2) * f.number("hidden_size")
     heads = f.number("n_mamba_heads")
     states = _mamba2(
@@ -283,21 +249,21 @@ def _zamba2(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, 
         dtype,
         state_dtype,
     )
-    return f.number("num_hidden_layers"), states
+    return f.layers(), states
 
 
-def _jamba(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _jamba(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
     inner = f.number("mamba_expand", default=2) * f.number("hidden_size") // ranks
     states = (
         StateTensor("conv", (f.number("mamba_d_conv") - 1, inner), ELEMENT_BYTES[dtype]),
         StateTensor("ssm", (inner, f.number("mamba_d_state")), ELEMENT_BYTES[state_dtype]),
     )
-    layers = f.number("num_hidden_layers")
-    period, offset = f.number("attn_layer_period"), f.number("attn_layer_offset")
+    layers = f.layers()
+    period, offset = f.number("attn_layer_period"), f.number("attn_layer_offset", least=0)
     return sum(layer % period != offset for layer in range(layers)), states
 
 
-def _delta_net(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _delta_net(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
     key_heads, value_heads = f.number("linear_num_key_heads"), f.number("linear_num_value_heads")
     key_dim, value_dim = f.number("linear_key_head_dim"), f.number("linear_value_head_dim")
     channels = (2 * key_heads * key_dim + value_heads * value_dim) // ranks
@@ -306,19 +272,19 @@ def _delta_net(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[in
         StateTensor("recurrent", (value_heads // ranks, value_dim, key_dim), ELEMENT_BYTES[state_dtype]),
     )
     kinds = f.layer_kinds()
-    layers = f.number("num_hidden_layers")
+    layers = f.layers()
     if kinds:
         return kinds.count("linear_attention"), states
     return layers - layers // f.number("full_attention_interval", default=4), states
 
 
-def _short_conv(f: _Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
+def _short_conv(f: Fields, ranks: int, dtype: str, state_dtype: str) -> tuple[int, tuple[StateTensor, ...]]:
     width = f.number("conv_dim", "hidden_size") // ranks
     states = (StateTensor("conv", (f.number("conv_L_cache") - 1, width), ELEMENT_BYTES[dtype]),)
     kinds = f.layer_kinds()
     if kinds:
         return sum(kind in ("conv", "short_conv") for kind in kinds), states
-    return f.number("num_hidden_layers") - len(f.get("full_attn_idxs", [])), states
+    return f.layers() - len(f.items("full_attn_idxs")), states
 
 
 STATE_READERS: dict[str, Reader] = {

@@ -25,6 +25,12 @@ class KvtuneError(Exception):
         self.details = tuple(details)
 
 
+def reason(error: BaseException) -> str:
+    """What a parser or the system says, for a message: one line, cut where it quotes a whole file."""
+    said = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+    return said if len(said) <= 300 else f"{said[:300]}.."
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The beginning of a hint: the known name that is nearest to a misspelled one; "" where none is near."""
     import difflib  # here, because commands that meet no error need not load it

@@ -72,6 +72,15 @@ def open_regular(path: Path) -> IO[bytes]:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
+def read_regular(path: Path, most: int) -> bytes:
+    """The whole file. OSError where it is no regular file, or has more than `most` bytes."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+    return content
+
+
 def _mode(path: Path) -> int | None:
     """The permissions of a file that is there; None for anything else."""
     return path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvtune.errors import UsageError
-from kvtune.files import explained, replacing
+from kvtune.errors import UsageError, reason
+from kvtune.files import explained, read_regular, replacing
 from kvtune.legal import Legal
 
 Scalar = str | int | float | bool
@@ -83,22 +83,57 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     evidence: dict[str, Any] = {}
 
 
+class FigureEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of stock and of the recipe, as `compare` has it."""
+
+    baseline: float | None = None
+    recipe: float | None = None
+    difference: float | None = None
+    relative: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: str = "no difference shown"
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The types of [evidence]. `Recipe` keeps it as it was written, which its checksum is over."""
+
+    objective: str = ""
+    workload: str = ""
+    seed: int = 0
+    workload_hash: str = ""
+    engine_args: list[str] = []
+    block_tokens: int = 0
+    dummy: bool = False
+    slo: dict[str, float] = {}
+    engine_on: str = ""
+    runs: list[str] = []
+    baseline_runs: list[str] = []
+    figures: dict[str, FigureEvidence] = {}
+    simulated: float | None = None
+    simulated_baseline: float | None = None
+
+
+MOST_RECIPE_BYTES = 1 << 20
+
+
 def read_recipe(path: Path) -> Recipe:
     """Read and check a recipe file. UsageError names the file and the field."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(read_regular(path, MOST_RECIPE_BYTES).decode())
     except FileNotFoundError as error:
         raise UsageError(f"no recipe file {path}", "`kvtune recipe list` shows all recipes") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is not readable TOML: {getattr(error, 'strerror', None) or error}",
+            f"{path} is not readable TOML: {reason(error)}",
             "repair the file, or write it again",
         ) from error
     try:
         recipe = msgspec.convert(raw, Recipe)
+        msgspec.convert(recipe.evidence, Evidence)
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"{path}: {error}", "a recipe has [recipe], [engine], [core] and [evidence]"
+            f"{path}: {reason(error)}", "a recipe has [recipe], [engine], [core] and [evidence]"
         ) from error
     check_engine_settings(recipe.engine, str(path), "[engine]")
     about = recipe.recipe

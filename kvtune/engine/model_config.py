@@ -42,9 +42,9 @@ def model_config(model: str, revision: str | None = None) -> ModelConfig:
         return ModelConfig(why=f"{path} is nested too deeply")
     except ValueError as error:
         return ModelConfig(why=f"{path} is not JSON: {reason(error)}")
-    if not isinstance(fields, dict) or not fields:
-        return ModelConfig(why=f"{path} is no JSON object with fields")
-    return ModelConfig(fields)
+    if not isinstance(fields, dict):
+        return ModelConfig(why=f"{path} is no JSON object")
+    return ModelConfig(fields, "" if fields else f"{path} has no fields")
 
 
 def _on_hub(name: str, revision: str | None) -> Path | str:
@@ -60,7 +60,5 @@ def _on_hub(name: str, revision: str | None) -> Path | str:
         OSError,
         ValueError,
     ) as error:  # no network, HF_HUB_OFFLINE, no such model, no access, no name at all
-        said = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         return f"{FILE} of {name} is not in the hub's cache, and the hub did not give it: {said}"

@@ -7,6 +7,7 @@ Imported by: bounds, doctor, evidence, explain, report, tune.
     config.py   a ModelShape from config.json, one reader per family of recurrent layers
     plan.py     BlockPlans of a ModelShape, by the two rules below
     choice.py   compares stock's layout with the packed ones, and recommends one
+    fields.py   The fields of a model's config.json, each checked as it is read: the file may be anyone's
 
     rule: per layer (vLLM 0.32)
       a state fits     one attention layer's page

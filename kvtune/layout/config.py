@@ -64,7 +64,7 @@ def shape_of(
         state_layers, states = reader(fields, tensor_parallel, model_dtype, resolved)
     elif {"mamba", "linear_attention"} & set(fields.layer_kinds()):
         raise UsageError(
-            f"{fields.source}: field model_type: state layers of {family!r} are not supported by the planner",
+            f"{fields.source}: field model_type: state layers of {family[:40]!r} are not supported by the planner",
             f"supported: {', '.join(sorted(STATE_READERS))}; with vLLM installed, `kvtune doctor` asks vLLM",
         )
     attention, window_layers = _attention_layers(fields, family, state_layers)
@@ -89,7 +89,9 @@ def shape_of(
 def _dtype(requested: str, fallback: str) -> str:
     name = str(fallback if requested == "auto" else requested).removeprefix("torch.")
     if name not in ELEMENT_BYTES:
-        raise UsageError(f"data type {name!r} is not supported", f"supported: {', '.join(ELEMENT_BYTES)}")
+        raise UsageError(
+            f"data type {name[:40]!r} is not supported", f"supported: {', '.join(ELEMENT_BYTES)}"
+        )
     return name
 
 

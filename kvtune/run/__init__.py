@@ -22,4 +22,5 @@ measuring phase began. Units stand in the names. docs/run-file.md describes the 
     engines.py   A run of several engines (`--data-parallel-size`), each with a scheduler and a KV cache of its own
     columns.py   A column of a run file: one .npy array, read without numpy's own reader
     signature.py The line by which kvtune knows what it wrote beside a run or a study: `kvtune VERSION, run ID`
+    known.py     What analyses read of a header's free-form parts, with its types, checked when a run is read
 """

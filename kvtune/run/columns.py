@@ -22,6 +22,8 @@ HEAD = re.compile(
 """As numpy writes a column of numbers or text."""
 LAST_CHARACTER = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
+LARGEST = 1e15
+"""Of a time in seconds or microseconds."""
 MOST_TOKENS = 1 << 28
 """Of all `tokens.count`: analyses hold a number for each. Ten hours at 7,000 tokens a second."""
 
@@ -43,7 +45,7 @@ def read_column(raw: bytes, table: str, column: str) -> NDArray[Any]:
     if kind == "U":
         return _text(values, f"{table}.{column}")
     if kind == "f8" and not _finite(values, (table, column) in MAY_BE_NAN):
-        raise ValueError(f"{table}.{column} holds what is no finite number")
+        raise ValueError(f"{table}.{column} holds what is no time")
     return values.astype(kind)
 
 
@@ -65,7 +67,9 @@ def _text(values: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _finite(values: NDArray[Any], may_be_nan: bool) -> bool:
-    return not np.isinf(values).any() if may_be_nan else bool(np.isfinite(values).all())
+    """Whether these are numbers with which one can reckon."""
+    fine = np.abs(values) <= LARGEST
+    return bool((fine | np.isnan(values)).all() if may_be_nan else fine.all())
 
 
 def check_table(name: str, table: Mapping[str, NDArray[Any]]) -> None:

@@ -20,11 +20,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.errors import UsageError
+from kvtune.errors import UsageError, reason
 from kvtune.files import creating, explained, open_regular, replacing
 from kvtune.run.columns import check_table, check_tables, read_column
 from kvtune.run.extras import read_extras
-from kvtune.run.types import SCHEMA, TABLES, Header, Run, RunLabel, Table, empty_table
+from kvtune.run.known import check_known
+from kvtune.run.types import MAY_BE_NAN, SCHEMA, TABLES, Header, Run, RunLabel, Table, empty_table
 
 SUFFIX = ".kvrun"
 HEADER = "header.json"
@@ -153,9 +154,8 @@ def _readable(path: Path) -> Iterator[None]:
             f"give a {SUFFIX} file that kvtune wrote",
         ) from error
     except DAMAGE as error:
-        why = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UsageError(
-            f"{path} is not a readable run file: {why or type(error).__name__}",
+            f"{path} is not a readable run file: {reason(error)}",
             f"give a {SUFFIX} file that kvtune wrote",
         ) from error
 
@@ -213,6 +213,7 @@ def _json(header: object) -> bytes:
 
 def _header(raw: bytes, path: Path) -> Header:
     decoded = _upgraded(msgspec.json.decode(raw), path)
+    check_known(decoded)
     extra = read_extras(decoded.pop("extra", None))
     return msgspec.structs.replace(msgspec.convert(decoded, Header), extra=extra)
 
@@ -222,9 +223,11 @@ def _upgraded(decoded: object, path: Path) -> Decoded:
     if not isinstance(decoded, dict):
         raise ValueError("its header is no JSON object")
     schema = decoded.get("schema", 0)
-    if not isinstance(schema, int) or schema > SCHEMA:
+    if not isinstance(schema, int):
+        raise ValueError("its schema is no number")
+    if schema > SCHEMA:
         raise UsageError(
-            f"{path} has schema {str(schema)[:20]}; this kvtune reads up to {SCHEMA}",
+            f"{path} has schema {schema}; this kvtune reads up to {SCHEMA}",
             "upgrade kvtune to read this file",
         )
     while schema < SCHEMA:
@@ -253,7 +256,7 @@ def _tables(archive: zipfile.ZipFile) -> dict[str, Table]:
 
 
 def _columns(archive: zipfile.ZipFile, table: str, columns: Sequence[str]) -> Table:
-    """A column that an older writer did not have is filled with zeros, NaN or empty text."""
+    """A column that an older writer did not have is filled with zeros, NaN or empty text. Most times no file lacks."""
     names = set(archive.namelist())
     known = {
         column: read_column(_part(archive, _name(table, column)), table, column)
@@ -267,5 +270,7 @@ def _columns(archive: zipfile.ZipFile, table: str, columns: Sequence[str]) -> Ta
 
 def _filled(table: str, column: str, rows: int) -> NDArray[Any]:
     kind = TABLES[table][column]
+    if kind == "f8" and (table, column) not in MAY_BE_NAN:
+        raise ValueError(f"it lacks {table}.{column}")
     fill = np.nan if kind == "f8" else ("" if kind == "U" else 0)
     return np.full(rows, fill, dtype="U1" if kind == "U" else kind)

@@ -12,7 +12,8 @@ from msgspec import structs
 
 from kvtune.analysis.study import Bench, EngineRuns, Finalist, Kind, Place, StudyView, Trial, Verdict
 from kvtune.engine.flags import without_overridden
-from kvtune.errors import KvtuneError, UsageError
+from kvtune.errors import KvtuneError, UsageError, reason
+from kvtune.files import open_regular, read_regular
 from kvtune.tune.confirm import Contender, figures_of, judge, outcome_text
 from kvtune.tune.effects import effects
 from kvtune.tune.objective import Objective, axes, front
@@ -22,6 +23,8 @@ from kvtune.tune.trials.flags import flags_of
 from kvtune.tune.trials.journal import FORMAT, Head
 
 START = b'{"kvtune_journal"'
+MOST_BYTES = 1 << 30
+"""Of a journal: 200,000 trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +69,23 @@ class SavedResult(msgspec.Struct, frozen=True):
 def is_study(path: Path) -> bool:
     """Whether a file is a study's journal, by its first bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(len(START)) == START
     except OSError:
         return False
 
 
-def read_study(path: Path) -> Study:
-    """Read without the lock: a study may be looked at while it runs. An incomplete last line is ignored."""
+def read_study(path: Path, *, own: bool = False) -> Study:
+    """Read without the lock: a study may be looked at while it runs. An incomplete last line is ignored.
+
+    `own`: the command that asks wrote it, and its run files are where it says; else they are looked for beside it.
+    """
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = read_regular(path, MOST_BYTES).split(b"\n")[:-1]
         head = msgspec.json.decode(lines[0], type=Head) if lines else None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is not a readable study: {getattr(error, 'strerror', None) or error}",
+            f"{path} is not a readable study: {reason(error)}",
             "give the .jsonl file of a sweep or a tune",
         ) from error
     if head is None or head.kvtune_journal != FORMAT:
@@ -87,10 +93,13 @@ def read_study(path: Path) -> Study:
     trials = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            trials.append(msgspec.json.decode(line, type=Trial))
-        except msgspec.DecodeError as error:
+            trial = msgspec.json.decode(line, type=Trial)
+            found = trial.run_file if own else str(_beside(path, trial.run_file) or "")
+            trials.append(structs.replace(trial, run_file=found))
+        except (ValueError, RecursionError) as error:
             raise UsageError(
-                f"{path}, line {number}: not a trial: {error}", "remove the line and run the command again"
+                f"{path}, line {number}: not a trial: {reason(error)}",
+                "remove the line and run the command again",
             ) from error
     return Study(head.kind, head.bench, tuple(trials))
 
@@ -98,17 +107,30 @@ def read_study(path: Path) -> Study:
 def saved_result(journal: Path, study: Study) -> SavedResult | None:
     """The result that the study's own command computed; None where there is none, or trials were added since."""
     try:
-        saved = msgspec.json.decode(journal.with_suffix(RESULT).read_bytes(), type=SavedResult)
-    except (OSError, msgspec.DecodeError):
+        saved = msgspec.json.decode(read_regular(journal.with_suffix(RESULT), MOST_BYTES), type=SavedResult)
+    except (OSError, ValueError, RecursionError):
         return None
     return saved if {t.number for t in saved.trials} == {t.number for t in study.trials} else None
 
 
 def recipe_of(journal: Path, saved: SavedResult | None) -> Path | None:
-    """The recipe that the study wrote: at the path in its result, or else beside the journal."""
+    """The recipe that the study wrote, in the journal's folder."""
     written = saved.recipe if saved is not None and saved.recipe else ""
-    places = (Path(written), journal.with_name(Path(written).name)) if written else ()
-    return next((p for p in (*places, journal.with_suffix(".toml")) if p.is_file()), None)
+    places = (_beside(journal, written), journal.with_suffix(".toml"))
+    return next((p for p in places if p is not None and p.is_file()), None)
+
+
+def _beside(journal: Path, named: str) -> Path | None:
+    """The file that a journal or result names, where it is below the journal's folder.
+
+    A journal may come from anyone: no path that it names elsewhere is opened. What was moved with it is found by name.
+    """
+    name = Path(named).name
+    if not name or "\0" in named:
+        return None
+    folder = journal.resolve().parent
+    written = Path(named).resolve()
+    return written if written.is_relative_to(folder) and written.is_file() else folder / name
 
 
 def view(

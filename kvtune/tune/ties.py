@@ -64,7 +64,7 @@ def among_equals(leader: Trial, trials: Sequence[Trial], by: Objective) -> Choic
             "it was tried first",
         )
         alone = (i for i in range(1, 1 + len(reasons)) if [key[:i] for key in keys].count(taken[:i]) == 1)
-        why = reasons[next(alone) - 1]
+        why = reasons[next(alone, len(reasons)) - 1]
     return Choice(equals[keys.index(taken)], len(equals), why)
 
 

@@ -13,7 +13,7 @@ from typing import IO, Annotated, NamedTuple
 
 import msgspec
 
-from kvtune.errors import UsageError
+from kvtune.errors import UsageError, reason
 
 MOONCAKE_BLOCK = 512
 """Tokens of one hash id in a Mooncake trace."""
@@ -74,12 +74,12 @@ def mooncake_rows(file: Path, head: str, rest: Iterable[str]) -> Iterator[Row]:
                 line = decode(text)
             except msgspec.ValidationError as error:
                 raise UsageError(
-                    f"{file}, line {number}: {error}",
+                    f"{file}, line {number}: {reason(error)}",
                     "a line is {timestamp (ms), input_length, output_length (tokens), hash_ids}",
                 ) from error
             except msgspec.DecodeError as error:
                 raise UsageError(
-                    f"{file}, line {number}: not JSON: {error}", "repair or remove the line"
+                    f"{file}, line {number}: not JSON: {reason(error)}", "repair or remove the line"
                 ) from error
             except RecursionError as error:
                 raise UsageError(
@@ -110,7 +110,7 @@ def table_rows(file: Path, head: str, rest: Iterable[str], known: str) -> Iterat
         try:
             cells = next(csv.reader((line,)), None)
         except csv.Error as error:
-            raise UsageError(f"{file}, line {number}: not CSV: {error}", "repair the line") from error
+            raise UsageError(f"{file}, line {number}: not CSV: {reason(error)}", "repair the line") from error
         if not cells:
             continue
         if len(cells) != len(names):

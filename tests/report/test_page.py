@@ -19,8 +19,11 @@ from kvtune.errors import UsageError
 from kvtune.report.contrast import contrast
 from kvtune.report.files import write_new
 from kvtune.report.pages.run import compare_page, run_page
-from kvtune.run.extras import read_extras
+from kvtune.report.pages.study import study_page
+from kvtune.run.extras import StackFunction, StackSamples, read_extras
 from kvtune.run.types import CoreInfo, Run, empty_table
+from kvtune.tune.study import view
+from tests.golden import studies
 from tests.golden.synthetic import HOSTILE, empty_run, rounds_run
 from tests.report.drawn import KINDS, run_of, words
 
@@ -391,3 +394,56 @@ def test_times_that_are_missing_do_not_break_the_json(rounds: Run) -> None:
     requests = {**rounds.tables["requests"], "first_token_s": np.full(45, np.nan)}
     html = run_page(RunAnalysis(Run(rounds.header, {**rounds.tables, "requests": requests})))
     assert "NaN" not in json.dumps(embedded(html, "chart-data"))
+
+
+def ours(html: str) -> Elements:
+    """The page's elements; AssertionError where markup of a string became one of them."""
+    page = Elements(html)
+    assert not [tag for tag, attributes in page.elements if "onerror" in attributes]
+    assert [tag for tag, _ in page.elements].count("title") == 1
+    assert not {tag for tag, _ in page.elements} & {"img", "iframe", "object", "form"}
+    running = [
+        script
+        for (_, attributes), script in zip(
+            [each for each in page.elements if each[0] == "script"], page.scripts, strict=True
+        )
+        if not attributes
+    ]
+    assert len(running) == 1 and "owned" not in running[0]
+    return page
+
+
+def test_markup_in_stack_frames_stays_text(hostile: Run) -> None:
+    top = [StackFunction(function=HOSTILE, file=HOSTILE, line=1, share=0.4)]
+    boxes = [(0, 0.0, 1.0, HOSTILE, HOSTILE, 1), (1, 0.0, 0.5, f"</script>{HOSTILE}", HOSTILE, 2)]
+    samples = StackSamples(file=HOSTILE, rate_hz=100, threads=HOSTILE, top=top, flame=boxes)
+    run = hostile.with_extra(
+        stacks={"engine_core": samples, "front_end": StackSamples(failed=HOSTILE)},
+        devices=[HOSTILE],
+        misses={HOSTILE: 3},
+    )
+    ours(run_page(RunAnalysis(run)))
+    assert "flame" in run_page(RunAnalysis(run))
+
+
+def test_markup_in_a_study_and_its_recipe_stays_text(tmp_path: Path) -> None:
+    recipe = tmp_path / f"{HOSTILE.replace('/', '')[:60]}.toml"
+    recipe.write_text(f"[recipe]\nmodel = '''{HOSTILE}</pre></script>'''\n")
+    study = studies.tuned_study()
+    bench = studies.bench(model=HOSTILE, spec=HOSTILE, vllm=HOSTILE, engine_args=[HOSTILE])
+    trials = tuple(
+        msgspec.structs.replace(
+            trial,
+            why=HOSTILE,
+            run_file=HOSTILE,
+            settings={**trial.settings, HOSTILE: HOSTILE},
+            state="failed" if number == 3 else trial.state,
+        )
+        for number, trial in enumerate(study.trials)
+    )
+    for kind in ("tune", "sweep"):
+        shown = view(studies.Study(kind, bench, trials), studies.HIT_RATE, recipe)
+        html = study_page(shown)
+        page = ours(html)
+        assert "onerror=alert" in "".join(page.text), "the string itself is shown"
+        assert "</pre></script>'''" not in html

@@ -155,7 +155,7 @@ def finish(
     from kvtune.tune.study import read_study, view
     from kvtune.tune.sweep import keep_result
 
-    study = view(read_study(journal), by, Path(result.recipe) if result.recipe else None)
+    study = view(read_study(journal, own=True), by, Path(result.recipe) if result.recipe else None)
     of, page = study_identity(study.result.kind, study.bench), journal.with_suffix(".html")
     content = {**result.to_json(), "study": str(journal), "page": str(page)}
     write_own(study_page(study).encode(), page, of, force=force)

@@ -1,0 +1,65 @@
+"""A study of someone else: no file that it names elsewhere is opened, and every damage is one line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvtune.errors import UsageError
+from kvtune.tune.study import SavedResult, is_study, read_study, recipe_of
+from tests.golden import studies
+
+
+def journal(folder: Path, run_file: str) -> Path:
+    study = studies.tuned_study()
+    trials = tuple(msgspec.structs.replace(trial, run_file=run_file) for trial in study.trials)
+    path = folder / "s.jsonl"
+    path.write_bytes(studies.journal(studies.Study(study.kind, study.bench, trials)))
+    return path
+
+
+def test_a_recipe_elsewhere_is_not_put_into_the_page(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "secret").write_text("password")
+    (tmp_path / "study").mkdir()
+    path = journal(tmp_path / "study", "")
+    for named in (str(tmp_path / "mine" / "secret"), "../mine/secret", "/etc/passwd", "\0"):
+        assert recipe_of(path, SavedResult(trials=(), recipe=named)) is None
+    (path.parent / "secret").write_text("of the study")
+    assert recipe_of(path, SavedResult(trials=(), recipe="/elsewhere/secret")) == path.parent / "secret"
+
+
+@pytest.mark.parametrize("named", ["/etc/passwd", "../a.kvrun", "pipe"])
+def test_run_files_elsewhere_are_not_read(tmp_path: Path, named: str) -> None:
+    path = journal(tmp_path, named)
+    assert {Path(trial.run_file).parent for trial in read_study(path).trials} == {tmp_path}
+    assert {trial.run_file for trial in read_study(path, own=True).trials} == {named}
+
+
+def test_a_run_file_below_the_journal_is_read_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a.kvrun").write_bytes(b"")
+    path = journal(tmp_path, str(tmp_path / "runs" / "a.kvrun"))
+    assert {trial.run_file for trial in read_study(path).trials} == {str(tmp_path / "runs" / "a.kvrun")}
+
+
+def test_a_pipe_is_no_study(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "s.jsonl")
+    assert not is_study(tmp_path / "s.jsonl")
+    with pytest.raises(UsageError, match="not a regular file"):
+        read_study(tmp_path / "s.jsonl")
+
+
+@pytest.mark.parametrize("line", [b"\xff", b"[" * 100_000, b'{"number": "' + b"x" * 5000 + b'"}'])
+def test_a_damaged_line_is_one_short_line_with_its_number(tmp_path: Path, line: bytes) -> None:
+    path = journal(tmp_path, "")
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(UsageError, match=r"line \d+: not a trial") as caught:
+        read_study(path)
+    assert len(caught.value.message) < 600
+    path.write_bytes(line + b"\n")
+    with pytest.raises(UsageError, match="not a readable study"):
+        read_study(path)

@@ -23,6 +23,9 @@ from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.cli.app import build_app
 from kvtune.core.compat.symbols import PARTS
 from kvtune.core.settings import KNOBS, LISTED
+from kvtune.engine.recorded import FLAGS, JSON_FLAGS, Fields
+from kvtune.legal import Legal
+from kvtune.recipe import ENGINE_SETTINGS, TIER_SETTINGS
 from kvtune.run.types import TABLES
 from kvtune.workload.registry import WORKLOADS
 
@@ -75,6 +78,24 @@ def knob_table() -> Iterator[str]:
         yield f"| `core.{knob.name}` | `{default}` | {_cell(knob.legal)} | {_cell(knob.help)} |"
 
 
+def recorded_table() -> Iterator[str]:
+    yield "| flag | takes | |\n|---|---|---|"
+    of_recipes = {name.replace("_", "-") for name in ENGINE_SETTINGS}
+    for name, legal in sorted(FLAGS.items()):
+        yield f"| `--{name}` | {_cell(legal.legal)} | {'recipe' if name in of_recipes else ''} |"
+    for name, fields in JSON_FLAGS.items():
+        yield from _field_rows(f"--{name}", fields)
+
+
+def _field_rows(place: str, fields: Fields) -> Iterator[str]:
+    for name, legal in fields.items():
+        if isinstance(legal, Legal):
+            recipe = "recipe" if name in TIER_SETTINGS else ""
+            yield f"| `{place}`, `{name}` | {_cell(legal.legal)} | {recipe} |"
+        else:
+            yield from _field_rows(place, legal)
+
+
 def stall_cause_table() -> Iterator[str]:
     yield "| cause | | what can be tried |\n|---|---|---|"
     for cause, text in CAUSES.items():
@@ -122,6 +143,7 @@ def version_table() -> Iterator[str]:
 MADE: dict[str, Callable[[], Iterator[str]]] = {
     "commands": command_table,
     "knobs": knob_table,
+    "recorded": recorded_table,
     "engine_knobs": engine_knob_table,
     "stall_causes": stall_cause_table,
     "workloads": workload_table,

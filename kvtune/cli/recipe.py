@@ -84,6 +84,7 @@ def verify(
         str,
         typer.Option("--model", help="The recipe's model, where it is not a built-in one.", metavar="MODEL"),
     ] = "",
+    trace: options.RunTrace = None,
     trust: options.Trust = False,
     anyway: options.Anyway = False,
     output: options.Output = REPORTS,
@@ -103,7 +104,7 @@ def verify(
     path = find(name)
     loaded = load(path)
     refuse_foreign(loaded, str(path), anyway, model=model, versions=False)
-    bench, _ = bench_of(loaded, str(path), model=model, trusted=trust)
+    bench, _ = bench_of(loaded, str(path), model=model, trace=trace, trusted=trust)
     if trust:
         options.trusting(path, bench.model, bench.engine_args)
     simulated = loaded.recipe.status == "simulated"
@@ -120,6 +121,7 @@ def verify(
             say=view,
             anyway=anyway,
             model=model,
+            trace=trace,
             trusted=trust,
         )
     if json:

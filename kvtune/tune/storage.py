@@ -21,6 +21,7 @@ from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.masking import without_password, without_secrets
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
+from kvtune.tune.trials.flags import check_settings
 from kvtune.tune.trials.like import EngineLike
 
 if TYPE_CHECKING:
@@ -85,7 +86,10 @@ class OptunaStudy:
     def trials(self) -> list[Trial]:
         """The trials that all workers simulated."""
         kept = self._kept(lambda: self._study.get_trials(deepcopy=False))
-        return [msgspec.json.decode(t.user_attrs[TRIAL], type=Trial) for t in kept if TRIAL in t.user_attrs]
+        trials = [msgspec.json.decode(t.user_attrs[TRIAL], type=Trial) for t in kept if TRIAL in t.user_attrs]
+        for trial in trials:
+            check_settings(trial.settings, f"the study at {self._shown}")
+        return trials
 
     def share_engine(self, like: EngineLike, *, mine: bool) -> EngineLike:
         """One simulated engine for all workers, so that their trials compare; `mine`: this worker sets it."""

@@ -56,7 +56,7 @@ def traced(spec: str, trace: Path | None) -> str:
         return spec
     if trace is None:
         raise UsageError(
-            "the run's workload is a trace, and no path of a run file is opened", "name it with --trace FILE"
+            "the workload is a trace, and no path that a file names is opened", "name it with --trace FILE"
         )
     others = [f"{key}={value}" for key, value in _pairs(kind, rest) if key != "path"]
     return f"{name}:{','.join((f'path={trace}', *others))}"

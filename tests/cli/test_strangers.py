@@ -11,10 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvtune.analysis.study import Bench, Trial
 from kvtune.cli.app import run
-from kvtune.errors import EXIT_USAGE
+from kvtune.errors import EXIT_USAGE, UsageError
+from kvtune.recipe import ENGINE_SETTINGS, to_toml
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
+from kvtune.tune.trials.journal import FORMAT, Head, StudyJournal
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -152,3 +155,139 @@ def test_a_replay_opens_no_model_that_only_the_file_names_and_finds_the_runs_own
     assert hits == explained["run_hit_tokens"] and not explained["disagreements"]
     assert explained["prefix_cache"]["query_tokens"] > 0
     assert not pwned.exists()
+
+
+def recipe_file(folder: Path, **changes: Any) -> Path:
+    """A recipe by hand, as anyone may write one."""
+    fields: dict[str, Any] = {
+        "recipe": {"model": "tiny-opt", "device": "cpu", "vllm": "0.32.0", "kvtune": "0.1.0"},
+        "engine": {"block_size": 32},
+        "evidence": {
+            "objective": "hit-rate",
+            "workload": "rounds",
+            "seed": 0,
+            "workload_hash": "h",
+            "engine_args": ["--block-size", "32"],
+        },
+    }
+    tables = {name: {**fields[name], **changes.get(name, {})} for name in fields}
+    path = folder / "evil.toml"
+    path.write_text(to_toml(tables), encoding="utf-8")
+    return path
+
+
+RECIPE_COMMANDS = {
+    "show": lambda recipe: ["recipe", "show", recipe],
+    "raw": lambda recipe: ["recipe", "show", recipe, "--raw"],
+    "verify": lambda recipe: ["recipe", "verify", recipe, "--anyway"],
+    "export": lambda recipe: ["recipe", "export", recipe, "-o", "out"],
+    "serve": lambda recipe: ["serve", "tiny-opt", "--recipe", recipe, "--anyway"],
+    "profile": lambda recipe: ["profile", "tiny-opt", "--recipe", recipe, "--anyway"],
+    "profile sim": lambda recipe: ["profile", "tiny-opt", "--recipe", recipe, "--anyway", "--on", "sim"],
+}
+Command = Callable[[str], list[str]]
+every_recipe_command = pytest.mark.parametrize("command", RECIPE_COMMANDS.values(), ids=RECIPE_COMMANDS)
+
+
+def refused(command: Command, path: Path, names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.parent.rglob("*"))
+    assert run(["-q", *command(str(path))]) == EXIT_USAGE
+    said = one_line(capsys)
+    assert path.name in said and names in said
+    assert sorted(path.parent.rglob("*")) == before, "nothing is written"
+
+
+@every_recipe_command
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enable_prefix_caching", "--trust-remote-code"),
+        ("block_size", "--middleware=evil_module"),
+        ("max_num_seqs", "--host=0.0.0.0"),
+        ("kv_offloading_size", "--allowed-local-media-path=/"),
+        ("max_model_len", "4096"),
+        ("enable_prefix_caching", "true"),
+        ("block_size", True),
+        ("block_size", 32.5),
+        ("num_gpu_blocks_override", -1),
+        ("gpu_memory_utilization", 2.0),
+        ("trust_remote_code", True),
+        ("middleware", "evil_module"),
+    ],
+)
+def test_an_engine_setting_of_another_name_type_or_range_is_refused(
+    still: Path, capsys: pytest.CaptureFixture[str], command: Command, name: str, value: object
+) -> None:
+    refused(command, recipe_file(still.parent, engine={name: value}), name, capsys)
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINE_SETTINGS if name != "eviction_policy"])
+def test_no_engine_setting_takes_a_flag_for_its_value(
+    still: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    for value in ("--trust-remote-code", "1", ""):
+        refused(RECIPE_COMMANDS["serve"], recipe_file(still.parent, engine={name: value}), name, capsys)
+
+
+@every_recipe_command
+@pytest.mark.parametrize("field", ["vllm", "model", "device", "note", "device_name"])
+@pytest.mark.parametrize(
+    "breaks", ["\r", "\n", "\x85", "\u2028", "\u2029", "\x1b]0;owned\x07", "\u202e", "\x00"], ids=ascii
+)
+def test_text_of_a_recipe_that_is_no_line_is_refused(
+    still: Path, capsys: pytest.CaptureFixture[str], command: Command, field: str, breaks: str
+) -> None:
+    path = recipe_file(still.parent, recipe={field: f"0.32.0{breaks}trust-remote-code: true{breaks}#"})
+    refused(command, path, field, capsys)
+
+
+def test_recipes_that_cannot_be_used_do_not_keep_the_others_from_the_list(
+    still: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe_file(still.parent, recipe={"vllm": "0\rtrust-remote-code: true"}).rename(still.parent / "r.toml")
+    (still.parent / "recipes").mkdir()
+    (still.parent / "r.toml").rename(still.parent / "recipes" / "stranger.toml")
+    assert run(["recipe", "list"]) == 0
+    said = capsys.readouterr().out
+    assert "stranger: unusable" in said and "tiny-opt-cpu" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"evidence": {"engine_args": ["--tr"]}}, "--tr"),
+        ({"evidence": {"engine_args": ["--seed", "1", "-cc.backend", "evil_module.backend"]}}, "--seed"),
+        ({"evidence": {"workload": "trace:path=/dev/zero"}}, "trace"),
+        ({"recipe": {"model": "./evil"}}, "./evil"),
+        ({"recipe": {"model": "someone/hub-model"}}, "someone/hub-model"),
+    ],
+)
+def test_a_recipes_evidence_runs_no_more_than_is_allowed(
+    still: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], names: str
+) -> None:
+    refused(RECIPE_COMMANDS["verify"], recipe_file(still.parent, **changes), names, capsys)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"trust_remote_code": True}, {"block_size": "--tr"}, {"policy": "evil"}], ids=str
+)
+def test_a_study_of_a_stranger_cannot_bring_settings_that_no_file_may_have(
+    still: Path, settings: dict[str, Any]
+) -> None:
+    bench = Bench(model="tiny-opt", spec="rounds", seed=0, workload_hash="h")
+    path = still.parent / "study.jsonl"
+    head = Head(kvtune_journal=FORMAT, kind="tune", bench=bench)
+    trial = Trial(number=1, settings=settings, on="sim")
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (head, trial)))
+    with pytest.raises(UsageError, match=r"study\.jsonl, line 2: .*"), StudyJournal(path, "tune", bench):
+        pass
+
+
+def test_a_studys_journal_keeps_no_key(tmp_path: Path) -> None:
+    bench = Bench(
+        model="tiny-opt", spec="rounds", seed=0, workload_hash="h", engine_args=["--hf-token", "hush"]
+    )
+    for _ in range(2):  # and is resumed by the same command
+        with StudyJournal(tmp_path / "study.jsonl", "tune", bench):
+            pass
+    assert "hush" not in (tmp_path / "study.jsonl").read_text()

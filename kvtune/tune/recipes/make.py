@@ -23,6 +23,7 @@ from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
 from kvtune.tune.trials.flags import core_part, engine_part
 from kvtune.tune.trials.like import UNMEASURED, EngineLike
+from kvtune.workload.spec import traced
 
 NOT_FOR_RECIPES = (
     "num_gpu_blocks_override",
@@ -149,11 +150,13 @@ def _figure(figure: Figure) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def bench_of(recipe: Recipe, where: str, *, model: str = "", trusted: bool = False) -> tuple[Bench, Settings]:
+def bench_of(
+    recipe: Recipe, where: str, *, model: str = "", trace: Path | None = None, trusted: bool = False
+) -> tuple[Bench, Settings]:
     """The bench of the recipe's evidence, and the recipe's settings. UsageError if the evidence is incomplete.
 
-    `model`: the one that the user named. `trusted`: the user vouches for the file. Else the model must be kvtune's own,
-    and the flags those that a file may give.
+    `model`, `trace`: those that the user named. `trusted`: the user vouches for the file. Else the model must be
+    kvtune's own, the workload no trace, and the flags those that a file may give.
     """
     e, own = recipe.evidence, recipe.recipe.model
     if not (model or trusted or builtin(own) is not None):
@@ -164,7 +167,7 @@ def bench_of(recipe: Recipe, where: str, *, model: str = "", trusted: bool = Fal
     try:
         bench = Bench(
             model=model or own,
-            spec=str(e["workload"]),
+            spec=_spec(str(e["workload"]), where, trace, trusted),
             seed=int(e["seed"]),
             workload_hash=str(e["workload_hash"]),
             engine_args=allowed_flags([str(a) for a in e["engine_args"]], where, trusted=trusted),
@@ -181,6 +184,15 @@ def bench_of(recipe: Recipe, where: str, *, model: str = "", trusted: bool = Fal
             "only a recipe that `kvtune tune` wrote can be verified",
         ) from error
     return bench, {**recipe.engine, **recipe.core}
+
+
+def _spec(spec: str, where: str, trace: Path | None, trusted: bool) -> str:
+    if trusted and trace is None:
+        return spec
+    try:
+        return traced(spec, trace)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", error.hint) from error
 
 
 def simulated_like(recipe: Recipe) -> EngineLike:

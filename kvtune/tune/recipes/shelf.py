@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.errors import KvtuneError, UsageError, did_you_mean
+from kvtune.files import creating
 from kvtune.recipe import Recipe, Scalar, in_vllms_names, read_recipe
 from kvtune.run.config import output_folder
 
@@ -62,33 +65,44 @@ def find(name: str) -> Path:
 
 
 def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
-    """`config.yaml` and `env.sh` for plain `vllm serve --config config.yaml`. The folder must not hold them."""
-    config, env = folder / "config.yaml", folder / "env.sh"
-    for path in (config, env):
-        if path.exists():
-            raise UsageError(f"{path} exists", "give another folder with -o DIR")
+    """`config.yaml` and `env.sh` for plain `vllm serve --config config.yaml`. The folder must not hold them.
+
+    What the recipe says is written by PyYAML and quoted by shlex; in comments it is JSON, one line of ASCII.
+    """
+    import yaml
+
     about = recipe.recipe
-    head = f"# kvtune recipe for {about.model} on {about.device}, vLLM {about.vllm}, {about.status}"
+    head = f"a kvtune recipe for {about.model} on {about.device}, vLLM {about.vllm}, {about.status}"
     settings = {**_model(about.model), **in_vllms_names(recipe.engine)}
+    named = {name.replace("_", "-"): "None" if v == "none" else v for name, v in settings.items()}
     lines = [
-        head.replace("\n", " "),
+        f"# {json.dumps(head)}",
         "# `vllm serve --config config.yaml`; a MODEL named before --config is served instead of this one",
-        *(f"{name.replace('_', '-')}: {_yaml(value)}" for name, value in settings.items()),
+        yaml.safe_dump(named, sort_keys=False, width=float("inf")).rstrip("\n"),
     ]
     shell = [
-        head.replace("\n", " "),
+        f"# {json.dumps(head)}",
         "# source this file before each `vllm serve --config config.yaml`; kvtune must be installed beside vLLM",
         "export KVTUNE_CORE=kvtune",
         "# Counters, shown on /metrics: the server makes the folder and removes it.",
         'KVTUNE_METRICS_DIR="${TMPDIR:-/tmp}/kvtune-serve-$$-$(date +%s%N)"',
         "export KVTUNE_METRICS_DIR",
-        f"export KVTUNE_SET={_shell(json.dumps(recipe.core, sort_keys=True))}",
+        f"export KVTUNE_SET={shlex.quote(json.dumps(recipe.core, sort_keys=True))}",
     ]
+    config, env = folder / "config.yaml", folder / "env.sh"
+    made: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        config.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        env.write_text("\n".join(shell) + "\n", encoding="utf-8")
+        for path, text in ((config, lines), (env, shell)):
+            with creating(path) as file:
+                file.write(("\n".join(text) + "\n").encode())
+            made.append(path)
     except OSError as error:
+        for path in made:  # of the two files either both are there or none
+            path.unlink(missing_ok=True)
+        if isinstance(error, FileExistsError):
+            taken = env if made else config if os.path.lexists(config) else folder
+            raise UsageError(f"{taken} exists", "give another folder with -o DIR") from error
         raise KvtuneError(
             f"cannot write to {folder}: {error.strerror or error}", "choose another -o DIR"
         ) from error
@@ -103,17 +117,3 @@ def _model(name: str) -> dict[str, Scalar]:
     if needed.pop("no_enable_prefix_caching", False):
         needed["enable_prefix_caching"] = False
     return {"model": str(builtin(name)), "served_model_name": name, **needed}
-
-
-def _yaml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return str(value)
-    return '"None"' if value == "none" else json.dumps(str(value))
-
-
-def _shell(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)

@@ -104,12 +104,13 @@ def verify(
     say: Callable[[Trial], None],
     anyway: bool = False,
     model: str = "",
+    trace: Path | None = None,
     trusted: bool = False,
 ) -> dict[str, Any]:
     """`{holds, text, ..}`. UsageError where it cannot be checked: another device, another workload, no evidence."""
     refuse_foreign(recipe, where, anyway, model=model, versions=False)
     others = expired(recipe)
-    bench, settings = bench_of(recipe, where, model=model, trusted=trusted)
+    bench, settings = bench_of(recipe, where, model=model, trace=trace, trusted=trusted)
     kept, aside = usable(recipe)
     settings = {name: value for name, value in settings.items() if name in kept or name not in recipe.engine}
     by = objective(str(recipe.evidence.get("objective", "")))

@@ -9,7 +9,8 @@ from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.flags import flag_value
 from kvtune.engine.offload_flags import joined, without_tier
 from kvtune.engine.platform import engines
-from kvtune.recipe import TIER_SETTINGS, Scalar, engine_flags
+from kvtune.errors import UsageError
+from kvtune.recipe import TIER_SETTINGS, Scalar, check_engine_settings, engine_flags
 from kvtune.tune.space.model import packed_pool
 
 
@@ -18,6 +19,17 @@ def core_part(settings: Mapping[str, Scalar]) -> Settings:
     from kvtune.core.settings import KNOBS
 
     return {name: value for name, value in settings.items() if name in KNOBS}
+
+
+def check_settings(settings: Mapping[str, Scalar], where: str) -> None:
+    """UsageError for a trial of a file with settings that are no knobs of the core, nor what a file may set of vLLM."""
+    from kvtune.core.settings import parse
+
+    check_engine_settings(engine_part(settings), where, "a trial's settings")
+    try:
+        parse(core_part(settings))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", error.hint) from error
 
 
 def packing_failure(summary: Mapping[str, Any]) -> str:

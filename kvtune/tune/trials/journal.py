@@ -17,6 +17,8 @@ import msgspec
 
 from kvtune.analysis.study import Bench, Kind, Trial
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.masking import without_secrets
+from kvtune.tune.trials.flags import check_settings
 
 FORMAT = 1
 
@@ -33,6 +35,7 @@ class StudyJournal:
     def __init__(self, path: Path, kind: Kind, bench: Bench) -> None:
         self.path = path
         self.trials: list[Trial] = []
+        bench = msgspec.structs.replace(bench, engine_args=without_secrets(bench.engine_args))
         self._head = Head(kvtune_journal=FORMAT, kind=kind, bench=bench)
         self._file: IO[bytes] | None = None
 
@@ -99,12 +102,14 @@ class StudyJournal:
             return
         for number, line in enumerate(lines[1:], start=2):
             try:
-                self.trials.append(msgspec.json.decode(line, type=Trial))
+                trial = msgspec.json.decode(line, type=Trial)
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
                 raise UsageError(
                     f"{self.path}, line {number}: not a trial: {error}",
                     "remove the line; its trial will run again",
                 ) from error
+            check_settings(trial.settings, f"{self.path}, line {number}")
+            self.trials.append(trial)
 
     def _check(self, line: bytes) -> None:
         try:

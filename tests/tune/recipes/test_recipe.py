@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shlex
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +35,7 @@ from kvtune.recipe import (
     write_recipe,
 )
 from kvtune.tune.objective import OBJECTIVES
+from kvtune.tune.recipes import shelf
 from kvtune.tune.recipes import verify as verifying
 from kvtune.tune.recipes.make import bench_of, simulated_recipe
 from kvtune.tune.recipes.serving import serving
@@ -199,6 +205,94 @@ def test_export_is_quoted_data(tmp_path: Path) -> None:
         export(evil, tmp_path / "x")
 
 
+BREAKS = (
+    "\r",
+    "\n",
+    "\x85",
+    "\u2028",
+    "\u2029",
+    "\t",
+    "\x00",
+    "'",
+    '"',
+    "\U0001f600",
+    ": ",
+    " #",
+    "\\",
+    "$(id)",
+    "`id`",
+)
+
+
+@pytest.mark.parametrize("breaks", BREAKS, ids=ascii)
+def test_no_text_of_a_recipe_leaves_its_place_in_the_exported_files(tmp_path: Path, breaks: str) -> None:
+    """Even of one that read_recipe refuses; by a plain reader of YAML, by vLLM's own where it is, and by a shell."""
+    text = f"a{breaks}trust-remote-code: true{breaks}#"
+    about = msgspec.structs.replace(ABOUT, vllm=text, device=text, model=text)
+    evil = msgspec.structs.replace(RECIPE, recipe=about, core={"policy": text})
+    config, env = export(evil, tmp_path / "x")
+    written = config.read_text(encoding="utf-8")
+    named = yaml.safe_load(written)
+    assert named["model"] == text and named.keys() == {"model", *(n.replace("_", "-") for n in RECIPE.engine)}
+    assert not any(line.startswith("trust") for line in written.splitlines())
+    said = subprocess.run(
+        ["sh", "-ec", f". {shlex.quote(str(env))}; env -0"], capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    (settings,) = [line.partition("=")[2] for line in said if line.startswith("KVTUNE_SET=")]
+    assert json.loads(settings) == {"policy": text}
+    assert all(line.isprintable() for line in env.read_text(encoding="utf-8").split("\n"))
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_vllms_own_reader_finds_what_was_exported(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="needs vLLM")
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    text = "0.32.0\rtrust-remote-code: true\x85#"
+    about = msgspec.structs.replace(ABOUT, vllm=text, model="org/name")
+    config, _ = export(msgspec.structs.replace(WITH_TIER, recipe=about), tmp_path)
+    words = FlexibleArgumentParser().load_config_file(str(config))
+    assert words[:6] == ["--model", "org/name", "--block-size", "32", "--kv-offloading-size", "0.5"]
+    assert words[6] == "--kv-transfer-config" and len(words) == 8
+    assert json.loads(words[7]) == {"kv_connector_extra_config": TIER}
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "env.sh"])
+@pytest.mark.parametrize("kind", ["file", "link", "dangling"])
+def test_export_overwrites_nothing_and_follows_no_link(tmp_path: Path, name: str, kind: str) -> None:
+    folder, mine = tmp_path / "x", tmp_path / "mine"
+    folder.mkdir()
+    if kind != "dangling":
+        mine.write_text("mine")
+    if kind == "file":
+        mine.rename(folder / name)
+    else:
+        (folder / name).symlink_to(mine)
+    with pytest.raises(UsageError, match=f"{name} exists"):
+        export(RECIPE, folder)
+    assert [path.name for path in folder.iterdir()] == [name]
+    assert mine.exists() == (kind == "link") and (kind == "dangling" or (folder / name).read_text() == "mine")
+
+
+def test_a_full_disk_leaves_nothing_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shelf.creating
+
+    @contextlib.contextmanager
+    def full(path: Path) -> Iterator[IO[bytes]]:
+        if path.name == "env.sh":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with real(path) as file:
+            yield file
+
+    monkeypatch.setattr(shelf, "creating", full)
+    with pytest.raises(KvtuneError, match="No space left"):
+        export(RECIPE, tmp_path / "x")
+    assert list((tmp_path / "x").iterdir()) == []
+    monkeypatch.undo()
+    assert all(path.is_file() for path in export(RECIPE, tmp_path / "x"))
+
+
 def test_an_exported_recipe_has_its_api_servers(tmp_path: Path) -> None:
     config, _ = export(msgspec.structs.replace(RECIPE, engine={"api_server_count": 2}), tmp_path / "x")
     assert "api-server-count: 2" in config.read_text().splitlines()
@@ -209,7 +303,6 @@ def test_an_exported_recipe_has_its_api_servers(tmp_path: Path) -> None:
     [("tiny-granite", True), ("gemma-3-4b", False), ("some/hub-model", True), ("./a folder", True)],
 )
 def test_an_exported_recipe_says_what_plain_vllm_must_know(tmp_path: Path, model: str, named: bool) -> None:
-    yaml = pytest.importorskip("yaml", reason="vLLM brings it")
     about = msgspec.structs.replace(ABOUT, model=model)
     engine_settings = {"block_size": 64, "enable_prefix_caching": True}
     config, _ = export(msgspec.structs.replace(RECIPE, recipe=about, engine=engine_settings), tmp_path / "x")
@@ -340,7 +433,6 @@ def test_a_recipes_tier_is_read_again_and_becomes_the_connectors_settings(tmp_pa
 
 
 def test_an_exported_tier_is_what_plain_vllm_reads(tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml", reason="vLLM brings it")
     config, _ = export(WITH_TIER, tmp_path / "x")
     served = yaml.safe_load(config.read_text())
     assert served["kv-offloading-size"] == 0.5

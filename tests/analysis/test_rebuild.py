@@ -48,7 +48,7 @@ def test_no_command_opens_a_path_of_a_run_file(tmp_path: Path, command: list[str
 
 def test_not_even_a_trace_that_is_there(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = sent(f"trace:path={trace}")
-    with pytest.raises(UsageError, match="no path of a run file is opened") as caught:
+    with pytest.raises(UsageError, match="no path that a file names is opened") as caught:
         rebuilt(run)
     assert "--trace FILE" in caught.value.hint
     assert workload_of(run) is None

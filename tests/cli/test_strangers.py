@@ -14,7 +14,7 @@ import pytest
 from kvtune.analysis.study import Bench, Trial
 from kvtune.cli.app import run
 from kvtune.errors import EXIT_USAGE, UsageError
-from kvtune.recipe import ENGINE_SETTINGS, to_toml
+from kvtune.recipe import to_toml
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.tune.trials.journal import FORMAT, Head, StudyJournal
@@ -93,7 +93,6 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 @pytest.mark.parametrize(
     "command",
     [
@@ -106,7 +105,23 @@ FLAGS = {
     ids=["explain", "save", "model", "sim", "host"],
 )
 def test_a_run_file_whose_flags_ask_for_more_than_is_allowed_is_refused(
-    still: Path, capsys: pytest.CaptureFixture[str], command: Callable[[str], list[str]], flags: list[str]
+    still: Path, capsys: pytest.CaptureFixture[str], command: Callable[[str], list[str]]
+) -> None:
+    nothing_runs(["--tr"], command, still, capsys)
+
+
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+def test_flags_that_load_code_are_refused(
+    still: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    nothing_runs(flags, lambda run_file: ["explain", run_file, "--tries", "0"], still, capsys)
+
+
+def nothing_runs(
+    flags: list[str],
+    command: Callable[[str], list[str]],
+    still: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = evil_run(still.parent, args=flags)
     before = path.read_bytes()
@@ -199,46 +214,19 @@ def refused(command: Command, path: Path, names: str, capsys: pytest.CaptureFixt
 
 @every_recipe_command
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "changes",
     [
-        ("enable_prefix_caching", "--trust-remote-code"),
-        ("block_size", "--middleware=evil_module"),
-        ("max_num_seqs", "--host=0.0.0.0"),
-        ("kv_offloading_size", "--allowed-local-media-path=/"),
-        ("max_model_len", "4096"),
-        ("enable_prefix_caching", "true"),
-        ("block_size", True),
-        ("block_size", 32.5),
-        ("num_gpu_blocks_override", -1),
-        ("gpu_memory_utilization", 2.0),
-        ("trust_remote_code", True),
-        ("middleware", "evil_module"),
+        {"engine": {"enable_prefix_caching": "--trust-remote-code"}},
+        {"recipe": {"vllm": "0.32.0\rtrust-remote-code: true\r#"}},
     ],
+    ids=["value", "text"],
 )
-def test_an_engine_setting_of_another_name_type_or_range_is_refused(
-    still: Path, capsys: pytest.CaptureFixture[str], command: Command, name: str, value: object
+def test_no_command_takes_a_recipe_that_holds_more_than_is_allowed(
+    still: Path, capsys: pytest.CaptureFixture[str], command: Command, changes: dict[str, Any]
 ) -> None:
-    refused(command, recipe_file(still.parent, engine={name: value}), name, capsys)
-
-
-@pytest.mark.parametrize("name", [name for name in ENGINE_SETTINGS if name != "eviction_policy"])
-def test_no_engine_setting_takes_a_flag_for_its_value(
-    still: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    for value in ("--trust-remote-code", "1", ""):
-        refused(RECIPE_COMMANDS["serve"], recipe_file(still.parent, engine={name: value}), name, capsys)
-
-
-@every_recipe_command
-@pytest.mark.parametrize("field", ["vllm", "model", "device", "note", "device_name"])
-@pytest.mark.parametrize(
-    "breaks", ["\r", "\n", "\x85", "\u2028", "\u2029", "\x1b]0;owned\x07", "\u202e", "\x00"], ids=ascii
-)
-def test_text_of_a_recipe_that_is_no_line_is_refused(
-    still: Path, capsys: pytest.CaptureFixture[str], command: Command, field: str, breaks: str
-) -> None:
-    path = recipe_file(still.parent, recipe={field: f"0.32.0{breaks}trust-remote-code: true{breaks}#"})
-    refused(command, path, field, capsys)
+    """What else is refused stands in tests/tune/recipes/test_recipe.py: every command reads recipes in one way."""
+    (fields,) = changes.values()
+    refused(command, recipe_file(still.parent, **changes), *fields, capsys)
 
 
 def test_recipes_that_cannot_be_used_do_not_keep_the_others_from_the_list(

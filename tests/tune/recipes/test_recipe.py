@@ -24,6 +24,7 @@ from kvtune.engine.models import builtin
 from kvtune.engine.recorded import allowed_flags
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import (
+    ENGINE_SETTINGS,
     About,
     Recipe,
     Scalar,
@@ -203,6 +204,48 @@ def test_export_is_quoted_data(tmp_path: Path) -> None:
     assert "block-size: 32" in config.read_text()
     with pytest.raises(UsageError, match="exists"):
         export(evil, tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINE_SETTINGS if name != "eviction_policy"])
+def test_no_engine_setting_takes_a_flag_for_its_value(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "r.toml"
+    for value in ("--trust-remote-code", "--host=0.0.0.0", "1", "true", "", -1, 1e300):
+        write_recipe(msgspec.structs.replace(RECIPE, engine={name: value}), path)
+        with pytest.raises(UsageError, match=rf"r\.toml: {name} = .* is not allowed in \[engine\]$"):
+            read_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("block_size", True),
+        ("block_size", 32.5),
+        ("num_gpu_blocks_override", 1 << 40),
+        ("gpu_memory_utilization", 2.0),
+        ("enable_prefix_caching", 1),
+        ("trust_remote_code", True),
+        ("middleware", "evil_module"),
+    ],
+)
+def test_an_engine_setting_has_its_name_type_and_range(tmp_path: Path, name: str, value: Scalar) -> None:
+    path = tmp_path / "r.toml"
+    write_recipe(msgspec.structs.replace(RECIPE, engine={name: value}), path)
+    with pytest.raises(UsageError, match=rf"r\.toml: {name}.* is not allowed in \[engine\]$") as refused:
+        read_recipe(path)
+    assert "take" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "field", ["model", "device", "vllm", "kvtune", "python", "device_name", "created", "note"]
+)
+def test_text_of_a_recipe_that_is_no_line_is_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "r.toml"
+    for breaks in ("\r", "\n", "\x85", "\u2028", "\u2029", "\x1b]0;owned\x07", "\u202e", "\x00"):
+        about = msgspec.structs.replace(ABOUT, **{field: f"0.32.0{breaks}trust-remote-code: true{breaks}#"})
+        write_recipe(msgspec.structs.replace(RECIPE, recipe=about), path)
+        with pytest.raises(UsageError, match=rf"\[recipe\] {field} = ") as refused:
+            read_recipe(path)
+        assert refused.value.message.isprintable()
 
 
 BREAKS = (

@@ -108,7 +108,7 @@ def profile(
 ) -> int:
     """Profile MODEL on the real vLLM engine, or in simulation. vLLM's own flags go after `--`."""
     from kvtune.cli.app import engine_args
-    from kvtune.cli.settings import PROBES, core_choice, with_recipe
+    from kvtune.cli.settings import PROBES, core_choice, say_other_pool, with_recipe
     from kvtune.engine.profile import Profiled, ProfileJob
     from kvtune.engine.profile import profile as run_profile
     from kvtune.engine.resolve import resolve
@@ -179,6 +179,8 @@ def profile(
         if result.error is not None:
             break
     show(done, job.workload, as_json=json, opened=open_)
+    if recipe:
+        say_other_pool(recipe, done[-1].run)
     error = done[-1].error
     if error is not None:
         raise error

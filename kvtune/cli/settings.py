@@ -13,6 +13,7 @@ from kvtune.engine.offload_flags import joined
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.legal import Value
 from kvtune.recipe import engine_flags
+from kvtune.run.types import Run
 
 CORES: tuple[Literal["kvtune", "stock"], ...] = ("kvtune", "stock")
 PROBES = ("off", "light", "types", "sites", "full")
@@ -60,3 +61,13 @@ def with_recipe(
     typed = settings_given(flags)
     alone = frozenset(name for name in kept if name.replace("_", "-") not in typed)
     return {**core, **given}, joined(engine_flags(kept), flags), alone
+
+
+def say_other_pool(recipe: str, run: Run) -> None:
+    """Of a run with a recipe: that its pool is another than the one in which the recipe was confirmed."""
+    from kvtune.tune.recipes.shelf import find, load
+    from kvtune.tune.recipes.verify import other_pool
+
+    engine = run.header.engine
+    if remark := other_pool(load(find(recipe)), engine.num_blocks, engine.block_size):
+        print(f"recipe: {remark}", file=sys.stderr)

@@ -5,7 +5,7 @@ Types only, as in vllm_types.py: importing this imports nothing of vLLM. Each is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 
@@ -85,6 +85,12 @@ class Transfer(Protocol):
     kv_connector_extra_config: dict[str, object]
 
 
+class CompilationConfig(Protocol):
+    cudagraph_mode: object
+    max_cudagraph_capture_size: int | None
+    static_forward_context: Mapping[str, object]
+
+
 class VllmConfig(Protocol):
     cache_config: CacheConfig
     model_config: ModelConfig
@@ -92,6 +98,10 @@ class VllmConfig(Protocol):
     scheduler_config: SchedulerConfig
     kv_transfer_config: Transfer | None
     speculative_config: SpeculativeConfig | None
+    compilation_config: CompilationConfig
+
+    @property
+    def use_v2_model_runner(self) -> bool: ...
 
 
 class KVCacheSpec(Protocol):

@@ -22,7 +22,9 @@ import msgspec
 
 from kvtune.engine.faults import cause, hint_for, hub_fault, killed, killer, last_lines
 from kvtune.engine.messages import LOG_FILE, PLAN_FILE, Event, HostPlan
+from kvtune.engine.resolve import devices_used
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.probe.device import DeviceSampler
 from kvtune.probe.process import (
     ProcessSampler,
     born,
@@ -82,7 +84,7 @@ def launch(
     finally:
         os.close(writer)
     host_born = born(host.pid)
-    outcome.sampler = ProcessSampler(host.pid)
+    outcome.sampler = ProcessSampler(host.pid, devices=DeviceSampler(most=devices_used(plan.vllm_args)))
     outcome.sampler.start()
     try:
         _follow(host, reader, outcome, on_event, on_measuring)

@@ -173,6 +173,7 @@ def record(
             instruments(folder, process_rings, index, statuses, outcome),
             digests=rings.digests,
             devices=gpus.names,
+            gpus=gpus.facts,
         ),
     )
     return Run(header, tables)

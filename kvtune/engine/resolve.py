@@ -121,6 +121,11 @@ def ranks(engine_args: Sequence[str]) -> int:
     return _size(engine_args, "tensor") * _size(engine_args, "pipeline")
 
 
+def devices_used(engine_args: Sequence[str]) -> int:
+    """Devices of all engines: their ranks, times data parallel size."""
+    return ranks(engine_args) * _size(engine_args, "data")
+
+
 def _size(engine_args: Sequence[str], kind: str) -> int:
     given = flag_value(engine_args, f"{kind}-parallel-size") or "1"
     return int(given) if given.isdigit() else 1
@@ -133,7 +138,7 @@ def cpu_binding(engine_args: Sequence[str], cpus: Sequence[int]) -> str:
     """
     if ranks(engine_args) == 1 or not cpus:
         return ""
-    workers = _size(engine_args, "data") * ranks(engine_args)
+    workers = devices_used(engine_args)
     shares = [cpus[i::workers] or [cpus[i % len(cpus)]] for i in range(workers)]
     return "|".join(",".join(map(str, share)) for share in shares)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from kvtune.core.compat.names import hashing
 from kvtune.core.offload.vllm_types import has_tier
+from kvtune.core.vllm_config import VllmConfig
 from kvtune.core.vllm_types import BlockPool, Scheduler
 from kvtune.probe.kv_specs import capture
 from kvtune.probe.offload import tier_facts
@@ -26,6 +30,9 @@ def describe_cache(scheduler: Scheduler) -> CacheFacts:
                 "page_bytes": int(spec.page_size_bytes),
             }
         )
+        with suppress(Exception):  # a fact for readers: it must not cost the others
+            if name := _backend(scheduler.vllm_config, group.layer_names):
+                groups[-1]["backend"] = name
     hashed = hashing(scheduler)
     facts: CacheFacts = {
         "num_blocks": int(config.num_blocks),
@@ -45,6 +52,13 @@ def describe_cache(scheduler: Scheduler) -> CacheFacts:
     except Exception as error:
         facts["kv_specs_failed"] = f"{type(error).__name__}: {error}"
     return facts
+
+
+def _backend(config: VllmConfig, layers: Sequence[str]) -> str:
+    """The attention backend of a group's layers, where this process has them: with one GPU, EngineCore."""
+    layer = config.compilation_config.static_forward_context.get(layers[0]) if layers else None
+    backend = getattr(layer, "attn_backend", None)
+    return str(backend.get_name()) if backend is not None else ""
 
 
 def _policy(pool: BlockPool) -> str:

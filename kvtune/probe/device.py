@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from types import ModuleType
 
+from kvtune.run.extras import GpuFacts
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
@@ -30,10 +32,15 @@ class DeviceSample:
 
 @dataclass(slots=True)
 class DeviceSampler:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, else all. `names`: of the devices, in the samples' numbering."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, else all; the first `most` of them, as many as the engine uses.
+
+    `names`, `facts`: of the devices, in the samples' numbering.
+    """
 
     samples: list[DeviceSample] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    facts: list[GpuFacts] = field(default_factory=list)
+    most: int | None = None
     why: str = ""
     _nvml: ModuleType | None = None
     _handles: list[object] = field(default_factory=list)
@@ -46,13 +53,17 @@ class DeviceSampler:
             return
         try:
             pynvml.nvmlInit()
-            for handle in _visible(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
-                name = pynvml.nvmlDeviceGetName(handle)
-                self.names.append(name.decode() if isinstance(name, bytes) else str(name))
+            for handle in _visible(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))[: self.most]:
+                self.names.append(_text(pynvml.nvmlDeviceGetName(handle)))
+                self.facts.append(_facts(pynvml, handle))
                 self._handles.append(handle)
             self._nvml = pynvml
         except Exception as error:  # no driver, no permission: whatever NVML says
             self.why = f"NVML does not answer: {error}"
+
+    @property
+    def running(self) -> bool:
+        return self._nvml is not None
 
     def sample(self) -> None:
         nvml = self._nvml
@@ -85,9 +96,26 @@ def _visible(nvml: ModuleType, named: str | None) -> list[object]:
     ]
 
 
+def _text(name: object) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _facts(nvml: ModuleType, handle: object) -> GpuFacts:
+    memory, driver, limit_w = 0, "", 0.0
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        limit_w = nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000.0
+    return GpuFacts(memory_bytes=memory, driver=driver, power_limit_w=limit_w)
+
+
 def _sample(nvml: ModuleType, device: int, handle: object) -> DeviceSample:
-    power_w, clock_mhz, sent, received = 0.0, 0, 0, 0
-    # Not every GPU counts these.
+    busy, power_w, clock_mhz, sent, received = 0, 0.0, 0, 0, 0
+    # Not every GPU counts these: a part of one (MIG) has no use of its own.
+    with contextlib.suppress(nvml.NVMLError):
+        busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     with contextlib.suppress(nvml.NVMLError):
         power_w = nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0
     with contextlib.suppress(nvml.NVMLError):
@@ -98,7 +126,7 @@ def _sample(nvml: ModuleType, device: int, handle: object) -> DeviceSample:
     return DeviceSample(
         device=device,
         at_ns=monotonic_ns(),
-        busy_percent=int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        busy_percent=busy,
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).used),
         power_w=power_w,
         clock_mhz=clock_mhz,

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic_ns
@@ -90,23 +91,27 @@ class ProcessSampler:
     _ticks: int = 0
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self) -> None:
+        """One thread for the processes, one for the devices: a GPU's PCIe traffic takes NVML 40 ms."""
         self.devices.start()
-        self._thread = threading.Thread(target=self._run, name="process-sampler", daemon=True)
-        self._thread.start()
+        tasks = {"process-sampler": self.sample}
+        if self.devices.running:
+            tasks["device-sampler"] = self.devices.sample
+        for name, task in tasks.items():
+            self._threads.append(threading.Thread(target=self._run, args=(task,), name=name, daemon=True))
+            self._threads[-1].start()
 
     def stop(self) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
+        for thread in self._threads:
+            thread.join(timeout=10)
         self.devices.stop()
 
-    def _run(self) -> None:
+    def _run(self, sample: Callable[[], None]) -> None:
         while not self._stop.wait(self.interval_s):
-            self.sample()
-            self.devices.sample()
+            sample()
 
     def sample(self) -> None:
         """Each process now. Called at a measurement's start and end: on a busy machine the thread wakes when it can."""

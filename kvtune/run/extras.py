@@ -137,6 +137,14 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     batch_queue: bool = False
 
 
+class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What NVML says of a GPU once; 0 and "" where it does not."""
+
+    memory_bytes: int = 0
+    driver: str = ""
+    power_limit_w: float = 0.0
+
+
 class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every field is optional; a default means not recorded."""
 
@@ -146,6 +154,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     growth: ObjectSamples | None = None
     stacks: dict[str, StackSamples] = {}  # by process role
     devices: list[str] = []  # names of the GPUs in table `devices`
+    gpus: list[GpuFacts] = []  # of the same GPUs
     digests: list[int] = []  # one number a schedule() call (KVTUNE_DIGESTS=1)
     ablation: AblationResult | None = None
     misses: dict[str, int] = {}  # missed prompt tokens by cause, from `kvtune explain`

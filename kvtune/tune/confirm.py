@@ -21,6 +21,7 @@ from kvtune.run.types import Run
 from kvtune.tune.objective import Objective
 from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.like import EngineLike
 from kvtune.workload.types import Workload
 
 FEWEST_ROUNDS = 2
@@ -63,16 +64,17 @@ class Bout:
     ) -> None:
         self._bench, self._workload, self._journal, self._output = bench, workload, journal, output
         self._say = say
+        self._first: Run | None = None  # stock's
         self._kept = [t for t in journal.trials if t.on == "engine" and t.state == "complete"]
 
     def run(self, side: Contender) -> Run | None:
         """One more run of a side; None if the engine failed, which drops the side."""
         kept = self._from_journal(side)
         if kept is not None:
-            return kept
+            return self._seen(side, kept)
         number = 1 + max((t.number for t in self._journal.trials), default=-1)
         trial, run = engine_trial(
-            self._bench,
+            self._pinned(),
             self._workload,
             side.settings,
             number,
@@ -87,7 +89,19 @@ class Bout:
             side.failed = trial.why
             return None
         side.runs.append(run)
+        return self._seen(side, run)
+
+    def _seen(self, side: Contender, run: Run) -> Run:
+        if side.role == "baseline":
+            self._first = self._first or run
         return run
+
+    def _pinned(self) -> Bench:
+        """The bench with the pool of stock's first run: at each start a GPU's memory would give another one."""
+        engine = self._first.header.engine if self._first is not None else None
+        if engine is None or engine.device != "cuda":
+            return self._bench
+        return EngineLike(blocks=engine.num_blocks, block_tokens=engine.block_size).pool_of(self._bench)
 
     def _from_journal(self, side: Contender) -> Run | None:
         for i, trial in enumerate(self._kept):

@@ -18,7 +18,7 @@ from kvtune.errors import KvtuneError
 from kvtune.recipe import Recipe, write_recipe
 from kvtune.run.signature import refuse_foreign, signature
 from kvtune.tune import guard
-from kvtune.tune.confirm import Bout, Confirmed, Contender, confirm, figures_of, outcome_text
+from kvtune.tune.confirm import FEWEST_ROUNDS, Bout, Confirmed, Contender, confirm, figures_of, outcome_text
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, front, price_note
 from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
@@ -124,10 +124,10 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     best = _simplified(s, best, journal, measured, progress.phase, why)
     if not s.on_engine:
         return _simulated(s, journal, stock, best[0], len(simulated))
-    progress.phase("finalists on the engine")
     sides = [Contender(t.settings, "trial") for t in best]
     if s.collector:
         sides += [Contender({**best[0].settings, **more}, "trial") for more in COLLECTOR]
+    progress.phase(f"finalists on the engine{_least_time(baseline, len(sides))}")
     left_s = max(0.0, s.budget_s - (time.monotonic() - begun))
     confirmed = confirm(bout, baseline, sides, by, rounds=s.rounds, budget_s=left_s)
     if confirmed.winner is not None:
@@ -147,6 +147,15 @@ def tried_without_replays(s: TuneSettings) -> list[Settings]:
     names = s.knobs or [name for name in TRIED if name not in given]
     space: Space = {name: candidates(name, s.facts) for name in names}
     return [*grid(space), *(COLLECTOR if s.collector else ())]
+
+
+def _least_time(baseline: Contender, sides: int) -> str:
+    """How long two rounds take, whatever the budget says, by stock's own run on this machine."""
+    if not baseline.runs:
+        return ""
+    header = baseline.runs[-1].header
+    runs = FEWEST_ROUNDS * (sides + 1)
+    return f": {runs} runs or more, about {runs * (header.startup_s + header.wall_s) / 60:.0f} min"
 
 
 def _on_engine_alone(

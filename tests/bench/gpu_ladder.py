@@ -204,8 +204,8 @@ def host_or_device(ladder: Ladder) -> dict[str, Any]:
         for core in ("stock", "kvtune"):
             name = f"{load.partition(',')[0].replace(':requests=', '-')}-{core}"
             run = ladder.profile(name, "opt-125m", load, "--core", core)
-            busy = [device.get("busy_percent") for device in run.get("devices", [])]
-            made[name] = {**kept(run), "verdict": run.get("verdict"), "busy_percent": busy}
+            busy = [device["busy_share"] for device in run.get("devices", [])]
+            made[name] = {**kept(run), "verdict": run.get("verdict"), "busy_share": busy}
     unprobed = ladder.profile("decode-1024-unprobed", "opt-125m", decode(1024), "--probe", "off")
     return {**made, "decode-1024-unprobed": kept(unprobed)}
 

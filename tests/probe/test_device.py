@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,9 @@ from kvtune.analysis.memory import device_use, kv_bytes
 from kvtune.engine.launch import HostOutcome
 from kvtune.engine.rings import devices_table
 from kvtune.probe.device import DeviceSample, DeviceSampler
+from kvtune.probe.process import ProcessSampler
 from kvtune.report.sections.lanes import LANES
+from kvtune.run.extras import GpuFacts
 from kvtune.run.types import Run
 from tests.analysis.made import header_of, table
 
@@ -33,10 +37,10 @@ class NvmlError(Exception):
 def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Two GPUs; the second one counts neither power nor PCIe traffic."""
     fake: Any = ModuleType("pynvml")
-    turn = dict.fromkeys(PLAYED, 0)
+    turn = dict.fromkeys(PLAYED, -1)  # before the first sample, the GPU's facts are asked
 
     def now(handle: str, field: int) -> int:
-        value = PLAYED[handle][min(turn[handle], len(PLAYED[handle]) - 1)][field]
+        value = PLAYED[handle][min(max(turn[handle], 0), len(PLAYED[handle]) - 1)][field]
         if value is None:
             raise NvmlError("Not Supported")
         return value
@@ -114,14 +118,14 @@ def test_a_machine_without_a_driver_is_no_error(nvml: Any) -> None:
 
 
 def test_a_gpu_that_is_lost_leaves_the_others(nvml: Any) -> None:
-    rates = nvml.nvmlDeviceGetUtilizationRates
+    memory = nvml.nvmlDeviceGetMemoryInfo
 
     def lost(handle: str) -> object:
         if handle == "GPU-a":
             raise NvmlError("GPU is lost")
-        return rates(handle)
+        return memory(handle)
 
-    nvml.nvmlDeviceGetUtilizationRates = lost
+    nvml.nvmlDeviceGetMemoryInfo = lost
     sampler = sampled()
     assert {s.device for s in sampler.samples} == {1} and "GPU is lost" in sampler.note("cuda")[0]
 
@@ -162,3 +166,51 @@ def test_the_timeline_has_a_lane_for_use_power_and_memory() -> None:
     assert {"gpu_busy", "gpu_power", "gpu_memory"} <= set(lanes)
     without = Run(header_of(), {})
     assert all(make(without, 1.0) is None for make in LANES)
+
+
+def test_only_as_many_gpus_as_the_engine_uses_are_sampled(nvml: ModuleType) -> None:
+    sampler = DeviceSampler(most=1)
+    sampler.start()
+    sampler.sample()
+    assert sampler.names == ["Made GPU-a"] and {s.device for s in sampler.samples} == {0}
+
+
+def test_a_part_of_a_gpu_without_a_use_of_its_own_is_sampled_nevertheless(nvml: ModuleType) -> None:
+    """NVML refuses the utilization of a MIG device."""
+
+    def refuse(handle: str) -> None:
+        raise NvmlError("Not Supported")
+
+    nvml.nvmlDeviceGetUtilizationRates = refuse  # type: ignore[attr-defined]
+    sampler = sampled(2)
+    assert not sampler.why and [s.busy_percent for s in sampler.samples] == [0] * 4
+    assert max(s.memory_bytes for s in sampler.samples) == 60 * GIB
+
+
+def test_memory_driver_and_power_limit_are_kept_of_each_gpu(nvml: ModuleType) -> None:
+    fake: Any = nvml
+    fake.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=80 * GIB, used=GIB)
+    fake.nvmlSystemGetDriverVersion = lambda: b"580.65.06"
+    fake.nvmlDeviceGetPowerManagementLimit = lambda handle: 700_000
+    assert sampled().facts == [GpuFacts(memory_bytes=80 * GIB, driver="580.65.06", power_limit_w=700.0)] * 2
+
+
+def test_a_slow_gpu_does_not_delay_the_samples_of_processes(nvml: ModuleType) -> None:
+    """PCIe traffic alone takes NVML 40 ms a GPU: processes are sampled while it waits."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def traffic(handle: str, kind: int) -> int:
+        asked.set()
+        answer.wait(30)
+        return 0
+
+    nvml.nvmlDeviceGetPcieThroughput = traffic  # type: ignore[attr-defined]
+    sampler = ProcessSampler(os.getpid(), interval_s=0.001)
+    sampler.start()
+    assert asked.wait(30)
+    before = len(sampler.samples)
+    while len(sampler.samples) < before + 3:
+        threading.Event().wait(0.001)
+    answer.set()
+    sampler.stop()
+    assert sampler.devices.samples

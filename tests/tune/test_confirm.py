@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvtune.analysis.study import Trial
+from kvtune.analysis.study import Bench, Trial
+from kvtune.run.types import EngineInfo, Run
 from kvtune.tune import confirm as module
-from kvtune.tune.confirm import Contender, judge
+from kvtune.tune.confirm import Bout, Contender, judge
 from kvtune.tune.objective import OBJECTIVES, objective
+from kvtune.tune.trials.journal import StudyJournal
+from tests.analysis.made import header_of, workload_of
 
 
 def side(role: Any, ttft: Sequence[float], hits: float) -> Contender:
@@ -102,3 +106,31 @@ def test_failed_finalists_are_reported() -> None:
     judged = judge(side("baseline", [10, 10], 0.3), [broken], OBJECTIVES["hit-rate"])
     assert judged.winner is None
     assert "out of memory" in judged.why
+
+
+@pytest.mark.parametrize(
+    ("device", "args", "pinned"),
+    [
+        ("cuda", [], ["--num-gpu-blocks-override", "5000"]),
+        ("cuda", ["--kv-cache-memory-bytes", "4G"], ["--kv-cache-memory-bytes", "4G"]),
+        ("cpu", [], []),
+    ],
+)
+def test_finalists_have_the_pool_of_stocks_first_run(
+    device: str, args: list[str], pinned: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At each start a GPU's free memory would give another pool."""
+    given: list[list[str]] = []
+    stock = Run(header_of(engine=EngineInfo(device=device, num_blocks=5000, block_size=16)))
+
+    def played(bench: Bench, *_: Any, **__: Any) -> tuple[Trial, Run]:
+        given.append(bench.engine_args)
+        return Trial(number=len(given), settings={}, on="engine", summary={}), stock
+
+    monkeypatch.setattr(module, "engine_trial", played)
+    bench = Bench(model="m", spec="decode", seed=0, workload_hash="", engine_args=args)
+    with StudyJournal(tmp_path / "j.jsonl", "tune", bench) as journal:
+        bout = Bout(bench, workload_of([]), journal, tmp_path, lambda trial: None)
+        for one in (Contender({}, "baseline"), Contender({"slack": 64}, "trial"), Contender({}, "baseline")):
+            bout.run(one)
+    assert given == [args, pinned, pinned]

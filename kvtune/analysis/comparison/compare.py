@@ -19,13 +19,19 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import CONFIDENCE
 from kvtune.analysis.summary import Summary, summary
 from kvtune.engine.flags import settings_given
+from kvtune.run.extras import GpuFacts
 from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
+from kvtune.units import count, size
 
 Verdict = Literal["better", "worse", "no difference shown", "not judged"]
 
 ONE_RUN = "one run a side: not judged"
 """Why a measured time has no verdict: the machine's own drift between two runs can be as large."""
+
+POOL_FLAGS = frozenset({"num-gpu-blocks-override", "kv-cache-memory-bytes", "gpu-memory-utilization"})
+POOL_SHARE = 0.01
+"""Measured pools that differ by more are named."""
 
 BATCH = ("max_num_batched_tokens", "max_num_seqs")
 
@@ -81,6 +87,8 @@ def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
     if all(states) and states[0].split()[0] != states[1].split()[0]:
         differing.append(Mismatch("recurrent states", *states))
     differing += _defaults(a, b)
+    differing += _machines(a, b)
+    differing += _pools(a, b)
     if "partial" in (a.header.state, b.header.state) and _sent(a) != _sent(b):
         differing.append(Mismatch("requests sent", _sent(a), _sent(b)))
     return tuple(differing)
@@ -132,6 +140,44 @@ def _defaults(a: Run, b: Run) -> Iterator[Mismatch]:
             yield Mismatch(
                 name, *(f"{value} ({_origin(run, name)})" for run, value in zip((a, b), values, strict=True))
             )
+
+
+def _machines(a: Run, b: Run) -> Iterator[Mismatch]:
+    """What decides a GPU's times beside its name, where both runs recorded it."""
+    pairs = zip(_machine(a).items(), _machine(b).values(), strict=True)
+    yield from (
+        Mismatch(field, left, right) for (field, left), right in pairs if left and right and left != right
+    )
+
+
+def _machine(run: Run) -> dict[str, str]:
+    h = run.header
+    gpu = h.extra.gpus[0] if h.extra.gpus else GpuFacts()
+    return {
+        "driver": gpu.driver,
+        "GPU memory": size(gpu.memory_bytes) if gpu.memory_bytes else "",
+        "power limit": f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w else "",
+        "model runner": str(h.engine.settings.get("model_runner") or ""),
+        "torch": h.engine.torch,
+    }
+
+
+def _pools(a: Run, b: Run) -> Iterator[Mismatch]:
+    """Pools that vLLM measured, each from the memory that was free then. Of other blocks they are no match anyhow."""
+    pools = [_measured_blocks(run) for run in (a, b)]
+    if all(pools) and _pages(a) == _pages(b) and abs(pools[1] - pools[0]) > POOL_SHARE * pools[0]:
+        yield Mismatch("KV cache", *(f"{count(blocks)} blocks (measured by vLLM)" for blocks in pools))
+
+
+def _measured_blocks(run: Run) -> int:
+    """0 where flags gave the pool's size, or nothing measured it."""
+    engine = run.header.engine
+    given = settings_given(engine.args) & POOL_FLAGS
+    return 0 if given or engine.device != "cuda" or run.header.source != "engine" else engine.num_blocks
+
+
+def _pages(run: Run) -> list[object]:
+    return [(group.get("page_bytes"), group.get("layers")) for group in run.header.engine.groups]
 
 
 def _origin(run: Run, name: str) -> str:

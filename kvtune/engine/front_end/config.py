@@ -51,6 +51,7 @@ def describe_engine(config: VllmConfig) -> dict[str, object]:
         config.parallel_config,
         config.model_config,
     )
+    graphs = config.compilation_config
     backend = parallel.distributed_executor_backend
     executor = backend if isinstance(backend, str) else getattr(backend, "__name__", str(backend))
     return {
@@ -78,6 +79,10 @@ def describe_engine(config: VllmConfig) -> dict[str, object]:
             "pipeline_parallel_size": parallel.pipeline_parallel_size,
             "data_parallel_size": parallel.data_parallel_size,
             "enforce_eager": bool(model.enforce_eager),
+            "gpu_memory_utilization": getattr(cache, "gpu_memory_utilization", None),
+            "cudagraph_mode": getattr(graphs.cudagraph_mode, "name", None),
+            "largest_graph": graphs.max_cudagraph_capture_size,
+            "model_runner": "V2" if config.use_v2_model_runner else "V1",
         },
         "model_config": model.hf_config.to_dict() if hasattr(model.hf_config, "to_dict") else {},
     }

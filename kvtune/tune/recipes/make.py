@@ -19,6 +19,7 @@ from kvtune.engine.recorded import allowed_flags
 from kvtune.errors import UsageError
 from kvtune.masking import without_secrets
 from kvtune.recipe import ENGINE_SETTINGS, About, Recipe, Scalar, Status
+from kvtune.run.types import Run
 from kvtune.tune.confirm import Confirmed, Contender
 from kvtune.tune.objective import Objective
 from kvtune.tune.trials.flags import core_part, engine_part
@@ -53,7 +54,18 @@ def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender
             "block_tokens": engine.block_size,
             "async_scheduling": engine.async_scheduling,
         }
+        evidence["served"] = _served(confirmed.baseline.runs[0])
     return _recipe(bench, side.settings, summary, "confirmed", evidence, confirmed.why)
+
+
+def _served(run: Run) -> dict[str, object]:
+    """Stock's chunk and seats, and the GPU's memory: what another machine may have otherwise."""
+    settings, gpus = run.header.engine.settings, run.header.extra.gpus
+    return {
+        "max_num_batched_tokens": settings.get("max_num_batched_tokens"),
+        "max_num_seqs": settings.get("max_num_seqs"),
+        "gpu_memory_bytes": gpus[0].memory_bytes if gpus else None,
+    }
 
 
 def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, simulated: int) -> Recipe:

@@ -16,6 +16,7 @@ from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.core.compat.names import without_effect
 from kvtune.engine.flags import flag_value
 from kvtune.engine.models import builtin
+from kvtune.engine.platform import here as this_platform
 from kvtune.engine.resolve import check_engine
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import Recipe, Scalar, differences
@@ -27,8 +28,12 @@ from kvtune.tune.space.model import installed_device, installed_state_dtype
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import SimPool
+from kvtune.units import count
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
+
+POOL_SHARE = 0.1
+"""Pools that differ by more are said to."""
 
 
 def expired(recipe: Recipe) -> list[str]:
@@ -74,6 +79,30 @@ def refuse_foreign(
             f"{where} is for the device {about.device}, this vLLM runs on {here}",
             "tune on this device, or add --anyway to use it nevertheless",
         )
+    if here == "cuda" == about.device and (other := _other_gpu(about.device_name)):
+        raise UsageError(
+            f"{where} is for {about.device_name}, this machine has {other}",
+            "tune on this GPU, or add --anyway to use it nevertheless: pool, chunk and seats are others here",
+        )
+
+
+def _other_gpu(name: str) -> str:
+    """This machine's GPU where it is not the one of that name; "" where it is, or either is not known."""
+    found = this_platform()
+    return found.name if name and found.memory_bytes and found.name != name else ""
+
+
+def other_pool(recipe: Recipe, blocks: int, block_tokens: int) -> str:
+    """That a pool holds over a tenth more or less than the one in which the recipe was confirmed; "" otherwise."""
+    pool = recipe.evidence.get("pool", {})
+    confirmed = int(pool.get("blocks", 0)) * int(pool.get("block_tokens", 0))
+    tokens = blocks * block_tokens
+    if not confirmed or not tokens or abs(tokens - confirmed) <= POOL_SHARE * confirmed:
+        return ""
+    return (
+        f"the recipe was confirmed in a pool of {count(confirmed)} tokens, this one has {count(tokens)}: "
+        "its gain may be another"
+    )
 
 
 def usable(recipe: Recipe) -> tuple[dict[str, Scalar], list[str]]:
@@ -132,8 +161,9 @@ def verify(
         simulated = f"made with {', '.join(others)}; "
     outcome = {**outcome, "text": simulated + outcome["text"]}
     other = other_states(recipe)
+    pool = [line for line in (other_pool(recipe, **outcome["pool"]),) if line] if "pool" in outcome else []
     remark = f"; it was made with {other[0]}: blocks and hits differ from its evidence" if other else ""
-    remark += "".join(f"; {line}" for line in aside)
+    remark += "".join(f"; {line}" for line in (*aside, *pool))
     return {**outcome, "text": outcome["text"] + remark, "differences": [*others, *other]}
 
 
@@ -157,9 +187,11 @@ def _on_engine(
     if outcome.leader is None:
         raise KvtuneError(f"the recipe's engine failed: {outcome.why}", "see `kvtune doctor`, or tune again")
     holds = outcome.winner is not None
+    engine = outcome.baseline.runs[0].header.engine
     return {
         "holds": holds,
         "on": "engine",
+        "pool": {"blocks": engine.num_blocks, "block_tokens": engine.block_size},
         "text": f"{'holds' if holds else 'does not hold'}: {outcome.why}",
         "figures": [asdict(f) for f in outcome.figures],
         "drift_ttft": outcome.drift,

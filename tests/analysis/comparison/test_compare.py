@@ -13,6 +13,7 @@ from kvtune.analysis.comparison.measures import is_timed
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
+from kvtune.run.extras import Extras, GpuFacts
 from kvtune.run.types import CoreInfo, EngineInfo, HostInfo, Run, Validity
 from kvtune.workload.types import Span
 from tests.analysis.made import header_of, served, table, workload_of
@@ -323,3 +324,23 @@ def test_a_chunk_that_a_flag_gave_is_what_the_runs_were_made_to_compare() -> Non
     assert [m.field for m in mismatches(run(noise(1), engine=OLDER), run(noise(2), engine=flagged))] == [
         "max_num_seqs"
     ]
+
+
+def on_gpu(driver: str = "580.65", blocks: int = 10_000, args: tuple[str, ...] = ()) -> Run:
+    groups = [{"page_bytes": 65_536, "layers": 5}]
+    engine = EngineInfo(device="cuda", num_blocks=blocks, groups=groups, args=list(args))
+    gpu = GpuFacts(driver=driver, memory_bytes=80 << 30, power_limit_w=700.0)
+    return run(noise(1), engine=engine, source="engine", extra=Extras(gpus=[gpu]))
+
+
+def test_what_decides_a_gpus_times_is_named_where_both_runs_recorded_it() -> None:
+    (driver,) = mismatches(on_gpu(), on_gpu(driver="570.10"))
+    assert (driver.field, driver.a, driver.b) == ("driver", "580.65", "570.10")
+    assert not mismatches(on_gpu(), run(noise(1), engine=on_gpu().header.engine, source="engine"))
+
+
+def test_pools_that_vllm_measured_otherwise_are_named() -> None:
+    (pool,) = mismatches(on_gpu(), on_gpu(blocks=9_000))
+    assert (pool.field, pool.b) == ("KV cache", "9,000 blocks (measured by vLLM)")
+    assert not mismatches(on_gpu(), on_gpu(blocks=9_950)), "half a percent"
+    assert not mismatches(on_gpu(), on_gpu(blocks=9_000, args=("--num-gpu-blocks-override", "9000")))

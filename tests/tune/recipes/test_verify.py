@@ -10,6 +10,7 @@ import pytest
 
 from kvtune import __version__
 from kvtune.analysis.study import Bench
+from kvtune.device.platforms import DEVICES
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, Recipe
 from kvtune.run.folder import run_files
@@ -18,7 +19,7 @@ from kvtune.tune.confirm import Bout
 from kvtune.tune.objective import objective
 from kvtune.tune.recipes import verify as verifying
 from kvtune.tune.recipes.make import bench_of
-from kvtune.tune.recipes.verify import refuse_foreign, usable, verify
+from kvtune.tune.recipes.verify import other_pool, refuse_foreign, usable, verify
 from kvtune.tune.trials.like import EngineLike
 from kvtune.workload.spec import build
 
@@ -174,3 +175,29 @@ def test_its_runs_are_in_a_hidden_folder_that_is_swept_after_a_kill(
             lambda trial: None,
         )
     assert seen and not list(tmp_path.iterdir())
+
+
+GPU = msgspec.structs.replace(
+    recipe(),
+    recipe=msgspec.structs.replace(recipe().recipe, device="cuda", device_name="NVIDIA H100 80GB HBM3"),
+)
+
+
+@pytest.mark.parametrize(("key", "refused"), [("h100", False), ("l4", True)])
+def test_a_recipe_for_another_gpu_is_refused(
+    key: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "installed_device", lambda: "cuda")
+    monkeypatch.setattr(verifying, "this_platform", lambda: DEVICES[key])
+    if refused:
+        with pytest.raises(UsageError, match="for NVIDIA H100 80GB HBM3, this machine has NVIDIA L4"):
+            refuse_foreign(GPU, "r.toml", anyway=False, versions=False)
+        refuse_foreign(GPU, "r.toml", anyway=True, versions=False)
+    else:
+        refuse_foreign(GPU, "r.toml", anyway=False, versions=False)
+
+
+def test_a_pool_unlike_the_one_of_the_evidence_is_said() -> None:
+    one = msgspec.structs.replace(recipe(), evidence={"pool": {"blocks": 1000, "block_tokens": 16}})
+    assert "a pool of 16,000 tokens, this one has 8,000" in other_pool(one, 500, 16)
+    assert other_pool(one, 130, 128) == "" and other_pool(recipe(), 500, 16) == ""

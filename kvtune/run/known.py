@@ -68,7 +68,7 @@ class _CoreSettings(msgspec.Struct, frozen=True):
 
 class _Core(msgspec.Struct, frozen=True):
     settings: _CoreSettings = _CoreSettings()
-    counters: dict[str, Count] = {}
+    counters: dict[str, int] = {}
 
 
 class _Collector(msgspec.Struct, frozen=True):

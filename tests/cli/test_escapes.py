@@ -144,3 +144,14 @@ def test_rich_is_drawn_on_one_kind_of_console_only() -> None:
 def test_every_text_of_a_header_is_hostile_here() -> None:
     assert steering({"a": ["b", {"c": "d"}]}) == {"a": [f"b{STEERS}", {"c": f"d{STEERS}"}]}
     assert steered(steering_run("real").header.model) != ""
+
+
+def test_memory_that_is_not_there_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_much(run: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("kvtune.analysis.run.RunAnalysis.__init__", lambda *_: too_much(_))
+    assert run(["report", "rounds.kvrun", "--console"]) == 1
+    assert "not enough memory" in capsys.readouterr().err

@@ -13,7 +13,8 @@ import pytest
 
 from kvtune.analysis.study import Bench, Trial
 from kvtune.cli.app import run
-from kvtune.errors import EXIT_USAGE, UsageError
+from kvtune.errors import EXIT_FAILED, EXIT_USAGE, KvtuneError, UsageError
+from kvtune.explain.explanation import settings_of
 from kvtune.recipe import to_toml
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
@@ -279,3 +280,27 @@ def test_a_studys_journal_keeps_no_key(tmp_path: Path) -> None:
         with StudyJournal(tmp_path / "study.jsonl", "tune", bench):
             pass
     assert "hush" not in (tmp_path / "study.jsonl").read_text()
+
+
+def test_trust_says_what_it_allows_and_takes_the_file_as_it_is(
+    still: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[str, list[str]]] = []
+
+    def replayed(recorded: Run, *, trusted: bool, model: str, **more: object) -> None:
+        settings = settings_of(recorded, model=model, trusted=trusted)
+        taken.append((settings.model, settings.engine_args))
+        raise KvtuneError("enough", "")
+
+    monkeypatch.setattr("kvtune.explain.explanation.explain", replayed)
+    path = evil_run(still.parent, args=["--tr", "--seed\x1b[2J", "1"])
+    assert run(["explain", str(path), "--trust"]) == EXIT_FAILED
+    said = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("--trust: "))
+    assert "code included" in said and str(still.parent / "evil") in said and "--tr" in said
+    assert said.isprintable()
+    assert taken == [(str(still.parent / "evil"), ["--tr", "--seed\x1b[2J", "1"])]
+
+
+def test_trust_is_for_a_file_that_is_given(still: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profile", "tiny-opt", "--on", "sim", "--trust"]) == EXIT_USAGE
+    assert "--trust is for the file of --like" in one_line(capsys)

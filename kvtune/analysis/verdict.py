@@ -226,7 +226,7 @@ def _host(run: Run, time: StepTime, overlap: Overlap | None, ceiling: Ceiling | 
     )
     if overlap is not None and overlap.host_limits:
         share = overlap.exposed_share
-        limit = f"The host: it works {ms(overlap.host_ms)} a step, and the device waits for it."
+        limit = f"The host: it works {ms(overlap.host_ms)} a step, and the device waits for it.{overlap.seen}"
         if ceiling is not None:
             limit += (
                 f" It drives {count(ceiling.tokens_s)} tokens/s at most; "
@@ -278,8 +278,8 @@ def _model(run: Run, cache: PrefixCache, time: StepTime, overlap: Overlap | None
         limit = "Nothing stands out in the cache, and no step times were recorded to say more."
     elif overlap is not None and overlap.device_ms is not None:
         limit = (
-            f"The device: it needs {ms(overlap.device_ms)} a step, the host {ms(overlap.host_ms)} of it, hidden. "
-            "Cache, collector and scheduler cost little in this run."
+            f"The {overlap.waited_for}: it needs {ms(overlap.device_ms)} a step, the host {ms(overlap.host_ms)} of it, "
+            f"hidden.{overlap.seen} Cache, collector and scheduler cost little in this run."
         )
     else:
         limit = f"The model's own computing{share}: cache, collector and scheduler cost little in this run."

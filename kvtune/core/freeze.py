@@ -21,7 +21,7 @@ from kvtune.core import state
 from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.core.vllm_types import EngineCore
-from kvtune.core.waits import Future, watch_waits
+from kvtune.core.waits import Future, WatchedFuture, watch_waits
 
 HEADROOM = 20
 """With collect_at_wait, the factor by which the first threshold is raised for all other collections."""
@@ -87,6 +87,17 @@ def set_thresholds(settings: CoreSettings) -> None:
         gc.set_threshold(*(value or now for value, now in zip(values, gc.get_threshold(), strict=True)))
 
 
+def tokens_are_there(future: Future) -> bool:
+    """Whether waiting for a step would take no time.
+
+    vLLM's future of an asynchronous output is done only once `result()` ran: the event of the tokens' copy says more.
+    """
+    inner = future.inner if isinstance(future, WatchedFuture) else future
+    event = getattr(getattr(inner, "async_output", None), "copy_event", None)
+    ready = getattr(event, "query", None)
+    return future.done() or (ready is not None and bool(ready()))
+
+
 class WaitCollector:
     """Collects when EngineCore waits anyway. Raised thresholds stay as a safety net."""
 
@@ -111,7 +122,7 @@ class WaitCollector:
         """
 
         def collected_first(future: Future) -> object:
-            if not future.done():
+            if not tokens_are_there(future):
                 self.collect()
             return future.result()
 

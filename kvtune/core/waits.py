@@ -39,6 +39,11 @@ class WatchedFuture:
     def done(self) -> bool:
         return self._future.done()
 
+    @property
+    def inner(self) -> Future:
+        """The executor's own future, below all others."""
+        return self._future.inner if isinstance(self._future, WatchedFuture) else self._future
+
     def __getattr__(self, name: str) -> object:
         return getattr(self._future, name)
 

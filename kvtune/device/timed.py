@@ -44,6 +44,9 @@ class DeviceEvent:
     def __init__(self, at_ns: int) -> None:
         self._at_ns = at_ns
 
+    def query(self) -> bool:
+        return monotonic_ns() >= self._at_ns
+
     def synchronize(self) -> None:
         left_ns = self._at_ns - monotonic_ns()
         if left_ns > 0:

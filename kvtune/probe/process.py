@@ -22,6 +22,8 @@ from kvtune.probe.device import DeviceSampler
 
 INTERVAL_S = 0.2
 USS_EVERY = 10
+MOST_USS_BYTES = 4 << 30
+"""Of a larger process USS is not asked: it walks the page tables, for seconds where a tier of host memory is mapped."""
 SHARED_MEMORY = Path("/dev/shm")
 # The inode in a line of /proc/PID/maps that maps a file in shared memory.
 _SHARED = re.compile(r"\s(\d+)\s+/dev/shm/")
@@ -142,8 +144,9 @@ class ProcessSampler:
         uss = 0
         if tick % USS_EVERY == 0:
             self.names[process.pid] = " ".join(process.cmdline())[:200] or process.name()
-            with contextlib.suppress(psutil.Error, OSError):
-                uss = process.memory_full_info().uss
+            if memory.rss <= MOST_USS_BYTES:
+                with contextlib.suppress(psutil.Error, OSError):
+                    uss = process.memory_full_info().uss
             self.shared_memory.update(shared_memory_of(process.pid))
         wait_s = self._waits.setdefault(process.pid, RunQueueWait(process.pid)).read_s()
         cpu_s = times.user + times.system

@@ -49,8 +49,11 @@ def busiest(front_ends: int) -> str:
 def overlapped(overlap: Overlap) -> str:
     """What the device needs a step and what the host does meanwhile, as a sentence."""
     if overlap.device_ms is None or overlap.host_limits:
-        return f"The host is what limits: it works {ms(overlap.host_ms)} a step, and the device waits for it."
-    return f"The device needs {ms(overlap.device_ms)} a step, the host {ms(overlap.host_ms)} of it, hidden."
+        what = f"The host is what limits: it works {ms(overlap.host_ms)} a step, and the device waits for it."
+    else:
+        host = f"the host {ms(overlap.host_ms)} of it, hidden."
+        what = f"The {overlap.waited_for} needs {ms(overlap.device_ms)} a step, {host}"
+    return what + overlap.seen
 
 
 def process_name(run: Run, index: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
@@ -188,3 +189,48 @@ def test_a_front_end_that_was_not_sampled_leaves_no_ceiling() -> None:
     more = [ProcessInfo(pid=6, role="front_end")]
     header = msgspec.structs.replace(run.header, processes=[*run.header.processes, *more])
     assert RunAnalysis(Run(header, run.tables)).ceiling is None
+
+
+def with_gpu(run: Run, busy: int, executor: str = "uni") -> RunAnalysis:
+    engine = replace_struct(run.header.engine, executor=executor)
+    devices = table("devices", device=[0] * 4, t_s=[0.0, 1.0, 2.0, 3.0], busy_percent=[busy] * 4)
+    return RunAnalysis(Run(replace_struct(run.header, engine=engine), {**run.tables, "devices": devices}))
+
+
+DEVICE, HOST = {"device_us": 8100.0, "host_us": 2300.0}, {"device_us": 1000.0, "host_us": 8000.0}
+
+
+@pytest.mark.parametrize(
+    ("costs", "busy", "executor", "who", "said"),
+    [
+        (DEVICE, 97, "uni", "The device:", "NVML saw the GPUs busy 97 % of the time. Cache"),
+        (
+            DEVICE,
+            30,
+            "mp",
+            "The device or its workers:",
+            "busy 30 % of the time, which contradicts that: EngineCore",
+        ),
+        (DEVICE, 30, "mp", "The device or its workers:", "EngineCore waited for the workers' Python."),
+        (DEVICE, 30, "uni", "The device:", "EngineCore waited for something else than kernels."),
+        (HOST, 40, "uni", "The host:", "busy 40 % of the time."),
+        (
+            HOST,
+            99,
+            "uni",
+            "The host:",
+            "which contradicts that: launches that wait for the driver's full queue",
+        ),
+    ],
+)
+def test_what_nvml_saw_stands_beside_the_verdict_and_contradicts_it_aloud(
+    costs: dict[str, float], busy: int, executor: str, who: str, said: str
+) -> None:
+    analysis = with_gpu(ran(**costs), busy, executor)
+    assert who in analysis.verdict.limit and said in analysis.verdict.limit
+    section = host.section(analysis)
+    assert section is not None and f"busy {busy} %" in str(section.lead)
+
+
+def test_a_gpu_that_counts_no_use_contradicts_nothing() -> None:
+    assert "NVML" not in with_gpu(ran(**DEVICE), 0).verdict.limit

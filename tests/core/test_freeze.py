@@ -11,6 +11,7 @@ import pytest
 
 from kvtune.core import freeze
 from kvtune.core.settings import CoreSettings
+from kvtune.core.waits import watch_waits
 
 
 @pytest.fixture(autouse=True)
@@ -136,3 +137,24 @@ def test_nothing_is_collected_where_nobody_waits(events: list[str]) -> None:
     executor.sample_tokens(None, non_block=True).result()
     assert executor.sample_tokens(None) == "tokens"
     assert not [event for event in events if event.startswith("collected")] and len(young) == 2000
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_tokens_whose_copy_has_ended_are_there_although_nobody_asked_for_the_result(
+    there: bool, events: list[str]
+) -> None:
+    """vLLM's future of an asynchronous output is done only once `result()` ran: where the host limits, tokens wait."""
+    event = types.SimpleNamespace(query=lambda: there)
+
+    def sample_tokens(grammar: object, non_block: bool = False) -> Pending:
+        tokens = Pending(events)
+        tokens.async_output = types.SimpleNamespace(copy_event=event)  # type: ignore[attr-defined]
+        return tokens
+
+    executor = types.SimpleNamespace(execute_model=lambda *_, **__: None, sample_tokens=sample_tokens)
+    watch_waits(executor, lambda future: future.result())  # type: ignore[arg-type]
+    freeze.WaitCollector().attach(types.SimpleNamespace(model_executor=executor))  # type: ignore[arg-type]
+    young = [[] for _ in range(2000)]
+    executor.sample_tokens(None, non_block=True).result()
+    assert events == (["tokens are in"] if there else ["collected 0", "tokens are in"])
+    assert len(young) == 2000

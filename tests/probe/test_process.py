@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kvtune.probe import process
 from kvtune.probe.process import (
     USS_EVERY,
     ProcessSampler,
@@ -199,3 +200,16 @@ def test_a_semaphore_is_found_in_the_process_that_made_it() -> None:
     mine = shared_memory_of(os.getpid()) & shared_memory_files().keys() - before
     assert len(mine) == 1
     del semaphore
+
+
+def test_of_a_large_process_memory_of_its_own_is_not_asked(
+    tree: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It walks the page tables, with the process's map locked."""
+    asked = ProcessSampler(tree.pid)
+    asked.sample()
+    assert any(sample.uss_bytes for sample in asked.samples)
+    monkeypatch.setattr(process, "MOST_USS_BYTES", 0)
+    left = ProcessSampler(tree.pid)
+    left.sample()
+    assert left.samples and not any(sample.uss_bytes for sample in left.samples)

@@ -18,6 +18,9 @@ LEAST_WAIT_SHARE = 0.1
 
 MOSTLY_SHARE = 0.5
 
+IN_PROCESS = ("uni", "UniProcExecutor", "TimedExecutor", "sim", "")
+"""Executors whose worker runs in EngineCore's process: EngineCore does not wait for its Python."""
+
 Hidden = NDArray[np.bool_] | None
 
 
@@ -28,6 +31,8 @@ class Overlap:
     `device_ms`: the device's time for a batch, over those that EngineCore waited for; None where it waited for none.
     `host_ms`: EngineCore's own work. `waited_share`: share of the engine's time in batches that were waited for, where
     this work is hidden. `exposed_share`: host work that was not hidden, as a share of the engine's time.
+    `busy_share`: share of the time in which NVML saw a kernel on the GPUs; None where it does not count that.
+    `workers`: the device is behind worker processes, whose Python EngineCore waits for, too.
     """
 
     batches: int
@@ -36,11 +41,30 @@ class Overlap:
     host_ms: float
     waited_share: float
     exposed_share: float
+    busy_share: float | None = None
+    workers: bool = False
 
     @property
     def host_limits(self) -> bool:
         """Whether the host is what the engine waits for, most of its time."""
         return self.exposed_share > MOSTLY_SHARE
+
+    @property
+    def waited_for(self) -> str:
+        return "device or its workers" if self.workers else "device"
+
+    @property
+    def seen(self) -> str:
+        """What NVML saw, and that it contradicts the verdict where it does: a sentence, with a space before it."""
+        if self.busy_share is None:
+            return ""
+        saw = f" NVML saw the GPUs busy {100 * self.busy_share:.0f} % of the time"
+        if self.host_limits and self.busy_share > 1 - LEAST_WAIT_SHARE:
+            return f"{saw}, which contradicts that: launches that wait for the driver's full queue count as the host's."
+        if not self.host_limits and self.busy_share < MOSTLY_SHARE:
+            what = "the workers' Python" if self.workers else "something else than kernels"
+            return f"{saw}, which contradicts that: EngineCore waited for {what}."
+        return f"{saw}."
 
 
 def overlap(run: Run, hidden: Hidden) -> Overlap | None:
@@ -57,7 +81,14 @@ def overlap(run: Run, hidden: Hidden) -> Overlap | None:
         host_ms=float(host_us.mean()) / 1000.0,
         waited_share=float(step_us[hidden].sum()) / total_us,
         exposed_share=float(host_us[~hidden].sum()) / total_us,
+        busy_share=_busy_share(run),
+        workers=run.header.engine.executor not in IN_PROCESS,
     )
+
+
+def _busy_share(run: Run) -> float | None:
+    busy = run.table("devices")["busy_percent"]
+    return float(busy.mean()) / 100.0 if busy.any() else None
 
 
 def hidden_steps(run: Run) -> Hidden:

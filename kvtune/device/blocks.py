@@ -5,6 +5,11 @@ from __future__ import annotations
 from kvtune.core.vllm_config import VllmConfig
 from kvtune.errors import UsageError
 
+NO_POOL = (
+    "a device without a model has no memory to measure: how large is its KV cache?",
+    "add `-- --num-gpu-blocks-override N` or `-- --kv-cache-memory-bytes N`, or --like RUN for a recorded engine's",
+)
+
 ENOUGH_BYTES = 1 << 50
 """For any number of blocks that a flag asks for."""
 
@@ -16,7 +21,4 @@ def pool_bytes(config: VllmConfig) -> int:
         return int(cache.kv_cache_memory_bytes)
     if cache.num_gpu_blocks_override:
         return ENOUGH_BYTES
-    raise UsageError(
-        "a device without a model has no memory to measure: how large is its KV cache?",
-        "add `-- --num-gpu-blocks-override N` or `-- --kv-cache-memory-bytes N`",
-    )
+    raise UsageError(*NO_POOL)

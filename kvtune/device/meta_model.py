@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
 from kvtune.errors import KvtuneError
@@ -29,7 +31,7 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
                 initialize_model(vllm_config)
                 _initialize_drafter(vllm_config)
             current_platform.update_block_size_for_backend(vllm_config)
-            specs = get_kv_cache_spec(vllm_config)
+            specs = of_one_rank(get_kv_cache_spec(vllm_config), vllm_config)
             layouts = [x.name for x in get_supported_kv_cache_layouts(get_current_attn_backends(vllm_config))]
     except KvtuneError:
         raise
@@ -40,6 +42,30 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
             "profile it where it runs: `kvtune explain RUN` replays from the KV specs in the run file",
         ) from error
     return specs, layouts
+
+
+def of_one_rank(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
+    """The specs of one of several tensor-parallel ranks. The model was built as on one, with all KV heads.
+
+    KvtuneError for a model with states: its blocks follow from a rank's states, and are others.
+    """
+    from vllm.v1.kv_cache_interface import AttentionSpec
+
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    if ranks == 1:
+        return specs
+    if not all(isinstance(spec, AttentionSpec) for spec in specs.values()):
+        raise KvtuneError(
+            f"the blocks of a model with recurrent states on {ranks} tensor-parallel ranks are not known without a run",
+            "record one there, and replay it with --like RUN",
+        )
+    return {name: _share(spec, ranks) for name, spec in specs.items()}
+
+
+def _share(spec: Any, ranks: int) -> KVCacheSpec:
+    """As vLLM shares KV heads out: at least one a rank. Latent attention (MLA) has one, which every rank keeps."""
+    shared: KVCacheSpec = replace(spec, num_kv_heads=max(1, spec.num_kv_heads // ranks))
+    return shared
 
 
 def _initialize_drafter(vllm_config: VllmConfig) -> None:

@@ -26,7 +26,7 @@ from kvtune.engine.messages import LOG_FILE, Event, HostPlan
 from kvtune.engine.offload_flags import check_room
 from kvtune.engine.platform import engines
 from kvtune.engine.record import record
-from kvtune.engine.resolve import api_servers, check_engine, cpu_binding, is_cpu_build, resolve
+from kvtune.engine.resolve import api_servers, check_engine, check_pool, cpu_binding, is_cpu_build, resolve
 from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.engine.sockets import socket_folder
 from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
@@ -89,6 +89,8 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         job.model, dummy=job.dummy or device is not None, engine_args=arguments, platform=platform
     )
     check_output(job.output)
+    if device is not None and not device.specs:
+        check_pool(resolved.args)
     if device is None:
         check_machine(arguments, cpu_build=is_cpu_build())
     stacks = None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvtune.core.compat.manifest import known_versions, release
 from kvtune.core.compat.parts import OLDEST
+from kvtune.device.blocks import NO_POOL
 from kvtune.device.platforms import Platform
 from kvtune.engine import gemma
 from kvtune.engine.flags import flag_value, settings_given
@@ -116,9 +117,22 @@ def api_servers(engine_args: Sequence[str]) -> int:
     return int(given)
 
 
+def check_pool(words: Sequence[str]) -> None:
+    """UsageError where neither flags nor the built-in model's defaults say how large the KV cache is.
+
+    For engines without a device whose memory could be measured; asked before vLLM is imported.
+    """
+    if not settings_given(words) & {"num-gpu-blocks-override", "kv-cache-memory-bytes"}:
+        raise UsageError(*NO_POOL)
+
+
 def ranks(engine_args: Sequence[str]) -> int:
     """Workers that one engine's model is spread over: tensor times pipeline parallel size."""
-    return _size(engine_args, "tensor") * _size(engine_args, "pipeline")
+    return tensor_parallel(engine_args) * _size(engine_args, "pipeline")
+
+
+def tensor_parallel(engine_args: Sequence[str]) -> int:
+    return _size(engine_args, "tensor")
 
 
 def devices_used(engine_args: Sequence[str]) -> int:

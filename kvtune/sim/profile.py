@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from kvtune.device.copies import CopyTime
 from kvtune.device.cost import NOMINAL
+from kvtune.engine.platform import engines
 from kvtune.engine.profile import Profiled, ProfileJob, check_output, reserved, run_name
+from kvtune.engine.resolve import check_pool, resolve
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.file import write_run
 from kvtune.run.slo import with_slo
@@ -32,6 +34,9 @@ def profile(
     """
     check_output(job.output)
     settings = settings_for(job, mode, like, trusted=trusted)
+    if not settings.specs:
+        platform = engines(settings.like_device)
+        check_pool(resolve(job.model, dummy=True, engine_args=settings.engine_args, platform=platform).args)
     with reserved(job.output, f"{run_name(job)}_sim") as (_, path):
         run, error = _replayed(job, settings, on_report)
         run = with_slo(run, job.slo)

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from kvtune.core.settings import from_environment
+from kvtune.device.settings import constant
 from kvtune.engine import profile as profile_module
 from kvtune.engine.flags import flag_value
 from kvtune.engine.messages import LOG_FILE
 from kvtune.engine.models import NAMES, builtin, engine_defaults
-from kvtune.engine.profile import ProfileJob, check_output, reserved, run_name
-from kvtune.engine.resolve import check_engine, cpu_binding, is_cpu_build, resolve
+from kvtune.engine.profile import ProfileJob, check_output, profile, reserved, run_name
+from kvtune.engine.resolve import check_engine, check_pool, cpu_binding, is_cpu_build, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.workload.spec import build
 
@@ -317,3 +318,16 @@ def test_the_log_of_an_engine_that_did_not_start_replaces_only_such_a_log(tmp_pa
         assert error.hint == f"the engine's whole log is {out / 'engine-failed-3.log'}"
         assert kept.read_text().splitlines()[1:] == [text]
     assert (tmp_path / "kept").read_text() == (out / "engine-failed-2.log").read_text() == "mine"
+
+
+def test_an_engine_without_a_device_needs_a_pool_and_says_so_before_anything_is_imported(
+    tmp_path: Path,
+) -> None:
+    shaped = ProfileJob(
+        model="gemma-3-4b", workload=build("decode:requests=1"), output=tmp_path, device=constant(0.0)
+    )
+    with pytest.raises(UsageError, match="how large is its KV cache") as refused:
+        profile(shaped)
+    assert "--like RUN" in refused.value.hint
+    check_pool(resolve("tiny-opt", dummy=True, engine_args=[]).args)  # a tiny model brings one
+    check_pool(resolve("gemma-3-4b", dummy=True, engine_args=["--num_gpu_blocks_override=9"]).args)

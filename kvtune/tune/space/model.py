@@ -54,6 +54,7 @@ def model_facts(
     attention: str = "",
     platform: Platform | None = None,
     ranks: int = 1,
+    tensor_parallel: int = 1,
     revision: str | None = None,
 ) -> ModelFacts:
     """Read from the model's config.json; `longest` is the workload's longest request in tokens.
@@ -79,7 +80,7 @@ def model_facts(
         sizes = tuple(backend.alignment << i for i in range(4))
         return replace(facts, blocks=tuple(sorted({*sizes, facts.block_tokens})), unknown=config.why)
     try:
-        shape = _shape(config.fields, model, backend, state_dtype)
+        shape = _shape(config.fields, model, backend, state_dtype, tensor_parallel)
         block = plan_per_layer(shape, backend, block_size).block_tokens
         sizes = tuple(sweep_candidates(shape, backend, max(longest, 2 * block), limit=4))
     except (
@@ -150,10 +151,18 @@ def installed_state_dtype(model: str, *, dtype: str | None = None, state_dtype: 
         return ""
 
 
-def _shape(config: dict[str, Any], model: str, backend: Backend, state_dtype: str) -> ModelShape:
+def _shape(
+    config: dict[str, Any], model: str, backend: Backend, state_dtype: str, tensor_parallel: int = 1
+) -> ModelShape:
     from kvtune.layout.config import shape_of
 
-    return shape_of(config, model, state_dtype=state_dtype, float32_states=backend.float32_states)
+    return shape_of(
+        config,
+        model,
+        state_dtype=state_dtype,
+        float32_states=backend.float32_states,
+        tensor_parallel=tensor_parallel,
+    )
 
 
 def packed_pool(

@@ -13,7 +13,7 @@ from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import engine_defaults
 from kvtune.engine.platform import engines
-from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve
+from kvtune.engine.resolve import api_servers, check_engine, ranks, resolve, tensor_parallel
 from kvtune.errors import UsageError
 from kvtune.run.folder import taken
 from kvtune.tune.space.model import ModelFacts, model_facts
@@ -54,6 +54,7 @@ def set_up(
         attention=flag_value(engine_args, "attention-backend") or "",
         platform=platform,
         ranks=ranks(engine_args),
+        tensor_parallel=tensor_parallel(engine_args),
         revision=flag_value(engine_args, "revision"),
     )
     bench = Bench(

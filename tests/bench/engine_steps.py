@@ -52,11 +52,11 @@ def serve(model: str, what: str, core: str, settings: dict[str, Any]) -> None:
     from vllm.v1.request import Request, SamplingParams
 
     from kvtune.core import state
-    from kvtune.engine.front_end.config import parse_engine_args
+    from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
 
     args = resolve(model, dummy=True, engine_args=["--distributed-executor-backend", "uni", *FLAGS]).args
-    config = parse_engine_args(args).create_engine_config()
+    config = engine_config(parse_engine_args(args))
     engine = EngineCore(config, UniProcExecutor, log_stats=False)
     hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     hasher = get_request_block_hasher(engine.scheduler.hash_block_size, hash_function)

@@ -84,7 +84,7 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
 
     from kvtune.device.settings import read_device
     from kvtune.device.shape import shape
-    from kvtune.engine.front_end.config import parse_engine_args
+    from kvtune.engine.front_end.config import engine_config, parse_engine_args
 
     text = options.mode.endswith("text")
     flags = engine_defaults("tiny-opt")
@@ -100,7 +100,7 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
         "--max-num-seqs",
         "1024",
     ]
-    config = parse_engine_args([*words, "--stream-interval", str(options.interval)]).create_engine_config()
+    config = engine_config(parse_engine_args([*words, "--stream-interval", str(options.interval)]))
     shape(config, read_device())
     count, output = options.batch, options.output
     watch = Watch(count * EDGE, count * (output - EDGE))

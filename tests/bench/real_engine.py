@@ -73,11 +73,11 @@ class RealPlayer(Player):
 
 def real_engine(model: str, flags: list[str]) -> EngineCore:
     """An EngineCore of this model's random weights; `RealExecutor.machine` is its clock and step cost."""
-    from kvtune.engine.front_end.config import parse_engine_args
+    from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
 
     given = ["--distributed-executor-backend", "uni", "--load-format", "dummy", *flags]
-    config = parse_engine_args(resolve(model, dummy=True, engine_args=given).args).create_engine_config()
+    config = engine_config(parse_engine_args(resolve(model, dummy=True, engine_args=given).args))
     on_clock(VirtualClock())
     return EngineCore(config, RealExecutor, log_stats=True)
 

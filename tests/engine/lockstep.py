@@ -41,7 +41,7 @@ def main(job: dict[str, Any], out: Path) -> None:
     from kvtune.core.cache import audit
     from kvtune.device.copies import INSTANT
     from kvtune.device.cost import NOMINAL
-    from kvtune.engine.front_end.config import parse_engine_args
+    from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
     from kvtune.probe.kv_specs import capture
     from kvtune.sim import build
@@ -115,7 +115,7 @@ def main(job: dict[str, Any], out: Path) -> None:
         MemcpyWorker.submit_load = zeros  # type: ignore[method-assign]
     flags = ["--distributed-executor-backend", "uni", *job.get("args", [])]
     resolved = resolve(job["model"], dummy=True, engine_args=flags)
-    config = parse_engine_args(resolved.args).create_engine_config()
+    config = engine_config(parse_engine_args(resolved.args))
     Timed.machine = Machine({}, [], 0, VirtualClock(), NOMINAL)
     engine = EngineCore(config, Timed, log_stats=True)
     vocab = config.model_config.get_vocab_size()

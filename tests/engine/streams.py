@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from kvtune.engine.front_end.config import parse_engine_args
+from kvtune.engine.front_end.config import engine_config, parse_engine_args
 from kvtune.engine.models import builtin, engine_defaults
 
 STREAMS, TOKENS, ROUNDS = 2000, 40, 4
@@ -30,7 +30,7 @@ async def run() -> list[dict[str, int]]:
 
     words = [word for name, value in engine_defaults("tiny-opt").items() for word in (f"--{name}", value)]
     words = [*filter(None, words), "--model", str(builtin("tiny-opt"))]
-    config = parse_engine_args([*words, "--max-num-seqs", "1024"]).create_engine_config()
+    config = engine_config(parse_engine_args([*words, "--max-num-seqs", "1024"]))
     shape(config, read_device())
     engine = AsyncLLM.from_vllm_config(config)
     front_end = getattr(engine.output_processor, FRONT_END)

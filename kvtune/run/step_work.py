@@ -16,8 +16,17 @@ FITS = 5
 LEAST_SPREAD = 0.02
 """Least spread of relative errors for the outlier test, so that a log without noise keeps all of its steps."""
 
+LEAST_WAIT_SHARE = 0.1
+"""EngineCore waited for a batch if waiting took more than this of its time: making rows of ready tokens takes some."""
+
 PREFILL_FEATURES = (1, 4, 5)
 """The columns of `step_work` that only steps with prompt tokens have."""
+
+
+def waited_for(steps: Table) -> NDArray[np.bool_]:
+    """Of each step of an engine that schedules ahead, whether EngineCore waited for the device in it."""
+    waited: NDArray[np.bool_] = steps["wait_us"] > LEAST_WAIT_SHARE * steps["step_us"]
+    return waited
 
 
 def step_work(steps: Table) -> NDArray[np.float64]:

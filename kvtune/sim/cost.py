@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvtune.device.cost import StepCost
 from kvtune.errors import KvtuneError
 from kvtune.run.engines import of_engine, ranks
-from kvtune.run.step_work import fit_step_time, step_work
+from kvtune.run.step_work import fit_step_time, step_work, waited_for
 from kvtune.run.types import Run, Table
 from kvtune.sim.delay import TransportDelay, in_flight
 
@@ -63,7 +63,11 @@ def _fit(run: Run, steps: Table, clock: Clock) -> StepCost:
         column = "execute_us"  # an older file
     time_us = steps[column].astype("f8")
     features = step_work(steps)
-    weights = fit_step_time(features, time_us)
+    of_device = waited_for(steps) if clock == "device" else np.ones(len(time_us), dtype=np.bool_)
+    if of_device.sum() < MIN_STEPS:
+        of_device[:] = True
+    # Where EngineCore came late for a batch, the device's time ends when it came: the host would count twice.
+    weights = fit_step_time(features[of_device], time_us[of_device])
     predicted_us = features @ weights
     error_us = np.abs(predicted_us - time_us)
     delay = TransportDelay.of(run, steps)

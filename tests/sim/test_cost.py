@@ -232,3 +232,17 @@ def test_a_cost_survives_json() -> None:
     assert fitted.fitted and not NOMINAL.fitted and math.isfinite(fitted.p90_error_us)
     with pytest.raises(KvtuneError, match="not a step cost"):
         read_cost("{}")
+
+
+def test_batches_for_which_the_host_came_late_are_no_measure_of_the_device() -> None:
+    """Their device time ends when EngineCore looked: --on host --like would add the host twice."""
+    steps = made_steps(TRUTH)
+    late = np.arange(len(steps["step_us"])) % 2 == 0
+    steps["device_us"] = np.where(late, 3 * steps["step_us"], steps["step_us"])
+    steps["step_us"] = steps["device_us"].copy()
+    steps["wait_us"] = np.where(late, 0.0, 0.9 * steps["step_us"])
+    run = run_with(steps, device="cuda")
+    engine = msgspec.structs.replace(run.header.engine, async_scheduling=True)
+    fitted = fit(Run(msgspec.structs.replace(run.header, engine=engine), run.tables))
+    np.testing.assert_allclose(weights(fitted), weights(TRUTH), rtol=0.05)
+    assert fitted.clock == "device"

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.run.step_work import LEAST_WAIT_SHARE, waited_for
 from kvtune.run.types import Run
-
-LEAST_WAIT_SHARE = 0.1
-"""EngineCore waited for a batch if waiting took more than this of its time: making rows of ready tokens takes some."""
 
 MOSTLY_SHARE = 0.5
 
@@ -102,5 +100,4 @@ def hidden_steps(run: Run) -> Hidden:
         return None
     if not np.isfinite(wait_us).all() or not steps["step_us"].any():
         return None
-    waited: NDArray[np.bool_] = wait_us > LEAST_WAIT_SHARE * steps["step_us"]
-    return waited
+    return waited_for(steps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -149,6 +150,20 @@ def read_recipe(path: Path) -> Recipe:
             'set status = "hand-written": only recipes with kvtune\'s checksum can have another status',
         )
     return recipe
+
+
+def tuning_command(raw: Mapping[str, Any]) -> str:
+    """The command that tunes a recipe's model for its load again, from the file's tables as far as they say."""
+    about, evidence = raw.get("recipe", {}), raw.get("evidence", {})
+    words = [
+        "kvtune",
+        "tune",
+        str(about.get("model", "MODEL")),
+        "-w",
+        str(evidence.get("workload", "WORKLOAD")),
+    ]
+    flags = [str(flag) for flag in evidence.get("engine_args", [])]
+    return shlex.join([*words, *(["--", *flags] if flags else [])])
 
 
 def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str) -> None:

@@ -75,7 +75,7 @@ def bounds(
     `done`: called with (finished, all) pools."""
     if block_tokens < 1:
         raise UsageError(f"a block of {block_tokens} tokens", "give a positive --block-size")
-    node_tokens = _node_tokens(workload, block_tokens)
+    node_tokens = node_size(workload, block_tokens)
     paths = paths_of(workload, node_tokens)
     distinct = node_tokens * sum(
         nodes - sum(piece.high - piece.low for piece in pieces)
@@ -146,7 +146,7 @@ def _head_start(early: Paths, nodes: int) -> float:
     return best_s
 
 
-def _node_tokens(workload: Workload, block_tokens: int) -> int:
+def node_size(workload: Workload, block_tokens: int) -> int:
     """Traces identify prefixes in units of 512 tokens: a unit is shared as a whole or not at all."""
     is_trace = any(r.kind == "trace" for r in workload.requests[:1])
     return MOONCAKE_BLOCK if is_trace and MOONCAKE_BLOCK % block_tokens == 0 else block_tokens

@@ -20,7 +20,7 @@ from kvtune.errors import KvtuneError
 logger = logging.getLogger("vllm.kvtune")
 
 PARTS: dict[str, tuple[str, ...]] = {
-    "cache.adopt": ("pool", "pinning", "reuse"),
+    "cache.adopt": ("pool", "pinning"),
     "cache.legacy": (),
     "tokens.install": ("rows",),
     "steps.scheduler": ("steady", "empty_blocks"),

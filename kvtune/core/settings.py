@@ -17,11 +17,14 @@ from typing import Any
 
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.legal import Legal, Value
+from kvtune.recipe import tuning_command
 
-POLICIES = ("density", "tiered", "pin", "lru", "two_class")
+POLICIES = ("first", "two_class", "chat", "pin", "lru")
+GONE_POLICIES = ("density", "tiered")
+GONE = ("reuse", "protected_share")
+"""Settings that runs and recipes of older versions have. They have no effect."""
 AUTO = "auto"
-"""`density` for models with sliding windows or full attention alone; for others stock's queue. Without windows
-`two_class` once its bonus is tuned."""
+"""`first` for models with sliding windows, stock's own queue for others; `two_class` once its bonus is tuned."""
 ADMISSIONS = ("fcfs", "longest_prefix")
 LEGACY = "legacy_"
 """What the names of switches begin with that only `kvtune evidence` needs."""
@@ -49,7 +52,6 @@ class CoreSettings:
 
     pool: bool = True
     pinning: bool = True
-    reuse: bool = True
     rows: bool = True
     steady: bool = True
     empty_blocks: bool = True
@@ -61,7 +63,6 @@ class CoreSettings:
     slack: int = 512
     windows: int = 4
     output_window: bool = True
-    protected_share: float = 0.8
     reuse_bonus_s: float = 0.0
     ghost_factor: float = 4.0
     admission: str = "fcfs"
@@ -93,7 +94,6 @@ class CoreSettings:
                 self.gc_threshold0 or self.gc_threshold1 or self.gc_threshold2 or self.collect_at_wait
             ),
             "pinning": self.pool and self.pinning,
-            "reuse": self.pool and self.reuse,
             "whole_states": self.whole_states or self.packed,
         }
         switches = ("pool", "rows", "steady", "empty_blocks", "freeze", "front_end", "packed")
@@ -137,9 +137,8 @@ def _choice(name: str, help: str, choices: tuple[str, ...]) -> Knob:
 KNOBS: dict[str, Knob] = {
     knob.name: knob
     for knob in (
-        _switch("pool", "keep free blocks in tiers; off = stock's block pool, without pinning and reuse"),
+        _switch("pool", "keep free blocks in tiers; off = stock's block pool, without pinning"),
         _switch("pinning", "keep sliding windows where a later prompt can resume; off = stock's retention"),
-        _switch("reuse", "evict blocks that were never hit first; off = evict by age alone"),
         _switch("rows", "send sampled tokens from worker to scheduler as one array"),
         _switch("steady", "take a short path through steps that only decode"),
         _switch(
@@ -173,17 +172,18 @@ KNOBS: dict[str, Knob] = {
         ),
         _switch("output_window", "keep the last window of the output too (the next turn resumes there)"),
         _number(
-            "protected_share", "largest share of the pool for blocks that were hit", 0.0, 1.0, "of the pool"
-        ),
-        _number(
             "reuse_bonus_s",
-            "how much older than a single-use block a reused one must be to be evicted first (0 = LRU)",
+            "two_class: how much older than a block used once a reused one must be to be evicted first",
             0.0,
             1e9,
             "s",
         ),
         _number(
-            "ghost_factor", "how many evicted hashes are remembered, in pool sizes", 0.0, 64.0, "pool sizes"
+            "ghost_factor",
+            "two_class: how many evicted hashes are remembered, in pool sizes",
+            0.0,
+            64.0,
+            "pool sizes",
         ),
         _choice("admission", "which waiting request is admitted next", ADMISSIONS),
         _number(
@@ -228,11 +228,24 @@ def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> Co
     values: dict[str, Any] = {**(base or CoreSettings()).to_dict()}  # `read` gives each the type of its field
     for name, value in mapping.items():
         key = name.removeprefix("core.")
+        if key in GONE:
+            continue
         if key not in KNOBS:
             hint = f"{did_you_mean(key, LISTED)}settings are: {', '.join(LISTED)}"
             raise UsageError(f"core has no setting {key!r}", hint)
+        if key == "policy" and value in GONE_POLICIES:
+            raise UsageError(f"core.policy={value} is gone", f"core.policy takes {KNOBS[key].legal}")
         values[key] = KNOBS[key].read(value)
     return CoreSettings(**values)
+
+
+def of_an_old_run(mapping: Mapping[str, Value]) -> dict[str, Value]:
+    """The recorded settings that this version has: orders that are gone are left to the default."""
+    return {
+        name: value
+        for name, value in mapping.items()
+        if name not in GONE and (name != "policy" or value not in GONE_POLICIES)
+    }
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings | None:
@@ -246,7 +259,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings |
         raise UsageError(f"KVTUNE_CORE={core!r} is not a core", "KVTUNE_CORE takes kvtune or stock")
     if core == "stock" or not (core or recipe):
         return None
-    settings = parse(_recipe_core(Path(recipe))) if recipe else CoreSettings()
+    settings = _of_recipe(Path(recipe)) if recipe else CoreSettings()
     text = environ.get("KVTUNE_SET", "")
     if not text:
         return settings
@@ -259,13 +272,21 @@ def from_environment(environ: Mapping[str, str] | None = None) -> CoreSettings |
     return parse(assigned, settings)
 
 
-def _recipe_core(path: Path) -> Mapping[str, object]:
+def _of_recipe(path: Path) -> CoreSettings:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("core", {})
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"recipe {path}: {error.strerror}", "KVTUNE_RECIPE names a recipe file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"recipe {path} is not TOML: {error}", "see recipes/ for examples") from error
+    table = raw.get("core", {})
     if not isinstance(table, dict):
         raise UsageError(f"recipe {path}: core is not a table", "write the core's settings under [core]")
-    return table
+    if table.get("policy") in GONE_POLICIES:
+        raise UsageError(gone(path, table["policy"]), f"tune it again: {tuning_command(raw)}")
+    return parse(table)
+
+
+def gone(path: Path, policy: object) -> str:
+    """What a person is told of a recipe that names an order of eviction that is gone."""
+    return f"recipe {path}: its order of eviction, {policy}, is gone"

@@ -121,7 +121,6 @@ class TieredQueue(FreeQueue, Protocol):
     names: Sequence[str]
     queues: Sequence[FreeQueue]
     taken: list[int]
-    demoted: list[int]
     tier_of: bytearray
     """By block id, the queue that it is in."""
 

@@ -115,8 +115,7 @@ def _collection_row(one: Collection) -> Row:
 
 
 def _pool_rows(change: PoolChange) -> list[Row]:
-    counts = zip(change.evicted, change.demoted, strict=True)
-    return [(tier, *both, change.free_blocks) for tier, both in enumerate(counts) if any(both)]
+    return [(tier, count, 0, change.free_blocks) for tier, count in enumerate(change.evicted) if count]
 
 
 def table(name: str, rows: Sequence[Row]) -> Table:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvtune.evidence.claims import Case, CaseSide
 
-OFF = dict.fromkeys(("pool", "pinning", "reuse", "rows", "steady", "empty_blocks", "freeze"), False)
+OFF = dict.fromkeys(("pool", "pinning", "rows", "steady", "empty_blocks", "freeze"), False)
 """The core with every idea off; a side differs only in what it turns on again."""
 
 STOCK = CaseSide("stock", core="stock")
@@ -19,7 +19,7 @@ SHARED = CaseSide("shared list", {**OFF, "empty_blocks": True})
 ROWS = CaseSide("arrays", {**OFF, "rows": True})
 LINKED = CaseSide("linked list", {**OFF})
 LINEAR = CaseSide("linear list", {**OFF, "legacy_free_list": True})
-OURS = CaseSide("density", {"policy": "density"})
+OURS = CaseSide("first", {"policy": "first"})
 PIN = CaseSide("pin", {"policy": "pin"})
 PIN_ALL = CaseSide("pin, min-drop 0", {"policy": "pin", "min_drop": 0})
 # On a CPU, stock crashes on Mamba-2 with caching if a chunk ends inside a state; whole_states prevents that.

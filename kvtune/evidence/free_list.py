@@ -37,7 +37,7 @@ def _pool(kind: str, size: int) -> Any:
         from kvtune.core.settings import CoreSettings
 
         pool.__class__ = TieredPool
-        pool.adopt_tiers("density", CoreSettings())
+        pool.adopt_tiers("first", CoreSettings())
     blocks = pool.get_new_blocks(size)
     named: Any = _Named(size)
     pool.cache_full_blocks(named, blocks, 0, size, 16, 0)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
+from kvtune.core.settings import of_an_old_run
 from kvtune.engine.flags import with_flag
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.replays import View, replays, sent_requests
@@ -180,7 +181,7 @@ def settings_of(run: Run, *, model: str = "", trusted: bool = False) -> SimSetti
             # Each of several engines is replayed alone.
             "engine_args": with_flag(flags, "data-parallel-size", None),
             "core": core,
-            "core_settings": header.core.settings if core == "kvtune" else {},
+            "core_settings": of_an_old_run(header.core.settings) if core == "kvtune" else {},
             "mode": mode,
             "specs": header.engine.kv_specs,
             "like_device": header.engine.like_device,

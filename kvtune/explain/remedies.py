@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from kvtune.core.settings import AUTO, KNOBS, CoreSettings
+from kvtune.core.settings import KNOBS, CoreSettings
 from kvtune.engine.flags import flag_texts, with_flag
 from kvtune.layout.plan import match_units
 from kvtune.legal import Value
@@ -159,21 +159,7 @@ Change = tuple[str, SimSettings]
 
 def _for_eviction(at: Situation) -> Iterator[Change]:
     yield from _kvtune_core(at)
-    if at.settings.core == "kvtune":
-        core = at.core
-        if core.policy != "density":
-            yield f"core.policy {core.policy} -> density", at.with_core(policy="density")
-        if core.policy in (AUTO, "density"):
-            yield (
-                f"core.policy {core.policy} -> two_class, reuse_bonus_s 1e9",
-                at.with_core(policy="two_class", reuse_bonus_s=1e9),
-            )
-        if core.policy == "tiered":
-            share = 0.5 if core.protected_share > 0.6 else 0.8
-            yield (
-                f"core.protected_share {core.protected_share:g} -> {share:g}",
-                at.with_core(protected_share=share),
-            )
+    yield from _orders(at)
     if at.blocks:
         for factor in (1.5, 2.0):
             blocks = int(at.blocks * factor)
@@ -191,6 +177,20 @@ def _for_eviction(at: Situation) -> Iterator[Change]:
             f"--kv-offloading-size {gib:.3g}, host memory of 4x the pool",
             at.flags(kv_offloading_size=f"{gib:.6g}"),
         )
+
+
+def _orders(at: Situation) -> Iterator[Change]:
+    """The orders of eviction that are worth a replay: each loses on some loads, so neither is the default."""
+    core = at.core if at.settings.core == "kvtune" else CoreSettings()
+    now = f"core.policy {core.policy}" if at.settings.core == "kvtune" else "--core kvtune, core.policy"
+    if not core.reuse_bonus_s:
+        bonus_s = KNOBS["reuse_bonus_s"].high
+        yield (
+            f"{now} -> two_class, reuse_bonus_s {bonus_s:g}",
+            at.with_core(policy="two_class", reuse_bonus_s=bonus_s),
+        )
+    if at.window and core.policy != "chat":
+        yield f"{now} -> chat", at.with_core(policy="chat", reuse_bonus_s=0.0)
 
 
 def _for_tier(at: Situation) -> Iterator[Change]:

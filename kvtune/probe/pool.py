@@ -1,4 +1,4 @@
-"""Counts evictions and demotions of a block pool: stock's queue or the core's tiers. EngineCore and simulator.
+"""Counts evictions of a block pool: stock's queue or the core's tiers. EngineCore and simulator.
 
 A free block that still has a hash is evicted when it is allocated again. The core's tiers have counters; stock's queue
 gets one where blocks leave it (one call for each request that gets blocks). A step without evictions costs two
@@ -6,8 +6,6 @@ comparisons.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from kvtune.core.vllm_types import BlockPool, FreeQueue, KVCacheBlock, has_tiers
 from kvtune.probe.records import MOST_TIERS
@@ -17,22 +15,22 @@ FIRST_HASHED = 2
 
 
 class PoolWatch:
-    """One pool's evictions and demotions by tier; `tiers` are the tiers' names, the first evicted first."""
+    """One pool's evictions by tier; `tiers` are the tiers' names, the first evicted first."""
 
     def __init__(self, pool: BlockPool) -> None:
         queue = pool.free_block_queue
         if has_tiers(queue):
             self.tiers: tuple[str, ...] = tuple(queue.names[1:])
-            self._evicted, self._demoted = queue.taken, queue.demoted
+            self._evicted = queue.taken
             self._from = FIRST_HASHED
         else:
             self.tiers = ("least recently used",)
-            self._evicted, self._demoted = [0], [0]
+            self._evicted = [0]
             self._from = 0
             self._count(queue)
         if len(self.tiers) > MOST_TIERS:
             raise ValueError(f"the pool has {len(self.tiers)} tiers, at most {MOST_TIERS} can be recorded")
-        self._seen = list(self._evicted), list(self._demoted)
+        self._seen = list(self._evicted)
 
     def _count(self, queue: FreeQueue) -> None:
         take, evicted = queue.popleft_n, self._evicted
@@ -44,14 +42,13 @@ class PoolWatch:
 
         queue.popleft_n = counted  # type: ignore[method-assign]
 
-    def news(self) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Blocks evicted and demoted by tier since the last call; None when there are none."""
-        if self._evicted == self._seen[0] and self._demoted == self._seen[1]:
+    def news(self) -> tuple[int, ...] | None:
+        """Blocks evicted by tier since the last call; None when there are none."""
+        if self._evicted == self._seen:
             return None
         start = self._from
-        changes = tuple(
-            [now - before for now, before in zip(counts[start:], seen[start:], strict=True)]
-            for counts, seen in zip((self._evicted, self._demoted), self._seen, strict=True)
+        evicted = tuple(
+            now - before for now, before in zip(self._evicted[start:], self._seen[start:], strict=True)
         )
-        self._seen = list(self._evicted), list(self._demoted)
-        return (changes[0], changes[1]) if any(changes[0]) or any(changes[1]) else None
+        self._seen = list(self._evicted)
+        return evicted if any(evicted) else None

@@ -7,7 +7,7 @@ writing one does not bring the next collection nearer. All times are nanoseconds
 |---|---|---|
 | Collection | any thread that triggers a garbage collection | when it ends |
 | Step | EngineCore's main loop | when the step ends |
-| PoolChange | EngineCore's main loop | after a step that evicted or demoted KV blocks |
+| PoolChange | EngineCore's main loop | after a step that evicted KV blocks |
 | Copies | EngineCore's main loop | after a turn in which a tier of host memory copied something, or had no room |
 | Digest | EngineCore's main loop, with `KVTUNE_DIGESTS=1` | after `schedule()` |
 """
@@ -177,24 +177,20 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class PoolChange(msgspec.Struct, frozen=True, gc=False):
-    """KV blocks that a step evicted and demoted, by tier."""
+    """KV blocks that a step evicted, by tier."""
 
     free_blocks: int
     start_ns: int
     """The step's start."""
     evicted: tuple[int, ...]
-    demoted: tuple[int, ...]
 
     def pack(self) -> Fields:
-        evicted, demoted = (
-            (*counts, *(0,) * (MOST_TIERS - len(counts))) for counts in (self.evicted, self.demoted)
-        )
-        return (POOL, 0, self.free_blocks, self.start_ns, *evicted, *demoted, 0)
+        spare = 2 * MOST_TIERS + 1 - len(self.evicted)
+        return (POOL, 0, self.free_blocks, self.start_ns, *self.evicted, *(0,) * spare)
 
     @classmethod
     def unpack(cls, fields: Fields) -> PoolChange:
-        tiers = fields[4:16]
-        return cls(fields[2], fields[3], tiers[:MOST_TIERS], tiers[MOST_TIERS:])
+        return cls(fields[2], fields[3], fields[4 : 4 + MOST_TIERS])
 
 
 class Copies(msgspec.Struct, frozen=True, gc=False):

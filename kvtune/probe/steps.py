@@ -2,7 +2,7 @@
 
 Runs in EngineCore's main loop. With a batch queue a turn of the loop schedules one batch and takes the tokens of
 another: the record is of the batch whose tokens came, with the time of all turns since the record before it. A step
-that evicted or demoted KV blocks has a PoolChange record after it, a turn in which a tier of host memory copied
+that evicted KV blocks has a PoolChange record after it, a turn in which a tier of host memory copied
 something a Copies record. With `digests`, each schedule() writes a Digest record, which tests compare with the
 simulator's.
 """
@@ -246,6 +246,5 @@ class StepProbe:
                 preempted=len(batch.output.preempted_req_ids or ()),
             )
         )
-        if self.pool is not None and (change := self.pool.news()) is not None:
-            evicted, demoted = change
-            self._ring.write(PoolChange(free, turns.start_ns, tuple(evicted), tuple(demoted)))
+        if self.pool is not None and (evicted := self.pool.news()) is not None:
+            self._ring.write(PoolChange(free, turns.start_ns, evicted))

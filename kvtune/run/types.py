@@ -72,7 +72,7 @@ TABLES: dict[str, dict[str, str]] = {
         # batch before each, and NaN here.
         "device_us": "f8",
     },
-    # One row a step and tier in which cached KV blocks were evicted or demoted to a lower tier.
+    # One row a step and tier in which cached KV blocks were evicted; `demoted` to a lower tier: in older runs.
     # `tier` indexes Header.engine.settings["tiers"]; `t_s` is the step's start. No table: not recorded.
     "pool": {
         "process": "i2",

@@ -75,7 +75,7 @@ class ReplayJournal:
         self.steps = StepColumns()
         self.digests: array[int] = array("L")
         self.pool: list[tuple[float, int, int, int, int]] = []
-        """Time, tier, evicted blocks, demoted blocks, free blocks."""
+        """Time, tier, evicted blocks, 0 (demoted), free blocks."""
         self.jumps = self.jumped_steps = 0
         self._watch = PoolWatch(scheduler.kv_cache_manager.block_pool)
         self.tiers = self._watch.tiers
@@ -115,11 +115,9 @@ class ReplayJournal:
         self.token_s.extend(ends_s)
 
     def add_pool_changes(self, start_s: float, free_blocks: int) -> None:
-        """What the pool evicted and demoted for the step that starts now."""
-        changes = self._watch.news()
-        if changes is not None:
-            by_tier = enumerate(zip(*changes, strict=True))
-            self.pool += [(start_s, tier, *counts, free_blocks) for tier, counts in by_tier if any(counts)]
+        """What the pool evicted for the step that starts now."""
+        evicted = self._watch.news() or ()
+        self.pool += [(start_s, tier, count, 0, free_blocks) for tier, count in enumerate(evicted) if count]
 
     def add_copies(self, at_s: float) -> None:
         """What a tier of host memory has done since the last call."""

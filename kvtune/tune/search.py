@@ -16,6 +16,7 @@ from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
 from kvtune.tune.space.knobs import GROUPS, LAYOUT, TIER, candidates
 from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.space.reuse import reuse_values
 from kvtune.tune.storage import OptunaStudy
 from kvtune.tune.sweep import PlannedTrial, sim_trial
 from kvtune.tune.trials.journal import StudyJournal
@@ -23,6 +24,7 @@ from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import SimPool
 
 AT_ONCE = 2
+REUSE = ("reuse_bonus_s", "ghost_factor")
 TIER_PARTS = (8, 4, 2, 1)
 """A tier of the size that was asked for, and smaller ones: it, divided by these."""
 
@@ -47,8 +49,8 @@ def tuned_space(
             "slack",
             "windows",
             "policy",
+            *REUSE,
             "min_drop",
-            "protected_share",
             "prefix_cache_retention_interval",
         ]
     elif facts.state_layers:
@@ -58,7 +60,7 @@ def tuned_space(
             "prefix_match_unit",
         ]
     else:
-        names += ["policy", "reuse_bonus_s", "ghost_factor"]
+        names += REUSE
     if admission:
         names += GROUPS["admission"]
     if timed:
@@ -94,7 +96,10 @@ def search(
     like: EngineLike,
     say: Callable[[Trial], None],
 ) -> list[Trial]:
-    """The simulated trials of a study, different settings only, baseline included."""
+    """The simulated trials of a study, different settings only, baseline included.
+
+    What `two_class` tries follows from the load's own distances, once the baseline tells how long it takes.
+    """
     study = OptunaStudy(bench, by, settings.seed, storage=settings.storage, join=settings.join)
     like = study.share_engine(like, mine=not settings.join)
     known = {t.key: t for t in (*study.trials(), *journal.trials) if t.on == "sim"}
@@ -119,7 +124,9 @@ def search(
                 known[trial.key] = trial
             return [known[w.key("sim", bench)] for w in planned]
 
-        batch([PlannedTrial({}, "baseline", stock=True), PlannedTrial({})])
+        baseline, _ = batch([PlannedTrial({}, "baseline", stock=True), PlannedTrial({})])
+        if baseline.state == "complete" and REUSE[0] in space:
+            space = {**space, **reuse_values(pool.workload, baseline.summary)}
         while (done := study.finished()) < settings.trials:
             proposed = [study.ask(space) for _ in range(min(AT_ONCE, settings.trials - done))]
             made = batch([PlannedTrial(settings) for _, settings in proposed])

@@ -132,6 +132,8 @@ _CHAT = WorkloadKind(
             "what the next turn repeats: the engine's own answer, or fixed text that is the same everywhere",
             choices=("engine", "fixed"),
         ),
+        _count("before", 0, "cold prompts that fill the pool before the conversations begin", 0),
+        _count("cold", 3064, "tokens of each of these"),
         _concurrency(0),
         replace(_RATE, help="Poisson starts of conversations a second, seeded; 0: all at once"),
         _SEED,

@@ -152,6 +152,8 @@ def chat(
     output: int,
     think: float,
     answers: str,
+    before: int,
+    cold: int,
     concurrency: int,
     rate: float,
     seed: int,
@@ -161,34 +163,38 @@ def chat(
     Turn k+1 sends the whole conversation so far, with the answer of turn k. With answers=engine (the default) that is
     what the engine generated: blocks filled while decoding match the next prompt, as in a real chat. With answers=fixed
     it is seeded text: every engine and setting gets the same tokens, but no answer is ever a cache hit.
-    Streams: 0 is the shared system prompt, 1 + i the user's text of request i, then the fixed answers.
+    Cold prompts may come before: the conversations begin when the last of these has been answered.
+    Streams: 0 is the shared system prompt, 1 + i the user's text of turn i, then the fixed answers, the cold prompts.
     """
     total = sessions * turns
-    _check_count(total, "sessions x turns")
+    _check_count(before + total, "before + sessions x turns")
     if total * turns > MOST_SPANS:
         raise UsageError(
             f"sessions={sessions:,} of turns={turns:,} are more than can be held in memory",
             "lower turns: each repeats those before it",
         )
     starts = _arrivals(sessions, concurrency, rate, seed)
-    answer_base = STREAM_ANSWER if answers == "engine" else 1 + total
+    answer_base = STREAM_ANSWER + before if answers == "engine" else 1 + total
     prompts: list[tuple[Span, ...]] = []
-    planned = []
+    planned = [
+        Request(f"cold-{number}", (Span(1 + 2 * total + number, 0, cold),), 1, kind="cold")
+        for number in range(before)
+    ]
     for index in range(total):
         turn, session = divmod(index, sessions)
-        before = index - sessions
+        last = index - sessions
         if turn == 0:
             prompt: tuple[Span, ...] = (Span(0, 0, system), Span(1 + index, 0, first))
         else:
-            prompt = (*prompts[before], Span(answer_base + before, 0, output), Span(1 + index, 0, user))
+            prompt = (*prompts[last], Span(answer_base + last, 0, output), Span(1 + index, 0, user))
         prompts.append(prompt)
         planned.append(
             Request(
                 f"session-{session}-turn-{turn}",
                 prompt,
                 output,
-                arrival_s=starts[session] if turn == 0 else None,
-                after=None if turn == 0 else before,
+                arrival_s=starts[session] if turn == 0 and not before else None,
+                after=before + last if turn else before - 1 if before else None,
                 think_s=0.0 if turn == 0 else think,
                 round=turn,
                 kind="turn",

@@ -1,8 +1,7 @@
 """Loads for comparing eviction policies: a few kinds of traffic, mixed, as lines of a Mooncake trace; and their hits.
 
-A load is plain data, {"model", "blocks", "seed", "parts": [{"kind", ..}, ..]}, so that it can be searched over and
-checked in. Parts overlap in time from their `start_s`. Lengths are in nodes of 512 tokens.
-Chats whose next turn holds what the engine answered cannot be lines of a trace: a load of these has a spec, "chats".
+A load is plain data, {"model", "blocks", "seed", "parts": [{"kind", ..}, ..]}. Parts overlap in time from their
+`start_s`. Lengths are in nodes of 512 tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LONGEST = 8192
 RETENTION = ("0", "None", "512", "1024", "2048")
 """0 is stock's default."""
 WINDOWS, PLAIN = "tiny-gemma3", "tiny-llama"
-OURS = "density"
+OURS = "first"
 
 Load = dict[str, Any]
 Sent = tuple[float, list[int], int]
@@ -95,12 +94,6 @@ KINDS: dict[str, Callable[[Load, random.Random, Iterator[int]], Iterator[Sent]]]
 }
 
 
-def requests(load: Load) -> int:
-    if "chats" in load:
-        return len(build(load["chats"], seed=load["seed"]).requests)
-    return len(lines(load))
-
-
 def lines(load: Load) -> list[dict[str, Any]]:
     """The load's requests in order of time, without those that are longer than LONGEST."""
     fresh, found = count(1), []
@@ -121,8 +114,6 @@ def lines(load: Load) -> list[dict[str, Any]]:
 
 def write(load: Load, folder: Path) -> str:
     """The load as a trace in a folder; the workload's spec."""
-    if "chats" in load:
-        return str(load["chats"])
     text = "".join(json.dumps(line) + "\n" for line in lines(load))
     file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
     file.write_text(text)

@@ -1,6 +1,6 @@
 """The pool's operations per second: stock's BlockPool, the tiered pool, a deque with linear removal. Prints a table.
 
-    python tests/bench/pool.py [--blocks 1000,10000,200000] [--policy tiered]
+    python tests/bench/pool.py [--blocks 1000,10000,200000] [--policy first]
 
 Each pool holds that many hashed free blocks. An operation is one block: taken (evicting its hash), given back, hit
 (touched in a random place of the queue, then given back), hit as one of a prompt's (looked up, too, as an engine does),
@@ -144,7 +144,7 @@ def measure(sides: dict[str, dict[str, Callable[[], int]]], name: str) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description="blocks a second, by pool and size")
     parser.add_argument("--blocks", default="1000,10000,200000")
-    parser.add_argument("--policy", default="density,lru,tiered,two_class")
+    parser.add_argument("--policy", default="first,two_class")
     options = parser.parse_args()
     print(f"{'operation':18s} {'blocks':>8s} {'pool':12s} {'us a block':>11s}   x stock")
     for size in map(int, options.blocks.split(",")):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.vllm  # the installed vLLM's version is checked first
 
 CASES = [
     (["sweep", "tiny-gemma3", "--set", "slak=3"], "slack"),
-    (["sweep", "tiny-gemma3", "--set", "policy=best"], "tiered"),
+    (["sweep", "tiny-gemma3", "--set", "policy=best"], "two_class"),
     (["sweep", "tiny-gemma3", "--set", "block_size=40"], "multiples of 32"),
     (["sweep", "tiny-gemma3", "--gc"], "--on engine"),
     (["sweep", "tiny-gemma3", "--on", "moon"], "--on must be"),

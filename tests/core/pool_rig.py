@@ -78,8 +78,8 @@ SHAPES = {
     "all_windows": Shape(windows=(12,), blocks=60),
 }
 SETTINGS = {
-    "density": {"slack": 8, "min_drop": 2},
-    "tiered": {"policy": "tiered", "slack": 8, "min_drop": 2},
+    "first": {"slack": 8, "min_drop": 2},
+    "chat": {"policy": "chat", "slack": 8, "min_drop": 2},
     "pin": {"policy": "pin", "min_drop": 2},
     "lru": {"policy": "lru", "slack": 8, "min_drop": 2},
     "two_class": {"policy": "two_class", "reuse_bonus_s": 0.001, "min_drop": 2},

@@ -164,7 +164,7 @@ def test_a_part_that_stands_aside_is_switched_off_and_said_with_the_symbol(
 def test_a_module_of_which_every_part_stands_aside_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
     monkeypatch.setattr(plugin, "_part", lambda name: imported.append(name))
-    stands(monkeypatch, dict.fromkeys(("pool", "pinning", "reuse", "packed"), "vllm.x is gone"))
+    stands(monkeypatch, dict.fromkeys(("pool", "pinning", "packed"), "vllm.x is gone"))
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     plugin.register()
     assert imported == [name for name in plugin.PARTS if name != "cache.adopt"]
@@ -207,7 +207,7 @@ def test_a_part_that_fails_is_undone_and_the_others_load(monkeypatch: pytest.Mon
     plugin.register()
     found = state.state()
     assert undone == ["bad"] and good.installed and found["active"]
-    assert found["parts"] == {"pool": False, "pinning": False, "reuse": False}
+    assert found["parts"] == {"pool": False, "pinning": False}
     assert "pool: could not be put in: RuntimeError: broken" in found["notes"]
 
 
@@ -239,7 +239,7 @@ def test_every_setting_has_a_knob_and_its_default_is_legal() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"slack": -1}, {"slack": 1.5}, {"slack": True}, {"pool": "maybe"}, {"protected_share": 1.1}, {"no": 1}],
+    [{"slack": -1}, {"slack": 1.5}, {"slack": True}, {"pool": "maybe"}, {"ghost_factor": 65}, {"no": 1}],
 )
 def test_illegal_values_name_the_legal_ones(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as refused:
@@ -249,9 +249,7 @@ def test_illegal_values_name_the_legal_ones(bad: dict[str, Any]) -> None:
 
 
 def test_settings_go_through_the_environment() -> None:
-    settings = parse(
-        {"policy": "pin", "slack": "96", "pool": "on", "core.windows": 2, "protected_share": "0.5"}
-    )
+    settings = parse({"policy": "pin", "slack": "96", "pool": "on", "core.windows": 2, "ghost_factor": "0.5"})
     environ = {"KVTUNE_CORE": "kvtune", "KVTUNE_SET": json.dumps(settings.changed())}
     assert from_environment(environ) == settings
 

@@ -47,12 +47,10 @@ def in_force(asynchronous: bool, **texts: str) -> dict[str, bool]:
             if isinstance(group, SlidingWindowManager)
         ]
         pool = manager.block_pool
-        tiers = pool.free_block_queue
         in_place = {
             "pool": isinstance(pool, TieredPool),
             "pinning": all(isinstance(group, KeepingWindowManager) for group in windows),
-            "output_window": isinstance(manager, KeepingManager),
-            "reuse": bool(getattr(getattr(tiers, "policy", None), "reuse", False)),
+            "output_window": isinstance(manager, KeepingManager) and manager.keeps_output,
             "steady": hasattr(built, "steady_steps"),
             "empty_blocks": isinstance(manager, empty.NoopSlots),
             "rows": ModelRunnerOutput in copyreg.dispatch_table,
@@ -65,8 +63,8 @@ def in_force(asynchronous: bool, **texts: str) -> dict[str, bool]:
     return in_place
 
 
-ALL = ("pool", "pinning", "output_window", "reuse", "steady", "empty_blocks", "rows", "freeze")
-TAKES_ALONG = {"pool": {"pinning", "output_window", "reuse"}, "pinning": {"output_window"}}
+ALL = ("pool", "pinning", "output_window", "steady", "empty_blocks", "rows", "freeze")
+TAKES_ALONG = {"pool": {"pinning", "output_window"}, "pinning": {"output_window"}}
 
 
 @BOTH

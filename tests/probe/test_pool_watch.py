@@ -1,4 +1,4 @@
-"""Evictions and demotions, counted on fake pools; tests/core does so on vLLM's pool and the core's."""
+"""Evictions, counted on fake pools; tests/core does so on vLLM's pool and the core's."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ def test_stock_evicts_the_hashed_blocks_that_it_gives_out() -> None:
     assert watch.tiers == ("least recently used",)
     assert watch.news() is None
     assert len(pool.free_block_queue.popleft_n(4)) == 4
-    assert watch.news() == ([2], [0])
+    assert watch.news() == (2,)
     pool.free_block_queue.popleft_n(1)
     assert watch.news() is None, "a block without a hash is no eviction"
     pool.free_block_queue.popleft_n(2)
-    assert watch.news() == ([1], [0])
+    assert watch.news() == (1,)
 
 
 def test_the_cores_tiers_count_by_themselves() -> None:
-    tiers = SimpleNamespace(names=("blank", "probation", "protected"), taken=[0, 9, 4, 0], demoted=[0] * 4)
+    tiers = SimpleNamespace(names=("blank", "probation", "protected"), taken=[0, 9, 4, 0])
     watch = PoolWatch(pool_of(tiers))
     assert watch.tiers == ("probation", "protected")
     assert watch.news() is None, "what was before is not news"
     tiers.taken[1] += 100
     assert watch.news() is None, "blank blocks held nothing"
     tiers.taken[2] += 3
-    tiers.demoted[3] += 2
-    assert watch.news() == ([3, 0], [0, 2])
+    tiers.taken[3] += 2
+    assert watch.news() == (3, 2)
     assert watch.news() is None
 
 
 def test_more_tiers_than_a_record_holds_are_refused() -> None:
     names = ("blank", *"abcdefg")
     with pytest.raises(ValueError, match="7 tiers"):
-        PoolWatch(pool_of(SimpleNamespace(names=names, taken=[0] * 9, demoted=[0] * 9)))
+        PoolWatch(pool_of(SimpleNamespace(names=names, taken=[0] * 9)))

@@ -42,12 +42,12 @@ def test_a_step_is_one_record(probe: StepProbe, tmp_path: Path) -> None:
 
 def test_a_step_that_evicts_has_a_record_of_it(probe: StepProbe, tmp_path: Path) -> None:
     class Tiers:
-        names, taken, demoted = ("blank", "probation", "protected"), [0, 0, 0, 0], [0, 0, 0, 0]
+        names, taken = ("blank", "probation", "protected"), [0, 0, 0, 0]
 
     class Evicting(Scheduler):
         def schedule(self, throttle: bool = False) -> Any:
             Tiers.taken[2] += 3
-            Tiers.demoted[3] += 1
+            Tiers.taken[3] += 1
             return super().schedule(throttle)
 
     engine = Engine(Evicting())
@@ -55,7 +55,7 @@ def test_a_step_that_evicts_has_a_record_of_it(probe: StepProbe, tmp_path: Path)
     probe.wrap_scheduler(engine.scheduler)
     probe.wrap_loop(Engine.step)(engine)
     step, pool = read_ring(tmp_path / "ring").rows
-    assert pool == PoolChange(77, step.start_ns, (3, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 0))
+    assert pool == PoolChange(77, step.start_ns, (3, 1, 0, 0, 0, 0))
 
 
 def test_a_pool_that_cannot_be_watched_costs_no_step(probe: StepProbe, tmp_path: Path) -> None:

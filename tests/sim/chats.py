@@ -1,6 +1,6 @@
 """Chats that no trace can tell, because what an engine answered comes again: tokens that they hit, as JSON.
 
-    python -m tests.sim.chats late|again BLOCKS stock|core
+    python -m tests.sim.chats late|again BLOCKS stock|first|chat|..
 
 `late`: they begin when a pool is full of cold prompts. `again`: every turn is answered a second time, when all others
 were, and the conversation goes on behind the first answer. A process of its own: the core patches vLLM's classes.
@@ -15,33 +15,15 @@ import sys
 from kvtune.sim.replay import replay
 from kvtune.sim.settings import SimSettings
 from kvtune.workload.spec import build
-from kvtune.workload.types import STREAM_ANSWER, Request, Span, Workload
+from kvtune.workload.types import STREAM_ANSWER, Request, Workload
 
-COLD = "rounds:prefixes=24,prefix=3000,suffix=64,output=8,rounds=1"
-LATE = "chat:sessions=12,turns=5,system=256,first=500,user=100,output=600,concurrency=2"
+COLD = 24
+LATE = f"chat:sessions=12,turns=5,system=256,first=500,user=100,output=600,concurrency=2,before={COLD}"
 SESSIONS = 20
 AGAIN = f"chat:sessions={SESSIONS},turns=6,system=512,first=2000,user=200,output=100,concurrency=4"
 
 
-def late() -> tuple[Workload, int]:
-    """The chats behind the cold prompts, and how many these are."""
-    cold, chats = build(COLD, seed=1), build(LATE, seed=0)
-    count = len(cold.requests)
-
-    def moved(request: Request) -> Request:
-        spans = (
-            Span(stream + (count if stream >= STREAM_ANSWER else 10**6), start, length)
-            for stream, start, length in request.prompt
-        )
-        after = count - 1 if request.after is None else request.after + count
-        return dataclasses.replace(request, prompt=tuple(spans), after=after)
-
-    first = [dataclasses.replace(request, id=f"cold-{request.id}") for request in cold.requests]
-    requests = (*first, *map(moved, chats.requests))
-    return dataclasses.replace(chats, requests=requests, hash="late"), count
-
-
-def again() -> tuple[Workload, int]:
+def again() -> Workload:
     """Chats whose prompts all come twice."""
     chats = build(AGAIN, seed=0)
 
@@ -68,11 +50,11 @@ def again() -> tuple[Workload, int]:
                 )
                 for number, one in enumerate(requests[begin:])
             ]
-    return dataclasses.replace(chats, requests=tuple(requests), hash="again"), 0
+    return dataclasses.replace(chats, requests=tuple(requests), hash="again")
 
 
 def main(load: str, blocks: str, side: str) -> None:
-    work, count = late() if load == "late" else again()
+    work, count = (build(LATE, seed=0), COLD) if load == "late" else (again(), 0)
     flags = ["--num-gpu-blocks-override", blocks, "--block-size", "32", "--max-num-batched-tokens", "2048"]
     settings = SimSettings(
         model="tiny-gemma3",
@@ -80,6 +62,7 @@ def main(load: str, blocks: str, side: str) -> None:
         token_rows=0,
         engine_args=[*flags, "--max-model-len", "8192"],
         core="stock" if side == "stock" else "kvtune",
+        core_settings={} if side == "stock" else {"policy": side},
     )
     requests = replay(work, settings).table("requests")
     hit, asked = (int(requests[name][count:].sum()) for name in ("hit_tokens", "prompt_tokens"))

@@ -130,17 +130,17 @@ def test_the_cases_have_evictions_and_preemptions(simulators: Simulators) -> Non
     assert run.table("steps")["free_blocks"].min() <= 1
 
 
-def test_every_eviction_and_demotion_is_recorded(simulators: Simulators) -> None:
+def test_every_eviction_is_recorded(simulators: Simulators) -> None:
     """By step and tier, and in sum what the core's own counters say; stock evicts from its one queue."""
     kvtune, stock = replays(
         simulators, CASES[3][2], [settings(*CASES[3][:2], core=core) for core in CORES[::-1]]
     )
     pool, counters = kvtune.table("pool"), kvtune.header.core.counters
     tiers = kvtune.header.engine.settings["tiers"]
-    assert tiers == ["speculative", "far", "near", "output", "single", "reused"]  # of policy density
+    assert tiers == ["speculative", "far", "near", "aged"]  # of policy first
     for number, name in enumerate(tiers):
         assert pool["evicted"][pool["tier"] == number].sum() == counters[f"given_out_{name}"], name
-    assert pool["demoted"].sum() == counters["demotions"] and pool["evicted"].sum() > 0
+    assert not pool["demoted"].any() and pool["evicted"].sum() > 0
     assert set(pool["t_s"]) <= set(kvtune.table("steps")["t_s"])
     assert stock.table("pool")["evicted"].sum() > 0 and not stock.table("pool")["tier"].any()
 

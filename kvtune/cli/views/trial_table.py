@@ -112,7 +112,7 @@ def varied(trials: Sequence[Trial]) -> list[str]:
 
 
 def common(trials: Sequence[Trial]) -> str:
-    """`policy=density`: what all tried settings share; empty without such a knob."""
+    """`policy=first`: what all tried settings share; empty without such a knob."""
     tried = [trial for trial in trials if trial.role == "trial"]
     same = [knob for knob in named(tried) if knob not in varied(trials)]
     return shown({knob: tried[0].settings[knob] for knob in same}) if same else ""

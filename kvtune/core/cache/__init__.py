@@ -14,19 +14,19 @@ the tier of a grade and the order of eviction.
     audit.py     the pool's invariants: KVTUNE_AUDIT=1 counts violations, KVTUNE_AUDIT=raise stops the engine
     legacy.py    what vLLM did before it took these ideas over, to measure what they are worth
 
-The tiers of policy `tiered` (`core/policies/density.py` describes its own):
+The tiers of `first`, the default of models with sliding windows:
 
-    a block is                                              and is given out
+    a block is                                        and is given out
     in use (ref_cnt > 0)             no queue, tier 0
-    free without a hash              blank                  first (newest first, as stock)
-    a window at a doubling distance  speculative            then
-    slack: for unknown suffixes      far, near              then far, then near
-    hashed, never hit or long ago    probation              then
-    hit since it was stored          protected              last; at most `protected_share` of the pool
+    free without a hash              blank            first (newest first, as stock)
+    a window at a doubling distance  speculative      then
+    slack: for unknown suffixes      far, near        then far, then near
+    at an output's end               near             with these
+    what stock keeps                 aged             last, oldest first
 
 Which windows a prompt leaves (d = slack): `[spec] [spec] .. [far, near: d] [prompt's end]`, then `[output's end]`.
 Speculative windows end at the last multiples of d, 2d, 4d .. before the slack, which prompts of any length behind
-one prefix share. A request that continues where an output ended (chat) takes the protection along.
+one prefix share.
 
 `packed.py` makes vLLM run the aggregate rule of `kvtune.layout` with three wraps: the hybrid block size (state pages
 are not padded), the list of layouts (block-outermost only), and groups that name their layers' one spec.

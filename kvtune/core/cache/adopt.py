@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.kvtune")
 
 PART = "cache.adopt"
-UNTRIED = "eviction by reuse was not tried on models with layers of this kind"
 
 
 def install(settings: CoreSettings) -> None:
@@ -53,7 +52,6 @@ def uninstall() -> None:
 def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     """Exchange the classes of one manager's pool and groups, or record why not."""
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
     from kvtune.core.cache import windows as window
     from kvtune.core.cache.manager import KeepingManager
@@ -74,37 +72,31 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
         legacy.use_linear_queue(pool)
         why = "legacy_free_list is on"
     if why:
-        for name in ("pool", "pinning", "reuse"):
+        for name in ("pool", "pinning"):
             state.part(name, False, why)
         return
 
     reasons = {group.kv_cache_group_id: window.supports(group) for group in groups}
     windows = [group for group in groups if not reasons[group.kv_cache_group_id]]
-    full = all(type(group) is FullAttentionManager for group in groups)
-    policy = effective_policy(settings, bool(windows), full)
+    policy = effective_policy(settings, bool(windows))
     if policy == "lru" and not (windows and settings.pinning):
         # Stock's queue is LRU already.
         state.part("pool", True)
         state.part("pinning", False, _missed_windows(settings, windows))
-        untried = settings.reuse and settings.policy == AUTO and not (windows or full)
-        state.part("reuse", False, f"{UNTRIED}: core.policy=density turns it on" if untried else "")
         return
 
     pool.__class__ = TieredPool
     pool.adopt_tiers(policy, settings)
     state.part("pool", True)
-    state.part("reuse", settings.reuse and policy in ("density", "tiered", "two_class"))
     state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows))
-    pool.free_block_queue.window_groups = frozenset(
-        group.kv_cache_group_id.to_bytes(4, "big") for group in windows
-    )
     if settings.pinning and windows:
-        for number, group in enumerate(windows):
+        for group in windows:
             group.__class__ = window.KeepingWindowManager
-            group.adopt_window(settings, first=number == 0)
-        if settings.output_window and settings.policy != "pin":
+            group.adopt_window(settings)
+        if policy != "pin":
             manager.__class__ = KeepingManager
-            manager.keeps_output = tuple(windows)
+            manager.windows = tuple(windows)
+            manager.keeps_output = settings.output_window
     state.gauge(pool.counters)
 
 
@@ -116,18 +108,11 @@ def _missed_windows(settings: CoreSettings, windows: Sequence[GroupManager]) -> 
     )
 
 
-def effective_policy(settings: CoreSettings, has_windows: bool, full_attention: bool) -> str:
-    """The policy that runs: without sliding windows `tiered` and `pin` are LRU, and so is everything without reuse.
-
-    `auto` is `density` for models that were searched for loads on which it loses: those with sliding windows, and
-    those with full attention alone. A tuned `reuse_bonus_s` makes it `two_class` in models without windows.
-    """
-    if has_windows:
-        return "density" if settings.policy == AUTO else settings.policy
-    if not settings.reuse:
+def effective_policy(settings: CoreSettings, has_windows: bool) -> str:
+    """The policy that runs. Without sliding windows all but a tuned `two_class` are stock's own queue."""
+    policy = settings.policy
+    if policy == AUTO:
+        policy = "two_class" if settings.reuse_bonus_s else "first"
+    if not has_windows and not (policy == "two_class" and settings.reuse_bonus_s):
         return "lru"
-    if settings.policy in (AUTO, "tiered", "two_class") and settings.reuse_bonus_s > 0:
-        return "two_class"
-    if settings.policy == "density" or (settings.policy == AUTO and full_attention):
-        return "density"
-    return "lru"
+    return policy

@@ -1,8 +1,9 @@
-"""Lets window groups keep the last window of an output when its request ends. Runs in EngineCore."""
+"""Sees a request's lookup (what would stock hit?) and its end (the last window of the output). Runs in EngineCore."""
 
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
@@ -11,13 +12,54 @@ from kvtune.core import state
 from kvtune.core.cache.windows import KeepingWindowManager
 from kvtune.core.vllm_types import KVCacheBlock
 
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+
 logger = logging.getLogger("vllm.kvtune")
 
 
 class KeepingManager(KVCacheManager):  # type: ignore[misc]
-    """Stock's manager, except that it acts just before a request's blocks are freed."""
+    """Stock's manager, except that it acts when a prompt resumes in an extra, and just before blocks are freed."""
 
-    keeps_output: tuple[KeepingWindowManager, ...]
+    windows: tuple[KeepingWindowManager, ...]
+    keeps_output: bool
+    compares = True
+    """Windows that stock would have hit become younger with those that a prompt hits."""
+
+    def get_computed_blocks(self, request: Request, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
+        found: tuple[KVCacheBlocks, int, int] = super().get_computed_blocks(request, *limit)
+        if found[1] and self.compares and self.block_pool.extras_first:
+            try:
+                return self._as_in_stock(found, request, *limit)
+            except Exception as error:
+                self.compares = False
+                state.note(f"windows that stock would have hit are no longer renewed: {error!r}")
+                logger.error(
+                    "kvtune: windows that stock would have hit are no longer renewed", exc_info=error
+                )
+        return found
+
+    def _as_in_stock(
+        self, found: tuple[KVCacheBlocks, int, int], request: Request, *limit: int | None
+    ) -> tuple[KVCacheBlocks, int, int]:
+        """Where this prompt resumes in an extra, stock would resume earlier: what it hits there becomes younger, too.
+
+        And it would see the end of the prefix that it has in full attention as one that is shared.
+        """
+        blocks, tokens, junction = found
+        pool = self.block_pool
+        hit = [blocks.blocks[group.kv_cache_group_id][-group.need :] for group in self.windows]
+        if not any(pool.is_extra(block) for window in hit for block in window):
+            return found
+        with pool.without_extras():
+            stocks, _, stocks_junction = super().get_computed_blocks(request, *limit)
+        goes_on = any(pool.is_output(window[-1]) for window in hit)
+        for group in self.windows:
+            window = stocks.blocks[group.kv_cache_group_id][-group.need :]
+            if goes_on:
+                pool.leave(window)
+            pool.renew(window[::-1])
+        return blocks, tokens, max(junction, stocks_junction)
 
     def free(self, request: Request) -> None:
         self._keep_output(request)
@@ -29,10 +71,12 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
         return blocks
 
     def _keep_output(self, request: Request) -> None:
+        if not self.keeps_output:
+            return
         try:
-            for group in self.keeps_output:
+            for group in self.windows:
                 group.keep_output(request)
         except Exception as error:
-            self.keeps_output = ()
+            self.keeps_output = False
             state.part("output_window", False, f"switched off: {error!r}")
             logger.error("kvtune: the last window of outputs is no longer kept", exc_info=error)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvtune.core.cache.quick import QuickPool
 from kvtune.core.cache.tiers import BLANK, Tiers
-from kvtune.core.policies import NEAR, OUTPUT, OUTPUT_END, WINDOW
+from kvtune.core.policies import OUTPUT, WINDOW
 from kvtune.core.settings import CoreSettings
-
-if TYPE_CHECKING:
-    from vllm.v1.request import Request
 
 
 class TieredPool(QuickPool):
@@ -28,8 +26,11 @@ class TieredPool(QuickPool):
         tiers.prepend_n([block for block in free if block.block_hash is None])
         tiers.append_n([block for block in free if block.block_hash is not None])
         self.free_block_queue = tiers
-        self.as_stocks: set[int] = set()
-        """Blocks of windows that have just replaced one that stock keeps."""
+
+    @property
+    def extras_first(self) -> bool:
+        """What stock keeps is kept as stock would; extras only fill the rest of the pool."""
+        return self.free_block_queue.policy.extras_first
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         tiers = self.free_block_queue
@@ -38,63 +39,44 @@ class TieredPool(QuickPool):
         else:
             tiers.use_again(blocks)
         if tiers.tells_hit:
-            self.count_as_hit(blocks)
+            self._tell(tiers.policy.hit, blocks)
 
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
     ) -> None:
         tiers = self.free_block_queue
-        if not tiers.tells_stored:
-            super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
-            return
         twin = self.cached_block_hash_to_block.get_one_block(block_hash_with_group_id)
-        resident = twin is not None
-        request = self.storing
-        # A prompt's last token is computed whatever is cached, and so is its output.
-        anyway = request is not None and (num_tokens or 0) >= request.num_prompt_tokens
-        if resident and tiers.policy.replaces and twin.ref_cnt == 0 and block.block_hash is None:
-            in_window = block_hash_with_group_id[-4:] in tiers.window_groups
-            if in_window and tiers.grade_of[twin.block_id] == WINDOW:
-                self.as_stocks.add(block.block_id)
-            self._replace(twin, anyway)
+        if twin is not None and tiers.policy.extras_first and self.is_extra(twin):
+            self._blank(twin)
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
+        if tiers.tells_stored:
+            self._tell_stored([block], [block_hash_with_group_id], twin is not None)
+
+    def tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
+        if self.free_block_queue.tells_stored:
+            self._tell_stored(blocks, keys, False)
+
+    def _tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes], resident: bool) -> None:
+        tiers = self.free_block_queue
         try:
-            tiers.policy.stored([block.block_id], [block_hash_with_group_id], resident, anyway)
+            tiers.policy.stored([block.block_id for block in blocks], keys, resident)
         except Exception as error:
             tiers.policy_failed(error)
 
-    def tell_stored(
-        self, request: Request, blocks: list[KVCacheBlock], keys: list[bytes], tokens: int
-    ) -> None:
-        tiers = self.free_block_queue
-        if not tiers.tells_stored:
+    def _blank(self, extra: KVCacheBlock) -> None:
+        """Give up a free extra whose content was just computed again: a lookup would find it before the new block."""
+        if extra.ref_cnt or extra.block_id in self.cached_block_hashes_by_block:
             return
-        in_output = tokens > request.num_prompt_tokens
-        try:
-            tiers.policy.stored([block.block_id for block in blocks], keys, False, in_output)
-        except Exception as error:
-            tiers.policy_failed(error)
-
-    def _replace(self, twin: KVCacheBlock, anyway: bool) -> None:
-        """Make a free block blank, because its content was just computed again in another block."""
-        tiers = self.free_block_queue
-        if twin.is_null or twin.block_id in self.cached_block_hashes_by_block:
-            return
-        tiers.remove(twin)
-        super()._maybe_evict_cached_block(twin)
-        tiers.grade_of[twin.block_id] = 0
-        tiers.prepend_n([twin])
-        try:
-            tiers.policy.replaced(twin.block_id, anyway)
-        except Exception as error:
-            tiers.policy_failed(error)
+        self.free_block_queue.remove(extra)
+        self._maybe_evict_cached_block(extra)
+        self.free_block_queue.prepend_n([extra])
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         key = block._block_hash
         if not super()._maybe_evict_cached_block(block):
             return False
         if key is None:
-            self.free_block_queue.grade_of[block.block_id] = 0
+            self.free_block_queue.grade_of[block.block_id] = WINDOW
         else:
             self.tell_evicted([block], [key])
         return True
@@ -109,7 +91,7 @@ class TieredPool(QuickPool):
                 tiers.policy_failed(error)
         grade_of = tiers.grade_of
         for block_id in block_ids:
-            grade_of[block_id] = 0
+            grade_of[block_id] = WINDOW
 
     def reset_prefix_cache(self) -> bool:
         if not super().reset_prefix_cache():
@@ -124,33 +106,52 @@ class TieredPool(QuickPool):
         return True
 
     def grade(self, blocks: Sequence[KVCacheBlock], grades: Sequence[int]) -> None:
-        """Set why these blocks are kept (policies.WINDOW, NEAR, FAR ..); -1 leaves a block's grade as it is.
-
-        What has just replaced a block that stock keeps is kept as that was.
-        """
+        """Set why these blocks are kept (policies.WINDOW, NEAR, FAR ..); -1 leaves a block's grade as it is."""
         grade_of = self.free_block_queue.grade_of
         for block, grade in zip(blocks, grades, strict=True):
             if grade >= 0:
-                grade_of[block.block_id] = WINDOW if block.block_id in self.as_stocks else grade
-        self.as_stocks.clear()
+                grade_of[block.block_id] = grade
 
-    def grade_of(self, block: KVCacheBlock) -> int:
-        return int(self.free_block_queue.grade_of[block.block_id])
+    def is_extra(self, block: KVCacheBlock) -> bool:
+        """Stock would not keep this block."""
+        return bool(self.free_block_queue.grade_of[block.block_id])
 
-    def count_as_hit(self, blocks: Sequence[KVCacheBlock]) -> None:
-        self._tell(self.free_block_queue.policy.hit, blocks)
+    def is_output(self, block: KVCacheBlock) -> bool:
+        """This block is part of the window at an output's end."""
+        return bool(self.free_block_queue.grade_of[block.block_id] == OUTPUT)
 
-    def expect(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """A conversation that went on before is likely to go on behind these blocks."""
-        self._tell(self.free_block_queue.policy.expected, blocks)
+    def leave(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """A conversation went on behind these blocks: its next turn resumes farther on."""
+        if self.free_block_queue.tells_left:
+            self._tell(self.free_block_queue.policy.left, blocks)
 
-    def retire(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """A conversation goes on behind these blocks, which were hit: they are not expected to be hit again."""
-        self._tell(self.free_block_queue.policy.retired, blocks)
+    def renew(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Make these blocks the youngest of their tiers, where they are free, as if a prompt had used them last."""
+        tiers = self.free_block_queue
+        for block in blocks:
+            if not block.ref_cnt and not block.is_null:
+                tiers.remove(block)
+                tiers.append(block)
 
-    def need(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """These are part of the window at its prompt's end, too, though they were retired."""
-        self._tell(self.free_block_queue.policy.needed, blocks)
+    @contextmanager
+    def without_extras(self) -> Iterator[None]:
+        """Lookups find only what stock keeps."""
+        get_one, is_extra = self.cached_block_hash_to_block.get_one_block, self.is_extra
+
+        def ordinary(block_hash: bytes, kv_cache_group_ids: list[int]) -> list[KVCacheBlock] | None:
+            blocks = []
+            for group in kv_cache_group_ids:
+                block = get_one(block_hash + group.to_bytes(4, "big"))
+                if block is None or is_extra(block):
+                    return None
+                blocks.append(block)
+            return blocks
+
+        self.get_cached_block = ordinary
+        try:
+            yield
+        finally:
+            del self.get_cached_block
 
     def _tell(self, hook: Callable[[list[int]], None], blocks: Sequence[KVCacheBlock]) -> None:
         try:
@@ -158,24 +159,8 @@ class TieredPool(QuickPool):
         except Exception as error:
             self.free_block_queue.policy_failed(error)
 
-    def resumed(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """A prompt hit these blocks of a window group; those out of the window are null."""
-        tiers = self.free_block_queue
-        window = [block.block_id for block in blocks if not block.is_null]
-        grades = [tiers.grade_of[block_id] for block_id in window]
-        kept = sum(grade in (OUTPUT, OUTPUT_END) for grade in grades)
-        try:
-            tiers.policy.resumed(len(blocks), kept, grades[-1])
-        except Exception as error:
-            tiers.policy_failed(error)
-        for block_id, grade in zip(window, grades, strict=True):
-            # From the second visit on stock keeps it, too.
-            if grade == NEAR:
-                tiers.grade_of[block_id] = WINDOW
-
     def counters(self) -> dict[str, int]:
-        """Counters for the run file: blocks given out by tier, demotions, failures."""
+        """Counters for the run file: blocks given out by tier, failures."""
         tiers = self.free_block_queue
         counts = {f"given_out_{name}": n for name, n in zip(tiers.names, tiers.taken[BLANK:], strict=True)}
-        counts |= {"demotions": sum(tiers.demoted), "pool_failures": tiers.failures}
-        return counts | tiers.policy.counters()
+        return {**counts, "pool_failures": tiers.failures}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 
 class QuickPool(BlockPool):  # type: ignore[misc]
-    storing: Request | None = None
-    """The request whose blocks stock's `cache_full_blocks` is storing, one by one."""
-
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         if not self.enable_caching or self.unusual() or num_blocks > self.get_num_free_blocks():
             return BlockPool.get_new_blocks(self, num_blocks)  # type: ignore[no-any-return]
@@ -58,8 +55,15 @@ class QuickPool(BlockPool):  # type: ignore[misc]
         block_mask: list[bool] | None = None,
     ) -> None:
         if self.unusual() or block_size != self.hash_block_size:
-            self._store_one_by_one(
-                request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
+            BlockPool.cache_full_blocks(
+                self,
+                request,
+                blocks,
+                num_cached_blocks,
+                num_full_blocks,
+                block_size,
+                kv_cache_group_id,
+                block_mask,
             )
             return
         cache = self.cached_block_hash_to_block._cache
@@ -82,19 +86,12 @@ class QuickPool(BlockPool):  # type: ignore[misc]
                 continue
             # The same content twice, or a block that was hashed in part.
             if stored:
-                self.tell_stored(request, stored, keys, num_full_blocks * block_size)
+                self.tell_stored(stored, keys)
                 stored, keys = [], []
             at = tokens // block_size
-            self._store_one_by_one(request, blocks, at - 1, at, block_size, kv_cache_group_id)
+            BlockPool.cache_full_blocks(self, request, blocks, at - 1, at, block_size, kv_cache_group_id)
         if stored:
-            self.tell_stored(request, stored, keys, num_full_blocks * block_size)
-
-    def _store_one_by_one(self, request: Request, *blocks_and_where: Any) -> None:
-        self.storing = request
-        try:
-            BlockPool.cache_full_blocks(self, request, *blocks_and_where)
-        finally:
-            self.storing = None
+            self.tell_stored(stored, keys)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         first: list[KVCacheBlock] = []
@@ -128,7 +125,5 @@ class QuickPool(BlockPool):  # type: ignore[misc]
     def tell_evicted(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
         """These blocks lost their hashes."""
 
-    def tell_stored(
-        self, request: Request, blocks: list[KVCacheBlock], keys: list[bytes], tokens: int
-    ) -> None:
-        """These blocks of a request, which has so many tokens now, got hashes that no other block has."""
+    def tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
+        """These blocks got hashes that no other block has."""

@@ -3,7 +3,7 @@
     block is                          it is in
     in use (ref_cnt > 0)              no queue, tier byte 0
     free, without a hash ("blank")    tier 1, given out first, newest first (as stock)
-    free, with a hash                 tier 1 + the policy's tier, given out from its head or its tail
+    free, with a hash                 tier 1 + the policy's tier, given out from its head
 
 Contract: every free block is in exactly one queue; every operation is O(1) per block; the free count is the sum of all
 tiers; only `popleft_n` (in get_new_blocks) moves blocks between tiers, so admission checks see no difference to stock.
@@ -39,7 +39,6 @@ class Tiers:
         self.num_blocks = len(blocks)
         self.tier_of = bytearray(len(blocks))
         self.grade_of = bytearray(len(blocks))
-        self.window_groups: frozenset[bytes] = frozenset()
         self.num_free_blocks = 0
         self.use(make(policy_name, self, settings))
         self.settings = settings
@@ -47,7 +46,6 @@ class Tiers:
         self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.tiers) + 2)]
         self.failures = 0
         self.taken = [0] * len(self.queues)  # blocks given out, by tier
-        self.demoted = [0] * len(self.queues)  # blocks demoted, by the tier they left
 
     def use(self, policy: Policy) -> None:
         """Use this policy from now on. Hooks that it does not override are skipped: most calls of most policies."""
@@ -56,6 +54,7 @@ class Tiers:
         self.tells_stored = getattr(kind, "stored", None) is not InOrder.stored
         self.tells_evicted = getattr(kind, "evicted", None) is not InOrder.evicted
         self.tells_hit = getattr(kind, "hit", None) is not InOrder.hit
+        self.tells_left = getattr(kind, "left", None) is not InOrder.left
 
     # The policy's view of the pool (`Shelves`).
 
@@ -70,20 +69,14 @@ class Tiers:
         assert block is not None
         return int(block.block_id)
 
-    def before(self, tier: int, order: Sequence[int], value: int, most: int) -> int:
+    def before(self, tier: int, times: Sequence[float], time: float, most: int) -> int:
         block = self.queues[tier + 1].fake_free_list_head.next_free_block
         most = min(most, self.queues[tier + 1].num_free_blocks)
         for count in range(most):
-            if order[block.block_id] >= value:
+            if times[block.block_id] >= time:
                 return count
             block = block.next_free_block
         return most
-
-    def demote(self, tier: int, to: int) -> None:
-        block = self.queues[tier + 1].popleft()
-        self.queues[to + 1].append(block)
-        self.tier_of[block.block_id] = to + 1
-        self.demoted[tier + 1] += 1
 
     # Called by vLLM's BlockPool.
 
@@ -103,7 +96,7 @@ class Tiers:
         tier_of = self.tier_of
         while len(taken) < n:
             tier, count = self._choose(n - len(taken))
-            blocks = self.queues[tier].popleft_n(count) if count > 0 else self._newest(tier, -count)
+            blocks = self.queues[tier].popleft_n(count)
             self.taken[tier] += len(blocks)
             for block in blocks:
                 if tier_of[block.block_id] != tier:
@@ -113,22 +106,13 @@ class Tiers:
             taken += blocks
         return taken
 
-    def _newest(self, tier: int, count: int) -> list[KVCacheBlock]:
-        queue, blocks = self.queues[tier], list[KVCacheBlock]()
-        for _ in range(count):
-            block = queue.fake_free_list_tail.prev_free_block
-            assert block is not None
-            queue.remove(block)
-            blocks.append(block)
-        return blocks
-
     def _choose(self, wanted: int) -> tuple[int, int]:
         blank = self.queues[BLANK].num_free_blocks
         if blank:
             return BLANK, min(blank, wanted)
         try:
             tier, count = self.policy.choose(wanted)
-            if not 0 < abs(count) <= min(wanted, self.size(tier)):
+            if not 0 < count <= min(wanted, self.size(tier)):
                 raise ValueError(
                     f"policy {self.policy.name} chose {count} of {self.size(tier)} blocks in tier {tier}"
                 )

@@ -8,7 +8,9 @@ window at the prompt's end and, from the second visit on, the one at the end of 
     ends at the last multiple of 4*slack, 2*slack, slack
 
 so that a prompt with a new suffix can resume at the second visit already. A block's grade tells the pool's policy why
-it is kept. With policy `pin` the window at each chunk's end is kept instead (the published policy).
+it is kept. When a prompt resumes in such a window, it becomes what stock makes of it at that visit: stock would compute
+the prompt again, and keep the window where the shared prefix ends. With policy `pin` the window at each chunk's end is
+kept instead (the published policy).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from vllm.v1.request import Request
 
 from kvtune.core import state
 from kvtune.core.cache.pool import TieredPool
-from kvtune.core.policies import FAR, NEAR, OUTPUT, OUTPUT_END, SPECULATIVE, WINDOW
+from kvtune.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW
 from kvtune.core.settings import CoreSettings
 
 logger = logging.getLogger("vllm.kvtune")
@@ -37,18 +39,17 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
     settings: CoreSettings
     block_pool: TieredPool
 
-    def adopt_window(self, settings: CoreSettings, first: bool = True) -> None:
-        """Called once, on a manager that stock has built. The first one reports where prompts resume."""
+    def adopt_window(self, settings: CoreSettings) -> None:
+        """Called once, on a manager that stock has built."""
         self.settings = settings
-        self.first = first
         self.need = self._contiguous_blocks_for_hit(self.sliding_window, self.block_size, self.use_eagle)
-        if settings.pin_window:
-            self.need = max(self.need, -(-settings.pin_window // self.block_size))
+        self.keep = max(self.need, -(-settings.pin_window // self.block_size))
         # EAGLE reads one block beyond the boundary.
         self.shift = 1 if self.use_eagle else 0
         self.slack_blocks = -(-settings.slack // self.block_size)
         self.aligned = self.cache_hit_alignment_tokens == self.block_size
-        self.continued: set[str] = set()
+        self.resumed: set[str] = set()
+        """Requests whose cached window was not looked at yet."""
 
     def add_local_computed_blocks(
         self,
@@ -60,17 +61,11 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         super().add_local_computed_blocks(
             request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
         )
-        # A conversation continues where an output ended: its next turn will resume at the new end, not here. Where the
-        # output filled no block of its own, this may as well be a prefix that others share.
-        pool = self.block_pool
-        if new_computed_blocks and self.first:
-            pool.resumed(new_computed_blocks)
-        if new_computed_blocks and pool.grade_of(new_computed_blocks[-1]) == OUTPUT_END:
-            self.continued.add(request_id)
-            pool.retire([block for block in self.req_to_blocks[request_id] if not block.is_null])
+        if new_computed_blocks and self.block_pool.extras_first:
+            self.resumed.add(request_id)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        self.continued.discard(request_id)
+        self.resumed.discard(request_id)
         blocks: list[KVCacheBlock] = super().pop_blocks_for_free(request_id)
         return blocks
 
@@ -86,7 +81,8 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         # A hash may look at tokens after its block: the last full block then has none yet.
         hashed = len(request.block_hashes) * self.block_pool.hash_block_size
         end = min(num_tokens, hashed) // self.block_size
-        if start >= end:
+        resumed = request.request_id in self.resumed
+        if start >= end and not resumed:
             return
         if retention_interval == 0 and start * self.block_size >= request.num_prompt_tokens + self.shift:
             # While it decodes nothing is kept; `keep_output` acts when it ends.
@@ -98,8 +94,14 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             if self.use_eagle:
                 # A sibling that diverges right behind the junction cannot use the block past it as EAGLE's extra one.
                 boundaries.append(request.shared_prefix_boundary - self.block_size)
+        blocks = self.req_to_blocks[request.request_id]
         try:
-            grades = self._grades(request, start, end, retention_interval, boundaries, len(replay_boundaries))
+            if resumed:
+                self.resumed.discard(request.request_id)
+                self._take_over(blocks[:start], retention_interval, boundaries, len(replay_boundaries))
+            if start >= end:
+                return
+            grades = self._grades(start, end, retention_interval, boundaries, len(replay_boundaries))
         except Exception as error:
             self.stand_down(error)
             SlidingWindowManager.cache_blocks(
@@ -110,9 +112,6 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
                 replay_boundaries=replay_boundaries,
             )
             return
-        blocks = self.req_to_blocks[request.request_id]
-        if request.request_id in self.continued:
-            self._keep_for_its_end(blocks[:start], boundaries)
         self.block_pool.cache_full_blocks(
             request=request,
             blocks=blocks,
@@ -125,12 +124,25 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         self.block_pool.grade(blocks[start:end], grades)
         self.num_cached_block[request.request_id] = end
 
-    def _keep_for_its_end(self, cached: Sequence[KVCacheBlock], boundaries: Sequence[int]) -> None:
-        """Stock keeps the windows of this prompt, and they may begin in the window that it was resumed in."""
-        first = min(map(self._end_block, boundaries)) - self.need
-        needed = [block for block in cached[max(first, 0) :] if not block.is_null]
-        self.block_pool.grade(needed, [WINDOW] * len(needed))
-        self.block_pool.need(needed)
+    def _take_over(
+        self,
+        cached: Sequence[KVCacheBlock],
+        retention_interval: int | None,
+        boundaries: Sequence[int],
+        replays: int,
+    ) -> None:
+        """A prompt resumed in a window of these blocks. What stock would keep of it at this visit becomes ordinary."""
+        pool, end = self.block_pool, len(cached)
+        start = max(0, end - self.need)
+        window = cached[start:]
+        if not any(map(pool.is_extra, window)):
+            return
+        goes_on = pool.is_output(window[-1])
+        kept = self._mask(start, end, retention_interval, boundaries)
+        pool.grade(window, [WINDOW if kept is None or keeps else -1 for keeps in kept or window])
+        if goes_on:
+            own = self._mask(start, end, retention_interval, boundaries[:replays]) or [True] * len(window)
+            pool.leave([block for block, is_own in zip(window, own, strict=True) if not is_own])
 
     def stand_down(self, error: Exception) -> None:
         """Become stock's manager, for good."""
@@ -140,7 +152,6 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
 
     def _grades(
         self,
-        request: Request,
         start: int,
         end: int,
         retention_interval: int | None,
@@ -181,14 +192,15 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
     def _spans(self, start: int, end: int, boundaries: Sequence[int], replays: int) -> list[Span]:
         """The spans of a prompt to keep; its blocks from `start` to `end` are being computed."""
         ends = [self._end_block(boundary) for boundary in boundaries]
-        spans = [(last - self.need, last, WINDOW) for last in ends]
         big = end - start >= self.settings.min_drop
         if self.settings.policy == "pin":
-            return [*spans, (end - self.need, end, SPECULATIVE)] if big else spans
+            spans = [(last - self.keep, last, WINDOW) for last in ends]
+            return [*spans, (end - self.keep, end, SPECULATIVE)] if big else spans
+        spans = [(last - self.keep, last, NEAR) for last in ends]
         last = max(ends[:replays])
         slack = self.slack_blocks
-        spans.append((last - self.need - slack, last, FAR))
-        spans.append((last - self.need - (slack + 3) // 4, last, NEAR))
+        spans.append((last - self.keep - slack, last, FAR))
+        spans.append((last - self.keep - (slack + 3) // 4, last, NEAR))
         if big:
             # Multiples of the slack: prompts of any length that share a prefix keep the same windows.
             step = max(slack, 1)
@@ -196,7 +208,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
                 place = (last - slack) // step * step
                 if place <= 0:
                     break
-                spans.append((place - self.need, place, SPECULATIVE))
+                spans.append((place - self.keep, place, SPECULATIVE))
                 step *= 2
         return spans
 
@@ -215,7 +227,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         # The last token has no KV yet: the next step would have written it.
         known = min(request.num_computed_tokens, request.num_tokens - 1, cached * self.block_size)
         end = self._end_block(known - self.shift * self.block_size)
-        start = max(0, end - self.need)
+        start = max(0, end - self.keep)
         window = blocks[start:end]
         if end > cached or not window or len(window) <= self.shift or any(block.is_null for block in window):
             return
@@ -229,13 +241,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             kv_cache_group_id=self.kv_cache_group_id,
             block_mask=new,
         )
-        grades = [OUTPUT if is_new else -1 for is_new in new]
-        last = -1 - self.shift
-        if new[last]:
-            grades[last] = OUTPUT_END
-        self.block_pool.grade(window, grades)
-        if request_id in self.continued:
-            self.block_pool.expect(window)
+        self.block_pool.grade(window, [OUTPUT if is_new else -1 for is_new in new])
 
 
 def supports(manager: SlidingWindowManager) -> str:

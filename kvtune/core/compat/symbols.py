@@ -92,6 +92,7 @@ _WINDOWS: Modules = {
         "SingleTypeKVCacheManager.cache_blocks",
         "SingleTypeKVCacheManager.remove_skipped_blocks",
         "SlidingWindowManager",
+        "FullAttentionManager.find_longest_cache_hit",
     ),
     "vllm.v1.core.kv_cache_coordinator": (
         "replay_boundaries",
@@ -99,8 +100,9 @@ _WINDOWS: Modules = {
         "KVCacheCoordinator.remove_skipped_blocks",
         "HybridKVCacheCoordinator.get_num_cacheable_tokens",
         "HybridKVCacheCoordinator.find_longest_cache_hit",
+        "UnitaryKVCacheCoordinator.find_longest_cache_hit",
     ),
-    "vllm.v1.core.kv_cache_manager": ("KVCacheManager.cache_blocks",),
+    "vllm.v1.core.kv_cache_manager": ("KVCacheManager.cache_blocks", "KVCacheManager.get_computed_blocks"),
 }
 _ALLOCATING: Modules = {
     "vllm.v1.core.single_type_kv_cache_manager": (
@@ -277,7 +279,6 @@ _INPUT_LOOP: Modules = {"vllm.v1.engine.core": ("EngineCoreProc._process_input_q
 PARTS: dict[str, Part] = {
     "pool": Part((_BLOCK_POOL, _FREEING)),
     "pinning": Part((_WINDOWS,), requires=("pool",)),
-    "reuse": Part((), requires=("pool",)),
     "rows": Part((_ROWS,), calls=(_INPUT_LOOP,)),
     "steady": Part((_ALLOCATING, _SCHEDULING)),
     "empty_blocks": Part((_ALLOCATING,)),
@@ -310,9 +311,7 @@ PARTS: dict[str, Part] = {
     "packed": Part((_LAYOUT, _STATES)),
     "simulator": Part((_ENGINE_STEP,), calls=(_EXECUTOR,)),
 }
-"""In the order in which doctor lists them; `simulator` is `--on sim`.
-
-`reuse` is an order within the pool, and has no symbols of its own."""
+"""In the order in which doctor lists them; `simulator` is `--on sim`."""
 
 SYMBOLS: dict[str, tuple[str, ...]] = {}
 """Every symbol of every part, by module: what a manifest describes."""

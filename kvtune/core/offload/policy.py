@@ -17,17 +17,17 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 
 from kvtune.core.offload.duel import Duel
 from kvtune.core.offload.windows import Windows
-from kvtune.core.policies.remembered import Remembered, mark
+from kvtune.core.policies.remembered import Remembered
 
 GHOST = 4
-"""Chunks that are remembered after their eviction or refusal, in tier sizes: 13 bytes each."""
+"""Chunks that are remembered after their eviction or refusal, in tier sizes: 11 bytes each."""
 LIVE = 0.25
 """Share of a request's chunks that must be known for all of them to be stored."""
 SAMPLED = 8
@@ -74,7 +74,7 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
         self._kept_by_age: set[bytes] = set()
         self._came_back: set[bytes] = set()  # of the offer that is being stored
         self._new_spare: set[bytes] = set()  # of the same
-        self._ghost = Remembered(GHOST * self.cache_capacity, lambda kind, epoch: None)
+        self._ghost = Remembered(GHOST * self.cache_capacity)
         self.duel.clear()
 
     # What the manager tells.
@@ -123,7 +123,7 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
             self._kept_by_age.update(refused)
             return list(keys)
         refused = refused[room:]
-        self._ghost.add_all(map(mark, refused), repeat(LEFT), repeat(0))
+        self._ghost.add_all(refused, LEFT)
         self.refused += len(refused)
         out = set(refused)
         return [key for key in keys if key not in out]
@@ -262,7 +262,7 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
                 return None
         evicted = [(key, self.chunks[key]) for key in chosen]
         kind = LOST_TO_AGE if self.duel.by_age else LEFT
-        self._ghost.add_all(map(mark, chosen[spare:]), repeat(kind), repeat(0))
+        self._ghost.add_all(chosen[spare:], kind)
         for key in chosen:
             self.remove(key)
         return evicted

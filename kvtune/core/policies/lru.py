@@ -1,19 +1,19 @@
-"""Least recently used, exactly as stock: one queue, oldest first. A failed policy is replaced by `InOrder`."""
+"""Least recently used, exactly as stock: one queue, oldest first. A failed order is replaced by `InOrder`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtune.core.policies import FAR, Shelves
+from kvtune.core.policies import Shelves
 from kvtune.core.settings import CoreSettings
 
 
 class InOrder:
-    """The base of policies: gives out blocks of the first tier that has any, and places all blocks in the last."""
+    """The base of all orders: gives out blocks of the first tier that has any, and places all blocks in the last."""
 
     name = "in_order"
     tiers: tuple[str, ...] = ("aged",)
-    replaces = False
+    extras_first = False
 
     def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
         self.shelves = shelves
@@ -32,23 +32,10 @@ class InOrder:
     def hit(self, block_ids: Sequence[int]) -> None:
         pass
 
-    def resumed(self, blocks: int, kept: int, grade: int) -> None:
+    def left(self, block_ids: Sequence[int]) -> None:
         pass
 
-    def retired(self, block_ids: Sequence[int]) -> None:
-        for block_id in block_ids:
-            self.shelves.grade_of[block_id] = FAR
-
-    def needed(self, block_ids: Sequence[int]) -> None:
-        pass
-
-    def expected(self, block_ids: Sequence[int]) -> None:
-        self.hit(block_ids)
-
-    def replaced(self, block_id: int, anyway: bool) -> None:
-        pass
-
-    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool, anyway: bool) -> None:
+    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes], resident: bool) -> None:
         pass
 
     def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
@@ -56,9 +43,6 @@ class InOrder:
 
     def reset(self) -> None:
         pass
-
-    def counters(self) -> dict[str, int]:
-        return {}
 
 
 class Lru(InOrder):

@@ -1,18 +1,18 @@
-"""Makes the policy of a name. Runs in EngineCore."""
+"""Makes the order of a name. Runs in EngineCore."""
 
 from __future__ import annotations
 
-from kvtune.core.policies import Policy, Shelves, density, lru, pin, tiered, two_class
+from kvtune.core.policies import Policy, Shelves
+from kvtune.core.policies.chat import Chat
+from kvtune.core.policies.first import First
+from kvtune.core.policies.lru import InOrder, Lru
+from kvtune.core.policies.pin import Pin
+from kvtune.core.policies.two_class import TwoClass
 from kvtune.core.settings import CoreSettings
+
+ORDERS: dict[str, type[InOrder]] = {kind.name: kind for kind in (First, TwoClass, Chat, Pin, Lru)}
 
 
 def make(name: str, shelves: Shelves, settings: CoreSettings) -> Policy:
-    """The policy of that name over a pool."""
-    kinds = {
-        "density": density.Density,
-        "lru": lru.Lru,
-        "pin": pin.Pin,
-        "tiered": tiered.Tiered,
-        "two_class": two_class.TwoClass,
-    }
-    return kinds[name](shelves, settings)
+    """The order of that name over a pool."""
+    return ORDERS[name](shelves, settings)

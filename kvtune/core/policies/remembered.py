@@ -1,97 +1,65 @@
-"""Blocks that were evicted: the last ones, every one, by 32 bits of their hash, with their class and epoch.
+"""Hashes that were evicted: the last ones, without a gap, by 32 bits each, with a small number.
 
-Arrays only, 13 bytes a block: a ring, and a hash table whose chains are slots of the ring.
+Arrays only, 11 bytes a hash: a ring, and a hash table whose chains are slots of the ring.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from zlib import crc32
 
 TAKEN = 255
-"""The class of a block that came back."""
-
-
-mark = crc32
-"""32 bits of a hash, the same in every process, well spread even where hashes are not random (tests, traces)."""
-
-
-def mark_of_output(key: bytes) -> int:
-    """The mark of a window where an output ended, the same for each group: keys end with their group."""
-    return mark(key[:-4])
+"""The number of a hash that came back."""
 
 
 class Remembered:
-    """The last `size` blocks that were added and not taken. `forget(kind, epoch)` is told of those that fall out."""
+    """The last `size` hashes that were added and not taken since."""
 
-    def __init__(self, size: int, forget: Callable[[int, int], None]) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.forget = forget
         self.added = 0
         self.buckets = max(1, size // 2)
         self.marks = array("I", [0]) * size
         self.older = array("I", [0]) * size  # of each slot: the next one of its bucket, plus one
         self.first = array("I", [0]) * self.buckets  # of each bucket: its newest slot, plus one
-        self.epochs = array("H", [0]) * size
-        self.kinds = bytearray(size)
+        self.numbers = bytearray(size)
 
-    def add(self, mark: int, kind: int, epoch: int) -> None:
-        self.add_all((mark,), (kind,), (epoch,))
-
-    def add_all(self, marks: Iterable[int], kinds: Iterable[int], epochs: Iterable[int]) -> None:
-        """Blocks in this order; classes and epochs may be endless."""
-        size, buckets, added = self.size, self.buckets, self.added
-        all_marks, all_kinds, all_epochs = self.marks, self.kinds, self.epochs
-        older, first = self.older, self.first
-        for mark, kind, epoch in zip(marks, kinds, epochs, strict=False):
-            if not size:
-                self.forget(kind, epoch)
-                continue
-            at = added % size
-            if added >= size:
+    def add_all(self, keys: Iterable[bytes], number: int = 0) -> None:
+        """Hashes in this order, with one number."""
+        size, buckets, first, older = self.size, self.buckets, self.first, self.older
+        if not size:
+            return
+        for mark in map(crc32, keys):
+            at = self.added % size
+            if self.added >= size:
                 self._drop(at)
-            added += 1
+            self.added += 1
             bucket = mark % buckets
-            all_marks[at] = mark
-            all_epochs[at] = epoch & 0xFFFF
-            all_kinds[at] = kind
+            self.marks[at] = mark
+            self.numbers[at] = number
             older[at] = first[bucket]
             first[bucket] = at + 1
-        self.added = added
 
     def take_all(self, keys: Iterable[bytes]) -> dict[bytes, int]:
-        """`take` for each of these hashes: the classes of those that were remembered."""
-        hashes = list(keys)
-        found = self.take_each(map(mark, hashes))
-        return {key: known[0] for key, known in zip(hashes, found, strict=True) if known is not None}
-
-    def take(self, mark: int) -> tuple[int, int] | None:
-        """(class, 16 bits of the epoch) of the newest block with this mark, which is remembered no more."""
-        return self.take_each((mark,))[0]
-
-    def take_each(self, wanted: Iterable[int]) -> list[tuple[int, int] | None]:
-        """`take` for each of these marks."""
-        marks, older, first, kinds, buckets = self.marks, self.older, self.first, self.kinds, self.buckets
-        taken: list[tuple[int, int] | None] = []
-        for mark in wanted:
-            slot, found = first[mark % buckets] if self.size else 0, None
-            while slot:
-                at = slot - 1
-                if marks[at] == mark:
-                    if kinds[at] != TAKEN:
-                        found = kinds[at], self.epochs[at]
-                        kinds[at] = TAKEN
-                    break
-                slot = older[at]
-            taken.append(found)
+        """The newest numbers of those of these hashes that were remembered; they are remembered no more."""
+        taken: dict[bytes, int] = {}
+        if not self.size:
+            return taken
+        marks, older, first, numbers = self.marks, self.older, self.first, self.numbers
+        for key in keys:
+            mark = crc32(key)  # well spread, even where hashes are not random (tests, traces)
+            slot = first[mark % self.buckets]
+            while slot and marks[slot - 1] != mark:
+                slot = older[slot - 1]
+            if slot and numbers[slot - 1] != TAKEN:
+                taken[key] = numbers[slot - 1]
+                numbers[slot - 1] = TAKEN
         return taken
 
     def _drop(self, at: int) -> None:
-        """The oldest of all is the last of its chain."""
+        """Forget the oldest of all: it is the last of its chain."""
         first, older = self.first, self.older
-        if self.kinds[at] != TAKEN:
-            self.forget(self.kinds[at], self.epochs[at])
         bucket = self.marks[at] % self.buckets
         oldest = at + 1
         slot = first[bucket]

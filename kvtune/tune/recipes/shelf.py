@@ -8,10 +8,12 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.errors import KvtuneError, UsageError, did_you_mean
 from kvtune.files import creating
-from kvtune.recipe import Recipe, Scalar, in_vllms_names, read_recipe
+from kvtune.recipe import Recipe, Scalar, in_vllms_names, read_recipe, tuning_command
 from kvtune.run.config import output_folder
 
 PACKAGED = Path(__file__).parents[2] / "recipes"  # in a wheel
@@ -37,9 +39,11 @@ def recipes() -> Iterator[tuple[Path, Recipe | None, str]]:
 
 def load(path: Path) -> Recipe:
     """Read a recipe and check its core settings."""
-    from kvtune.core.settings import parse
+    from kvtune.core.settings import GONE_POLICIES, gone, parse
 
     recipe = read_recipe(path)
+    if (policy := recipe.core.get("policy")) in GONE_POLICIES:
+        raise UsageError(gone(path, policy), f"tune it again: {tuning_command(msgspec.to_builtins(recipe))}")
     try:
         parse(recipe.core)
     except UsageError as error:

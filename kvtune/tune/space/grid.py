@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from kvtune.analysis.study import Settings
+from kvtune.core.settings import AUTO
 from kvtune.errors import UsageError
 from kvtune.recipe import Scalar, text_of
 from kvtune.tune.space.knobs import ENGINE_ONLY, GROUPS, LAYOUT, TIER, candidates, canonical, read_value
@@ -59,6 +60,9 @@ def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
         settings.pop("states_per_block", None)
     if settings.get("admission") == "fcfs":
         settings.pop("admission_age_s", None)
+    if settings.get("policy", AUTO) not in (AUTO, "two_class"):
+        settings.pop("reuse_bonus_s", None)
+        settings.pop("ghost_factor", None)
     if settings.get(TIER[0]) == 0:
         for name in TIER[1:]:
             settings.pop(name, None)

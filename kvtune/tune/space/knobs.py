@@ -59,11 +59,10 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
     chosen: dict[str, tuple[Scalar, ...]] = {
         "pin_window": (0, 2 * window, 4 * window) if facts.window else (0,),
         "slack": (0, 128, 512, 2048) if facts.window else (0,),
-        "policy": ("density", "tiered", "lru") if facts.window else ("density", "two_class", "lru"),
+        "policy": ("first", "two_class", "chat") if facts.window else ("lru", "two_class"),
         "min_drop": (1, 16, 64) if facts.window else (16,),
         "windows": (0, 2, 4, 8),
-        "protected_share": (0.5, 0.65, 0.8, 0.95),
-        "reuse_bonus_s": (0.0, 30.0, 100.0, 300.0, 1e9),
+        "reuse_bonus_s": (30.0, 100.0, 300.0, 1e9),
         "ghost_factor": (1.0, 4.0, 8.0),
         "admission_age_s": (60.0, 300.0),
         "gc_threshold0": (0, 20_000, 100_000),

@@ -38,7 +38,7 @@ class SimPool:
 
         self.bench = like.pool_of(bench)
         self._like = like
-        self._workload = build(bench.spec, seed=bench.seed)
+        self.workload = build(bench.spec, seed=bench.seed)
         self._simulators = Simulators(model=bench.model)
         self._begun: dict[int, float] = {}
 
@@ -79,7 +79,7 @@ class SimPool:
             copy=self._like.copy,
         )
         self._begun[number] = time.monotonic()
-        self._simulators.submit(number, self._workload, sim)
+        self._simulators.submit(number, self.workload, sim)
 
     def next_done(self) -> tuple[int, Answer]:
         """Wait for the next trial that ends."""
@@ -92,6 +92,6 @@ class SimPool:
             return number, Answer(elapsed_s=elapsed_s, failed=outcome.message, hint=outcome.hint)
         replay = outcome.header.extra.sim
         return number, Answer(
-            summary=summary(RunAnalysis(with_slo(outcome, self.bench.slo), self._workload)),
+            summary=summary(RunAnalysis(with_slo(outcome, self.bench.slo), self.workload)),
             elapsed_s=(replay.elapsed_s if replay is not None else 0.0) + outcome.header.startup_s,
         )

@@ -1,4 +1,4 @@
-"""Which policy an engine gets, and what it is told where it gets stock's queue."""
+"""Which policy an engine gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM")
 
 from kvtune.core import state
-from kvtune.core.cache.adopt import UNTRIED
 from kvtune.core.settings import parse
 from tests.core.pool_rig import Engine
 from tests.core.steady_rig import Shape
@@ -22,17 +21,19 @@ FULL, WINDOWS, STATES = Shape(), Shape(windows=(12,), blocks=110), Shape(states=
 @pytest.mark.parametrize(
     ("shape", "settings", "policy"),
     [
-        (FULL, {}, "density"),
-        (FULL, {"reuse": False}, ""),
-        (FULL, {"policy": "lru"}, ""),
-        (FULL, {"policy": "tiered"}, ""),
+        (FULL, {}, ""),
+        (FULL, {"policy": "first"}, ""),
+        (FULL, {"policy": "chat"}, ""),
+        (FULL, {"policy": "two_class"}, ""),
         (FULL, {"reuse_bonus_s": 100.0}, "two_class"),
-        (FULL, {"policy": "density", "reuse_bonus_s": 100.0}, "density"),
-        (WINDOWS, {}, "density"),
-        (WINDOWS, {"reuse": False}, "density"),
-        (WINDOWS, {"policy": "tiered"}, "tiered"),
+        (FULL, {"policy": "lru", "reuse_bonus_s": 100.0}, ""),
+        (WINDOWS, {}, "first"),
+        (WINDOWS, {"reuse_bonus_s": 100.0}, "two_class"),
+        (WINDOWS, {"policy": "first", "reuse_bonus_s": 100.0}, "first"),
+        (WINDOWS, {"policy": "chat"}, "chat"),
+        (WINDOWS, {"policy": "lru"}, "lru"),
         (STATES, {}, ""),
-        (STATES, {"policy": "density"}, "density"),
+        (STATES, {"policy": "first"}, ""),
     ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -42,8 +43,5 @@ def test_the_policy_of_each_kind_of_model(
     pool = Engine(replace(shape, asynchronous=asynchronous), parse(settings)).pool
     assert type(pool).__name__ == ("TieredPool" if policy else "BlockPool")
     assert state.state()["parts"]["pool"] is True
-    assert state.state()["parts"]["reuse"] is (bool(policy) and settings.get("reuse", True))
     if policy:
         assert pool.free_block_queue.policy.name == policy
-    untried = shape is STATES and not policy
-    assert any(UNTRIED in note for note in state.state()["notes"]) is untried

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.vllm
 
 def test_each_kind_of_damage_is_reported() -> None:
     """An audit that cannot fail would be worthless."""
-    engine = Engine(SHAPES["small_hybrid"], parse(SETTINGS["tiered"]))
+    engine = Engine(SHAPES["small_hybrid"], parse(SETTINGS["first"]))
     engine.serve(tokens(1, 60))
     engine.add(tokens(2, 60), 20)
     engine.step()

@@ -30,11 +30,11 @@ class Failing:
 @BOTH
 @pytest.mark.parametrize(
     "method",
-    ["place", "choose", "hit", "retired", "needed", "expected", "stored", "evicted", "replaced", "reset"],
+    ["place", "choose", "hit", "left", "stored", "evicted", "reset"],
 )
 def test_a_policy_that_raises_is_replaced_and_serving_goes_on(method: str, asynchronous: bool) -> None:
     # A policy is told only what it overrides.
-    policy = "density" if method in ("stored", "replaced") else "tiered"
+    policy = "two_class" if method in ("hit", "stored", "evicted") else "chat"
     engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS[policy]))
     tiers = engine.pool.free_block_queue
     steps = 0
@@ -47,9 +47,7 @@ def test_a_policy_that_raises_is_replaced_and_serving_goes_on(method: str, async
         assert audit.check(engine.scheduler) == []
 
     random_steps(engine, 7, 160, each)
-    engine.pool.retire([])
-    engine.pool.need([])
-    engine.pool.expect([])
+    engine.pool.leave([])
     engine.scheduler.reset_prefix_cache()
     engine.drain()
     engine.scheduler.reset_prefix_cache()
@@ -63,7 +61,7 @@ def test_a_policy_that_raises_is_replaced_and_serving_goes_on(method: str, async
 @BOTH
 @pytest.mark.parametrize("answer", [(99, 1), (1, 0), (1, 10**6), (-1, 1), None])
 def test_a_policy_that_chooses_nonsense_is_replaced(answer: Any, asynchronous: bool) -> None:
-    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["first"]))
     tiers = engine.pool.free_block_queue
     tiers.policy.choose = lambda wanted: answer
     random_steps(engine, 8, 120, lambda: None)
@@ -75,7 +73,7 @@ def test_a_policy_that_chooses_nonsense_is_replaced(answer: Any, asynchronous: b
 @BOTH
 @pytest.mark.parametrize("tier", [-1, 0, 99, None])
 def test_a_policy_that_places_nowhere_is_replaced(tier: Any, asynchronous: bool) -> None:
-    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["first"]))
     tiers = engine.pool.free_block_queue
     tiers.policy.place = lambda block_id, grade: tier
     random_steps(engine, 8, 120, lambda: None)
@@ -87,7 +85,7 @@ def test_a_policy_that_places_nowhere_is_replaced(tier: Any, asynchronous: bool)
 @BOTH
 @pytest.mark.parametrize("damage", ["tier_of", "links"])
 def test_damaged_queues_are_rebuilt(damage: str, asynchronous: bool) -> None:
-    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["first"]))
     tiers = engine.pool.free_block_queue
     steps = 0
 
@@ -109,13 +107,13 @@ def test_damaged_queues_are_rebuilt(damage: str, asynchronous: bool) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("method", ["_spans", "keep_output"])
+@pytest.mark.parametrize("method", ["_spans", "_take_over", "keep_output"])
 def test_window_bookkeeping_that_raises_leaves_stock_behind(
     method: str, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvtune.core.cache.windows import KeepingWindowManager
 
-    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["tiered"]))
+    engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["first"]))
     monkeypatch.setattr(KeepingWindowManager, method, getattr(Failing(), method))
     random_steps(engine, 11, 150, lambda: None)
     engine.drain()

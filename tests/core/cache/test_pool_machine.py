@@ -46,19 +46,15 @@ class PoolMachine(RuleBasedStateMachine):
     policy = "lru"
     operations = 0
 
-    @initialize(
-        blocks=st.integers(1, 24), bonus=st.sampled_from((0.0, 1.0, 50.0, 1e9)), share=st.floats(0, 1)
-    )
-    def build(self, blocks: int, bonus: float, share: float) -> None:
+    @initialize(blocks=st.integers(1, 24), bonus=st.sampled_from((0.0, 1.0, 50.0, 1e9)))
+    def build(self, blocks: int, bonus: float) -> None:
         self.now = 0.0
         state.clock = lambda: self.now
         self.stock = BlockPool(blocks, enable_caching=True, hash_block_size=4)
         self.ours = BlockPool(blocks, enable_caching=True, hash_block_size=4)
         self.foreign = BlockPool(4, enable_caching=True, hash_block_size=4)
         self.ours.__class__ = TieredPool
-        self.ours.adopt_tiers(
-            self.policy, CoreSettings(reuse_bonus_s=bonus, protected_share=share, ghost_factor=2.0)
-        )
+        self.ours.adopt_tiers(self.policy, CoreSettings(reuse_bonus_s=bonus, ghost_factor=2.0))
         self.held: list[tuple[list[Any], list[Any]]] = []
         self.loans: list[Any] = []
 
@@ -164,19 +160,24 @@ class PoolMachine(RuleBasedStateMachine):
             assert tiers.queues[BLANK].num_free_blocks == tiers.num_free_blocks
 
     @rule(data=st.data())
-    def retire(self, data: st.DataObject) -> None:
+    def leave(self, data: st.DataObject) -> None:
         if self.held:
-            self.ours.retire(self.held[data.draw(st.integers(0, len(self.held) - 1))][1])
+            self.ours.leave(self.held[data.draw(st.integers(0, len(self.held) - 1))][1])
 
     @rule(data=st.data())
-    def expect(self, data: st.DataObject) -> None:
-        if self.held:
-            self.ours.expect(self.held[data.draw(st.integers(0, len(self.held) - 1))][1])
+    def renew(self, data: st.DataObject) -> None:
+        """Free blocks become the youngest, as a touch and a release would make them in stock."""
+        names = data.draw(st.lists(st.integers(0, 12), max_size=3))
+        cached = [self.ours.get_cached_block(b"%032d" % name, [0]) for name in names]
+        blocks = [found[0] for found in cached if found is not None]
+        if self.policy != "lru":
+            self.ours.renew(blocks)
 
-    @rule(data=st.data())
-    def need(self, data: st.DataObject) -> None:
-        if self.held:
-            self.ours.need(self.held[data.draw(st.integers(0, len(self.held) - 1))][1])
+    @rule(name=st.integers(0, 12))
+    def look_up_without_extras(self, name: int) -> None:
+        with self.ours.without_extras():
+            found = self.ours.get_cached_block(b"%032d" % name, [0])
+        assert found is None or not self.ours.is_extra(found[0])
 
     @invariant()
     def agrees(self) -> None:

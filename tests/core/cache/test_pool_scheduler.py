@@ -43,7 +43,7 @@ def test_invariants_hold_after_every_step(shape: str, settings: str, asynchronou
 def test_switched_off_or_plain_lru_decides_as_stock_does(shape: str, asynchronous: bool) -> None:
     """Block ids, scheduled tokens and the cache's contents, step by step."""
     made = replace(SHAPES[shape], asynchronous=asynchronous)
-    settings = parse({"reuse": False} if shape == "full" else {"pinning": False, "policy": "lru"})
+    settings = parse({} if shape == "full" else {"pinning": False, "policy": "lru"})
     ours, stock = Engine(made, settings), Engine(made, None)
     for engine in (ours, stock):
         engine.log = []  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def test_reset_gives_everything_up() -> None:
     assert audit.check(engine.scheduler) == []
 
 
-@pytest.mark.parametrize("policy", ["density", "tiered", "pin"])
+@pytest.mark.parametrize("policy", ["first", "chat", "two_class", "pin"])
 def test_a_pool_is_as_good_after_a_reset_as_before(policy: str) -> None:
     """Blocks that lost their hash must not wait in a late tier while hashed ones are given out."""
     engine = Engine(replace(HYBRID, blocks=600), parse({"policy": policy, "min_drop": 2}))

@@ -36,5 +36,5 @@ def test_evictions_are_the_pools_own(core: CoreSettings | None) -> None:
         for _ in range(6):
             engine.step()
             if (news := watch.news()) is not None:
-                reported += sum(news[0])
+                reported += sum(news)
     assert reported == sum(evicted) > 50

@@ -35,15 +35,20 @@ def test_a_new_suffix_hits_at_the_second_visit(asynchronous: bool, suffix: int) 
 
 
 @BOTH
-def test_a_window_near_a_prompts_end_wins_once(asynchronous: bool) -> None:
-    """From the second visit on stock keeps it, too: chats behind one system prompt won a room for all of theirs."""
-    engine = Engine(replace(HYBRID, asynchronous=asynchronous), parse({"slack": 40, "min_drop": 2}))
-    near = engine.pool.free_block_queue.policy.near
-    won = []
-    for visit in range(5):
-        engine.serve(tokens(1, 200) + tokens(10 + visit, 17))
-        won.append(near.winnings)
-    assert won[0] == 0 < won[1] and set(won[1:]) == {won[1]}
+@pytest.mark.parametrize("flood", [0, 30])
+def test_an_extra_that_stock_keeps_from_its_second_visit_on_is_an_ordinary_block(
+    asynchronous: bool, flood: int
+) -> None:
+    """The prefix's end at its second visit: stock stores that window then, and a flood of cold prompts takes extras."""
+    shape = replace(HYBRID, asynchronous=asynchronous, blocks=600)
+    prefix, hits = tokens(1, 200), {}
+    for name, settings in (("ours", parse({"slack": 40, "min_drop": 2})), ("stock", None)):
+        engine = Engine(shape, settings)
+        hits[name] = [engine.serve(prefix + tokens(10 + visit, 17)) for visit in range(2)]
+        for number in range(flood // 10):
+            engine.serve(tokens(100 + number, 100))
+        hits[name].append(engine.serve(prefix + tokens(20, 17)))
+    assert hits == {"ours": [0, 200, 200], "stock": [0, 0, 200]}
 
 
 @BOTH
@@ -138,11 +143,11 @@ def test_what_stock_still_hits_after_a_flood_ours_hits(
 
 @BOTH
 def test_hits_survive_release_and_a_flood_of_one_offs(asynchronous: bool) -> None:
-    """`tiered` protects a prefix that was hit; stock loses it to prompts that never come again."""
+    """`two_class` keeps a prefix that was hit; stock loses it to prompts that never come again."""
     shape = replace(HYBRID, asynchronous=asynchronous, blocks=400)
     hits = {}
     for name, settings in (
-        ("ours", parse({"policy": "tiered", "slack": 16, "min_drop": 2})),
+        ("ours", parse({"policy": "two_class", "reuse_bonus_s": 1e9, "slack": 16, "min_drop": 2})),
         ("stock", None),
     ):
         engine = Engine(shape, settings)

@@ -31,8 +31,8 @@ def test_with_a_known_vllm_every_part_loads() -> None:
 @pytest.mark.parametrize(
     ("module", "old", "new", "aside"),
     [
-        (f"{CORE}block_pool", "popleft_n(num_blocks)", "popleft_n(num_blocks + 0)", "pool pinning reuse"),
-        (f"{CORE}block_pool", "def insert(", "def put(", "pool pinning reuse admission"),
+        (f"{CORE}block_pool", "popleft_n(num_blocks)", "popleft_n(num_blocks + 0)", "pool pinning"),
+        (f"{CORE}block_pool", "def insert(", "def put(", "pool pinning admission"),
         (f"{CORE}kv_cache_coordinator", "def replay_boundaries(", "def replays(", "pinning"),
         (
             f"{CORE}single_type_kv_cache_manager",
@@ -135,7 +135,7 @@ def test_every_part_can_be_asked_for_and_switched_off() -> None:
         assert part not in without(asked, (part,)).parts() or part == "whole_states"
     assert without(asked, tuple(PARTS)).parts() == ()
     assert without(asked, ("pool",)).parts() == tuple(
-        p for p in asked.parts() if p not in ("pool", "pinning", "reuse")
+        p for p in asked.parts() if p not in ("pool", "pinning")
     )
 
 

@@ -1,35 +1,42 @@
-"""Blocks that were evicted, by many at once: the same as one by one."""
+"""Hashes that were evicted: exactly the last ones that were not taken back, in bounded arrays."""
 
 from __future__ import annotations
-
-from array import array
-from itertools import repeat
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.core.policies.remembered import Remembered, mark
+from kvtune.core.policies.remembered import Remembered
 
 HASHES = st.lists(st.integers(0, 12).map(lambda n: b"%d" % n), max_size=12)
-CALLS = st.lists(st.tuples(st.booleans(), HASHES, st.integers(0, 2), st.integers(0, 1 << 17)), max_size=20)
+CALLS = st.lists(st.tuples(st.booleans(), HASHES, st.integers(0, 2)), max_size=20)
 
 
 @given(st.integers(0, 9), CALLS)
-def test_many_at_once_are_one_by_one(size: int, calls: list[tuple[bool, list[bytes], int, int]]) -> None:
-    forgotten: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
-    single, many = (Remembered(size, lambda kind, at, out=out: out.append((kind, at))) for out in forgotten)  # type: ignore[misc]
-    for adds, hashes, kind, epoch in calls:
+def test_it_remembers_the_last_ones_and_no_others(
+    size: int, calls: list[tuple[bool, list[bytes], int]]
+) -> None:
+    """Few hashes in few buckets: chains are long, and a hash is often added again while it is remembered."""
+    remembered, last = Remembered(size), list[tuple[bytes, int | None]]()
+    for adds, hashes, number in calls:
         if adds:
-            for one in hashes:
-                single.add(mark(one), kind, epoch)
-            many.add_all(map(mark, hashes), repeat(kind), repeat(epoch))
-        else:
-            taken = {one: found[0] for one in hashes if (found := single.take(mark(one))) is not None}
-            assert many.take_all(hashes) == taken
-        for name in ("marks", "older", "first", "epochs", "kinds", "added"):
-            assert getattr(single, name) == getattr(many, name), name
-    assert isinstance(many.marks, array)
-    if size:
-        assert forgotten[0] == forgotten[1]
-    else:
-        assert len(forgotten[0]) == len(forgotten[1])
+            remembered.add_all(hashes, number)
+            last = [*last, *((one, number) for one in hashes)][-size:] if size else []
+            continue
+        expected: dict[bytes, int] = {}
+        for one in hashes:
+            newest = max((at for at, (key, _) in enumerate(last) if key == one), default=-1)
+            if newest >= 0 and (known := last[newest][1]) is not None:
+                expected[one] = known
+                last[newest] = one, None
+        assert remembered.take_all(hashes) == expected
+
+
+def test_long_use_takes_no_more_room() -> None:
+    remembered = Remembered(64)
+    room = [len(each) for each in (remembered.marks, remembered.first, remembered.older, remembered.numbers)]
+    keys = [b"%d" % (7919 * number) for number in range(10_000)]
+    remembered.add_all(keys)
+    assert room == [
+        len(each) for each in (remembered.marks, remembered.first, remembered.older, remembered.numbers)
+    ]
+    assert remembered.take_all(keys).keys() == set(keys[-64:])

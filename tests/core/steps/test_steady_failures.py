@@ -208,7 +208,7 @@ def test_logprobs_in_the_models_output_go_to_stock(asynchronous: bool) -> None:
 
 @BOTH
 @KINDS
-@pytest.mark.parametrize("policy", ["density", "tiered", "pin", "two_class"])
+@pytest.mark.parametrize("policy", ["first", "chat", "pin", "two_class"])
 def test_with_the_cores_own_pool(asynchronous: bool, windows: tuple[int, ...], policy: str) -> None:
     """The steady path decides what the core without it decides, whichever pool there is."""
     twins = Twins(Shape(asynchronous=asynchronous, windows=windows, blocks=300))

@@ -57,7 +57,7 @@ EVIDENCE = {
 RECIPE = Recipe(
     recipe=ABOUT,
     engine={"block_size": 32, "prefix_cache_retention_interval": "none", "enable_prefix_caching": True},
-    core={"slack": 128, "freeze": False, "protected_share": 0.65},
+    core={"slack": 128, "freeze": False, "ghost_factor": 0.65},
     evidence=EVIDENCE,
 )
 

@@ -58,7 +58,7 @@ def test_every_group_has_legal_values_only(group: str) -> None:
         ("slack", "512"),
         ("slack=-1", "whole number from 0"),
         ("slack=1.5", "whole number"),
-        ("policy=best", "auto, density, tiered, pin, lru, two_class"),
+        ("policy=best", "auto, first, two_class, chat, pin, lru"),
         ("block_size=40", "multiples of 32"),
         ("retention=often", "none, 0"),
         ("freeze=maybe", "true, false"),

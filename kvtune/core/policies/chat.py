@@ -1,0 +1,48 @@
+"""For conversations: as `first`, but windows at outputs' ends go by age, and windows that a conversation left go first.
+
+    tier         holds
+    speculative  windows at doubling distances; any window behind which a conversation went on
+    far, near    slack
+    aged         what stock keeps, and windows at outputs' ends, where next turns resume
+
+A window that was left is an ordinary block again when a prompt hits it: that turn is answered once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from kvtune.core.policies import OUTPUT, SPECULATIVE, Shelves
+from kvtune.core.policies.first import AGED, First
+from kvtune.core.settings import CoreSettings
+
+
+class Chat(First):
+    name = "chat"
+    tier_of: ClassVar[Mapping[int, int]] = {**First.tier_of, OUTPUT: AGED}
+
+    def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
+        super().__init__(shelves, settings)
+        self.reset()
+
+    def reset(self) -> None:
+        self.was_left = bytearray(self.shelves.num_blocks)
+
+    def place(self, block_ids: Sequence[int]) -> list[int]:
+        was_left, first = self.was_left, self.tier_of[SPECULATIVE]
+        tiers = super().place(block_ids)
+        return [
+            first if was_left[block_id] else tier for block_id, tier in zip(block_ids, tiers, strict=True)
+        ]
+
+    def left(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            self.was_left[block_id] = 1
+
+    def hit(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            self.was_left[block_id] = 0
+
+    def evicted(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
+        self.hit(block_ids)

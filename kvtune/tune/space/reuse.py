@@ -1,0 +1,48 @@
+"""Values of `two_class` that are worth a trial for a load: from the distances at which its prefixes come back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvtune.analysis.comparison.compare import value_at
+from kvtune.bounds.ladder import node_size
+from kvtune.bounds.paths import paths_of
+from kvtune.core.settings import KNOBS
+from kvtune.workload.types import Workload
+
+SHARES = (0.25, 0.5, 0.9)
+"""Of the tokens that come back: those that do so within this distance."""
+
+
+def reuse_values(workload: Workload, baseline: Mapping[str, object]) -> dict[str, tuple[float, ...]]:
+    """`reuse_bonus_s` and `ghost_factor` for this load; `baseline`: the summary of a run of it, for time and pool.
+
+    Empty for a load in which nothing comes back.
+    """
+    block_tokens, blocks, wall_s = (
+        value_at(baseline, path) or 0.0 for path in ("engine.block_size", "engine.num_blocks", "wall_s")
+    )
+    paths = paths_of(workload, node_size(workload, int(block_tokens)))
+    pieces = [(request, piece) for request, found in enumerate(paths.pieces) for piece in found]
+    if not pieces or not wall_s or not blocks:
+        return {}
+    stored = np.concatenate(([0], np.cumsum(paths.nodes))) * paths.node_tokens
+    gaps = np.array([request - piece.last for request, piece in pieces])
+    between = np.array([stored[request] - stored[piece.last] for request, piece in pieces])
+    weights = np.array([piece.high - piece.low for _, piece in pieces])
+    bonuses_s = [float(f"{gap * wall_s / len(paths):.3g}") for gap in _within(gaps, weights)]
+    pools = [float(np.ceil(distance / (block_tokens * blocks))) for distance in _within(between, weights)]
+    ghost, bonus = KNOBS["ghost_factor"], KNOBS["reuse_bonus_s"]
+    return {
+        "reuse_bonus_s": (*sorted({min(value, bonus.high) for value in bonuses_s}), bonus.high),
+        "ghost_factor": tuple(sorted({min(max(1.0, value), ghost.high) for value in pools})),
+    }
+
+
+def _within(distances: np.ndarray, weights: np.ndarray) -> list[float]:
+    """The distances within which each of SHARES comes back."""
+    order = np.argsort(distances, kind="stable")
+    come = np.cumsum(weights[order]) / weights.sum()
+    return [float(distances[order][np.searchsorted(come, share)]) for share in SHARES]

@@ -1,0 +1,92 @@
+"""The default's promise: sent one request at a time, no load hits less than with stock. Loads are drawn.
+
+Long run: KVTUNE_STRESS=1 pytest tests/core/cache/test_as_stock.py --hypothesis-seed=1 (5,000 loads).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm")
+
+from kvtune.core.settings import parse
+from tests.core.pool_rig import Engine, tokens
+from tests.core.steady_rig import Shape
+
+STRESS = os.environ.get("KVTUNE_STRESS") == "1"
+LOADS = 5_000 if STRESS else 100
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(20_000 if STRESS else 300)]
+LONGEST = 160
+
+SHAPES = st.builds(
+    Shape,
+    windows=st.sampled_from([(12,), (20,), (12, 12), (8, 24)]),
+    block=st.sampled_from([4, 8]),
+    blocks=st.integers(0, 60),
+    batched=st.sampled_from([16, 32, 64]),
+    max_len=st.just(LONGEST),
+)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "slack": st.sampled_from([0, 8, 24, 64]),
+        "windows": st.integers(0, 4),
+        "min_drop": st.sampled_from([0, 2, 16]),
+    }
+)
+LENGTH, OUTPUT = st.integers(1, 40), st.integers(1, 30)
+REQUESTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("prefix"), st.integers(0, 3), st.sampled_from([48, 90]), LENGTH, OUTPUT),
+        st.tuples(st.just("cold"), st.just(0), st.just(0), st.integers(1, 120), OUTPUT),
+        st.tuples(st.just("again"), st.integers(1, 12), st.just(0), st.just(0), OUTPUT),
+        st.tuples(st.just("turn"), st.integers(1, 12), st.just(0), LENGTH, OUTPUT),
+    ),
+    min_size=10,
+    max_size=40,
+)
+
+
+def served(shape: Shape, core: dict[str, Any] | None, requests: list[Any]) -> list[int]:
+    """Tokens that each request hits. `turn` goes on behind an answer, `again` sends an earlier prompt once more."""
+    engine = Engine(shape, None if core is None else parse(core))
+    prompts: list[list[int]] = []
+    answers: list[list[int]] = []
+    hits = []
+    for number, (kind, which, shared, length, output) in enumerate(requests):
+        prompt, fresh = [], tokens(1000 + number, length)
+        if kind == "prefix":
+            prompt = tokens(which, shared) + fresh
+        elif kind == "cold" or which > len(prompts):
+            prompt = fresh or tokens(1000 + number, 1)
+        else:
+            prompt = prompts[-which] + (answers[-which] if kind == "turn" else []) + fresh
+        prompt = prompt[: LONGEST - output - 1]
+        name = engine.add(prompt, output)
+        request = engine.scheduler.requests[name]
+        engine.drain()
+        prompts.append(prompt)
+        answers.append(list(request.output_token_ids))
+        hits.append(engine.hits[name])
+    return hits
+
+
+@settings(
+    max_examples=LOADS,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=False,
+)
+@given(SHAPES, SETTINGS, REQUESTS)
+def test_no_load_hits_less_than_with_stock(shape: Shape, core: dict[str, Any], requests: list[Any]) -> None:
+    from dataclasses import replace
+
+    least = (1 + len(shape.windows)) * (LONGEST // shape.block) + 2
+    shape = replace(shape, blocks=least + shape.blocks)
+    ours, stock = served(shape, core, requests), served(shape, None, requests)
+    assert sum(ours) >= sum(stock), (ours, stock)

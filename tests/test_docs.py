@@ -96,7 +96,7 @@ def test_tables_that_are_made_from_the_code_are_up_to_date(document: Path) -> No
 
 def test_every_policy_stands_in_the_document_of_the_core() -> None:
     text = (ROOT / "docs" / "core.md").read_text(encoding="utf-8")
-    rows = text.split("| policy |")[1].split("\n\n")[0]
+    rows = text.split("| order |")[1].split("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", rows, re.M) == list(POLICIES)
 
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from kvtune.analysis.study import Bench, Trial
+from kvtune.core.settings import KNOBS
+from kvtune.recipe import Scalar
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
 from kvtune.tune.space.knobs import GROUPS, LAYOUT, TIER, candidates
-from kvtune.tune.space.model import ModelFacts
+from kvtune.tune.space.model import Bundle, ModelFacts
 from kvtune.tune.space.reuse import reuse_values
 from kvtune.tune.storage import OptunaStudy
 from kvtune.tune.sweep import PlannedTrial, sim_trial
@@ -127,6 +129,10 @@ def search(
         baseline, _ = batch([PlannedTrial({}, "baseline", stock=True), PlannedTrial({})])
         if baseline.state == "complete" and REUSE[0] in space:
             space = {**space, **reuse_values(pool.workload, baseline.summary)}
+        space = {name: _default_first(name, values) for name, values in space.items()}
+        for order in () if settings.join else space.get("policy", ()):
+            # Each order alone: beside a setting that harms it, a search would not see what it is for.
+            study.propose_first(space, {"policy": str(order)})
         while (done := study.finished()) < settings.trials:
             proposed = [study.ask(space) for _ in range(min(AT_ONCE, settings.trials - done))]
             made = batch([PlannedTrial(settings) for _, settings in proposed])
@@ -139,6 +145,13 @@ def search(
             journal.add(simulated[other.key])
             number += 1
     return list(simulated.values())
+
+
+def _default_first(name: str, values: tuple[Scalar | Bundle, ...]) -> tuple[Scalar | Bundle, ...]:
+    """The values of a knob of the core with its default first. Those of vLLM's settings begin with the default."""
+    if name not in KNOBS:
+        return values
+    return tuple(sorted(values, key=lambda value: value != KNOBS[name].default))
 
 
 def _scores(by: Objective, trial: Trial) -> list[float] | None:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
 from kvtune.masking import without_password, without_secrets
+from kvtune.recipe import Scalar
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space, settings_of
 from kvtune.tune.trials.flags import check_settings
@@ -69,6 +70,11 @@ class OptunaStudy:
             return handle, settings_of({name: values[at[name]] for name, values in space.items()})
 
         return self._kept(ask)
+
+    def propose_first(self, space: Space, settings: Mapping[str, Scalar]) -> None:
+        """The next trial is one of these settings, with all other knobs at the first of their values."""
+        at = {name: values.index(settings[name]) if name in settings else 0 for name, values in space.items()}
+        self._kept(lambda: self._study.enqueue_trial(at, skip_if_exists=True))
 
     def tell(self, handle: optuna.Trial, scores: list[float] | None, trial: Trial) -> None:
         """Report one score per objective; None for a trial that failed."""

@@ -14,7 +14,7 @@ from kvtune.core import plugin, state
 from kvtune.core.compat import parts as compat
 from kvtune.core.compat.parts import Standing
 from kvtune.core.compat.symbols import PARTS
-from kvtune.core.settings import KNOBS, LISTED, CoreSettings, from_environment, parse
+from kvtune.core.settings import KNOBS, LISTED, CoreSettings, from_environment, of_an_old_run, parse
 from kvtune.errors import KvtuneError, UsageError
 
 VARIABLES = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_STRICT", "KVTUNE_AUDIT")
@@ -99,6 +99,31 @@ def test_recipe_then_set(part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("KVTUNE_SET", '{"slack": 128}')
     plugin.register()
     assert part.installed[0].changed() == {"policy": "two_class", "reuse_bonus_s": 200.0, "slack": 128}
+
+
+def test_a_recipe_whose_order_is_gone_says_how_to_tune_it_again(
+    part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "model.toml"
+    recipe.write_text(
+        '[recipe]\nmodel = "tiny-opt"\n[core]\npolicy = "density"\n'
+        '[evidence]\nworkload = "zipf:s=0.9"\nengine_args = ["--block-size", "32"]\n'
+    )
+    monkeypatch.setenv("KVTUNE_RECIPE", str(recipe))
+    plugin.register()
+    assert not part.installed
+    why = state.state()["why"]
+    assert "its order of eviction, density, is gone" in why
+    assert "kvtune tune tiny-opt -w zipf:s=0.9 -- --block-size 32" in why
+
+
+def test_settings_of_older_versions_are_read() -> None:
+    """Switches that are gone have no effect; an order that is gone is not replaced in silence."""
+    assert parse({"reuse": False, "protected_share": 0.5, "slack": 64}).changed() == {"slack": 64}
+    recorded = {"policy": "density", "reuse": True, "slack": 64}
+    assert of_an_old_run(recorded) == {"slack": 64}
+    with pytest.raises(UsageError, match="policy=density is gone"):
+        parse(recorded)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_of_a_model_whose_config_cannot_be_had_the_defaults_are_candidates(cache
     facts = model_facts(WINDOWLESS, None, 4096)
     assert facts.unknown.startswith(f"config.json of {WINDOWLESS} is not in the hub's cache")
     space = build_space(["pin", "block_size"], [], facts)
-    assert 512 in space["slack"] and 0 in space["pin_window"] and "density" in space["policy"]
+    assert 512 in space["slack"] and 0 in space["pin_window"] and "two_class" in space["policy"]
     assert facts.block_tokens in space["block_size"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -231,8 +232,6 @@ def test_stored_causes_are_what_the_summary_reads() -> None:
 
 
 def test_text_and_json_say_the_same() -> None:
-    from dataclasses import replace
-
     _, explanation = explained()
     explanation = replace(
         explanation,
@@ -274,9 +273,25 @@ def test_the_kvtune_cores_remedy_is_a_larger_slack() -> None:
     assert values[0].settings.engine_args == ["--max-num-seqs", "8"]
 
 
-def test_a_retention_interval_for_states_comes_with_chunks_of_its_size() -> None:
-    from dataclasses import replace
+@pytest.mark.parametrize("core", ["stock", "kvtune"])
+def test_the_opt_in_orders_are_among_the_remedies_of_evictions(core: str) -> None:
+    options = candidates({"evicted": 500, "not_retained": 300}, 1000, at(core=core))[:4]
+    tried = [option.settings.core_settings.get("policy") for option in options]
+    assert "two_class" in tried and "chat" in tried
+    by_order = {option.settings.core_settings.get("policy"): option for option in options}
+    assert by_order["two_class"].settings.core_settings["reuse_bonus_s"] == 1e9
+    assert by_order["chat"].settings.core == "kvtune" and by_order["chat"].change.endswith("-> chat")
+    assert by_order["two_class"].change.startswith(
+        "core.policy auto" if core == "kvtune" else "--core kvtune"
+    )
 
+
+def test_without_sliding_windows_there_are_no_chats_to_keep_apart() -> None:
+    plain = replace(at(core="kvtune"), window=0)
+    assert not any("chat" in change for change in changes({"evicted": 500}, plain))
+
+
+def test_a_retention_interval_for_states_comes_with_chunks_of_its_size() -> None:
     states = replace(at(), states=True, window=0, unit=544)
     (option,) = [o for o in candidates({"not_retained": 500}, 1000, states) if "-> 544 " in o.change]
     assert option.settings.engine_args[-4:] == [

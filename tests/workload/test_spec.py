@@ -115,6 +115,20 @@ def test_chat_repeats_the_conversation_with_the_answer() -> None:
     )
 
 
+def test_chats_can_begin_behind_cold_prompts() -> None:
+    work = build("chat:sessions=2,turns=2,before=3,cold=100,concurrency=2")
+    cold, chats = work.requests[:3], work.requests[3:]
+    assert [request.prompt_tokens for request in cold] == [100, 100, 100]
+    streams = [span.stream for request in cold for span in request.prompt]
+    assert not {span.stream for request in chats for span in request.prompt} & set(streams)
+    assert [request.after for request in chats] == [2, 2, 3, 4]
+    assert chats[2].prompt[-2].stream == STREAM_ANSWER + 3, "the answer of its first turn"
+    assert (
+        build("chat:sessions=2,turns=2,concurrency=2,before=0").hash
+        == build("chat:sessions=2,turns=2,concurrency=2").hash
+    )
+
+
 def test_chat_with_fixed_answers_needs_no_engine() -> None:
     work = build("chat:sessions=2,turns=3,answers=fixed")
     streams = [span.stream for r in work.requests for span in r.prompt]

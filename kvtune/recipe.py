@@ -154,16 +154,15 @@ def read_recipe(path: Path) -> Recipe:
 
 def tuning_command(raw: Mapping[str, Any]) -> str:
     """The command that tunes a recipe's model for its load again, from the file's tables as far as they say."""
-    about, evidence = raw.get("recipe", {}), raw.get("evidence", {})
-    words = [
-        "kvtune",
-        "tune",
-        str(about.get("model", "MODEL")),
-        "-w",
-        str(evidence.get("workload", "WORKLOAD")),
+    tables: list[dict[str, Any]] = [
+        table if isinstance(table := raw.get(name), dict) else {} for name in ("recipe", "evidence")
     ]
-    flags = [str(flag) for flag in evidence.get("engine_args", [])]
-    return shlex.join([*words, *(["--", *flags] if flags else [])])
+    about, evidence = tables
+    words = ["tune", about.get("model", "MODEL"), "-w", evidence.get("workload", "WORKLOAD")]
+    flags = list(evidence.get("engine_args") or ())
+    return "kvtune " + shlex.join(
+        " ".join(str(word).split()) for word in words + (["--", *flags] if flags else [])
+    )
 
 
 def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str) -> None:

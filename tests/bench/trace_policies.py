@@ -3,7 +3,7 @@
     python tests/bench/trace_policies.py TRACE [--blocks 50000,100000] [--faster 4] [--mode jump] [--again]
 
 Blocks of 16 of a full-attention model. `reuse_bonus_s` of two_class is tuned on the first 40 % of the requests,
-replayed with each of BONUSES_S; density has nothing to tune. Then stock and the core replay the whole trace. The
+replayed with each of BONUSES_S. Then stock and the core replay the whole trace. The
 optimum is `kvtune bounds`' (one request after another). Steps take the simulator's nominal times, divided by
 `--faster`: the slower the engine, the more of the pool is held by requests that run. Sizes may be measured one call
 at a time: the table keeps the others of its mode, and the columns that it has, unless they are wanted `--again`.
@@ -40,7 +40,7 @@ MODEL = "tiny-llama"
 BLOCK = 16
 NODE = 512
 TUNED_ON = 0.4
-POLICIES = ("stock", "two_class", "density")
+POLICIES = ("stock", "two_class")
 BONUSES_S = (100.0, 300.0, 1000.0, 1e9)
 """Of the engine's time, which is longer than the trace's where requests queue."""
 
@@ -148,7 +148,7 @@ def main() -> int:
     for size in sizes:
         best = optimum(paths, size * BLOCK // NODE)
         for part, since in (("whole", 0), ("later", cut)):
-            stock, ours, default = (by_name[size, name][part] for name in POLICIES)
+            stock, ours = (by_name[size, name][part] for name in POLICIES)
             most = hit_share(best, paths, since)
             rows.append(
                 {
@@ -156,7 +156,6 @@ def main() -> int:
                     "part": part,
                     "stock": stock,
                     "two_class": ours,
-                    "density": default,
                     "reuse_bonus_s": by_name[size, "two_class"]["reuse_bonus_s"],
                     "optimum": most,
                     "held": by_name[size, "two_class"]["held"],
@@ -180,10 +179,6 @@ def main() -> int:
     return 0
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f}"
-
-
 def markdown(rows: list[dict[str, Any]], trace: str) -> str:
     first = rows[0]
     lines = [
@@ -197,13 +192,13 @@ def markdown(rows: list[dict[str, Any]], trace: str) -> str:
         "how many times as fast as nominal; `held`: mean share of the pool that requests hold which run or wait. The "
         "optimum knows what comes, and serves one request after another.",
         "",
-        "| engine | blocks | held | part | stock (LRU) | density | two_class | reuse_bonus_s | optimum (bounds) | "
+        "| engine | blocks | held | part | stock (LRU) | two_class | reuse_bonus_s | optimum (bounds) | "
         "of the gap closed by two_class |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row['faster']:g} | {row['blocks']} | {100 * row['held']:.0f} % | {row['part']} | "
-        f"{100 * row['stock']:.2f} | {_percent(row.get('density'))} | {100 * row['two_class']:.2f} | "
+        f"{100 * row['stock']:.2f} | {100 * row['two_class']:.2f} | "
         f"{row['reuse_bonus_s']:g} | {100 * row['optimum']:.2f} | {100 * row['closed']:.1f} % |"
         for row in rows
     ]

@@ -55,6 +55,23 @@ class _Numbered(msgspec.Struct, frozen=True):
     number: int
 
 
+class _Cache(msgspec.Struct, frozen=True):
+    query_tokens: int = 0
+    hit_tokens: int = 0
+
+
+class _Tier(msgspec.Struct, frozen=True):
+    tier_bytes: int
+    tier_hit_rate: float | None = None
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    """Of a trial's summary, what is reckoned with beside the objectives' figures."""
+
+    prefix_cache: _Cache | None = None
+    offload: _Tier | None = None
+
+
 class SavedResult(msgspec.Struct, frozen=True):
     """What a page needs of the result file that a study's command left beside the journal."""
 
@@ -94,6 +111,7 @@ def read_study(path: Path, *, own: bool = False) -> Study:
     for number, line in enumerate(lines[1:], start=2):
         try:
             trial = msgspec.json.decode(line, type=Trial)
+            msgspec.convert(trial.summary, _Summary)
             found = trial.run_file if own else str(_beside(path, trial.run_file) or "")
             trials.append(structs.replace(trial, run_file=found))
         except (ValueError, RecursionError) as error:

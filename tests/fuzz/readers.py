@@ -62,6 +62,19 @@ def _files(*patterns: str) -> Callable[[], list[tuple[str, bytes]]]:
     return lambda: [(p.name, p.read_bytes()) for pattern in patterns for p in sorted(ROOT.glob(pattern))]
 
 
+def _studies() -> list[tuple[str, bytes]]:
+    """The golden ones, and one whose trials had tiers of host memory."""
+    golden = _files("tests/golden/study1-sweep.jsonl", "tests/golden/study1-tune.jsonl")()
+    head, *trials = golden[0][1].rstrip().split(b"\n")
+    tiers = [json.loads(line) for line in trials]
+    for number, trial in enumerate(tiers):
+        if trial["summary"] and trial["role"] == "trial":
+            trial["settings"] = {"kv_offloading_size": number / 4}
+            trial["summary"]["prefix_cache"] |= {"query_tokens": 900, "hit_tokens": 90 + number}
+            trial["summary"]["offload"] = {"tier_bytes": number << 28, "tier_hit_rate": number / 100}
+    return [*golden, ("tiers.jsonl", b"\n".join((head, *(json.dumps(t).encode() for t in tiers), b"")))]
+
+
 def _run(path: Path) -> None:
     from kvtune.report.listing import COLUMNS, listed
     from kvtune.run.file import read_columns, read_label, read_run
@@ -160,9 +173,7 @@ READERS = {
     "page": Reader(
         lambda: [f for f in _files("tests/golden/*.kvrun")() if len(f[1]) < 20_000], zip_changed, _used
     ),
-    "study": Reader(
-        _files("tests/golden/study1-sweep.jsonl", "tests/golden/study1-tune.jsonl"), lines_changed, _study
-    ),
+    "study": Reader(_studies, lines_changed, _study),
     "recipe": Reader(_files("recipes/*.toml"), toml_changed, _recipe),
     "mooncake": Reader(lambda: [("a.jsonl", MOONCAKE)], lines_changed, _trace),
     "burstgpt": Reader(lambda: [("a.csv", BURSTGPT)], csv_changed, _trace),

@@ -10,6 +10,7 @@ import pytest
 
 from kvtune.errors import UsageError
 from kvtune.tune.study import SavedResult, is_study, read_study, recipe_of
+from kvtune.tune.trials.flags import flags_of
 from tests.golden import studies
 
 
@@ -63,3 +64,25 @@ def test_a_damaged_line_is_one_short_line_with_its_number(tmp_path: Path, line: 
     path.write_bytes(line + b"\n")
     with pytest.raises(UsageError, match="not a readable study"):
         read_study(path)
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [{"offload": {"tier_bytes": "x"}}, {"prefix_cache": []}, {"prefix_cache": {"query_tokens": "9"}}],
+)
+def test_a_summary_that_cannot_be_reckoned_with_names_its_line(
+    tmp_path: Path, summary: dict[str, object]
+) -> None:
+    study = studies.tuned_study()
+    trials = [*study.trials[:2], msgspec.structs.replace(study.trials[2], summary=summary)]
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(studies.journal(studies.Study(study.kind, study.bench, tuple(trials))))
+    with pytest.raises(UsageError, match=r"line 4: not a trial"):
+        read_study(path)
+
+
+@pytest.mark.parametrize("pool", ["3,00", "-3", "0", "x", "9" * 30])
+def test_a_pool_that_is_no_number_is_named(pool: str) -> None:
+    bench = studies.bench(engine_args=["--num-gpu-blocks-override", pool])
+    with pytest.raises(UsageError, match="--num-gpu-blocks-override"):
+        flags_of(bench, {"block_size": 64})

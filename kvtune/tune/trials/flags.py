@@ -65,13 +65,14 @@ def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
         and bench.block_tokens
         and "num_gpu_blocks_override" not in changed
     ):
-        changed["num_gpu_blocks_override"] = max(2, int(given) * bench.block_tokens // int(block))
+        pool, size = _whole(given, "num-gpu-blocks-override"), _whole(block, "block-size")
+        changed["num_gpu_blocks_override"] = max(2, pool * bench.block_tokens // size)
     if settings.get("packed") and given is not None and "num_gpu_blocks_override" not in changed:
         changed["num_gpu_blocks_override"] = packed_pool(
             bench.model,
-            int(given),
+            _whole(given, "num-gpu-blocks-override"),
             bench.block_tokens,
-            int(settings.get("states_per_block", 1)),
+            _whole(settings.get("states_per_block", 1), "core.states_per_block"),
             engines(bench.like_device, timed=bench.engine_on == "host"),
             state_dtype=flag_value(flags, "mamba-ssm-cache-dtype") or "auto",
         )
@@ -79,3 +80,11 @@ def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
         flags = without_tier(flags)
         changed = {n: v for n, v in changed.items() if n not in ("kv_offloading_size", *TIER_SETTINGS)}
     return joined(flags, engine_flags(changed))
+
+
+def _whole(value: Scalar, flag: str) -> int:
+    """A flag's value as a number from 1 up; UsageError names the flag, which may stand in anyone's study."""
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text)):
+        raise UsageError(f"--{flag} {text[:40]} is not a whole number from 1 up", "give for instance 3000")
+    return int(text)

@@ -118,7 +118,7 @@ def test_intervals_outlive_the_run_files_in_the_saved_result(tmp_path: Path) -> 
         "verdict": {"winner": True, "drift_ttft": 0.01},
     }
     assert saved_result(path, study) is None
-    keep_result(stored, path)
+    keep_result(stored, path, "study 1")
     shown = view(study, by, saved=saved_result(path, study))
     figure_again = shown.engine_runs[1].figure
     assert shown.result.verdict.winner and figure_again is not None and figure_again.low == 0.25

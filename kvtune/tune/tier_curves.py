@@ -52,7 +52,7 @@ def _point(trial: Trial) -> TierPoint:
     return TierPoint(
         gib=tier_gib(trial.summary),
         hit_rate=_hit_rate(trial) or 0.0,
-        tier_hit_rate=(tier["tier_hit_rate"] or 0.0) if tier else 0.0,
+        tier_hit_rate=(tier.get("tier_hit_rate") or 0.0) if tier else 0.0,
         computed_tokens=cache.get("query_tokens", 0) - cache.get("hit_tokens", 0),
         ttft_ms=OBJECTIVES["ttft"].of(trial.summary),
         trial=trial.number,

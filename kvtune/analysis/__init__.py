@@ -20,7 +20,6 @@ Imported by: cli, doctor, evidence, explain, report, tune.
     processes.py    keys of processes: `front_end`, `engine_core`, `worker_0`
     spread.py       mean, median, 99th percentile; the interval between two means
     rebuild.py      a run's workload, rebuilt from its header
-    admission.py    requests that overtook others where the core admits by cached prefix
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
     claim_results.py The `--json` object of `kvtune evidence`: `kvtune/evidence` makes it, `kvtune/report` draws it
     knobs.py         What a knob is, in one line with its unit: said wherever knobs are printed

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 from kvtune.analysis import (
-    admission,
     cache,
     culprits,
     gc,
@@ -20,7 +19,6 @@ from kvtune.analysis import (
     step_time,
     verdict,
 )
-from kvtune.analysis.admission import Admission
 from kvtune.analysis.cache import PrefixCache, Round
 from kvtune.analysis.culprits import Culprit, Culprits
 from kvtune.analysis.gc import Collector
@@ -68,10 +66,6 @@ class RunAnalysis:
     @cached_property
     def offload(self) -> Offload | None:
         return offload.offload(self.run)
-
-    @cached_property
-    def admission(self) -> Admission | None:
-        return admission.admission(self.run)
 
     @cached_property
     def rounds(self) -> list[Round]:

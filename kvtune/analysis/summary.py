@@ -98,7 +98,6 @@ def summary(analysis: RunAnalysis) -> Summary:
             "misses": dict(cache.misses),
         },
         "offload": _offload(analysis.offload),
-        "admission": None if analysis.admission is None else asdict(analysis.admission),
         "gc": {
             process: _collector(collector, analysis.ledgers.get(process))
             for process, collector in analysis.collectors.items()

@@ -54,12 +54,6 @@ def tune(
     gc: Annotated[
         bool, typer.Option("--gc", help="Also try the garbage collector's settings on the engine.")
     ] = False,
-    admission: Annotated[
-        bool,
-        typer.Option(
-            "--admission", help="Also try admitting the waiting request with most cached tokens first."
-        ),
-    ] = False,
     knobs: Annotated[
         str,
         typer.Option(
@@ -103,7 +97,6 @@ def tune(
     simulating = {
         "--on sim": on == "sim",
         "--guard": guard,
-        "--admission": admission,
         "--study URL": "://" in study,
     }
     for flag, given in simulating.items():
@@ -154,7 +147,6 @@ def tune(
         budget_s=budget,
         on_engine=on != "sim",
         guards=tuple(guard or ()),
-        admission=admission,
         collector=gc,
         knobs=tried,
     )

@@ -18,7 +18,6 @@ Imported by: analysis, cli, device, doctor, engine, evidence, explain, probe, re
     cache/         which blocks are kept: the tiered pool, sliding windows, packed layouts
     policies/      which free block is evicted next: one policy a file, numbers only
     steps/         the short path of steps that only decode
-    admission/     which waiting request is admitted next
     tokens/        sampled tokens as arrays between worker and scheduler
     front_end/     outputs as columns from EngineCore to AsyncLLM's callers
     offload/       host memory as a second tier, on a CPU engine

@@ -24,7 +24,6 @@ PARTS: dict[str, tuple[str, ...]] = {
     "cache.legacy": (),
     "tokens.install": ("rows",),
     "steps.scheduler": ("steady", "empty_blocks"),
-    "admission.install": ("admission",),
     "freeze": ("freeze", "collector"),
     "front_end.install": ("front_end",),
     "cache.packed": ("packed", "whole_states"),

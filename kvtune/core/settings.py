@@ -21,11 +21,10 @@ from kvtune.recipe import tuning_command
 
 POLICIES = ("first", "two_class", "chat", "pin", "lru")
 GONE_POLICIES = ("density", "tiered")
-GONE = ("reuse", "protected_share")
+GONE = ("reuse", "protected_share", "admission", "admission_age_s")
 """Settings that runs and recipes of older versions have. They have no effect."""
 AUTO = "auto"
 """`first` for models with sliding windows, stock's own queue for others; `two_class` once its bonus is tuned."""
-ADMISSIONS = ("fcfs", "longest_prefix")
 LEGACY = "legacy_"
 """What the names of switches begin with that only `kvtune evidence` needs."""
 
@@ -65,8 +64,6 @@ class CoreSettings:
     output_window: bool = True
     reuse_bonus_s: float = 0.0
     ghost_factor: float = 4.0
-    admission: str = "fcfs"
-    admission_age_s: float = 300.0
     gc_threshold0: int = 0
     gc_threshold1: int = 0
     gc_threshold2: int = 0
@@ -89,7 +86,6 @@ class CoreSettings:
     def parts(self) -> tuple[str, ...]:
         """The parts of the core that these settings ask for."""
         own = {
-            "admission": self.admission != "fcfs",
             "collector": bool(
                 self.gc_threshold0 or self.gc_threshold1 or self.gc_threshold2 or self.collect_at_wait
             ),
@@ -106,9 +102,7 @@ def without(settings: CoreSettings, parts: Collection[str]) -> CoreSettings:
     """The settings with these parts of the core switched off."""
     off: dict[str, Any] = {}
     for part in parts:
-        if part == "admission":
-            off["admission"] = "fcfs"
-        elif part == "collector":
+        if part == "collector":
             off |= {"gc_threshold0": 0, "gc_threshold1": 0, "gc_threshold2": 0, "collect_at_wait": False}
         elif part in KNOBS:
             off[part] = False
@@ -184,14 +178,6 @@ KNOBS: dict[str, Knob] = {
             0.0,
             64.0,
             "pool sizes",
-        ),
-        _choice("admission", "which waiting request is admitted next", ADMISSIONS),
-        _number(
-            "admission_age_s",
-            "a request that was first overtaken this long ago is not overtaken again",
-            0.0,
-            86_400.0,
-            "s",
         ),
         _integer(
             "gc_threshold0", "gc.set_threshold's first value in EngineCore (0 = leave)", 0, 1 << 31, "objects"

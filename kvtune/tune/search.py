@@ -35,14 +35,12 @@ def tuned_space(
     facts: ModelFacts,
     engine_args_given: Mapping[str, str | None],
     *,
-    admission: bool = False,
     timed: bool = False,
 ) -> Space:
     """What `kvtune tune` searches for this model, without the settings that are fixed by flags after `--`.
 
-    `admission`: also the order in which waiting requests are admitted. It delays the requests that are overtaken, so it
-    is searched only on request. `timed`: also at what intervals prompts are begun, which changes times and no hits. Of
-    a tier of host memory, where the flags have one: sizes up to theirs, eviction policies, chunks.
+    `timed`: also at what intervals prompts are begun, which changes times and no hits. Of a tier of host memory, where
+    the flags have one: sizes up to theirs, eviction policies, chunks.
     """
     names = ["block_size"]
     if facts.window:
@@ -63,8 +61,6 @@ def tuned_space(
         ]
     else:
         names += REUSE
-    if admission:
-        names += GROUPS["admission"]
     if timed:
         names.append("prefill_schedule_interval")
     given_gib = engine_args_given.get(TIER[0])

@@ -65,7 +65,6 @@ class TuneSettings:
     on_engine: bool = True
     guards: tuple[str, ...] = ()
     """Workloads on which no finalist may hit less than stock."""
-    admission: bool = False
     """Also try admitting by cached prefix."""
     collector: bool = False
     """Also try settings of the garbage collector, which only an engine can judge."""
@@ -176,7 +175,7 @@ def _space(s: TuneSettings) -> Space:
     flags = s.bench.engine_args
     given = {name: flag_value(flags, name.replace("_", "-")) for name in ENGINE_KNOBS}
     given |= {name: str(value) for name, value in tier_given(flags).items()}
-    return tuned_space(s.facts, given, admission=s.admission, timed=any(o.timed for o in s.by.all))
+    return tuned_space(s.facts, given, timed=any(o.timed for o in s.by.all))
 
 
 def _finalists(

@@ -43,7 +43,6 @@ with warnings.catch_warnings():
     from vllm.v1.structured_output import StructuredOutputManager
 
     from kvtune.core import state
-    from kvtune.core.admission import install as admission
     from kvtune.core.cache import adopt
     from kvtune.core.front_end.message import MARK, OUTLET, columns_of
     from kvtune.core.front_end.outlet import Outlet
@@ -367,7 +366,6 @@ __all__ = [
     "Shape",
     "StockScheduler",
     "Twins",
-    "admission",
     "adopt",
     "build",
     "empty",

@@ -172,7 +172,7 @@ def test_another_vllm_runs_stock_and_names_the_symbol(part: Part, monkeypatch: p
 def test_a_part_that_stands_aside_is_switched_off_and_said_with_the_symbol(
     part: Part, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stands(monkeypatch, {"pinning": "vllm.x.Y.z is gone", "admission": "vllm.x.Q is gone"})
+    stands(monkeypatch, {"pinning": "vllm.x.Y.z is gone", "packed": "vllm.x.Q is gone"})
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     monkeypatch.setattr(plugin.logger, "propagate", True)
     with caplog.at_level(logging.WARNING):

@@ -159,34 +159,6 @@ _SCHEDULING: Modules = {
     "vllm.v1.outputs": ("ModelRunnerOutput",),
     "vllm.v1.engine": ("EngineCoreOutput", "EngineCoreOutputs"),
 }
-_ADMITTING: Modules = {
-    "vllm.v1.core.sched.request_queue": ("RequestQueue", "FCFSRequestQueue", "SchedulingPolicy"),
-    "vllm.v1.core.sched.scheduler": (
-        "Scheduler.__init__",
-        "Scheduler.schedule",
-        "Scheduler._preempt_request",
-        "Scheduler._enqueue_waiting_request",
-        "Scheduler._handle_blocked_waiting_request",
-        "Scheduler.finish_requests",
-    ),
-    "vllm.v1.core.kv_cache_utils": ("make_block_hash_with_group_id",),
-    "vllm.v1.core.block_pool": (
-        "BlockHashToBlockMap.__init__",
-        "BlockHashToBlockMap.get_one_block",
-        "BlockHashToBlockMap.insert",
-        "BlockPool._insert_block_hash",
-        "BlockPool.reset_prefix_cache",
-    ),
-    "vllm.v1.core.single_type_kv_cache_manager": ("FullAttentionManager.find_longest_cache_hit",),
-    "vllm.v1.core.kv_cache_coordinator": (
-        "UnitaryKVCacheCoordinator.find_longest_cache_hit",
-        "HybridKVCacheCoordinator.find_longest_cache_hit",
-    ),
-    "vllm.v1.core.kv_cache_manager": (
-        "KVCacheManager.prefix_cache_lookup_enabled",
-        "KVCacheManager.get_computed_blocks",
-    ),
-}
 _ROWS: Modules = {
     "vllm.v1.outputs": ("ModelRunnerOutput",),
     "vllm.v1.engine": ("EngineCoreOutput", "EngineCoreOutputs"),
@@ -282,7 +254,6 @@ PARTS: dict[str, Part] = {
     "rows": Part((_ROWS,), calls=(_INPUT_LOOP,)),
     "steady": Part((_ALLOCATING, _SCHEDULING)),
     "empty_blocks": Part((_ALLOCATING,)),
-    "admission": Part((_ADMITTING,)),
     "freeze": Part(
         (),
         calls=(

@@ -10,7 +10,6 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from kvtune.report.console.admission import admission_view
 from kvtune.report.console.collector import collector_details
 from kvtune.report.console.offload import offload_view
 from kvtune.report.console.stalls import stalls_view
@@ -47,7 +46,6 @@ def summary_view(summary: Summary) -> RenderableType:
         _rounds(summary),
         _cache(summary),
         offload_view(summary, _table),
-        admission_view(summary, _table),
         _gc(summary),
         *collector_details(summary, _table),
         _host(summary),

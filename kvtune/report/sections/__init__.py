@@ -9,7 +9,6 @@ from kvtune.report.charts import Section
 def run_sections(analysis: RunAnalysis) -> list[Section]:
     from kvtune.report.sections import (
         ablation,
-        admission,
         cache,
         culprits,
         environment,
@@ -31,7 +30,6 @@ def run_sections(analysis: RunAnalysis) -> list[Section]:
         stalls.section(analysis),
         cache.section(analysis),
         offload.section(analysis),
-        admission.section(analysis),
         timeline.section(run),
         gc.section(analysis),
         culprits.section(analysis),

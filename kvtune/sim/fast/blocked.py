@@ -36,8 +36,6 @@ class BlockedStepper:
         self._engine_step = EngineStepper(engine)
         groups = self._scheduler.kv_cache_manager.coordinator.single_type_managers
         self._only_takes = len(groups) == 1 and type(groups[0].kv_cache_spec).__name__ in FULL_ATTENTION
-        # The core's admission by cached prefix reorders the queue: the next step may try another request.
-        self._queue_keeps_order = not getattr(self._scheduler.waiting, "reorders", False)
         self.blocked = False
 
     def try_step(self) -> StepResult | None:
@@ -58,7 +56,7 @@ class BlockedStepper:
         return result
 
     def note_blocked(self, blocked: bool) -> None:
-        self.blocked = blocked and self._queue_keeps_order
+        self.blocked = blocked
 
     def _until_event(self, cohort: Cohort) -> int:
         """The most steps in which no group gives back a block."""

@@ -44,8 +44,6 @@ class JumpStepper:
             self._scheduler.scheduler_config.max_num_batched_tokens,
         )
         self._after_strides = after_strides
-        # The core's admission by cached prefix reorders the queue: the next step may try another request.
-        self._queue_keeps_order = not getattr(self._scheduler.waiting, "reorders", False)
         self._update = self._scheduler._update_request_with_output
         self.blocked = False
 
@@ -66,7 +64,7 @@ class JumpStepper:
 
     def note_blocked(self, blocked: bool) -> None:
         """`blocked`: the last step only decoded and admitted no waiting request."""
-        self.blocked = blocked and self._queue_keeps_order
+        self.blocked = blocked
 
     def _jump(self, ends: list[float]) -> StepResult:
         scheduler, executor = self._scheduler, self._executor

@@ -58,8 +58,6 @@ def settings_of(chosen: Mapping[str, Scalar | Bundle]) -> Settings:
             settings[name] = value
     if settings.get("packed") is False:
         settings.pop("states_per_block", None)
-    if settings.get("admission") == "fcfs":
-        settings.pop("admission_age_s", None)
     if settings.get("policy", AUTO) not in (AUTO, "two_class"):
         settings.pop("reuse_bonus_s", None)
         settings.pop("ghost_factor", None)

@@ -1,6 +1,6 @@
 """What can be searched: knobs of the core, settings of vLLM that caching depends on, and their legal values.
 
-`GROUPS` are the flags of `kvtune sweep` (--pin, --block-size, ..), `admission` is one of `kvtune tune`.
+`GROUPS` are the flags of `kvtune sweep` (--pin, --block-size, ..).
 Imports no vLLM.
 """
 
@@ -29,7 +29,6 @@ GROUPS = {
     "block_size": ("block_size",),
     "retention": ("prefix_cache_retention_interval",),
     "chunk": ("max_num_batched_tokens",),
-    "admission": ("admission", "admission_age_s"),
     "gc": ("freeze", "gc_threshold0", "collect_at_wait"),
 }
 
@@ -64,7 +63,6 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
         "windows": (0, 2, 4, 8),
         "reuse_bonus_s": (30.0, 100.0, 300.0, 1e9),
         "ghost_factor": (1.0, 4.0, 8.0),
-        "admission_age_s": (60.0, 300.0),
         "gc_threshold0": (0, 20_000, 100_000),
         "block_size": facts.blocks,
         # With states: only units that divide every layout's block (the alignment), and only all or none retained.

@@ -32,7 +32,7 @@ def test_with_a_known_vllm_every_part_loads() -> None:
     ("module", "old", "new", "aside"),
     [
         (f"{CORE}block_pool", "popleft_n(num_blocks)", "popleft_n(num_blocks + 0)", "pool pinning"),
-        (f"{CORE}block_pool", "def insert(", "def put(", "pool pinning admission"),
+        (f"{CORE}block_pool", "def insert(", "def put(", "pool pinning"),
         (f"{CORE}kv_cache_coordinator", "def replay_boundaries(", "def replays(", "pinning"),
         (
             f"{CORE}single_type_kv_cache_manager",
@@ -46,7 +46,6 @@ def test_with_a_known_vllm_every_part_loads() -> None:
             "def make_stats(\n        this,",
             "steady",
         ),
-        (f"{CORE}sched.request_queue", "class FCFSRequestQueue(", "class FIFORequestQueue(", "admission"),
         ("vllm.v1.worker.cpu_model_runner", "class CPUModelRunner(", "class Runner(", "rows"),
         ("vllm.utils.gc_utils", "def freeze_gc_heap(", "def freeze_heap(", "freeze"),
         ("vllm.v1.engine.core", "def _process_input_queue(", "def _process_queue(", "rows collector"),
@@ -89,14 +88,14 @@ def test_an_unknown_version_keeps_the_parts_whose_symbols_a_known_version_has(
     monkeypatch: pytest.MonkeyPatch, edit: Edit
 ) -> None:
     monkeypatch.setattr(compat, "installed_version", lambda: "0.99.0")
-    edit(f"{CORE}sched.request_queue", "class FCFSRequestQueue(", "class FIFORequestQueue(")
+    edit("vllm.v1.kv_cache_layout", "class KVCacheLayout(", "class Layout(")
     found = standing()
-    assert not found.known and set(found.aside) == {"admission"}
+    assert not found.known and set(found.aside) == {"packed"}
     line = found.line()
     assert line.startswith("vLLM 0.99.0 is not one that kvtune knows (") and "\n" not in line
-    assert "vLLM's own code runs in place of admission (" in line
+    assert "vLLM's own code runs in place of packed (" in line
     assert found.line(CoreSettings().parts()) == "", (
-        "admission is off by default: nothing that was asked for is missing"
+        "packed is off by default: nothing that was asked for is missing"
     )
 
 
@@ -128,7 +127,7 @@ def test_the_line_names_each_reason_once_with_its_parts() -> None:
 
 
 def test_every_part_can_be_asked_for_and_switched_off() -> None:
-    everything = {"admission": "longest_prefix", "collect_at_wait": True, "packed": True}
+    everything = {"collect_at_wait": True, "packed": True}
     asked = parse(everything)
     assert set(asked.parts()) == set(PARTS) - {"simulator"}
     for part in asked.parts():

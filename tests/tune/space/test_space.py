@@ -185,23 +185,6 @@ def test_a_run_whose_blocks_could_not_be_packed_is_no_trial_of_them() -> None:
     assert packing_failure({"core": {"parts": {"packed": True}}}) == packing_failure({}) == ""
 
 
-def test_admission_is_searched_only_on_request() -> None:
-    for facts in (FACTS, ModelFacts(), ModelFacts(state_layers=2, layouts=())):
-        assert not {"admission", "admission_age_s"} & set(tuned_space(facts, {}))
-        asked = tuned_space(facts, {}, admission=True)
-        assert asked["admission"] == ("fcfs", "longest_prefix") and len(asked["admission_age_s"]) > 1
-        assert {**asked, "admission": (), "admission_age_s": ()}.keys() >= tuned_space(facts, {}).keys()
-
-
-def test_first_come_first_served_has_no_bound() -> None:
-    space = build_space([], ["admission=fcfs,longest_prefix", "admission_age_s=60,300"], FACTS)
-    assert list(grid(space)) == [
-        {"admission": "fcfs"},
-        {"admission": "longest_prefix", "admission_age_s": 60.0},
-        {"admission": "longest_prefix", "admission_age_s": 300.0},
-    ]
-
-
 def test_intervals_between_prompts_are_tried_where_the_scheduler_keeps_them() -> None:
     acting = ModelFacts()
     assert build_space([], ["prefill_schedule_interval=1,4"], acting)["prefill_schedule_interval"] == (1, 4)

@@ -16,7 +16,7 @@ from kvtune.core.settings import KNOBS
 from kvtune.recipe import Scalar
 from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import Space
-from kvtune.tune.space.knobs import GROUPS, LAYOUT, TIER, candidates
+from kvtune.tune.space.knobs import LAYOUT, TIER, candidates
 from kvtune.tune.space.model import Bundle, ModelFacts
 from kvtune.tune.space.reuse import reuse_values
 from kvtune.tune.storage import OptunaStudy

@@ -74,7 +74,9 @@ send(kind="done")
 def test_the_processes_are_sampled_at_both_ends_of_the_measurement(run_script, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """On a busy machine the sampler's thread may not run meanwhile."""
     monkeypatch.setattr(
-        launch_module, "ProcessSampler", lambda pid: process_module.ProcessSampler(pid, interval_s=3600.0)
+        launch_module,
+        "ProcessSampler",
+        lambda pid, **options: process_module.ProcessSampler(pid, interval_s=3600.0, **options),
     )
     outcome, _ = run_script(
         """

@@ -366,12 +366,13 @@ def test_saved_causes_are_on_the_page_that_exists(
     from kvtune.cli.app import run as cli
     from kvtune.explain import explanation
     from kvtune.run.file import read_run, write_run
+    from kvtune.run.signature import run_identity, signature
 
     run, made = explained()
     file, page = tmp_path / "a.kvrun", tmp_path / "a.html"
     write_run(run, file)
     if drawn_before:
-        page.write_text("drawn before")
+        page.write_text(f"{signature(run_identity(run.header))}: drawn before")
     monkeypatch.setattr(explanation, "explain", lambda *_, **__: made)
     assert cli(["explain", str(file), "--save"]) == 0
     said = capsys.readouterr().err

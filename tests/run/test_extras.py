@@ -14,6 +14,7 @@ from kvtune.run.extras import (
     AblationVariant,
     CollectorCounts,
     Extras,
+    GpuFacts,
     HeapSize,
     ObjectCounts,
     ObjectRow,
@@ -56,6 +57,7 @@ EVERYTHING = Extras(
         "worker": StackSamples(failed="py-spy left no recording"),
     },
     devices=["NVIDIA H100"],
+    gpus=[GpuFacts(memory_bytes=80 << 30, driver="580.65.06", power_limit_w=700.0)],
     digests=[1, 2**63],
     ablation=AblationResult(
         planned=3, repeats=1, why="", sides=[AblationVariant(name="baseline", runs=[{"pause_ms": None}])]

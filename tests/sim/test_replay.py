@@ -171,7 +171,9 @@ def test_captured_specs_rebuild_the_engine(simulators: Simulators) -> None:
     captured = json.loads(json.dumps(first.header.engine.kv_specs))
     again = replays(simulators, work, [SimSettings(model="tiny-gemma3", specs=captured, digests=True)])[0]
     assert again.header.engine.num_blocks == 260 and again.header.engine.block_size == 32
-    assert again.header.engine.groups == first.header.engine.groups
+    # Without the model there are no attention backends to name.
+    groups = [{**group, "backend": ""} for group in first.header.engine.groups]
+    assert [{**group, "backend": ""} for group in again.header.engine.groups] == groups
     assert again.header.extra.digests == first.header.extra.digests
 
 

@@ -16,6 +16,8 @@ from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
 from kvtune.recipe import read_recipe
 from kvtune.report.pages.study import next_step, study_page
+from kvtune.run.extras import Extras
+from kvtune.run.types import EngineInfo
 from kvtune.tune import confirm
 from kvtune.tune import study as studies
 from kvtune.tune import tune as tuning
@@ -76,8 +78,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
             role=how["role"],
             summary=summary,
         )
-        engine = SimpleNamespace(num_blocks=8, block_size=16, async_scheduling=True)
-        return trial, SimpleNamespace(summary=summary, header=SimpleNamespace(engine=engine))
+        engine = EngineInfo(vllm="1", device="timed", num_blocks=8, block_size=16, async_scheduling=True)
+        return trial, SimpleNamespace(summary=summary, header=SimpleNamespace(engine=engine, extra=Extras()))
 
     monkeypatch.setattr(confirm, "engine_trial", engine_trial)
     monkeypatch.setattr(confirm, "compare_repeats", compared)

@@ -96,7 +96,7 @@ def test_a_recipe_keeps_objectives_and_limits() -> None:
     slo_bench = Bench(model="m", spec="rounds", seed=0, workload_hash="w", vllm="0.32.0", slo=SLO)
     by = objective("goodput,ttft")
     recipe = simulated_recipe(slo_bench, by, trial(1, 10, 5), trial(0, 20, 5), 2)
-    bench, _ = bench_of(recipe, "r")
+    bench, _ = bench_of(recipe, "r", model="m")
     assert bench.slo == SLO
     assert objective(str(recipe.evidence["objective"])).texts == ("goodput", "ttft")
 

@@ -73,7 +73,7 @@ def test_a_higher_price_takes_a_smaller_size_and_none_the_smallest_that_hits_mos
 def test_a_recipe_keeps_the_price_with_which_it_is_verified() -> None:
     bench = Bench(model="m", spec="rounds", seed=0, workload_hash="w", vllm="0.32.0")
     made = simulated_recipe(bench, objective("hit-rate:gib=7"), SIZES[2], STOCK, 4)
-    bench_of(made, "r")
+    bench_of(made, "r", model="m")
     assert made.evidence["objective"] == "hit-rate:gib=7"
     assert made.evidence["simulated"] == pytest.approx(0.3 - 2 * 0.07)
 

@@ -6,7 +6,9 @@ import os
 import random
 import warnings
 from collections import deque
+from copy import copy
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +83,16 @@ class Shape:
     """Steps from one prefill to the next at the least; versions before 0.33 ignore it here."""
 
 
-def build(shape: Shape) -> Scheduler:
+@cache
+def model_of(max_len: int) -> ModelConfig:
+    """Reading a model's configuration takes longer than all the rest of a scheduler."""
     model = ModelConfig(model=MODEL, skip_tokenizer_init=True, dtype="float32", seed=0)
-    model.max_model_len = shape.max_len
+    model.max_model_len = max_len
+    return model
+
+
+def build(shape: Shape) -> Scheduler:
+    model = copy(model_of(shape.max_len))
     config = VllmConfig(
         model_config=model,
         scheduler_config=SchedulerConfig(

@@ -6,6 +6,7 @@ Long run: KVTUNE_STRESS=1 pytest tests/core/cache/test_as_stock.py --hypothesis-
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,8 +85,6 @@ def served(shape: Shape, core: dict[str, Any] | None, requests: list[Any]) -> li
 )
 @given(SHAPES, SETTINGS, REQUESTS)
 def test_no_load_hits_less_than_with_stock(shape: Shape, core: dict[str, Any], requests: list[Any]) -> None:
-    from dataclasses import replace
-
     least = (1 + len(shape.windows)) * (LONGEST // shape.block) + 2
     shape = replace(shape, blocks=least + shape.blocks)
     ours, stock = served(shape, core, requests), served(shape, None, requests)

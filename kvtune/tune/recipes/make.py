@@ -59,13 +59,11 @@ def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender
 
 
 def _served(run: Run) -> dict[str, object]:
-    """Stock's chunk and seats, and the GPU's memory: what another machine may have otherwise."""
+    """What another machine may have otherwise, as far as it is known: stock's chunk and seats, the GPU's memory."""
     settings, gpus = run.header.engine.settings, run.header.extra.gpus
-    return {
-        "max_num_batched_tokens": settings.get("max_num_batched_tokens"),
-        "max_num_seqs": settings.get("max_num_seqs"),
-        "gpu_memory_bytes": gpus[0].memory_bytes if gpus else None,
-    }
+    served = {name: settings.get(name) for name in ("max_num_batched_tokens", "max_num_seqs")}
+    served["gpu_memory_bytes"] = gpus[0].memory_bytes if gpus else None
+    return {name: value for name, value in served.items() if value is not None}
 
 
 def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, simulated: int) -> Recipe:

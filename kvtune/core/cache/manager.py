@@ -53,7 +53,7 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
             return found
         with pool.without_extras():
             stocks, _, stocks_junction = super().get_computed_blocks(request, *limit)
-        goes_on = any(pool.is_output(window[-1]) for window in hit)
+        goes_on = any(pool.is_output(block) for window in hit for block in window[-1:])
         for group in self.windows:
             window = stocks.blocks[group.kv_cache_group_id][-group.need :]
             if goes_on:

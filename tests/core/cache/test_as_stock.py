@@ -1,5 +1,7 @@
 """The default's promise: sent one request at a time, no load hits less than with stock. Loads are drawn.
 
+In sum, not request by request: a prefix that survives longer than with stock lets stock's own rule for shared prefixes
+keep a window that stock does not have, and that may displace a block of a later request.
 Long run: KVTUNE_STRESS=1 pytest tests/core/cache/test_as_stock.py --hypothesis-seed=1 (5,000 loads).
 """
 

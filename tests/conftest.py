@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import signal
 from collections import Counter
@@ -122,6 +123,13 @@ def own_simulator(request: pytest.FixtureRequest, lender: Lender) -> Iterator[No
 def simulators() -> Borrowed:
     pytest.importorskip("vllm", reason="needs vLLM")
     return Borrowed()
+
+
+@pytest.fixture(autouse=True)
+def log_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM, once imported, keeps its loggers' lines from the root logger, where tests look for them."""
+    for name in ("vllm", "vllm.kvtune"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
 
 
 @pytest.fixture(autouse=True)

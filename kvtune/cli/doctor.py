@@ -42,6 +42,14 @@ def doctor(
             help="Folder whose free space and permissions are checked.",
         ),
     ] = REPORTS,
+    vllm: Annotated[
+        bool,
+        typer.Option(
+            "--vllm",
+            help="Ask vLLM about MODEL, and replay when a shared prefix hits. Without it arithmetic answers where it "
+            "can: for a family that it knows, without -w and flags.",
+        ),
+    ] = False,
     host: Annotated[
         bool | None,
         typer.Option(
@@ -68,14 +76,16 @@ def doctor(
     if workload and model is None:
         raise UsageError("-w needs a model", "kvtune doctor MODEL -w WORKLOAD")
     like = options.like_device(like_device, on="sim")
+    if vllm and model is None:
+        raise UsageError("--vllm needs a model", "kvtune doctor MODEL --vllm")
     if like and model is None:
         raise UsageError(f"--like-device {like} needs a model", "kvtune doctor MODEL --like-device DEVICE")
     measured = bool(gpus()) if host is None else host
     if measured:
         begin("measuring how much this host can drive, without a model; --no-host leaves it out")
-    begin(f"reading this machine{f' and what vLLM makes of {model}' if model else ''}")
+    begin(f"reading this machine{f' and what {model} comes to' if model else ''}")
     weighed = build(workload) if workload else None
-    diagnosis = examine(model, flags, output, weighed, measure_host=measured, like_device=like)
+    diagnosis = examine(model, flags, output, weighed, measure_host=measured, like_device=like, ask=vllm)
     if json:
         options.print_json(diagnosis.to_json())
     else:

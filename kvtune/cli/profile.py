@@ -213,6 +213,7 @@ def _replay(
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
+    from kvtune.report.charts import warm_up
     from kvtune.sim.profile import profile as replayed
     from kvtune.sim.settings import MODES
 
@@ -222,6 +223,7 @@ def _replay(
         say_device(job.like_device)
     with ProgressView(len(job.workload.requests), job.model) as view:
         view.phase("replaying")
+        warm_up()
         result = replayed(job, chosen, recorded, view.replayed, trusted=trusted)
         view.phase("analysing")
     show([result], job.workload, as_json=as_json, opened=open_)

@@ -178,7 +178,7 @@ def _install_freeze() -> None:
     for front_end in (AsyncLLM, LLMEngine):
         after(front_end, "__init__", lambda _: freeze_heap())
     after(MPClient, "shutdown", lambda _: thaw_heap())
-    if current_platform.is_cpu():
+    if state.workers and current_platform.is_cpu():
         from vllm.v1.worker.cpu_worker import CPUWorker
 
         after(CPUWorker, "compile_or_warm_up_model", lambda _: freeze_heap())

@@ -2,7 +2,7 @@
 
 Contract: `state()` returns plain data and never fails; nothing here decides anything. The core's parts report with
 `activate`, `refuse`, `part`, `note`, `count` and `gauge`. `clock` is the time by which policies age blocks: a simulator
-sets its virtual clock here (`state.clock = f`). No vLLM imports.
+sets its virtual clock here (`state.clock = f`), and that it has no workers. No vLLM imports.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from kvtune.legal import Value
 
 clock: Callable[[], float] = time.monotonic
 """Seconds. Read as `state.clock()` at each use, so that it can be replaced while an engine lives."""
+
+workers = True
+"""Whether this process may have one of vLLM's workers. Where not, a worker's modules are not imported to be patched:
+that takes as long as a replay of some dozen requests.
+"""
 
 MAX_NOTES = 100
 

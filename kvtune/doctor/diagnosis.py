@@ -54,16 +54,17 @@ def examine(
     *,
     measure_host: bool = False,
     like_device: str = "",
+    ask: bool = True,
 ) -> Diagnosis:
     """Check this machine and, where one is named, a model under vLLM's flags; `workload` weighs its block layouts.
 
     `measure_host`: measure how much the host can drive, which starts vLLM's processes. `like_device`: the device of
-    --like-device on which the model is examined.
+    --like-device on which the model is examined. `ask`: ask vLLM about the model also where arithmetic answers.
     """
     machine = environment(folder)
     if measure_host:
         machine += tuple(host_findings())
     if model is None:
         return Diagnosis(machine)
-    report, settings = examine_model(model, engine_args, workload, like_device)
+    report, settings = examine_model(model, engine_args, workload, like_device, ask=ask)
     return Diagnosis(machine, settings, report)

@@ -1,6 +1,6 @@
 """The facts about a model under given flags that the rules of `kvtune doctor` judge. Plain data.
 
-Collected from vLLM by a child process (`child.py`), or planned from config.json where vLLM is missing (`planned.py`).
+Collected from vLLM by a child process (`child.py`), or planned from config.json (`planned.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ class Visits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """`source`: `vllm` resolved the settings; `config`: planned from config.json."""
+    """`source`: `vllm` resolved the settings; else planned from config.json: `arithmetic` for the engine that is
+    installed, `config` for an assumed one.
+    """
 
-    source: Literal["vllm", "config"]
+    source: Literal["vllm", "arithmetic", "config"]
     model: str
     architecture: str = ""
     device: str = ""

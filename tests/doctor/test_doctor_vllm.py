@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtune.device.platforms import cpu
+from kvtune.doctor import model as doctor_model
 from kvtune.doctor.facts import Facts
 from kvtune.doctor.model import ModelReport, floor_of
 from kvtune.doctor.planned import read_config, with_state_rule
@@ -21,6 +23,26 @@ from kvtune.layout.plan import cpu_backend, plan_per_layer
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 QWEN3_NEXT = Path(__file__).parents[1] / "layout" / "configs" / "qwen3-next-80b-a3b.json"
+
+QWEN: dict[str, dict[str, Any]] = {
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "sliding_window": 131072,
+        "use_sliding_window": False,
+        "max_window_layers": 32,
+    },
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 512,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
+}
+"""Dense and expert models of a family that no built-in model has: what their configs say beyond Llama's."""
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +60,19 @@ def facts(tmp_path_factory: pytest.TempPathFactory, avx512_bf16: bool) -> dict[s
     (real / "config.json").write_text(QWEN3_NEXT.read_text())
     asked: dict[str, tuple[str, list[str]]] = {
         "tiny-llama": ("tiny-llama", []),
+        "tiny-opt": ("tiny-opt", []),
+        "gpt-oss-20b": ("gpt-oss-20b", []),
         "tiny-gemma3": ("tiny-gemma3", []),
         "tiny-qwen3next": ("tiny-qwen3next", []),
         "raised": ("tiny-qwen3next", ["--block-size", "64"]),
         "asked": ("tiny-qwen3next", ["--mamba-ssm-cache-dtype", "bfloat16"]),
         "real": (str(real), ["--enable-prefix-caching"]),
     }
+    for name, fields in QWEN.items():
+        (folder / name).mkdir()
+        config = {**models.config("llama-3-8b"), "model_type": name, "head_dim": 128, **fields}
+        (folder / name / "config.json").write_text(json.dumps(config))
+        asked[name] = (str(folder / name), [])
     return {
         name: facts_of({"model": model, "args": args, "given": flag_texts(args)})
         for name, (model, args) in asked.items()
@@ -63,6 +92,37 @@ def test_the_planner_agrees_with_vllm(facts: dict[str, Facts], name: str, avx512
     assert plan.block_bytes == result.block_bytes
     assert plan.shape.token_bytes == ModelReport(result, None).token_bytes
     assert plan.shape.state_bytes * plan.shape.state_layers == ModelReport(result, None).state_bytes
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-llama", "tiny-opt", "tiny-gemma3", "gpt-oss-20b", "tiny-qwen3next", *QWEN]
+)
+def test_what_doctor_answers_by_arithmetic_is_what_vllm_answers(
+    facts: dict[str, Facts], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = facts[name]
+
+    def never(*_: object) -> Facts:
+        raise AssertionError("vLLM was asked")
+
+    monkeypatch.setattr(doctor_model, "ask_vllm", never)
+    answered = doctor_model.examine_model(result.model, [], ask=False)[0].facts
+    assert answered.source == "arithmetic"
+    for field in (
+        "architecture",
+        "device",
+        "dtype",
+        "kv_cache_dtype",
+        "avx512_bf16",
+        "state_dtype",
+        "caching",
+    ):
+        assert getattr(answered, field) == getattr(result, field), field
+    for field in ("max_model_len", "batched_tokens", "max_requests", "block_tokens", "default_block_tokens"):
+        assert getattr(answered, field) == getattr(result, field), field
+    for field in ("hash_tokens", "hit_tokens", "retention", "match_unit", "state_mode", "group_layers"):
+        assert getattr(answered, field) == getattr(result, field), field
+    assert sorted(map(repr, answered.groups)) == sorted(map(repr, result.groups))
 
 
 def test_a_given_block_size_is_only_ever_raised(facts: dict[str, Facts], avx512_bf16: bool) -> None:

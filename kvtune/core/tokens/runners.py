@@ -26,6 +26,8 @@ PART = "tokens.runners"
 
 def install() -> None:
     """Wrap the function that makes the rows on this platform."""
+    if not state.workers:
+        return
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():

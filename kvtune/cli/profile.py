@@ -215,16 +215,18 @@ def _replay(
     from kvtune.cli.views.results import show
     from kvtune.report.charts import warm_up
     from kvtune.sim.profile import profile as replayed
+    from kvtune.sim.profile import settings_for
     from kvtune.sim.settings import MODES
 
     chosen = options.choice("--mode", mode, MODES)
     recorded = _recorded(like, trusted) if like is not None else None
     if recorded is None:
         say_device(job.like_device)
+    settings = settings_for(job, chosen, recorded, trusted=trusted)
     with ProgressView(len(job.workload.requests), job.model) as view:
         view.phase("replaying")
         warm_up()
-        result = replayed(job, chosen, recorded, view.replayed, trusted=trusted)
+        result = replayed(job, settings, view.replayed)
         view.phase("analysing")
     show([result], job.workload, as_json=as_json, opened=open_)
     if result.error is not None:

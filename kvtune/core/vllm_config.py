@@ -17,6 +17,7 @@ class CacheConfig(Protocol):
     enable_prefix_caching: bool
     prefix_caching_hash_algo: str
     prefix_match_unit: int | None
+    gpu_memory_utilization: float
     kv_cache_memory_bytes: int | None
     num_gpu_blocks: int | None
     num_gpu_blocks_override: int | None

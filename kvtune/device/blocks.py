@@ -1,17 +1,38 @@
-"""How large the pool of a device without memory is. EngineCore and simulator."""
+"""How large the pool of an engine without a model is. EngineCore and simulator."""
 
 from __future__ import annotations
 
 from kvtune.core.vllm_config import VllmConfig
 from kvtune.errors import UsageError
+from kvtune.units import size
 
 NO_POOL = (
     "a device without a model has no memory to measure: how large is its KV cache?",
-    "add `-- --num-gpu-blocks-override N` or `-- --kv-cache-memory-bytes N`, or --like RUN for a recorded engine's",
+    "add --like-device 80GiB (or h100, ..) for what vLLM leaves for it on such a device; or `-- "
+    "--kv-cache-memory-bytes N`, `-- --num-gpu-blocks-override N`, or --like RUN for a recorded engine's",
 )
 
 ENOUGH_BYTES = 1 << 50
 """For any number of blocks that a flag asks for."""
+
+
+def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:
+    """Where no flag sizes the pool: what vLLM leaves for it in a device's memory beside the weights.
+
+    vLLM also keeps room for a step's activations, which only an engine measures. UsageError where nothing is left.
+    """
+    cache, parallel = config.cache_config, config.parallel_config
+    if cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override:
+        return
+    weights = weight_bytes // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+    room = int(memory_bytes * cache.gpu_memory_utilization)
+    if room <= weights:
+        raise UsageError(
+            f"the weights take {size(weights)}, and vLLM uses {size(room)} of a device of {size(memory_bytes)}: no "
+            "KV cache fits",
+            "name a larger device with --like-device, or spread the model: `-- --tensor-parallel-size 2`",
+        )
+    cache.kv_cache_memory_bytes = room - weights
 
 
 def pool_bytes(config: VllmConfig) -> int:

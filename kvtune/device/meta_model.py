@@ -10,8 +10,9 @@ from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
 from kvtune.errors import KvtuneError
 
 
-def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], list[str]]:
-    """Layer name -> spec, and the names of the KV layouts that the attention backends support, best first.
+def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], list[str], int]:
+    """Layer name -> spec; the names of the KV layouts that the attention backends support, best first; and the bytes
+    of the weights, on all ranks together.
 
     Also sets `cache_config.block_size` (and the state-space block) as an engine start does on this platform.
     """
@@ -28,8 +29,7 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
         with set_current_vllm_config(vllm_config):
             _one_process_groups()
             with set_default_torch_dtype(vllm_config.model_config.dtype), torch.device("meta"):
-                initialize_model(vllm_config)
-                _initialize_drafter(vllm_config)
+                built = [initialize_model(vllm_config), _drafter(vllm_config)]
             current_platform.update_block_size_for_backend(vllm_config)
             specs = of_one_rank(get_kv_cache_spec(vllm_config), vllm_config)
             layouts = [x.name for x in get_supported_kv_cache_layouts(get_current_attn_backends(vllm_config))]
@@ -41,7 +41,8 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
             f"the model {architectures} cannot be built without weights: {type(error).__name__}: {_line(error)}",
             "profile it where it runs: `kvtune explain RUN` replays from the KV specs in the run file",
         ) from error
-    return specs, layouts
+    weights = [w for model in built if model is not None for w in model.parameters()]
+    return specs, layouts, sum(w.numel() * w.element_size() for w in weights)
 
 
 def of_one_rank(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
@@ -68,19 +69,19 @@ def _share(spec: Any, ranks: int) -> KVCacheSpec:
     return shared
 
 
-def _initialize_drafter(vllm_config: VllmConfig) -> None:
-    """The draft model's layers beside the model's own, as a worker registers them; nothing where it has no KV cache."""
+def _drafter(vllm_config: VllmConfig) -> Any:
+    """The draft model, its layers beside the model's own, as a worker registers them; None where it has no KV cache."""
     from vllm.config import replace
     from vllm.model_executor.model_loader.utils import initialize_model
 
     speculative = vllm_config.speculative_config
     if speculative is None or not (speculative.use_eagle() or speculative.uses_draft_model()):
-        return
+        return None
     model = speculative.draft_model_config
     if speculative.uses_draft_model():
-        initialize_model(replace(vllm_config, quant_config=None, model_config=model), prefix="draft_model")
-    else:
-        initialize_model(vllm_config, model_config=model)
+        alone = replace(vllm_config, quant_config=None, model_config=model)
+        return initialize_model(alone, prefix="draft_model")
+    return initialize_model(vllm_config, model_config=model)
 
 
 def _one_process_groups() -> None:

@@ -6,6 +6,7 @@ tests/device/test_platforms.py asks vLLM for them, with its platform forced.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,16 +56,22 @@ DEVICES = {
 }
 """Memory as nvidia-smi gives it. A CPU has AVX-512 BF16 where KVTUNE_AVX512_BF16 or this machine says so."""
 
+MEMORY = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)GiB")
+"""How --like-device names a GPU by its memory."""
+
 LARGE_GPU = DEVICES["h100"]
 """The GPU that `--on host` stands for on a machine that has none."""
 
 
 def device(key: str) -> Platform:
-    """The platform of --like-device; UsageError lists them."""
+    """The platform of --like-device: a known one, or some GPU with this memory. UsageError lists them."""
+    if memory := MEMORY.fullmatch(key):
+        return Platform("cuda", f"a GPU with {memory[1]} GiB", int(float(memory[1]) * GIB), key=key)
     if key not in DEVICES:
         mean = did_you_mean(key, tuple(DEVICES))
         raise UsageError(
-            f"--like-device {key}: there is no such device", f"{mean}devices: {', '.join(DEVICES)}"
+            f"--like-device {key}: there is no such device",
+            f"{mean}devices: {', '.join(DEVICES)}; or a GPU by its memory, for instance 80GiB",
         )
     chosen = DEVICES[key]
     return cpu(key) if chosen.kind == "cpu" else chosen

@@ -130,7 +130,9 @@ class TimedExecutor(ModellessExecutor):
         self.pool_bytes = pool_bytes(self.vllm_config)
         decide_as(device)
         captured = device.specs
-        self.specs, self.layouts = (restore(captured), []) if captured else specs_of_model(self.vllm_config)
+        self.specs, self.layouts = (
+            (restore(captured), []) if captured else specs_of_model(self.vllm_config)[:2]
+        )
         self._cost = device.cost
         self._work, self._prefills = WorkFollower(), Prefills()
         self._clock, self._copy = HostClock(), device.copy

@@ -117,12 +117,11 @@ def api_servers(engine_args: Sequence[str]) -> int:
     return int(given)
 
 
-def check_pool(words: Sequence[str]) -> None:
-    """UsageError where neither flags nor the built-in model's defaults say how large the KV cache is.
-
-    For engines without a device whose memory could be measured; asked before vLLM is imported.
+def check_pool(words: Sequence[str], memory_bytes: int = 0) -> None:
+    """UsageError where neither flags, nor the built-in model's defaults, nor a device's memory say how large the KV
+    cache is. For engines without a device whose memory could be measured; asked before vLLM is imported.
     """
-    if not settings_given(words) & {"num-gpu-blocks-override", "kv-cache-memory-bytes"}:
+    if not memory_bytes and not settings_given(words) & {"num-gpu-blocks-override", "kv-cache-memory-bytes"}:
         raise UsageError(*NO_POOL)
 
 

@@ -19,6 +19,7 @@ Imported by: cli, doctor, explain, tune.
     profile.py      `kvtune profile --on sim`: one replay, from job to run file
     build.py        EngineCore on the executor without a model
     vllm_types.py   Protocols: what the simulator uses of vLLM's objects
+    pool.py         that an engine can be simulated, and how large its pool is
     replay.py       a replay from settings to run
     player.py       the loop: sends requests, asks the steppers, takes outputs
     steps.py        Stepper and StepResult; EngineStepper: one step of vLLM's own EngineCore

@@ -83,6 +83,7 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
     """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
     from kvtune.core.compat.parts import differing
     from kvtune.device.as_if import decide_as_on, give_blocks
+    from kvtune.device.blocks import give_pool
     from kvtune.device.kv_specs import apply, restore
     from kvtune.device.meta_model import specs_of_model
     from kvtune.device.platforms import defaults, device
@@ -120,7 +121,9 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
     else:
         if platform is not None:
             give_blocks(config, platform)
-        specs, layouts = specs_of_model(config)
+        specs, layouts, weight_bytes = specs_of_model(config)
+        if settings.memory_bytes:
+            give_pool(config, settings.memory_bytes, weight_bytes)
     if asynchronous is not None:
         config.scheduler_config.async_scheduling = asynchronous
         config.scheduler_config.scheduler_cls = (

@@ -6,37 +6,21 @@ from collections.abc import Callable
 
 from kvtune.device.copies import CopyTime
 from kvtune.device.cost import NOMINAL
-from kvtune.engine.platform import engines
 from kvtune.engine.profile import Profiled, ProfileJob, check_output, reserved, run_name
-from kvtune.engine.resolve import check_pool, resolve
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.file import write_run
 from kvtune.run.slo import with_slo
 from kvtune.run.types import Run
 from kvtune.sim.like import copy_of, cost_of, engine_of
+from kvtune.sim.pool import sized
 from kvtune.sim.settings import Mode, SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
 
 
-def profile(
-    job: ProfileJob,
-    mode: Mode,
-    like: Run | None,
-    on_report: Callable[[Report], None],
-    *,
-    trusted: bool = False,
-) -> Profiled:
-    """Replay the job's workload and write the run file, also (as a partial one) when Ctrl-C ends it early.
-
-    `like`: a recorded run whose engine is simulated: with its KV specs, pool and flags (the job's own flags override
-    them), and a step cost fitted to its steps. `trusted`: the user vouches for its file.
-    """
+def profile(job: ProfileJob, settings: SimSettings, on_report: Callable[[Report], None]) -> Profiled:
+    """Replay the job's workload and write the run file, also (as a partial one) when Ctrl-C ends it early."""
     check_output(job.output)
-    settings = settings_for(job, mode, like, trusted=trusted)
-    if not settings.specs:
-        platform = engines(settings.like_device)
-        check_pool(resolve(job.model, dummy=True, engine_args=settings.engine_args, platform=platform).args)
     with reserved(job.output, f"{run_name(job)}_sim") as (_, path):
         run, error = _replayed(job, settings, on_report)
         run = with_slo(run, job.slo)
@@ -68,7 +52,11 @@ def _replayed(
 
 
 def settings_for(job: ProfileJob, mode: Mode, like: Run | None, *, trusted: bool = False) -> SimSettings:
-    """The simulated engine of a job; where a recorded run is given, modelled on its engine."""
+    """The simulated engine of a job; UsageError, at once, where none can be simulated.
+
+    `like`: a recorded run whose engine is simulated: with its KV specs, pool and flags (the job's own flags override
+    them), and a step cost fitted to its steps. `trusted`: the user vouches for its file.
+    """
     flags, specs, cost, async_scheduling = list(job.engine_args), {}, NOMINAL, None
     like_device = job.like_device
     copy = CopyTime()
@@ -77,16 +65,18 @@ def settings_for(job: ProfileJob, mode: Mode, like: Run | None, *, trusted: bool
         flags, specs = [*engine.args, *flags], engine.kv_specs
         async_scheduling, like_device = engine.async_scheduling, engine.like_device
         cost, copy = cost_of(like), copy_of(like)
-    return SimSettings(
-        model=job.model,
-        engine_args=flags,
-        core=job.core,
-        core_settings=job.core_settings,
-        mode=mode,
-        cost=cost,
-        copy=copy,
-        specs=specs,
-        async_scheduling=async_scheduling,
-        like_device=like_device,
-        from_recipe=sorted(job.from_recipe),
+    return sized(
+        SimSettings(
+            model=job.model,
+            engine_args=flags,
+            core=job.core,
+            core_settings=job.core_settings,
+            mode=mode,
+            cost=cost,
+            copy=copy,
+            specs=specs,
+            async_scheduling=async_scheduling,
+            like_device=like_device,
+            from_recipe=sorted(job.from_recipe),
+        )
     )

@@ -29,6 +29,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: None takes vLLM's default on this machine; GPU engines run with True.
     block_tokens: tokens per block, where this machine's attention kernels would choose another size.
     like_device: the device of --like-device whose chunk, seats and blocks the engine has without `specs`; "": here.
+    memory_bytes: of the device, from which the pool is computed where no flag sizes it; 0: a flag or `specs` does.
     from_recipe: settings of vLLM among `engine_args` that a recipe gives.
     digests: keep one number per step, of what was scheduled into which blocks.
     shortcuts: simulate stock by kvtune's steady-decode path: the same decisions (a test compares them) in less time.
@@ -49,6 +50,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool | None = None
     block_tokens: int | None = None
     like_device: str = ""
+    memory_bytes: int = 0
     from_recipe: list[str] = []
     digests: bool = False
     shortcuts: bool = True

@@ -60,6 +60,16 @@ def test_a_recorded_engine_is_simulated_from_its_run_file(simulators: Simulators
 
 
 @pytest.mark.vllm
+def test_a_devices_memory_sizes_the_pool_beside_the_weights(simulators: Simulators) -> None:
+    """OPT-125m has 125,239,296 parameters of two bytes; a block of 16 tokens is 24 half matrices of 16 x 768."""
+    work = build("decode:requests=1,prompt=8,output=2", seed=0)
+    job = ProfileJob(model="opt-125m", workload=work, core="stock", like_device="2GiB")
+    (run,) = replayed(simulators, work, settings_for(job, "exact", None))
+    room = int(2 * 2**30 * 0.92) - 2 * 125_239_296
+    assert run.header.engine.num_blocks == room // (12 * 2 * 16 * 768 * 2)
+
+
+@pytest.mark.vllm
 def test_the_block_size_of_another_device_is_kept(simulators: Simulators) -> None:
     """What a GPU engine would have captured: blocks of 16 tokens, which no CPU backend takes; steps sent ahead."""
     work = build("zipf:prefixes=5,prefix=210,requests=20,output=8", seed=0)

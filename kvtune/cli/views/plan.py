@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvtune.analysis.study import Bench
 from kvtune.run.durations import known_durations
-from kvtune.units import count
+from kvtune.units import count, size
 from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
@@ -35,9 +35,12 @@ def say_device(like_device: str) -> None:
         f"as on {platform.title}: without flags {count(int(take['max_num_batched_tokens'].value))} tokens and "
         f"{count(int(take['max_num_seqs'].value))} requests in a step, blocks of {take['block_size'].value} tokens"
     )
-    other = (
-        "; --like-device h100 simulates a GPU's engine" if platform.kind == "cpu" and not like_device else ""
-    )
+    if platform.memory_bytes:
+        other = (
+            f"; a pool that no flag sizes: what vLLM uses of {size(platform.memory_bytes)}, less the weights"
+        )
+    else:
+        other = "; --like-device h100 simulates a GPU's engine" if not like_device else ""
     print(f"{what}{other}", file=sys.stderr, flush=True)
 
 

@@ -12,6 +12,7 @@ from kvtune.analysis.study import Bench, Settings
 from kvtune.engine.platform import engines
 from kvtune.errors import KvtuneError
 from kvtune.run.slo import with_slo
+from kvtune.sim.pool import sized
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.tune.trials.flags import core_part, flags_of
@@ -30,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class SimPool:
     """Open with `with`. Replays two trials at a time; a trial's core is stock or the bench's.
 
-    `like`: what a run of the engine has shown about it.
+    `like`: what a run of the engine has shown about it. UsageError for an engine that no replay simulates.
     """
 
     def __init__(self, bench: Bench, like: EngineLike = UNMEASURED) -> None:
@@ -38,6 +39,15 @@ class SimPool:
 
         self.bench = like.pool_of(bench)
         self._like = like
+        self._like_device = engines(bench.like_device, timed=bench.engine_on == "host").key
+        self._memory_bytes = sized(
+            SimSettings(
+                model=bench.model,
+                engine_args=self.bench.engine_args,
+                specs=like.specs,
+                like_device=self._like_device,
+            )
+        ).memory_bytes
         self.workload = build(bench.spec, seed=bench.seed)
         self._simulators = Simulators(model=bench.model)
         self._begun: dict[int, float] = {}
@@ -74,7 +84,8 @@ class SimPool:
             mode="jump",
             cost=self._like.cost,
             specs=self._like.specs_for({**settings, **core_settings}),
-            like_device=engines(bench.like_device, timed=bench.engine_on == "host").key,
+            like_device=self._like_device,
+            memory_bytes=self._memory_bytes,
             async_scheduling=self._like.async_scheduling,
             copy=self._like.copy,
         )

@@ -1,0 +1,31 @@
+"""Checks, before vLLM is imported, that a replay can simulate an engine, and where its pool's size comes from."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvtune.engine.flags import flag_value
+from kvtune.engine.platform import engines
+from kvtune.engine.resolve import check_pool, resolve
+from kvtune.errors import UsageError
+from kvtune.sim.settings import SimSettings
+
+
+def sized(settings: SimSettings) -> SimSettings:
+    """The settings with the memory of the simulated device, from which its pool follows where no flag sizes it.
+
+    UsageError where neither does, and for flags that ask for more than one engine.
+    """
+    engine_count = flag_value(settings.engine_args, "data-parallel-size") or "1"
+    if engine_count != "1":
+        raise UsageError(
+            f"--data-parallel-size {engine_count}: a replay is of one engine, with a cache that no other shares",
+            "leave it out and replay the requests that one engine gets; or measure all with --on engine: `kvtune "
+            "explain RUN` then replays each",
+        )
+    if settings.specs:
+        return settings
+    platform = engines(settings.like_device)
+    words = resolve(settings.model, dummy=True, engine_args=settings.engine_args, platform=platform).args
+    check_pool(words, platform.memory_bytes)
+    return msgspec.structs.replace(settings, memory_bytes=platform.memory_bytes)

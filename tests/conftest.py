@@ -126,10 +126,16 @@ def simulators() -> Borrowed:
 
 
 @pytest.fixture(autouse=True)
-def log_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM, once imported, keeps its loggers' lines from the root logger, where tests look for them."""
-    for name in ("vllm", "vllm.kvtune"):
-        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+def log_is_seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """vLLM, once imported, keeps its loggers' lines from the root logger, where tests look; simulators silence it."""
+    loggers = [logging.getLogger(name) for name in ("vllm", "vllm.kvtune")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        monkeypatch.setattr(logger, "propagate", True)
+        logger.setLevel(logging.NOTSET)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

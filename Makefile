@@ -45,8 +45,10 @@ coverage:  ## lines of kvtune/ that the tests without an engine run (installs py
 	@.ci/setup test,coverage
 	$(BIN)/python -m pytest -q -m "not engine and not browser and not full" -n 2 --dist loadfile --cov=kvtune --cov-report=term:skip-covered
 
-stress: setup-test  ## the pool's state machine against vLLM's own pool, at least 100k operations
-	KVTUNE_STRESS=1 $(BIN)/python -m pytest tests/core -k machine
+EXAMPLES ?= 50
+
+stress: setup-test  ## what tests of the core draw at random, EXAMPLES=50 times as often: 5,000 loads, 100k operations of the pool
+	KVTUNE_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q --timeout 0 tests/core/cache/test_as_stock.py tests/core/cache/test_pool_machine.py tests/core/steps/test_steady_twins.py tests/sim/verdicts/test_listener.py
 
 MINUTES ?= 60
 SEED ?= 0

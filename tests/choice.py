@@ -1,12 +1,16 @@
-"""Parameters of which `make test` runs a few and `make full` the others."""
+"""Parameters and drawn examples of which `make test` runs a few and `make full` more."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import pytest
+
+TIMES = int(os.environ.get("KVTUNE_EXAMPLES", "1"))
+"""How many times as many examples are drawn as in `make test`."""
 
 
 def each_value(*columns: Sequence[Any]) -> list[Any]:
@@ -26,3 +30,8 @@ def each_value(*columns: Sequence[Any]) -> list[Any]:
 def first_of(values: Sequence[Any]) -> list[Any]:
     """The values; all but the first are marked `full`."""
     return [values[0], *(pytest.param(value, marks=pytest.mark.full) for value in values[1:])]
+
+
+def drawn(examples: int) -> int:
+    """How many examples a property draws. With KVTUNE_EXAMPLES, take tests' time-outs off: `--timeout 0`."""
+    return examples * TIMES

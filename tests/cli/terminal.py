@@ -1,7 +1,8 @@
-"""A pseudo-terminal of 80 columns for tests, with a real kvtune process, or a shell, on it."""
+"""A pseudo-terminal of 80 columns: a command line of kvtune in this process, a real process, or a shell on it."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -11,11 +12,16 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+
+import pytest
+
+from kvtune.cli.app import run
 
 KVTUNE = (sys.executable, "-m", "kvtune")
 ROOT = Path(__file__).parents[2]
@@ -26,6 +32,11 @@ def bare(**variables: str) -> dict[str, str]:
     """An environment without what a person's shell may have set."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return {**kept, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **variables}
+
+
+def text_of(raw: bytes) -> str:
+    """What was shown, without colours and cursor movements."""
+    return ESCAPES.sub("", raw.decode(errors="replace")).replace("\r\n", "\n")
 
 
 @dataclass
@@ -39,7 +50,7 @@ class Terminal:
     @property
     def text(self) -> str:
         """All that was shown, without colours and cursor movements."""
-        return ESCAPES.sub("", self.raw.decode(errors="replace")).replace("\r\n", "\n")
+        return text_of(self.raw)
 
     def type(self, keys: str) -> None:
         os.write(self.descriptor, keys.encode())
@@ -101,11 +112,46 @@ def on_a_terminal(
         os.close(leader)
 
 
+def seen(
+    *arguments: str, columns: int = 80, folder: Path | None = None, **variables: str
+) -> tuple[int, bytes]:
+    """Exit code and all bytes of a kvtune command line that runs in this process, on a terminal."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    raw = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while chunk := os.read(leader, 65536):
+                raw.extend(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            open(follower, "w", encoding="utf-8", buffering=1, closefd=False) as out,
+            open(follower, encoding="utf-8", closefd=False) as typed,
+        ):
+            for name in ("NO_COLOR", "FORCE_COLOR", "KVTUNE_OUTPUT"):
+                patch.delenv(name, raising=False)
+            for name, value in {"TERM": "xterm-256color", "COLUMNS": str(columns), **variables}.items():
+                patch.setenv(name, value)
+            if folder is not None:
+                patch.chdir(folder)
+            for name, stream in (("stdin", typed), ("stdout", out), ("stderr", out)):
+                patch.setattr(sys, name, stream)
+            code = run(arguments)
+    finally:
+        os.close(follower)
+        reader.join()
+        os.close(leader)
+    return code, bytes(raw)
+
+
 def shown(
-    *arguments: str, columns: int = 80, environment: dict[str, str] | None = None, folder: Path | None = None
+    *arguments: str, columns: int = 80, folder: Path | None = None, **variables: str
 ) -> tuple[int, str]:
-    """Exit code and text of a kvtune command line on a terminal."""
-    with on_a_terminal(
-        (*KVTUNE, *arguments), columns=columns, environment=environment, folder=folder
-    ) as terminal:
-        return terminal.rest()
+    """Exit code and text of a kvtune command line on a terminal, without colours and cursor movements."""
+    code, raw = seen(*arguments, columns=columns, folder=folder, **variables)
+    return code, text_of(raw)

@@ -12,7 +12,7 @@ import pytest
 from kvtune.cli.app import run
 from kvtune.recipe import read_recipe, to_toml
 from kvtune.run.file import write_run
-from tests.cli.terminal import KVTUNE, bare, on_a_terminal
+from tests.cli.terminal import seen
 from tests.hostile import STEERS, steered, steering, steering_recipe, steering_run
 
 ROOT = Path(__file__).parents[2]
@@ -121,12 +121,10 @@ def test_json_holds_the_text_as_it_is_and_only_escaped(
 
 @pytest.mark.parametrize("arguments", [["runs"], ["report", "rounds.kvrun", "--console"]])
 def test_on_a_terminal_only_kvtunes_own_colours_are_left(folder: Path, arguments: list[str]) -> None:
-    environment = bare(KVTUNE_OUTPUT=str(folder))
-    with on_a_terminal((*KVTUNE, *arguments), folder=folder, environment=environment) as terminal:
-        code, _ = terminal.rest()
+    code, raw = seen(*arguments, folder=folder, KVTUNE_OUTPUT=str(folder))
     assert code == 0
-    assert b"\x1b[" in terminal.raw
-    assert steered(COLOURS.sub(b"\n", terminal.raw).decode()) == ""
+    assert b"\x1b[" in raw
+    assert steered(COLOURS.sub(b"\n", raw).decode()) == ""
 
 
 def test_rich_is_drawn_on_one_kind_of_console_only() -> None:

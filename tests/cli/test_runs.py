@@ -227,7 +227,7 @@ def test_delete_without_a_terminal_deletes_nothing_unless_told(
 
 
 def test_the_list_fits_eighty_columns_with_every_figure(folder: Path) -> None:
-    code, text = shown("runs", environment=bare(KVTUNE_OUTPUT=str(folder)))
+    code, text = shown("runs", KVTUNE_OUTPUT=str(folder))
     assert code == 0
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     for figure in ("last~3", "tiny-gemma3", "1.08 s", "32.1 %", "12.7 ms", "partial"):

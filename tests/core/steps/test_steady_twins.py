@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from tests.choice import drawn, each_value
 from tests.core.steady_rig import VOCAB, Shape, Twins
 
 pytestmark = pytest.mark.vllm
 
-SEEDS = int(os.environ.get("KVTUNE_TEST_SEEDS", "2"))
-STEPS = int(os.environ.get("KVTUNE_TEST_STEPS", "250"))
+SEEDS = drawn(1)
+STEPS = 200
 
 SHAPES = {
     "full": Shape(),
@@ -78,7 +78,7 @@ def test_random_workloads(name: str, asynchronous: bool) -> None:
     if asynchronous:
         shape = Shape(**{**vars(shape), "asynchronous": True})
     steady = 0
-    for seed in range(SEEDS):
+    for seed in range(asynchronous, SEEDS + asynchronous):  # odd seeds have two clients
         twins = drive(shape, seed, STEPS)
         assert twins.ours.steady_off == ""
         steady += twins.ours.steady_steps
@@ -86,12 +86,14 @@ def test_random_workloads(name: str, asynchronous: bool) -> None:
     assert steady > SEEDS * STEPS // 20, f"the steady path was hardly taken: {steady} steps"
 
 
-@pytest.mark.parametrize("clients", [(0,), (1,), (0, 1)], ids=["one", "other", "both"])
-@pytest.mark.parametrize("name", ["full", "small_pool", "no_stats", "v2_runner", "states"])
+@pytest.mark.parametrize(
+    ("name", "clients"),
+    each_value(["full", "small_pool", "no_stats", "v2_runner", "states"], [(0,), (1,), (0, 1)]),
+)
 def test_columns_stand_for_the_outputs_that_stock_makes(name: str, clients: tuple[int, ...]) -> None:
     """In the same order, of the requests of those clients alone that read them; slots are given out again."""
     messages = dict.fromkeys(clients, 0)
-    for seed in range(SEEDS):
+    for seed in range(1, SEEDS + 1):
         for asynchronous in (False, True):
             shape = Shape(**{**vars(SHAPES[name]), "asynchronous": asynchronous})
             twins = drive(shape, seed, STEPS, clients)

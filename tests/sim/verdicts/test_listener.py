@@ -13,6 +13,7 @@ from kvtune.sim.verdicts.causes import split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.workload.spec import build
 from kvtune.workload.types import STREAM_ANSWER, Request, Span, Workload
+from tests.choice import drawn
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -105,7 +106,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=drawn(3), deadline=None, suppress_health_check=list(HealthCheck))
 @given(workloads())
 def test_every_token_is_a_hit_or_has_one_cause(engine: str, workload: Workload) -> None:
     check(workload, engine)

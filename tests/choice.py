@@ -28,8 +28,9 @@ def each_value(*columns: Sequence[Any]) -> list[Any]:
 
 
 def first_of(values: Sequence[Any]) -> list[Any]:
-    """The values; all but the first are marked `full`."""
-    return [values[0], *(pytest.param(value, marks=pytest.mark.full) for value in values[1:])]
+    """The values; all but the first are marked `full`. A tuple is one value of each of several parameters."""
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [values[0], *(pytest.param(*row, marks=pytest.mark.full) for row in rows[1:])]
 
 
 def drawn(examples: int) -> int:

@@ -16,12 +16,14 @@ from tests.engine.real import Ran, counts_as_vllm, engine_roles, profiled
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
+REQUESTS, PROMPT, OUTPUT = 64, 48, 60
+
 
 @pytest.fixture(scope="module")
 def decode(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return profiled(
         tmp_path_factory.mktemp("decode"),
-        "tiny-opt", "-w", "decode:requests=256,prompt=48,output=100", "--probe", "sites",
+        "tiny-opt", "-w", f"decode:requests={REQUESTS},prompt={PROMPT},output={OUTPUT}", "--probe", "sites",
         engine=("--max-num-seqs", "256"),
     )  # fmt: skip
 
@@ -47,7 +49,7 @@ def test_the_contracts_fields_are_there(decode: Ran, path: str) -> None:
 
 def test_what_was_asked_for_was_served(decode: Ran) -> None:
     facts = decode.facts
-    assert (facts["requests"], facts["prompt_tokens"], facts["output_tokens"]) == (256, 256 * 48, 256 * 100)
+    assert (facts["requests"], facts["prompt_tokens"], facts["output_tokens"]) == (REQUESTS, REQUESTS * PROMPT, REQUESTS * OUTPUT)
     assert facts["engine"]["settings"]["max_num_seqs"] == 256
     assert facts["valid"]["timings"] is True
     cache = facts["prefix_cache"]
@@ -83,15 +85,15 @@ def test_every_step_was_seen(decode: Ran) -> None:
     steps = decode.run.table("steps")
     scheduled = int(steps["scheduled_tokens"].sum())
     # Each output token but a request's last is fed back as input.
-    assert scheduled == 256 * 48 + 256 * 99
+    assert scheduled == REQUESTS * (PROMPT + OUTPUT - 1)
     assert (steps["step_us"] >= steps["schedule_us"] + steps["update_us"]).all()
-    assert int(steps["prefill_tokens"].sum()) == 256 * 48
+    assert int(steps["prefill_tokens"].sum()) == REQUESTS * PROMPT
 
 
 def test_token_times_are_whole_and_in_order(decode: Ran) -> None:
     tokens, requests = decode.run.table("tokens"), decode.run.table("requests")
     assert int(tokens["count"].sum()) == decode.facts["output_tokens"]
-    for i in (0, 100, 255):
+    for i in (0, REQUESTS // 2, REQUESTS - 1):
         times = tokens["t_s"][tokens["request"] == i]
         assert math.isclose(times[0], requests["first_token_s"][i])
         assert (times[1:] >= times[:-1]).all()

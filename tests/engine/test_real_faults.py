@@ -54,7 +54,7 @@ def some_are_served(output: Path) -> bool:
 def test_ctrl_c_saves_what_was_measured_and_leaves_no_process(tmp_path: Path) -> None:
     shared_before = in_shared_memory()
     command = [sys.executable, "-m", "kvtune", "profile", "tiny-opt", "--core", "stock", "-o", str(tmp_path)]
-    command += ["-w", "decode:requests=4000,prompt=48,output=60,concurrency=32", "--json"]
+    command += ["-w", "decode:requests=4000,prompt=48,output=16,concurrency=32", "--json"]
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

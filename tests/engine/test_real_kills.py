@@ -26,7 +26,7 @@ from tests.engine.real import (
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-DECODES = "decode:requests=4000,prompt=48,output=60,concurrency=64"
+DECODES = "decode:requests=4000,prompt=48,output=16,concurrency=64"
 
 
 def profile_and_kill(

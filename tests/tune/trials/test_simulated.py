@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from kvtune.analysis.study import Bench
 from kvtune.run.types import Run
 from kvtune.sim.settings import SimSettings
+from kvtune.sim.simulators import Simulators
 from kvtune.tune.trials.like import EngineLike, like
 from kvtune.tune.trials.simulated import SimPool
 from kvtune.workload.spec import build
@@ -29,7 +30,7 @@ BENCH = Bench(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pool() -> Iterator[SimPool]:
     pytest.importorskip("vllm", reason="needs vLLM")
     with SimPool(BENCH) as started:
@@ -51,10 +52,10 @@ def test_trials_come_back_as_summaries(pool: SimPool) -> None:
     assert all(answers[n].elapsed_s > 0 for n in range(3))
 
 
-def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(pool: SimPool) -> None:
+def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(simulators: Simulators) -> None:
     """With the run's scheduling and KV specs; a trial with other blocks has as many tokens in its pool."""
     wanted = SimSettings(model=BENCH.model, engine_args=BENCH.engine_args)
-    ((_, run),) = pool._simulators.map(build(BENCH.spec, seed=0), [wanted])
+    ((_, run),) = simulators.map(build(BENCH.spec, seed=0), [wanted])
     assert isinstance(run, Run)
     engine = replace(run.header.engine, async_scheduling=True)
     shown = like(Run(replace(run.header, engine=engine), run.tables))

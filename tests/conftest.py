@@ -27,9 +27,10 @@ from tests.simulator import Borrowed, Lender
 settings.register_profile("kvtune", deadline=None)
 settings.load_profile("kvtune")
 
-# Started in the background of a script, SIGINT is ignored here and in every child; some tests press Ctrl-C in one.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Started in the background of a script, SIGINT is ignored here and in every child, under nohup SIGHUP; tests send both.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -49,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marks = {mark.name for mark in item.iter_markers()}
         if marks & {"engine", "vllm"} and find_spec("vllm") is None:
             item.add_marker(pytest.mark.skip(reason="needs vLLM"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What imports made stays: collections during tests need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def file_of(test: str) -> str:

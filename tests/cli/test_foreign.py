@@ -17,6 +17,7 @@ import pytest
 
 from kvtune.cli.app import run
 from kvtune.run.scratch import HIDDEN, PREFIX, make
+from tests.choice import first_of
 from tests.cli.test_runs import GOLDEN, snapshot
 
 RUN = "tiny-opt_decode_kvtune_20261121-094501"
@@ -136,7 +137,7 @@ def test_no_command_changes_a_byte_of_a_persons_files(world: World) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", first_of([signal.SIGKILL, signal.SIGTERM, signal.SIGHUP]))
 def test_a_command_that_is_killed_while_it_has_folders_changes_none_either(
     world: World, number: signal.Signals
 ) -> None:

@@ -134,6 +134,7 @@ print("installed", json.dumps({"installed": installed, "left": len(PATCHES.insta
 
 
 @pytest.mark.vllm
+@pytest.mark.full
 def test_the_table_in_the_docs_is_what_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     done = subprocess.run(

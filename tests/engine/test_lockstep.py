@@ -69,6 +69,14 @@ def test_both_cores_were_compared(compared: list[dict[str, Any]]) -> None:
     assert pools["stock"] == "BlockPool" and pools["kvtune"] != "BlockPool"
 
 
+def test_both_cores_answer_alike(compared: list[dict[str, Any]]) -> None:
+    answers = {(c["core"], c["workload"]): c["answers"] for c in compared}
+    for work, *_ in CASES:
+        ours = answers["kvtune", work]
+        assert ours == answers["stock", work]
+        assert len({tuple(answer) for answer in ours}) > 1
+
+
 # What older defaults lost on, made smaller: conversations that end, and hot prefixes that change.
 TRAFFIC = [
     "--block-size",

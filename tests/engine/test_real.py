@@ -16,15 +16,17 @@ from tests.engine.real import Ran, counts_as_vllm, engine_roles, profiled
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-REQUESTS, PROMPT, OUTPUT = 64, 48, 60
+PREFIXES, PREFIX, ROUNDS, OUTPUT = 4, 1536, 3, 16
+REQUESTS, PROMPT = PREFIXES * ROUNDS, PREFIX + 64
 
 
 @pytest.fixture(scope="module")
-def decode(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return profiled(
-        tmp_path_factory.mktemp("decode"),
-        "tiny-opt", "-w", f"decode:requests={REQUESTS},prompt={PROMPT},output={OUTPUT}", "--probe", "sites",
-        engine=("--max-num-seqs", "256"),
+        tmp_path_factory.mktemp("ran"),
+        "tiny-gemma3", "--probe", "sites",
+        "-w", f"rounds:prefixes={PREFIXES},prefix={PREFIX},suffix=64,output={OUTPUT},rounds={ROUNDS}",
+        engine=("--max-num-seqs", "256", "--block-size", "32", "--num-gpu-blocks-override", "8000"),
     )  # fmt: skip
 
 
@@ -39,60 +41,71 @@ gc host_us.schedule host_us.update host_us.per_request_step memory valid.timings
 
 
 @pytest.mark.parametrize("path", CONTRACT)
-def test_the_contracts_fields_are_there(decode: Ran, path: str) -> None:
-    value: Any = decode.facts
+def test_the_contracts_fields_are_there(ran: Ran, path: str) -> None:
+    value: Any = ran.facts
     for name in path.split("."):
         assert name in value, f"--json has no {path}"
         value = value[name]
     assert value is not None
 
 
-def test_what_was_asked_for_was_served(decode: Ran) -> None:
-    facts = decode.facts
-    assert (facts["requests"], facts["prompt_tokens"], facts["output_tokens"]) == (REQUESTS, REQUESTS * PROMPT, REQUESTS * OUTPUT)
+def test_what_was_asked_for_was_served(ran: Ran) -> None:
+    facts = ran.facts
+    assert (facts["requests"], facts["prompt_tokens"], facts["output_tokens"]) == (
+        REQUESTS,
+        REQUESTS * PROMPT,
+        REQUESTS * OUTPUT,
+    )
     assert facts["engine"]["settings"]["max_num_seqs"] == 256
     assert facts["valid"]["timings"] is True
     cache = facts["prefix_cache"]
     assert cache["hit_tokens"] + sum(cache["misses"].values()) == cache["query_tokens"]
 
 
-def test_the_front_ends_counts_agree_with_vllms(decode: Ran) -> None:
-    counts_as_vllm(decode)
+def test_the_front_ends_counts_agree_with_vllms(ran: Ran) -> None:
+    counts_as_vllm(ran)
 
 
-def test_every_process_has_its_own_instruments(decode: Ran) -> None:
-    header = decode.run.header
-    roles = engine_roles(decode.run)
+def test_the_core_hits_from_the_second_visit_on(ran: Ran) -> None:
+    assert ran.facts["core"]["name"] == "kvtune"
+    assert ran.run.header.core.active, ran.run.header.core.why
+    assert [r["hit_tokens"] for r in ran.facts["rounds"]] == [0, *[PREFIXES * PREFIX] * (ROUNDS - 1)]
+
+
+def test_every_process_has_its_own_instruments(ran: Ran) -> None:
+    header = ran.run.header
+    roles = engine_roles(ran.run)
     assert roles <= {p.role for p in header.processes}
     assert header.probe.level == "sites" and not header.probe.disabled and not header.probe.lost_records
-    measured = {header.processes[i].role for i in decode.run.table("memory")["process"]}
+    measured = {header.processes[i].role for i in ran.run.table("memory")["process"]}
     assert roles <= measured
     for name in roles:
-        assert decode.facts["memory"][name] > 100 << 20
+        assert ran.facts["memory"][name] > 100 << 20
 
 
-def test_the_second_pass_names_lines_and_leaves_the_timed_one_alone(decode: Ran) -> None:
-    by_process = culprits(decode.run)["engine_core"]
+def test_the_second_pass_names_lines_and_leaves_the_timed_one_alone(ran: Ran) -> None:
+    by_process = culprits(ran.run)["engine_core"]
     assert by_process.level == "sites" and by_process.samples >= 1
     assert all(row.per_step is not None for row in by_process.rows)
     assert any(row.file for row in by_process.rows) and not [
         r for r in by_process.rows if "/kvtune/probe/" in r.file
     ]
-    assert decode.facts["valid"]["timings"] is True
+    assert ran.facts["valid"]["timings"] is True
 
 
-def test_every_step_was_seen(decode: Ran) -> None:
-    steps = decode.run.table("steps")
+def test_every_step_was_seen(ran: Ran) -> None:
+    steps = ran.run.table("steps")
     scheduled = int(steps["scheduled_tokens"].sum())
     # Each output token but a request's last is fed back as input.
-    assert scheduled == REQUESTS * (PROMPT + OUTPUT - 1)
+    computed = REQUESTS * PROMPT - ran.facts["prefix_cache"]["hit_tokens"]
+    assert scheduled == computed + REQUESTS * (OUTPUT - 1)
     assert (steps["step_us"] >= steps["schedule_us"] + steps["update_us"]).all()
-    assert int(steps["prefill_tokens"].sum()) == REQUESTS * PROMPT
+    assert int(steps["prefill_tokens"].sum()) == computed
 
 
-def test_token_times_are_whole_and_in_order(decode: Ran) -> None:
-    tokens, requests = decode.run.table("tokens"), decode.run.table("requests")
-    assert int(tokens["count"].sum()) == decode.facts["output_tokens"]
+def test_token_times_are_whole_and_in_order(ran: Ran) -> None:
+    tokens, requests = ran.run.table("tokens"), ran.run.table("requests")
+    assert int(tokens["count"].sum()) == ran.facts["output_tokens"]
     for i in (0, REQUESTS // 2, REQUESTS - 1):
         times = tokens["t_s"][tokens["request"] == i]
         assert math.isclose(times[0], requests["first_token_s"][i])
@@ -100,13 +113,13 @@ def test_token_times_are_whole_and_in_order(decode: Ran) -> None:
         assert requests["sent_s"][i] <= times[0] <= times[-1] <= requests["finished_s"][i]
 
 
-def test_the_page_is_one_file_without_any_address(decode: Ran) -> None:
-    page = Path(decode.facts["page"])
+def test_the_page_is_one_file_without_any_address(ran: Ran) -> None:
+    page = Path(ran.facts["page"])
     text = page.read_text()
-    assert "tiny-opt" in text and text.lstrip().lower().startswith("<!doctype html>")
+    assert "tiny-gemma3" in text and text.lstrip().lower().startswith("<!doctype html>")
     assert page.stat().st_size < 3 << 20
 
 
-def test_nothing_is_left_in_the_output_folder_but_results(decode: Ran) -> None:
-    folder = Path(decode.facts["run_file"]).parent
+def test_nothing_is_left_in_the_output_folder_but_results(ran: Ran) -> None:
+    folder = Path(ran.facts["run_file"]).parent
     assert {p.suffix for p in folder.iterdir()} == {".kvrun", ".html"}

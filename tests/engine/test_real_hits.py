@@ -6,7 +6,7 @@ import pytest
 
 from tests.engine.real import Ran, counts_as_vllm, profiled
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(600)]
 
 ROUNDS = "rounds:prefixes=4,prefix=1536,suffix=64,output=8,rounds=3"
 ALL = 4 * 1536

@@ -216,6 +216,7 @@ def test_engines_that_fail_are_named_under_their_claim(
     assert claim["why"] == ["failed: decode-heavy, all sides: decode-heavy, arrays: ValueError: no memory"]
 
 
+@pytest.mark.full
 def test_an_engine_that_does_not_start_says_why() -> None:
     """A real child: its model is refused before any engine is built."""
     case = Case("c", "no-such-folder/", "decode:requests=2", (STOCK,), 1, turns=3)

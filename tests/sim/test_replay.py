@@ -338,6 +338,7 @@ def test_flags_that_vllm_lacks_are_refused(simulators: Simulators) -> None:
     assert "--no-such-flag" in error.message and error.exit_code == 2
 
 
+@pytest.mark.full
 @pytest.mark.own_simulator
 def test_an_interrupt_leaves_a_partial_record() -> None:
     pytest.importorskip("vllm", reason="needs vLLM")

@@ -33,6 +33,7 @@ def side(load: dict[str, Any], policy: str) -> SimSettings:
     return msgspec.structs.replace(plain, engine_args=[*plain.engine_args, *flags])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("load", WORST[:4], ids=lambda load: f"{load['times']}x of {load['blocks']}")
 def test_the_worst_loads_known_are_not_worse_than_they_were(
     load: dict[str, Any], simulators: Simulators, tmp_path: Path

@@ -58,6 +58,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # some libraries report what is left at exit
+
+
 def file_of(test: str) -> str:
     """The file of a test's id, as in durations.json."""
     return test.split("::")[0].removeprefix("tests/")

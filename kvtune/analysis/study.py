@@ -139,7 +139,7 @@ class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValueMean(NamedTuple):
-    """The mean figure of all trials at one value of a knob."""
+    """The mean figure of some trials at one value of a knob."""
 
     value: Scalar
     mean: float

@@ -62,6 +62,8 @@ def sweep(
     json: options.Json = False,
 ) -> int:
     """Try the values of the named knobs on MODEL and WORKLOAD. vLLM's own flags go after `--`."""
+    from msgspec import structs
+
     from kvtune.analysis.knobs import API_SERVERS
     from kvtune.analysis.study import study_identity
     from kvtune.cli.app import engine_args
@@ -119,6 +121,8 @@ def sweep(
         except KeyboardInterrupt:
             return interrupted(journal)
         result = sweeps.result(journal.trials, by)
+        if simulated and (why := sweeps.pool_that_hits(bench, journal.trials)):
+            result = structs.replace(result, notes=(why,))
     finish(result, journal.trials, path, by, as_json=json, opened=open_, force=force)
     sweeps.fail_if_none(journal.trials)
     return 0

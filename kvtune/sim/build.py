@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING
 
 from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
@@ -15,11 +16,16 @@ from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import settings_given
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
+from kvtune.sim.pool import TOO_SMALL
 from kvtune.sim.settings import COARSE_BLOCK, COARSE_CHUNKS, SimSettings
 from kvtune.sim.vllm_types import EngineCore, EngineScheduler
+from kvtune.units import count
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
+
+FITS = re.compile(r"estimated maximum model length is (\d+)")
+"""In vLLM's refusal of a pool that has no room for one request of the longest length."""
 
 LONGEST_QUOTE = 300
 """Characters of vLLM's own message in an error."""
@@ -41,6 +47,13 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
     try:
         engine: EngineCore = VllmEngineCore(config, executor, log_stats=True)
     except ValueError as error:
+        if fits := FITS.search(str(error)):
+            length = int(config.model_config.max_model_len)
+            raise KvtuneError(
+                f"{TOO_SMALL} {count(int(fits[1]))} tokens of one request, and --max-model-len is {count(length)}",
+                f"add `-- --max-model-len {fits[1]}`, or a larger pool (--num-gpu-blocks-override, "
+                "--kv-cache-memory-bytes)",
+            ) from error
         raise KvtuneError(
             f"vLLM refuses this engine: {_line(error)}",
             "give it more blocks (--num-gpu-blocks-override, --kv-cache-memory-bytes) or a smaller --max-model-len",

@@ -10,6 +10,9 @@ from kvtune.engine.resolve import check_pool, resolve
 from kvtune.errors import UsageError
 from kvtune.sim.settings import SimSettings
 
+TOO_SMALL = "the pool holds"
+"""How the message begins that a pool has no room for one request of the longest length."""
+
 
 def sized(settings: SimSettings) -> SimSettings:
     """The settings with the memory of the simulated device, from which its pool follows where no flag sizes it.

@@ -1,4 +1,4 @@
-"""What each knob did in a sweep: the mean figure of the trials at each of its values, others averaged over. Pure."""
+"""What each knob did: over all trials, and from the best setting with one knob changed at a time. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from kvtune.analysis.study import Effect, Trial, ValueMean
 from kvtune.recipe import Scalar
 from kvtune.tune.objective import OBJECTIVES, Objective
 from kvtune.tune.space.grid import shown
+
+LEFT_OUT = "default"
+"""The value of a knob that a trial does not set."""
 
 FEWEST = 3
 """Fewest trials of a value before a note blames it: with fewer, another knob may be the cause."""
@@ -28,6 +31,30 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
             means = tuple(ValueMean(v, sum(f) / len(f), len(f)) for v, f in values.items())
             ranked.append(Effect(knob, means))
     return sorted(ranked, key=lambda e: -e.spread)
+
+
+def around(leader: Trial, trials: Sequence[Trial], by: Objective) -> list[Effect]:
+    """The figures of the trials that differ from `leader` in one knob alone, and its own; the largest effect first.
+
+    Nothing else changes from bar to bar, so that the knob is the cause. LEFT_OUT: the knob at its default.
+    """
+    effects = []
+    for knob in dict.fromkeys(name for t in trials for name in t.settings):
+        rest = {name: value for name, value in leader.settings.items() if name != knob}
+        values: dict[Scalar, float] = {}
+        for trial in (leader, *trials):
+            others = {name: value for name, value in trial.settings.items() if name != knob}
+            figure = by.of(trial.summary)
+            if (
+                trial.core == leader.core
+                and trial.state == "complete"
+                and others == rest
+                and figure is not None
+            ):
+                values.setdefault(trial.settings.get(knob, LEFT_OUT), figure)
+        if len(values) > 1:
+            effects.append(Effect(knob, tuple(ValueMean(v, figure, 1) for v, figure in values.items())))
+    return sorted(effects, key=lambda e: -e.spread)
 
 
 def notes(trials: Sequence[Trial]) -> list[str]:

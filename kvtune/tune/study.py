@@ -15,10 +15,11 @@ from kvtune.engine.flags import without_overridden
 from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import open_regular, read_regular
 from kvtune.tune.confirm import Contender, figures_of, judge, outcome_text
-from kvtune.tune.effects import effects
+from kvtune.tune.effects import around
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
 from kvtune.tune.tier_curves import tier_curves
+from kvtune.tune.ties import best
 from kvtune.tune.trials.flags import flags_of
 from kvtune.tune.trials.journal import FORMAT, Head
 
@@ -158,6 +159,7 @@ def view(
     outcome = result(study.trials, by)
     drawn_on = _busiest(study.trials)
     drawn = [t for t in study.trials if t.role == "trial" and t.on == drawn_on]
+    chosen = best(drawn, by)
     if saved is not None and (*saved.objectives, saved.objective)[0] != by.text:
         saved = None
     rows, confirmation = _engine_runs(study.trials, by, saved)
@@ -184,7 +186,7 @@ def view(
         best_flags=tuple(
             without_overridden(flags_of(study.bench, outcome.best.settings if outcome.best else {}))
         ),
-        effects=tuple(effects(drawn, by)),
+        effects=tuple(around(chosen.trial, drawn, by)) if chosen is not None and drawn_on == "sim" else (),
         front=tuple(t.number for t in front(drawn, axes(by))),
         axes=tuple(o.name for o in axes(by)),
         engine_runs=rows,

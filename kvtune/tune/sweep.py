@@ -13,15 +13,20 @@ from kvtune.analysis.study import Bench, Place, Role, Settings, StudyResult, Tri
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import read_recipe
 from kvtune.run.signature import refuse_foreign, signature, write_own
+from kvtune.sim.pool import TOO_SMALL
 from kvtune.tune.effects import notes
-from kvtune.tune.objective import Objective, axes, front, price_note
+from kvtune.tune.objective import OBJECTIVES, Objective, axes, front, price_note
 from kvtune.tune.tier_curves import tier_curves
 from kvtune.tune.ties import best, reason
 from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.flags import packing_failure
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.simulated import Answer, SimPool
+from kvtune.units import count
 from kvtune.workload.types import Workload
+
+LARGER = (1.25, 1.5, 2.0, 4.0, 8.0)
+"""Pools that are tried where nothing hits, in pools of the study's own size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,10 @@ def run_sim(
     journal: StudyJournal,
     say: Callable[[Trial], None],
 ) -> None:
-    """Simulate the trials that the journal does not have yet."""
+    """Simulate the trials that the journal does not have yet.
+
+    KvtuneError, after the first, where its pool has no room for one request: no knob changes that.
+    """
     held = {t.key for t in journal.trials}
     todo = [w for w in planned if w.key("sim", bench) not in held]
     if not todo:
@@ -67,9 +75,33 @@ def run_sim(
                 n, w = waiting.pop(0)
                 pool.submit(n, w.settings, stock=w.stock)
             n, answer = pool.next_done()
+            if answer.failed.startswith(TOO_SMALL):
+                raise KvtuneError(answer.failed, answer.hint)
             trial = sim_trial(bench, n, planned_by[n], answer)
             journal.add(trial)
             say(trial)
+
+
+def pool_that_hits(bench: Bench, trials: Sequence[Trial]) -> str:
+    """Where no setting hit anything in simulation: the smallest of some larger pools in which the defaults do."""
+    done = [t for t in trials if t.on == "sim" and t.state == "complete"]
+    rates = [OBJECTIVES["hit-rate"].of(t.summary) for t in done]
+    if not done or any(rates):
+        return ""
+    blocks = int(done[0].summary["engine"]["num_blocks"])
+    with SimPool(bench) as pool:
+        for times in LARGER:
+            larger = int(blocks * times)
+            pool.submit(0, {"num_gpu_blocks_override": larger}, stock=bench.core == "stock")
+            if rate := OBJECTIVES["hit-rate"].of(pool.next_done()[1].summary):
+                return (
+                    f"no setting hits because the load does not fit: the pool has {count(blocks)} blocks; with "
+                    f"{count(larger)} the defaults of the {bench.core} core hit {100 * rate:.1f} % "
+                    f"(`-- --num-gpu-blocks-override {larger}`)"
+                )
+    return (
+        f"no setting hits, nor do the defaults in a pool of {LARGER[-1]:g} times its {count(blocks)} blocks"
+    )
 
 
 def sim_trial(bench: Bench, number: int, planned: PlannedTrial, answer: Answer) -> Trial:

@@ -41,6 +41,20 @@ def test_a_heat_map_for_each_block_size() -> None:
     assert made["effects"].charts[0].title == "pin_window"
 
 
+def test_what_a_knob_did_is_drawn_only_where_nothing_else_differs() -> None:
+    shown = studies.viewed(studies.grid_study())
+    made = sections(shown)["effects"]
+    assert "one knob changed at a time" in made.lead
+    assert {chart.title for chart in made.charts} == {effect.knob for effect in shown.effects} != set()
+    alone = sections(msgspec.structs.replace(shown, effects=()))["effects"]
+    assert not alone.charts and "no trial differs from the best one in one knob alone" in alone.lead
+    on_engine = [msgspec.structs.replace(t, on="engine") for t in shown.result.trials]
+    measured = with_result(msgspec.structs.replace(shown, drawn_on="engine"), trials=tuple(on_engine))
+    drawn = sections(measured)["effects"]
+    assert not drawn.charts and drawn.lead.startswith("Not drawn: one engine run")
+    assert "Not drawn" in study_page(measured)
+
+
 def test_a_winner_in_simulation_is_named_and_the_command_confirms_it_on_the_engine() -> None:
     html = study_page(studies.viewed(studies.grid_study()))
     assert "Simulated." in html

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import pytest
 from msgspec import structs
 
 from kvtune import __version__
-from kvtune.analysis.study import Bench, Trial
+from kvtune.analysis.study import Bench, Settings, Trial
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, Recipe, write_recipe
 from kvtune.run.signature import signature
+from kvtune.sim.pool import TOO_SMALL
+from kvtune.tune import sweep
+from kvtune.tune.effects import LEFT_OUT, around
 from kvtune.tune.objective import OBJECTIVES, front
 from kvtune.tune.sweep import keep_result, refuse_foreign_outputs, result
 from kvtune.tune.trials.bench import study_path
 from kvtune.tune.trials.journal import StudyJournal
+from kvtune.tune.trials.simulated import Answer
 from kvtune.tune.tune import simulated_result
 from tests.golden import studies
 
@@ -88,6 +93,85 @@ def test_values_with_which_nothing_hits_are_noted() -> None:
     (note,) = result(trials[1:3], OBJECTIVES["ttft"]).notes
     assert note.startswith("nothing hit with any") and "kvtune bounds" in note
     assert result([trials[0], trials[3]], OBJECTIVES["ttft"]).notes == ()
+
+
+def test_a_pool_without_room_for_one_request_ends_a_sweep_at_its_baseline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pool = Pools(lambda settings: Answer(failed=f"{TOO_SMALL} 30,592 tokens", hint="--max-model-len 30592"))
+    monkeypatch.setattr(sweep, "SimPool", lambda bench: pool)
+    planned = sweep.planned_trials(studies.bench(), [{"slack": 1}, {"slack": 2}, {"slack": 3}])
+    with StudyJournal(tmp_path / "a.jsonl", "sweep", studies.bench()) as journal:
+        with pytest.raises(KvtuneError, match=r"the pool holds 30,592 tokens") as refused:
+            sweep.run_sim(studies.bench(), planned, journal, lambda trial: None)
+        assert list(journal.trials) == [] and refused.value.hint == "--max-model-len 30592"
+    assert pool.asked == [{}]
+
+
+def test_where_nothing_hits_the_pool_that_hits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    least = 1700
+
+    def answer(settings: Settings) -> Answer:
+        blocks = settings["num_gpu_blocks_override"]
+        assert isinstance(blocks, int)
+        return Answer(summary={"prefix_cache": {"hit_rate": 0.25 if blocks >= least else 0.0}})
+
+    pool = Pools(answer)
+    monkeypatch.setattr(sweep, "SimPool", lambda bench: pool)
+    none = structs.replace(trial(0, 0.0, 10), on="sim")
+    none = structs.replace(none, summary={**none.summary, "engine": {"num_blocks": 1200}})
+    said = sweep.pool_that_hits(studies.bench(), [none])
+    assert "has 1,200 blocks; with 1,800 the defaults of the kvtune core hit 25.0 %" in said
+    least = 10**6
+    assert "in a pool of 8 times its 1,200 blocks" in sweep.pool_that_hits(studies.bench(), [none])
+    hit = structs.replace(none, summary=trial(1, 0.5, 10).summary)
+    pool.asked.clear()
+    assert sweep.pool_that_hits(studies.bench(), [none, hit]) == "" and pool.asked == []
+
+
+class Pools:
+    """Answers trials one at a time, as a SimPool would, with what `of` says of their settings."""
+
+    def __init__(self, of: Callable[[Settings], Answer]) -> None:
+        self.of, self.asked, self._waiting = of, list[Settings](), list[tuple[int, Settings]]()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @property
+    def running(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def free(self) -> bool:
+        return not self._waiting
+
+    def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:
+        self.asked.append(settings)
+        self._waiting.append((number, settings))
+
+    def next_done(self) -> tuple[int, Answer]:
+        number, settings = self._waiting.pop(0)
+        return number, self.of(settings)
+
+
+def test_a_knobs_effect_is_read_from_trials_that_differ_in_it_alone() -> None:
+    figures = {(0, 0): 0.1, (0, 1): 0.2, (1, 0): 0.3, (1, 1): 0.9, (2, 0): 0.0, (2, 1): 0.8}
+
+    def at(number: int, hits: float, **settings: int) -> Trial:
+        return structs.replace(trial(number, hits, 10), settings=settings)
+
+    trials = [at(n, f, slack=s, pin_window=p) for n, ((s, p), f) in enumerate(figures.items())]
+    trials.append(at(9, 0.5, slack=1))
+    effects = around(trials[3], trials, OBJECTIVES["hit-rate"])
+    assert {e.knob: {v: mean for v, mean, _ in e.means} for e in effects} == {
+        "slack": {1: 0.9, 0: 0.2, 2: 0.8},
+        "pin_window": {1: 0.9, 0: 0.3, LEFT_OUT: 0.5},
+    }
+    assert around(trials[0], [trials[0], trials[3]], OBJECTIVES["hit-rate"]) == []
 
 
 def test_a_value_that_was_tried_once_is_not_blamed() -> None:

@@ -149,6 +149,8 @@ def finish(
     force: bool = False,
 ) -> None:
     """Write the study's page and result file beside its journal, and print the result."""
+    from msgspec import structs
+
     from kvtune.cli.options import print_json
     from kvtune.report.pages.study import study_page
     from kvtune.run.signature import write_own
@@ -156,6 +158,8 @@ def finish(
     from kvtune.tune.sweep import keep_result
 
     study = view(read_study(journal, own=True), by, Path(result.recipe) if result.recipe else None)
+    if result.kind == "sweep":  # a note may stand on replays that are no trials
+        study = structs.replace(study, result=structs.replace(study.result, notes=result.notes))
     of, page = study_identity(study.result.kind, study.bench), journal.with_suffix(".html")
     content = {**result.to_json(), "study": str(journal), "page": str(page)}
     write_own(study_page(study).encode(), page, of, force=force)

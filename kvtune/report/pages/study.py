@@ -54,18 +54,24 @@ def study_sections(study: StudyView) -> list[Section]:
         for t in study.result.trials
         if t.state == "complete" and t.on == place and figure_of(t, by) is not None
     ]
-    knobs = [effect.knob for effect in study.effects]
+    knobs = list(dict.fromkeys([*(effect.knob for effect in study.effects), *_varied(done)]))
     sections = [
         _outcome(study, by),
         _finalists(study, by),
         _use(study),
         maps_section(done, knobs, by),
         tier_section(study.tier_curves),
-        effects_section(study.effects, by, study.result.kind),
+        effects_section(study.effects, by, place, _varied(done)),
         front_section(done, study.front, study.axes),
         _table(study, by),
     ]
     return [s for s in sections if s is not None]
+
+
+def _varied(trials: Sequence[Trial]) -> list[str]:
+    """The knobs that trials have at more than one value."""
+    knobs = dict.fromkeys(name for t in trials for name in t.settings)
+    return [k for k in knobs if len({t.settings[k] for t in trials if k in t.settings}) > 1]
 
 
 def _banners(study: StudyView) -> list[Banner]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvtune.analysis.comparison.compare import value_at
-from kvtune.analysis.study import Effect, EngineRuns, Trial
+from kvtune.analysis.study import Effect, EngineRuns, Place, Trial
 from kvtune.report.charts import Cell, Chart, Section, columns, grid, spec_of
 
 
@@ -84,11 +84,20 @@ def settings_text(trial: Trial | EngineRuns) -> str:
     return f"{core}, {', '.join(f'{n} {shown(v)}' for n, v in trial.settings.items()) or 'defaults'}"
 
 
-def effects_section(effects: Sequence[Effect], by: str, kind: str = "sweep") -> Section | None:
+def effects_section(
+    effects: Sequence[Effect], by: str, place: Place, varied: Sequence[str]
+) -> Section | None:
+    """`effects`: the best setting with one knob changed at a time; `varied`: the knobs that were."""
     import altair as alt
 
-    if not effects:
+    if not varied:
         return None
+    if place != "sim":
+        why = "Not drawn: one engine run of each setting does not tell what a knob did from what the machine did."
+        return Section("effects", "What each knob did", why, "pair.html")
+    if not effects:
+        why = "Not drawn: no trial differs from the best one in one knob alone."
+        return Section("effects", "What each knob did", why, "pair.html")
     title, scale = OBJECTIVES[by].title, OBJECTIVES[by].scale
     charts = []
     highest = max(scale * each.mean for effect in effects for each in effect.means)
@@ -99,19 +108,21 @@ def effects_section(effects: Sequence[Effect], by: str, kind: str = "sweep") -> 
         top = alt.Scale(domain=[0, highest * 1.05 or 1])  # one axis for all: their sizes can be compared
         drawing = alt.Chart(alt.NamedData(name=name), height=150).mark_bar(color="var(--c1)").encode(
             x=alt.X("value:N", sort=None, axis=alt.Axis(title=knob, labelAngle=0)),
-            y=alt.Y("figure:Q", title=f"mean {title}", scale=top),
+            y=alt.Y("figure:Q", title=title, scale=top),
             tooltip=[
                 alt.Tooltip("value:N", title=knob),
                 alt.Tooltip("figure:Q", title=title, format=",.4~g"),
             ],
         )  # fmt: skip
-        rows = [(shown(v), Cell(f"{scale * m:,.4g}", scale * m), Cell(str(n), n)) for v, m, n in means]
-        table = grid((knob, f"mean {title}", "trials"), rows, f"Marginal effect of {knob}")
-        label = f"Mean {title}: " + ", ".join(f"{scale * m:,.4g} at {shown(v)}" for v, m, _ in means) + "."
+        rows = [(shown(v), Cell(f"{scale * m:,.4g}", scale * m)) for v, m, _ in means]
+        table = grid((knob, title), rows, f"The best setting with another {knob}")
+        said = ", ".join(f"{scale * m:,.4g} at {shown(v)}" for v, m, _ in means)
+        label = f"{title[0].upper()}{title[1:]}: {said}."
         charts.append(Chart(name, knob, label, spec_of(drawing), table, {name: data}))
-    lead = "The mean over all trials at each value of a knob, the others averaged over; the largest effect first."
-    if kind == "tune":
-        lead += " A search tries good values more often, so small differences here mean little."
+    lead = (
+        "The best setting with one knob changed at a time, each a replay: nothing else differs from bar to bar. The "
+        "largest effect first; `default`: without the knob."
+    )
     return Section("effects", "What each knob did", lead, "pair.html", charts=tuple(charts))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,15 @@ def test_trials_come_back_as_summaries(pool: SimPool) -> None:
     assert [answers[n].summary["engine"]["num_blocks"] for n in range(3)] == [200, 200, 100]
     assert "no-such-flag" in answers[3].failed and answers[3].hint and not answers[3].summary
     assert all(answers[n].elapsed_s > 0 for n in range(3))
+
+
+def test_a_pool_without_room_for_one_request_is_answered_with_the_length_that_fits(pool: SimPool) -> None:
+    pool.submit(0, {"num_gpu_blocks_override": 20})
+    _, refused = pool.next_done()
+    length = re.fullmatch(r"the pool holds ([\d]+) tokens of one request, .*is 1,024", refused.failed)
+    assert length and f"`-- --max-model-len {length[1]}`" in refused.hint
+    pool.submit(1, {"num_gpu_blocks_override": 20, "max_model_len": int(length[1])})
+    assert pool.next_done()[1].summary["engine"]["num_blocks"] == 20
 
 
 def test_a_pool_that_no_flag_gives_is_that_of_the_engines_run(simulators: Simulators) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtune.core.vllm_config import VllmConfig
+from kvtune.device.platforms import GIB
 from kvtune.errors import UsageError
 from kvtune.units import size
 
@@ -27,10 +28,15 @@ def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:
     weights = weight_bytes // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
     room = int(memory_bytes * cache.gpu_memory_utilization)
     if room <= weights:
+        ranks = 2 * parallel.tensor_parallel_size
+        while weights * parallel.tensor_parallel_size // ranks >= room:
+            ranks *= 2
+        least = int(weights / cache.gpu_memory_utilization / GIB) + 1
         raise UsageError(
             f"the weights take {size(weights)}, and vLLM uses {size(room)} of a device of {size(memory_bytes)}: no "
             "KV cache fits",
-            "name a larger device with --like-device, or spread the model: `-- --tensor-parallel-size 2`",
+            f"name a larger device, --like-device {least}GiB or more; or spread the model: "
+            f"`-- --tensor-parallel-size {ranks}`",
         )
     cache.kv_cache_memory_bytes = room - weights
 

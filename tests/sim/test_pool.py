@@ -66,3 +66,10 @@ def test_the_pool_is_what_the_weights_leave_of_the_share_that_vllm_uses() -> Non
     assert flagged.cache_config.kv_cache_memory_bytes is None
     with pytest.raises(UsageError, match="the weights take 50 GiB, and vLLM uses 40 GiB"):
         give_pool(config(), 80 * GIB, 50 * GIB)
+    for weights, device, ranks in ((50, 101, 2), (80, 161, 4), (81, 163, 4)):
+        with pytest.raises(UsageError) as refused:
+            give_pool(config(), 80 * GIB, weights * GIB)
+        assert f"--like-device {device}GiB or more" in refused.value.hint
+        assert f"`-- --tensor-parallel-size {ranks}`" in refused.value.hint
+        give_pool(config(), device * GIB, weights * GIB)
+        give_pool(config(ranks=ranks), 80 * GIB, weights * GIB)

@@ -24,6 +24,8 @@ Imported by: cli, doctor, evidence, explain, report, tune.
     claim_results.py The `--json` object of `kvtune evidence`: `kvtune/evidence` makes it, `kvtune/report` draws it
     knobs.py         What a knob is, in one line with its unit: said wherever knobs are printed
     offload.py       What a tier of host memory gave back, and what it cost: Run -> Offload
+    again.py         The `kvtune` command that repeats a run, with other settings
+    replayed.py      What replays of a run with other settings say (`header.extra.replayed`): which settings help
     stalls/         slow token gaps, and the one largest cause of each
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on
 

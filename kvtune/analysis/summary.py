@@ -13,11 +13,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from kvtune.analysis.again import with_remedy
 from kvtune.analysis.gc import Collector
 from kvtune.analysis.ledger import Ledger, as_json
 from kvtune.analysis.offload import Offload
+from kvtune.analysis.replayed import beside, brings, helping, tried
 from kvtune.analysis.run import RunAnalysis
 from kvtune.run.states import state_dtype
+from kvtune.run.types import Run
 
 SCHEMA = 1
 
@@ -128,6 +131,8 @@ def summary(analysis: RunAnalysis) -> Summary:
         "valid": {"timings": h.valid.timings, "why": h.valid.why},
         "notes": h.notes,
         "verdict": asdict(analysis.verdict),
+        "beside": beside(run),
+        "replayed": _replayed(run),
     }
     plain: dict[str, Any] = _plain(fields)
     return plain
@@ -137,6 +142,23 @@ def _offload(tier: Offload | None) -> dict[str, Any] | None:
     if tier is None:
         return None
     return {**asdict(tier), "tier_hit_rate": tier.tier_hit_rate, "computed_share": tier.computed_share}
+
+
+def _replayed(run: Run) -> dict[str, Any] | None:
+    """The replays with other settings: those that help first, each of them with the command that measures it."""
+    told = run.header.extra.replayed
+    if told is None:
+        return None
+    best = helping(told)
+    others = [one for one in tried(told) if one not in best]
+    return {
+        **msgspec.to_builtins(told),
+        "remedies": [
+            {**msgspec.to_builtins(one), "brings": brings(one, told), "command": with_remedy(run, one)}
+            for one in best
+        ],
+        "without_effect": msgspec.to_builtins(others),
+    }
 
 
 def _collector(collector: Collector, ledger: Ledger | None) -> dict[str, Any]:

@@ -1,21 +1,22 @@
 """What limits a run, what to try, and the command for it: a run's results -> Verdict. Pure.
 
 Each possible limit gets its share of the engine's time; the largest share is named if it is at least `LEAST_SHARE`.
-The text says what was measured, and `up to` where the share is an upper bound.
+The text says what was measured, and `up to` where the share is an upper bound. A setting is advised only where its
+replay on this run helped (replayed.py); what no replay can judge is to be measured, and the text says so.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kvtune.analysis.again import command, profile_line, with_remedy, workload_words
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, match_unit
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.latency import Latency
+from kvtune.analysis.replayed import brings, helping, preempts, tried
 from kvtune.analysis.stalls.account import Stalls
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.analysis.step_time import StepTime
@@ -36,14 +37,21 @@ ROLES = {"front_end": "the front end", "engine_core": "EngineCore"}
 LEAST_HIDDEN_SHARE = 0.001
 """Pauses that the device hid are told from this share of the step time on."""
 
-PREEMPTED_SHARE = 0.05
-"""The pool is named when there are at least this many preemptions a request."""
-
 BUSY_SHARE = 0.5
 """An engine that is in steps for less than this share of the time is limited by the load."""
 
-FEWER_SEQUENCES = 64
-"""`--max-num-seqs` to try where the run does not say what it had; else half of that."""
+TITLES = {
+    "cache": "prompts that are computed again",
+    "block": "hits of whole blocks only",
+    "pool": "preemptions",
+    "collector": "Python's garbage collector",
+    "host": "the scheduler's Python",
+    "stalls": "stalls",
+    "unknown": "prompts that may be computed again",
+}
+
+OF_THE_CACHE = ("cache", "block", "pool")
+"""Limits that a replay with other settings can judge."""
 
 # Causes of misses that settings, the pool or a better policy can turn into hits.
 WINNABLE = (
@@ -56,7 +64,8 @@ WINNABLE = (
 class Verdict:
     """`kind` names the limit for programs.
 
-    nothing, cache, block, pool, collector, host, stalls, load, model, unknown.
+    nothing, cache, block, pool, collector, host, stalls, load, model, unknown. `limits`: the kinds of all limits, the
+    largest first; `also`: the second one, and its share.
     """
 
     kind: str
@@ -64,6 +73,8 @@ class Verdict:
     advice: str
     command: str
     share: float | None = None
+    limits: tuple[str, ...] = ()
+    also: str = ""
 
 
 def verdict(
@@ -92,7 +103,11 @@ def verdict(
         unknown = _unknown(run, cache, time)
         limits += [unknown] if (unknown.share or 0) > LEAST_UNKNOWN_SHARE else []
     if limits:
-        return max(limits, key=lambda v: v.share or 0)
+        first, *others = sorted(limits, key=lambda v: -(v.share or 0))
+        also = "".join(
+            f"{TITLES[v.kind]}, up to {percent(v.share or 0, digits=0)} of the time" for v in others[:1]
+        )
+        return replace(first, limits=tuple(v.kind for v in (first, *others)), also=also)
     if time.busy_share is not None and time.steps and time.busy_share < BUSY_SHARE:
         return _load(run, time.busy_share)
     return _model(run, cache, time, overlap)
@@ -109,7 +124,7 @@ def _nothing(run: Run) -> Verdict:
         "nothing",
         f"This run measured nothing: {why}.",
         "Check the machine and the model before anything else.",
-        _command("doctor", run.header.model),
+        command("doctor", run.header.model),
     )
 
 
@@ -130,34 +145,32 @@ def _cache(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
     lost = winnable(cache)
     if not lost:
         return None
-    h = run.header
     share = _prefill_share(cache, time, lost)
     limit = (
         f"Recomputing prompts that the engine had already computed: {count(lost)} of "
         f"{count(cache.query_tokens)} prompt tokens ({percent(lost, cache.query_tokens)}) were seen before but "
         f"not in the cache when they came again, which costs up to {percent(share, digits=0)} of the engine's time."
     )
-    distinct = sum(cache.misses.get(cause, 0) for cause in ("cold", "partial_block"))
-    room = h.engine.num_blocks * h.engine.block_size
-    windows = any("sliding" in str(group.get("kind", "")).lower() for group in h.engine.groups)
-    if h.core.name == "stock" or not h.core.active:
-        what = (
-            "keeps the sliding windows behind shared prefixes"
-            if windows
-            else "evicts what is least worth keeping"
+    return Verdict("cache", limit, *_advice(run), share)
+
+
+def _advice(run: Run) -> tuple[str, str]:
+    """What the replays of this run say, and the command for it."""
+    told = run.header.extra.replayed
+    if told is not None and (best := helping(told)):
+        first = best[0]
+        cost = f", for {first.cost}" if first.cost else ""
+        return f"Replayed on this run, {first.change} brings {brings(first, told)}{cost}.", with_remedy(
+            run, first
         )
-        advice = f"Run the same load with kvtune's core, which {what}, and compare the two runs."
-        return Verdict("cache", limit, advice, _profile(run, "--core", "kvtune"), share)
-    if room and distinct > room:
-        advice = (
-            f"The pool holds {count(room)} tokens and the load has {count(distinct)} distinct ones: see what a "
-            "larger pool or a better policy could bring before buying memory."
-        )
-        return Verdict(
-            "cache", limit, advice, _command("bounds", "-w", h.workload.spec, "--model", h.model), share
-        )
-    advice = "Everything would fit into the pool: search for settings that keep what this load comes back to."
-    return Verdict("cache", limit, advice, _with_engine(run, "tune", h.model, "-w", h.workload.spec), share)
+    if told is not None and told.remedies:
+        return (
+            f"None of the {len(tried(told))} settings that were replayed on this run helps: see what any cache of this "
+            "size could hit."
+        ), command("bounds", *workload_words(run), "--model", run.header.model)
+    return (
+        "No other setting was replayed on this run: see which one helps before you change any."
+    ), "kvtune explain RUN"
 
 
 def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
@@ -168,38 +181,34 @@ def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
         "have saved that is not known, because the workload could not be made again from this run."
     )
     advice = "Profile it again where its trace file is at hand: then every miss gets a cause."
-    return Verdict("unknown", limit, advice, _profile(run), share)
+    return Verdict("unknown", limit, advice, profile_line(run), share)
 
 
 def _block(run: Run, cache: PrefixCache, time: StepTime) -> Verdict | None:
-    lost = cache.misses.get("partial_block", 0) + cache.misses.get("last_token", 0)
+    dropped = cache.misses.get("eagle_drop", 0)
+    lost = cache.misses.get("partial_block", 0) + cache.misses.get("last_token", 0) + dropped
     if not lost:
         return None
-    h = run.header
     share = _prefill_share(cache, time, lost)
     limit = (
-        f"The block size: hits are counted in whole blocks of {match_unit(run)} tokens, so {count(lost)} prompt "
+        f"The block size: hits are counted in whole blocks of {match_unit(run)} tokens"
+        f"{', less one for EAGLE or MTP' if dropped else ''}, so {count(lost)} prompt "
         f"tokens ({percent(lost, cache.query_tokens)}) that the cache knew were computed again, up to "
         f"{percent(share, digits=0)} of the engine's time."
     )
-    advice = "Try smaller blocks: hits become finer, the scheduler has more blocks to handle."
-    command = _with_engine(run, "sweep", h.model, "--block-size", "-w", h.workload.spec)
-    return Verdict("block", limit, advice, command, share)
+    return Verdict("block", limit, *_advice(run), share)
 
 
 def _pool(run: Run) -> Verdict | None:
     preempted = int(run.table("requests")["preemptions"].sum())
     requests = int(np.isfinite(run.table("requests")["sent_s"]).sum())
-    if preempted < PREEMPTED_SHARE * requests or not preempted:
+    if not preempts(preempted, requests):
         return None
     limit = (
         f"The KV cache pool is too small for the requests in flight: {count(preempted)} times a running request "
         "was thrown out and computed again later."
     )
-    advice = "Let fewer requests run at once, or give the engine more blocks (--gpu-memory-utilization)."
-    most = run.header.engine.settings.get("max_num_seqs")
-    fewer = max(1, most // 2) if isinstance(most, int) else FEWER_SEQUENCES
-    return Verdict("pool", limit, advice, _profile(run, engine=("--max-num-seqs", str(fewer))), 1.0)
+    return Verdict("pool", limit, *_advice(run), 1.0)
 
 
 def _collector(run: Run, time: StepTime) -> Verdict | None:
@@ -212,9 +221,12 @@ def _collector(run: Run, time: StepTime) -> Verdict | None:
         limit += f" Others, {percent(hidden)} of it, cost nothing: the device computed meanwhile."
     if run.header.core.active:
         advice = "Find what allocates: the probe `types` counts the objects that survive, by type."
-        return Verdict("collector", limit, advice, _profile(run, "--probe", "types"), share)
-    advice = "Run with kvtune's core, which freezes long-lived objects and makes fewer new ones, and compare."
-    return Verdict("collector", limit, advice, _profile(run, "--core", "kvtune"), share)
+        return Verdict("collector", limit, advice, profile_line(run, "--probe", "types"), share)
+    advice = (
+        "No replay shows pauses: measure the load with kvtune's core, which freezes long-lived objects and makes fewer "
+        "new ones, and compare."
+    )
+    return Verdict("collector", limit, advice, profile_line(run, core="kvtune"), share)
 
 
 def _host(run: Run, time: StepTime, overlap: Overlap | None, ceiling: Ceiling | None) -> Verdict | None:
@@ -236,9 +248,12 @@ def _host(run: Run, time: StepTime, overlap: Overlap | None, ceiling: Ceiling | 
         return None
     if run.header.core.active:
         advice = "See which functions it is: sample EngineCore's stacks while it runs."
-        return Verdict("host", limit, advice, _profile(run, "--stacks"), share)
-    advice = "Run with kvtune's core, whose steady-decode path schedules faster, and compare."
-    return Verdict("host", limit, advice, _profile(run, "--core", "kvtune"), share)
+        return Verdict("host", limit, advice, profile_line(run, "--stacks"), share)
+    advice = (
+        "No replay shows host time: measure the load with kvtune's core, whose steady-decode path schedules faster, "
+        "and compare."
+    )
+    return Verdict("host", limit, advice, profile_line(run, core="kvtune"), share)
 
 
 def _stalls(run: Run, stalls: Stalls) -> Verdict | None:
@@ -253,11 +268,11 @@ def _stalls(run: Run, stalls: Stalls) -> Verdict | None:
         f"{ms(stalls.limit_ms or 0.0)}, and nobody worked for a request in {percent(share, digits=0)} of the engine's "
         f"time. In most of that, {CAUSES[cause]}."
     )
-    command = {
-        "off_cpu": _command("doctor", run.header.model),
-        "device": _profile(run, "--repeat", "3"),
-    }.get(cause) or _profile(run, "--stacks")
-    return Verdict("stalls", limit, ADVICE[cause], command, share)
+    next_ = {
+        "off_cpu": command("doctor", run.header.model),
+        "device": profile_line(run, "--repeat", "3"),
+    }.get(cause) or profile_line(run, "--stacks")
+    return Verdict("stalls", limit, ADVICE[cause], next_, share)
 
 
 def _load(run: Run, busy: float) -> Verdict:
@@ -267,13 +282,12 @@ def _load(run: Run, busy: float) -> Verdict:
     )
     advice = "Send more (a higher rate or concurrency) to see what the engine can do."
     return Verdict(
-        "load", limit, advice, _command("bounds", "-w", run.header.workload.spec, "--model", run.header.model)
+        "load", limit, advice, command("bounds", *workload_words(run), "--model", run.header.model)
     )
 
 
 def _model(run: Run, cache: PrefixCache, time: StepTime, overlap: Overlap | None) -> Verdict:
     share = f" ({percent(time.execute_s, time.total_s, 0)} of the step time)" if time.total_s else ""
-    h = run.header
     if not time.total_s:
         limit = "Nothing stands out in the cache, and no step times were recorded to say more."
     elif overlap is not None and overlap.device_ms is not None:
@@ -286,31 +300,9 @@ def _model(run: Run, cache: PrefixCache, time: StepTime, overlap: Overlap | None
         if cache.hit_tokens and not winnable(cache):
             limit += " The cache hit every token that it could have held."
     advice = "No cache setting changes that; check with a search over all of them, or change batch size or hardware."
-    return Verdict("model", limit, advice, _with_engine(run, "tune", h.model, "-w", h.workload.spec))
+    return Verdict("model", limit, advice, _tune(run))
 
 
-def _profile(run: Run, *options: str, engine: Sequence[str] = ()) -> str:
-    place = _place(run)
-    return _with_engine(
-        run, "profile", run.header.model, *place, "-w", run.header.workload.spec, *options, engine=engine
-    )
-
-
-def _place(run: Run) -> list[str]:
-    """The options of a run on a device that only takes time."""
-    if run.header.source != "host":
-        return []
-    words, place = run.header.command, ["--on", "host"]
-    for name in ("--step-us", "--like"):
-        if name in words[:-1]:
-            place += [name, words[words.index(name) + 1]]
-    return place
-
-
-def _with_engine(run: Run, *words: str, engine: Sequence[str] = ()) -> str:
-    args = [*run.header.engine.args, *engine]
-    return _command(*words, *(("--", *args) if args else ()))
-
-
-def _command(*words: str) -> str:
-    return shlex.join(("kvtune", *words))
+def _tune(run: Run) -> str:
+    args = run.header.engine.args
+    return command("tune", run.header.model, *workload_words(run), *(("--", *args) if args else ()))

@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 def explain(
     run: options.RunFile,
-    tries: Annotated[
-        int, typer.Option("--tries", min=0, help="Most remedies to replay for the largest causes; 0: none.")
-    ] = 4,
+    tries: options.Tries = 4,
     save: Annotated[
         bool,
         typer.Option(
-            "--save", help="Store the causes in the run file, so that its summary and page show them."
+            "--save",
+            help="Store causes and remedies in the run file, so that its summary and page show them.",
         ),
     ] = False,
     trace: options.RunTrace = None,
@@ -46,7 +45,7 @@ def explain(
     if trust:
         options.trusting(run, recorded.header.model, recorded.header.engine.args)
     sent = int(sent_requests(recorded).sum())
-    replays = f"up to {tries + 1} replays" if tries else "1 replay"
+    replays = f"{tries + 2} replays or a few more" if tries else "1 replay"
     announce(f"{replays} of {count(sent)} requests without a model, no engine start")
     explanation = explain_run(
         recorded, tries=tries, view=ConsoleView(), trace=trace, model=model, trusted=trust
@@ -62,7 +61,7 @@ def explain(
         for line in lines(explanation, min(WIDTH, width(WIDTH))):
             print(line)
     if save:
-        _store(with_misses(recorded, explanation), run, trace)
+        _store(with_misses(recorded, explanation).with_extra(replayed=explanation.replayed), run, trace)
     return 0
 
 
@@ -74,7 +73,8 @@ def _store(explained: Run, file: Path, trace: Path | None) -> None:
     from kvtune.run.file import store_extra
     from kvtune.run.signature import run_identity, write_own, wrote
 
-    store_extra(file, misses=explained.header.extra.misses)
+    extra = explained.header.extra
+    store_extra(file, misses=extra.misses, replayed=extra.replayed)
     print(f"stored the causes in {file}", file=sys.stderr)
     page, of = file.with_suffix(".html"), run_identity(explained.header)
     if not wrote(page, of):

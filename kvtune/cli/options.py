@@ -130,6 +130,15 @@ Output = Annotated[
     ),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+Tries = Annotated[
+    int,
+    typer.Option(
+        "--tries",
+        min=0,
+        help="Most settings to replay on the run, beside the other core, against its largest causes of misses; "
+        "0: replay nothing.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from kvtune.errors import UsageError
 from kvtune.run.config import REPORTS
 
 if TYPE_CHECKING:
+    from kvtune.cli.views.results import Shown
     from kvtune.device.settings import Device
     from kvtune.engine.profile import ProfileJob
     from kvtune.run.types import Run
@@ -98,23 +100,29 @@ def profile(
             help="With --on host: microseconds that the device takes for a step. Default 0.",
         ),
     ] = None,
+    tries: options.Tries = 4,
     trust: options.Trust = False,
     dummy: options.Dummy = False,
     slo: options.Slo = "",
     seed: options.Seed = 0,
     output: options.Output = REPORTS,
     open_: options.Open = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print every table of the page, not its first screen only.")
+    ] = False,
     json: options.Json = False,
 ) -> int:
     """Profile MODEL on the real vLLM engine, or in simulation. vLLM's own flags go after `--`."""
     from kvtune.cli.app import engine_args
     from kvtune.cli.settings import PROBES, core_choice, say_other_pool, with_recipe
+    from kvtune.cli.views.results import Shown
     from kvtune.engine.profile import Profiled, ProfileJob
     from kvtune.engine.profile import profile as run_profile
     from kvtune.engine.resolve import resolve
     from kvtune.run.slo import read_slo
     from kvtune.workload.spec import DEFAULT_SPEC, build
 
+    shown = Shown(tries, as_json=json, opened=open_, verbose=verbose)
     options.choice("--on", on, ("engine", "host", "sim"))
     options.choice("--probe", probe, PROBES)
     settings, flags, from_recipe = with_recipe(
@@ -153,7 +161,7 @@ def profile(
             raise UsageError(
                 "--stacks, --ablate and --repeat need the real engine", "leave them out, or use --on engine"
             )
-        return _replay(job, mode, like, trusted=trust, as_json=json, open_=open_)
+        return _replay(job, mode, like, shown, trusted=trust)
     if on == "host":
         job = replace(job, device=_device(like, step_us, trusted=trust))
     if ablate or ablate_only:
@@ -163,6 +171,7 @@ def profile(
     from kvtune.cli.views.plan import announce, engine_plan
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
+    from kvtune.sim.simulators import Simulators
 
     resolve(
         model, dummy=dummy or on == "host", engine_args=flags
@@ -178,7 +187,8 @@ def profile(
         done.append(result)
         if result.error is not None:
             break
-    show(done, job.workload, as_json=json, opened=open_)
+    with Simulators(model=model) if tries else nullcontext() as simulators:
+        show(done, job.workload, shown, simulators)
     if recipe:
         say_other_pool(recipe, done[-1].run)
     error = done[-1].error
@@ -207,9 +217,7 @@ def _recorded(like: Path, trusted: bool) -> Run:
     return run
 
 
-def _replay(
-    job: ProfileJob, mode: str, like: Path | None, *, trusted: bool, as_json: bool, open_: bool
-) -> int:
+def _replay(job: ProfileJob, mode: str, like: Path | None, shown: Shown, *, trusted: bool) -> int:
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
@@ -217,18 +225,20 @@ def _replay(
     from kvtune.sim.profile import profile as replayed
     from kvtune.sim.profile import settings_for
     from kvtune.sim.settings import MODES
+    from kvtune.sim.simulators import Simulators
 
     chosen = options.choice("--mode", mode, MODES)
     recorded = _recorded(like, trusted) if like is not None else None
     if recorded is None:
         say_device(job.like_device)
     settings = settings_for(job, chosen, recorded, trusted=trusted)
-    with ProgressView(len(job.workload.requests), job.model) as view:
-        view.phase("replaying")
-        warm_up()
-        result = replayed(job, settings, view.replayed)
-        view.phase("analysing")
-    show([result], job.workload, as_json=as_json, opened=open_)
+    with Simulators() as simulators:
+        with ProgressView(len(job.workload.requests), job.model) as view:
+            view.phase("replaying")
+            warm_up()
+            result = replayed(simulators, job, settings, view.replayed)
+            view.phase("analysing")
+        show([result], job.workload, shown, simulators)
     if result.error is not None:
         raise result.error
     return 0

@@ -110,6 +110,7 @@ JSON_FLAGS: dict[str, Fields] = {
         "num_speculative_tokens": Legal(kind="integer", low=1, high=1024),
         "prompt_lookup_min": RANKS,
         "prompt_lookup_max": RANKS,
+        "disable_eagle_block_drop": SWITCH,
         "disable_lookahead_block_hashes": SWITCH,
     },
 }

@@ -8,4 +8,5 @@ Imported by: cli.
     replays.py       replays of the run: of its one engine, or of each of several with its own requests
     remedies.py      settings that may help against the largest causes; each is replayed before it is printed
     text.py          lines for a terminal, JSON
+    advice.py        What `profile` adds to a run that it made: the same run with the other core
 """

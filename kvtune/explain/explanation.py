@@ -18,10 +18,13 @@ from numpy.typing import NDArray
 
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
+from kvtune.analysis.replayed import CORES, helping, preempts, ranked
+from kvtune.core.compat.names import speculation_reads
 from kvtune.core.settings import of_an_old_run
 from kvtune.engine.flags import with_flag
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.replays import View, replays, sent_requests
+from kvtune.run.extras import Remedy, Replayed
 from kvtune.run.types import Run, Table
 from kvtune.sim.like import copy_of, cost_of, model_and_flags
 from kvtune.sim.settings import SimSettings
@@ -30,17 +33,20 @@ from kvtune.sim.verdicts.causes import CAUSES, TIER_CAUSES, split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.units import count
+from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
     from kvtune.explain.remedies import Option
 
 Counts = dict[str, int]
 
+LOOKAHEAD = (
+    "not replayed: from 0.33 on, vLLM's block hashes look ahead for EAGLE and MTP, and no block is dropped; the "
+    "installed vLLM's do not"
+)
+
 LOST = ("evicted", "lagging_group", "draft_group", *TIER_CAUSES)
 """Causes that one KV cache group is behind."""
-
-WORTH_SHARE = 0.01
-"""Changes are combined when no single one gains this share of the prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +69,10 @@ class Disagreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
-    """The replay of the workload with other settings: its hits."""
-
-    cause: str
-    change: str
-    hit_tokens: int
-    gain_tokens: int
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
     """`misses`: tokens by cause. With `hit_tokens` they add up to `query_tokens` exactly, in each class too.
 
-    `tier_hit_tokens`: hits that came from a tier of host memory.
+    `tier_hit_tokens`: hits that came from a tier of host memory. `other`: the run with the other core.
     `by_class`: request class -> tokens of query, hit and each cause. `by_group`: KV cache group -> cause -> tokens.
     """
 
@@ -91,9 +86,23 @@ class Explanation:
     not_admitted: int
     run_hit_tokens: int | None
     disagreements: tuple[Disagreement, ...]
+    other: Remedy | None = None
     remedies: tuple[Remedy, ...] = ()
     notes: tuple[str, ...] = ()
     tier_hit_tokens: int = 0
+    preemptions: int = 0
+
+    @property
+    def replayed(self) -> Replayed:
+        """What a run keeps of it (`header.extra.replayed`)."""
+        return Replayed(
+            requests=self.requests,
+            query_tokens=self.query_tokens,
+            hit_tokens=self.hit_tokens,
+            preemptions=self.preemptions,
+            other=self.other,
+            remedies=list(self.remedies),
+        )
 
     @property
     def hit_rate(self) -> float:
@@ -109,55 +118,123 @@ def explain(
     model: str = "",
     trusted: bool = False,
 ) -> Explanation:
-    """Explain a run's misses, and replay up to `tries` remedies for the largest causes. `view` shows progress.
+    """Explain a run's misses, and replay the other core and up to `tries` remedies for the largest causes; 0: nothing.
 
-    `trace`: the file of the run's workload, where it was one. `model`: the one that the user named. `trusted`: the user
-    vouches for the run file (sim/like.py).
+    `view` shows progress. `trace`: the file of the run's workload, where it was one. `model`: the one that the user
+    named. `trusted`: the user vouches for the run file (sim/like.py).
     """
-    from kvtune.explain.remedies import candidates, combined, floor_of, situation
+    workload = rebuilt(run, trace)
+    with Simulators() as simulators:
+        return explained(simulators, run, workload, tries, view or View(), model=model, trusted=trusted)
 
-    view = view or View()
-    settings, workload = settings_of(run, model=model, trusted=trusted), rebuilt(run, trace)
+
+def explained(
+    simulators: Simulators,
+    run: Run,
+    workload: Workload,
+    tries: int,
+    view: View,
+    *,
+    model: str = "",
+    trusted: bool = False,
+) -> Explanation:
+    from kvtune.explain.remedies import Option, candidates, combined, floor_of, situation
+
     sent = int(sent_requests(run).sum())
     if not sent:
         raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
-    with Simulators() as simulators:
-        view.phase(f"replaying {count(sent)} requests")
-        listening = msgspec.structs.replace(settings, verdicts=True)
-        replayed = replays(simulators, run, workload, [listening], view)[0]
-        if isinstance(replayed, KvtuneError):
-            raise replayed
-        explanation = add_up(run, replayed)
-        engine = replayed.header.engine
-        if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
-            explanation = replace(explanation, notes=(floor, *explanation.notes))
-        stands_in = settings.model not in (run.header.model, model)
-        at = situation(settings, engine, ran_on="" if stands_in else run.header.engine.device)
-        options = candidates(explanation.misses, explanation.query_tokens, at)[:tries]
-        if not options:
-            return explanation
-        remedies: list[Remedy] = []
-        for batch in filter(None, (options, combined(options, at))):
-            view.phase(f"replaying {len(batch)} remedies")
-            # Replays end in any order; equal gains are told in the order of the options.
-            outcomes = replays(simulators, run, workload, [o.settings for o in batch], view)
-            remedies += [
-                _remedy(option, outcomes[number], measured_requests(run), explanation.hit_tokens)
-                for number, option in enumerate(batch)
-            ]
-            if any(remedy.gain_tokens >= WORTH_SHARE * explanation.query_tokens for remedy in remedies):
-                break
-    best_first = sorted(remedies, key=lambda remedy: -remedy.gain_tokens)
-    return replace(explanation, remedies=tuple(best_first))
+    bench = Bench(simulators, run, workload, view, settings_of(run, model=model, trusted=trusted))
+    view.phase(f"replaying {count(sent)} requests")
+    listening = Option("", "", msgspec.structs.replace(bench.settings, verdicts=True))
+    other = bench.other_core()
+    replayed, *others = bench.outcomes([listening, other] if tries else [listening])
+    if isinstance(replayed, KvtuneError):
+        raise replayed
+    explanation = add_up(run, replayed)
+    engine = replayed.header.engine
+    if floor := floor_of(engine, replayed.header.core.parts.get("packed", False)):
+        explanation = replace(explanation, notes=(floor, *explanation.notes))
+    if explanation.misses["eagle_drop"] and not speculation_reads("disable_lookahead_block_hashes"):
+        explanation = replace(explanation, notes=(*explanation.notes, LOOKAHEAD))
+    if not tries:
+        return explanation
+    before_tokens = explanation.hit_tokens
+    explanation = replace(explanation, other=bench.remedy(other, others[0], before_tokens))
+    stands_in = bench.settings.model not in (run.header.model, model)
+    at = situation(bench.settings, engine, ran_on="" if stands_in else run.header.engine.device)
+    preempted = preempts(explanation.preemptions, explanation.requests)
+    options = candidates(explanation.misses, explanation.query_tokens, at, preempted=preempted)[:tries]
+    remedies: list[Remedy] = []
+    for batch in filter(None, (options, combined(options, at))):
+        view.phase(f"replaying {len(batch)} remedies")
+        # Replays end in any order; equal gains are told in the order of the options.
+        outcomes = bench.outcomes(batch)
+        remedies += [bench.remedy(option, outcomes[n], before_tokens) for n, option in enumerate(batch)]
+        explanation = replace(explanation, remedies=tuple(ranked(remedies)))
+        if helping(explanation.replayed):
+            break
+    return explanation
 
 
-def _remedy(
-    option: Option, outcome: Run | KvtuneError, measured: NDArray[np.bool_], before_tokens: int
-) -> Remedy:
-    if isinstance(outcome, KvtuneError):
-        return Remedy(option.cause, option.change, 0, 0, outcome.message)
-    hits = _run_hits(outcome.table("requests"), measured) or 0
-    return Remedy(option.cause, option.change, hits, hits - before_tokens)
+def with_other_core(
+    simulators: Simulators, run: Run, workload: Workload, view: View, *, trusted: bool
+) -> Replayed:
+    """One replay: the run with the core that it did not run with, beside the hits that it had."""
+    bench = Bench(simulators, run, workload, view, settings_of(run, model=run.header.model, trusted=trusted))
+    requests, measured = run.table("requests"), measured_requests(run)
+    hits = _run_hits(requests, measured) or 0
+    option = bench.other_core()
+    view.phase(f"replaying it with {CORES[option.settings.core]}")
+    (outcome,) = bench.outcomes([option])
+    return Replayed(
+        requests=int(measured.sum()),
+        query_tokens=int(requests["prompt_tokens"][measured].sum()),
+        hit_tokens=hits,
+        preemptions=int(requests["preemptions"][measured].sum()),
+        other=bench.remedy(option, outcome, hits),
+    )
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Replays a run with other settings than its own. `settings`: its own."""
+
+    simulators: Simulators
+    run: Run
+    workload: Workload
+    view: View
+    settings: SimSettings
+
+    def outcomes(self, options: Sequence[Option]) -> list[Run | KvtuneError]:
+        wanted = [option.settings for option in options]
+        return replays(self.simulators, self.run, self.workload, wanted, self.view)
+
+    def other_core(self) -> Option:
+        from kvtune.explain.remedies import other_core, situation
+
+        return other_core(situation(self.settings, self.run.header.engine))
+
+    def remedy(self, option: Option, outcome: Run | KvtuneError, before_tokens: int) -> Remedy:
+        from kvtune.explain.remedies import changed_flags
+
+        told = Remedy(
+            change=option.change,
+            cause=option.cause,
+            cost=option.cost,
+            core=option.settings.core,
+            core_settings=option.settings.core_settings,
+            flags=changed_flags(option, self.settings),
+        )
+        if isinstance(outcome, KvtuneError):
+            return msgspec.structs.replace(told, error=outcome.message)
+        requests = outcome.table("requests")
+        hits = _run_hits(requests, measured_requests(self.run)) or 0
+        return msgspec.structs.replace(
+            told,
+            hit_tokens=hits,
+            gain_tokens=hits - before_tokens,
+            preemptions=int(requests["preemptions"].sum()),
+        )
 
 
 def measured_requests(run: Run) -> NDArray[np.bool_]:
@@ -245,6 +322,7 @@ def add_up(run: Run, replayed: Run) -> Explanation:
         disagreements=_disagreements(table, replayed.table("requests")["hit_tokens"].tolist()),
         notes=_notes(run, replayed),
         tier_hit_tokens=tier_hit,
+        preemptions=int(table["preemptions"][measured].sum()),
     )
 
 

@@ -12,26 +12,30 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from kvtune.analysis.replayed import WORTH_SHARE
+from kvtune.core.compat.names import speculation_reads
 from kvtune.core.settings import KNOBS, CoreSettings
 from kvtune.engine.flags import flag_texts, with_flag
 from kvtune.layout.plan import match_units
 from kvtune.legal import Value
 from kvtune.run.types import EngineInfo
 from kvtune.sim.settings import SimSettings
+from kvtune.units import size
 
 GIB = 1 << 30
 
-LEAST_SHARE = 0.005
-"""Causes below this share of the prompt tokens are not worth a replay."""
+FEWER_SEQUENCES = 64
+"""`--max-num-seqs` to try where the run does not say what it had; else half of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Settings to try; `change` says in words what differs from the replayed ones."""
+    """Settings to try; `change` says in words what differs from the replayed ones, `cost` what else they take."""
 
     cause: str
     change: str
     settings: SimSettings
+    cost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Situation:
     states: bool
     pool_bytes: int = 0  # where the model has states and its blocks can be packed on this machine; else 0
     pool_gib: float = 0.0
+    sequences: int | None = None  # most requests in a step
 
     @property
     def tier_gib(self) -> float:
@@ -86,6 +91,7 @@ def situation(settings: SimSettings, engine: EngineInfo, *, ran_on: str = "") ->
         has_states(engine),
         pool_bytes(engine) if has_states(engine) and ran_on == engine.device else 0,
         pool_bytes(engine) / GIB,
+        engine.settings.get("max_num_seqs"),
     )
 
 
@@ -112,12 +118,33 @@ def floor_of(engine: EngineInfo, packed: bool) -> str:
     return f"a block is {tokens:,} tokens, and no shorter prefix can hit: {holds}"
 
 
-def candidates(misses: dict[str, int], query_tokens: int, at: Situation) -> list[Option]:
-    """Options without repeats, taken in turns from the causes (largest first), each cause's likeliest option first."""
+def other_core(at: Situation) -> Option:
+    """The same engine with the core that it did not run with."""
+    if at.settings.core == "stock":
+        return Option("", "--core kvtune", at.with_core())
+    stock = msgspec.structs.replace(at.settings, core="stock", core_settings={})
+    if at.core.packed:  # its blocks are not stock's
+        unpacked = replace(at, settings=msgspec.structs.replace(stock, specs={}))
+        stock = unpacked.flags(
+            num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=int(at.pool_gib * GIB)
+        )
+    return Option("", "--core stock", stock)
+
+
+def candidates(
+    misses: dict[str, int], query_tokens: int, at: Situation, *, preempted: bool = False
+) -> list[Option]:
+    """Options without repeats, taken in turns from the causes (largest first), each cause's likeliest option first.
+
+    `preempted`: the pool is too small for the requests in flight, which comes before all causes of misses.
+    """
     causes = sorted(
-        (c for c in REMEDIES if misses.get(c, 0) > LEAST_SHARE * query_tokens), key=lambda c: -misses[c]
+        (c for c in REMEDIES if misses.get(c, 0) >= WORTH_SHARE * query_tokens), key=lambda c: -misses[c]
     )
-    queues = [[Option(cause, change, new) for change, new in REMEDIES[cause](at)] for cause in causes]
+    causes = [PREEMPTED, *causes] if preempted else causes
+    queues = [
+        [Option(cause, change, new, cost) for change, new, cost in REMEDIES[cause](at)] for cause in causes
+    ]
     options: list[Option] = []
     seen: set[str] = set()
     while any(queues):
@@ -135,39 +162,42 @@ def combined(options: Sequence[Option], at: Situation) -> list[Option]:
     if not at.blocks:
         return []
     blocks = 2 * at.blocks
-    keep = [option for option in options if "num-gpu-blocks-override" not in changed_flags(option, at)][:2]
+    keep = [
+        option for option in options if "num-gpu-blocks-override" not in changed_flags(option, at.settings)
+    ][:2]
     return [
         Option(
             option.cause,
             f"{option.change}, and 2x the pool ({at.blocks:,} -> {blocks:,} blocks)",
             replace(at, settings=option.settings).flags(num_gpu_blocks_override=blocks),
+            ", ".join(filter(None, (option.cost, more_pool(at, 2.0)))),
         )
         for option in keep
     ]
 
 
-def changed_flags(option: Option, at: Situation) -> set[str]:
-    """Names of vLLM's flags that an option adds."""
-    new = flag_texts(option.settings.engine_args).keys() - flag_texts(at.settings.engine_args).keys()
-    return new | (
-        {"num-gpu-blocks-override"} if option.settings.block_tokens != at.settings.block_tokens else set()
-    )
+def changed_flags(option: Option, run: SimSettings) -> dict[str, str | None]:
+    """vLLM's flags that an option sets; None: that it takes away."""
+    old, new = (flag_texts(one.engine_args) for one in (run, option.settings))
+    changed: dict[str, str | None] = {name: value for name, value in new.items() if old.get(name) != value}
+    if option.settings.block_tokens != run.block_tokens:
+        changed["block-size"] = str(option.settings.block_tokens)
+    return {**dict.fromkeys(old.keys() - new.keys()), **changed}
 
 
-Change = tuple[str, SimSettings]
+def more_pool(at: Situation, factor: float) -> str:
+    """What a larger pool takes."""
+    more = (factor - 1) * at.pool_gib * GIB
+    return f"{size(more)} more device memory" if more else f"{factor - 1:.0%} more device memory"
+
+
+Change = tuple[str, SimSettings, str]
+"""What differs in words, the settings, what else they take."""
 
 
 def _for_eviction(at: Situation) -> Iterator[Change]:
-    yield from _kvtune_core(at)
     yield from _orders(at)
-    if at.blocks:
-        for factor in (1.5, 2.0):
-            blocks = int(at.blocks * factor)
-            yield (
-                f"{factor:g}x the pool ({at.blocks:,} -> {blocks:,} blocks)",
-                at.flags(num_gpu_blocks_override=blocks),
-            )
-
+    yield from _larger_pools(at)
     if at.pool_gib and not flag_texts(at.settings.engine_args).keys() & {
         "kv-offloading-size",
         "kv-transfer-config",
@@ -176,21 +206,41 @@ def _for_eviction(at: Situation) -> Iterator[Change]:
         yield (
             f"--kv-offloading-size {gib:.3g}, host memory of 4x the pool",
             at.flags(kv_offloading_size=f"{gib:.6g}"),
+            f"{size(gib * GIB)} of host memory",
         )
+
+
+def _larger_pools(at: Situation) -> Iterator[Change]:
+    if at.blocks:
+        for factor in (1.5, 2.0):
+            blocks = int(at.blocks * factor)
+            yield (
+                f"{factor:g}x the pool ({at.blocks:,} -> {blocks:,} blocks)",
+                at.flags(num_gpu_blocks_override=blocks),
+                more_pool(at, factor),
+            )
+
+
+def _for_preemption(at: Situation) -> Iterator[Change]:
+    fewer = max(1, at.sequences // 2) if at.sequences else FEWER_SEQUENCES
+    yield f"--max-num-seqs {fewer}", at.flags(max_num_seqs=fewer), "requests that wait longer"
+    yield from _larger_pools(at)
 
 
 def _orders(at: Situation) -> Iterator[Change]:
     """The orders of eviction that are worth a replay: each loses on some loads, so neither is the default."""
     core = at.core if at.settings.core == "kvtune" else CoreSettings()
     now = f"core.policy {core.policy}" if at.settings.core == "kvtune" else "--core kvtune, core.policy"
+    cost = "hits of loads that repeat otherwise"
     if not core.reuse_bonus_s:
         bonus_s = KNOBS["reuse_bonus_s"].high
         yield (
             f"{now} -> two_class, reuse_bonus_s {bonus_s:g}",
             at.with_core(policy="two_class", reuse_bonus_s=bonus_s),
+            cost,
         )
     if at.window and core.policy != "chat":
-        yield f"{now} -> chat", at.with_core(policy="chat", reuse_bonus_s=0.0)
+        yield f"{now} -> chat", at.with_core(policy="chat", reuse_bonus_s=0.0), cost
 
 
 def _for_tier(at: Situation) -> Iterator[Change]:
@@ -198,7 +248,8 @@ def _for_tier(at: Situation) -> Iterator[Change]:
     if tier := at.tier_gib:
         for factor in (2, 4):
             gib = f"{factor * tier:.6g}"
-            yield f"--kv-offloading-size {tier:g} -> {gib}", at.flags(kv_offloading_size=gib)
+            change = f"--kv-offloading-size {tier:g} -> {gib}"
+            yield change, at.flags(kv_offloading_size=gib), f"{gib} GiB of host memory"
     yield from _for_eviction(at)
 
 
@@ -221,20 +272,21 @@ def _for_never_stored(at: Situation) -> Iterator[Change]:
         if extra.get(name, usual[name]) != value:
             changed = {**transfer, "kv_connector_extra_config": {**extra, name: value}}
             text = json.dumps(changed, separators=(",", ":"))
-            yield f"--kv-transfer-config with {name} {json.dumps(value)}", at.flags(kv_transfer_config=text)
+            change = f"--kv-transfer-config with {name} {json.dumps(value)}"
+            yield change, at.flags(kv_transfer_config=text), "more copies to host memory"
     yield from _for_eviction(at)
 
 
 def _for_retention(at: Situation) -> Iterator[Change]:
+    yield from _speculation(at)
     if at.settings.core == "kvtune" and not at.states:
         slack = at.core.slack
         for more in (max(2 * slack, at.unit), max(4 * slack, 4 * at.unit)):
             if more <= KNOBS["slack"].high:
-                yield f"core.slack {slack} -> {more}", at.with_core(slack=more)
+                yield f"core.slack {slack} -> {more}", at.with_core(slack=more), MORE_BLOCKS
         windows = at.core.windows
-        yield f"core.windows {windows} -> {windows + 4}", at.with_core(windows=windows + 4)
+        yield f"core.windows {windows} -> {windows + 4}", at.with_core(windows=windows + 4), MORE_BLOCKS
         return
-    yield from _kvtune_core(at)
     yield from _retention_intervals(at)
 
 
@@ -244,11 +296,30 @@ def _retention_intervals(at: Situation) -> Iterator[Change]:
     for interval in (least, 4 * least):
         if interval != at.retention:
             changes: dict[str, int | str | None] = {"prefix_cache_retention_interval": interval}
-            also = ""
+            also, cost = "", MORE_BLOCKS
             if at.states:  # a state can be kept only at the end of a chunk
                 changes["max_num_batched_tokens"] = interval
                 also = f" with --max-num-batched-tokens {interval}"
-            yield f"--prefix-cache-retention-interval {now} -> {interval}{also}", at.flags(**changes)
+                cost = f"{MORE_BLOCKS}, steps of {interval:,} tokens"
+            yield f"--prefix-cache-retention-interval {now} -> {interval}{also}", at.flags(**changes), cost
+
+
+def _for_dropped(at: Situation) -> Iterator[Change]:
+    yield from _speculation(at)
+    yield from _for_partial(at)
+
+
+def _speculation(at: Situation) -> Iterator[Change]:
+    """EAGLE and MTP without the block that is dropped for the drafter, as the installed vLLM can."""
+    with suppress(ValueError):
+        given = json.loads(flag_texts(at.settings.engine_args).get("speculative-config", ""))
+        if not isinstance(given, dict) or given.get("method") not in DROPPING:
+            return
+        for name, value, cost in SPECULATION:
+            if speculation_reads(name) and given.get(name, False) != value:
+                text = json.dumps({**given, name: value}, separators=(",", ":"))
+                change = f"--speculative-config with {name} {json.dumps(value)}"
+                yield change, at.flags(speculative_config=text), cost
 
 
 def _for_partial(at: Situation) -> Iterator[Change]:
@@ -259,12 +330,11 @@ def _for_partial(at: Situation) -> Iterator[Change]:
             changed = replace(at, settings=small).flags(
                 num_gpu_blocks_override=None, block_size=None, kv_cache_memory_bytes=at.pool_bytes
             )
-            yield "core.packed: the smallest blocks that hold a state (same memory)", changed
+            change = "core.packed: the smallest blocks that hold a state (same memory)"
+            yield change, changed, "an experimental layout"
         if unit is not None:
-            yield (
-                f"--prefix-match-unit {unit} (hits now end at multiples of {at.unit})",
-                at.flags(prefix_match_unit=unit),
-            )
+            change = f"--prefix-match-unit {unit} (hits now end at multiples of {at.unit})"
+            yield change, at.flags(prefix_match_unit=unit), "more hashes"
         return
     block = at.settings.block_tokens or at.unit
     if block >= 32 and block % 32 == 0:
@@ -273,23 +343,30 @@ def _for_partial(at: Situation) -> Iterator[Change]:
         yield (
             f"blocks of {block} -> {smaller} tokens (same memory)",
             msgspec.structs.replace(changed, block_tokens=smaller),
+            f"{block // smaller}x as many blocks to handle",
         )
 
 
 def _for_skipped(at: Situation) -> Iterator[Change]:
-    yield "--enable-prefix-caching", at.flags(no_enable_prefix_caching=None, enable_prefix_caching="")
+    yield "--enable-prefix-caching", at.flags(no_enable_prefix_caching=None, enable_prefix_caching=""), ""
 
 
-def _kvtune_core(at: Situation) -> Iterator[Change]:
-    if at.settings.core == "stock":
-        yield "--core kvtune", at.with_core()
+PREEMPTED = "preempted"
+MORE_BLOCKS = "more blocks a prompt"
+DROPPING = ("eagle", "eagle3", "mtp")
+SPECULATION = (
+    ("disable_lookahead_block_hashes", False, "other hashes than engines that share a store with it"),
+    ("disable_eagle_block_drop", True, "perhaps fewer accepted drafts; experimental in vLLM"),
+)
+"""What keeps the last block of a hit under EAGLE and MTP: a setting, its value, what it costs."""
 
 
 REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {
+    PREEMPTED: _for_preemption,
     "evicted": _for_eviction,
     "lagging_group": _for_eviction,
     "draft_group": _for_eviction,
-    "eagle_drop": _for_partial,
+    "eagle_drop": _for_dropped,
     "not_retained": _for_retention,
     "partial_block": _for_partial,
     "skipped_lookup": _for_skipped,

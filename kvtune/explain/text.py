@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from time import monotonic
 
+import msgspec
+
+from kvtune.analysis.replayed import brings, helping, points, tried
 from kvtune.explain.explanation import Counts, Explanation
 from kvtune.explain.replays import View
 from kvtune.sim.verdicts.causes import CAUSES, MEANING
@@ -92,18 +95,27 @@ def _table(title: str, rows: dict[str, Counts], width: int) -> list[str]:
 
 
 def _remedies(explanation: Explanation) -> Iterator[str]:
-    if not explanation.remedies:
+    """What helps; in one line what was tried besides; the other core whatever it does."""
+    told = explanation.replayed
+    if told.other is None:
         return
     yield ""
-    yield "remedies, each replayed"
-    query = explanation.query_tokens
-    for remedy in explanation.remedies:
-        if remedy.error:
-            yield f"  {'failed':>9}  {remedy.change}: {remedy.error}"
-            continue
-        points = 100 * remedy.gain_tokens / query if query else 0.0
-        after = percent(remedy.hit_tokens, query)
-        yield f"  {points:>+7.1f} %  {remedy.change}: {after} hit (for {remedy.cause})"
+    all_tried = tried(told)
+    best = helping(told)
+    yield "remedies, each replayed" if best else "none of the settings that were replayed helps"
+    for one in best:
+        cause = f" (for {one.cause})" if one.cause else ""
+        cost = f"; takes {one.cost}" if one.cost else ""
+        yield (
+            f"  {brings(one, told):>21}  {one.change}: "
+            f"{percent(one.hit_tokens, told.query_tokens)} hit{cause}{cost}"
+        )
+    if others := [one for one in all_tried if one not in best and not one.error]:
+        gains = (f"{one.change} ({points(one.gain_tokens, told.query_tokens)})" for one in others)
+        yield f"  tried, each under a point: {'; '.join(gains)}"
+    for one in all_tried:
+        if one.error:
+            yield f"  {'failed':>21}  {one.change}: {one.error}"
 
 
 def _checks(explanation: Explanation) -> Iterator[str]:
@@ -134,6 +146,8 @@ def _checks(explanation: Explanation) -> Iterator[str]:
 def to_json(explanation: Explanation) -> dict[str, object]:
     """The `--json` object; `prefix_cache` as in a run's summary."""
     fields = asdict(explanation)
+    fields["other"] = msgspec.to_builtins(explanation.other)
+    fields["remedies"] = msgspec.to_builtins(explanation.remedies)
     fields["disagreements"] = fields["disagreements"][:100]
     cache = {
         "query_tokens": fields.pop("query_tokens"),

@@ -137,6 +137,40 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     batch_queue: bool = False
 
 
+class Remedy(msgspec.Struct, frozen=True, kw_only=True):
+    """The run replayed with other settings. `gain_tokens`: its hits less those of the run replayed as it was.
+
+    `core`, `core_settings` and `flags` (vLLM's; None removes one) are what differs from the run, `change` says it in
+    words. `cost`: what else it takes. `cause`: the cause of misses that it was tried for. `error`: why it did not run.
+    """
+
+    change: str
+    cause: str = ""
+    cost: str = ""
+    core: str = ""
+    core_settings: dict[str, Scalar] = {}
+    flags: dict[str, str | None] = {}
+    hit_tokens: int = 0
+    gain_tokens: int = 0
+    preemptions: int = 0
+    error: str = ""
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """Replays of the run: with the other core, and with remedies. `why`: why nothing was replayed.
+
+    Of the run itself: its requests, their tokens and hits, how often it preempted one.
+    """
+
+    requests: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    preemptions: int = 0
+    other: Remedy | None = None
+    remedies: list[Remedy] = []
+    why: str = ""
+
+
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What NVML says of a GPU once; 0 and "" where it does not."""
 
@@ -158,6 +192,9 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digests: list[int] = []  # one number a schedule() call (KVTUNE_DIGESTS=1)
     ablation: AblationResult | None = None
     misses: dict[str, int] = {}  # missed prompt tokens by cause, from `kvtune explain`
+    replayed: Replayed | None = (
+        None  # what other settings would hit, from `kvtune profile` and `explain --save`
+    )
     slo: dict[str, float] = {}  # upper limits in milliseconds (run.slo)
     sim: Replay | None = None
     step_cost: dict[str, Scalar] = {}  # the fields of device.cost.StepCost

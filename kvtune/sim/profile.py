@@ -18,34 +18,35 @@ from kvtune.sim.simulators import Simulators
 from kvtune.sim.worker import Report
 
 
-def profile(job: ProfileJob, settings: SimSettings, on_report: Callable[[Report], None]) -> Profiled:
+def profile(
+    simulators: Simulators, job: ProfileJob, settings: SimSettings, on_report: Callable[[Report], None]
+) -> Profiled:
     """Replay the job's workload and write the run file, also (as a partial one) when Ctrl-C ends it early."""
     check_output(job.output)
     with reserved(job.output, f"{run_name(job)}_sim") as (_, path):
-        run, error = _replayed(job, settings, on_report)
+        run, error = _replayed(simulators, job, settings, on_report)
         run = with_slo(run, job.slo)
         write_run(run, path, new=True)
     return Profiled(run, path, error)
 
 
 def _replayed(
-    job: ProfileJob, settings: SimSettings, on_report: Callable[[Report], None]
+    simulators: Simulators, job: ProfileJob, settings: SimSettings, on_report: Callable[[Report], None]
 ) -> tuple[Run, KvtuneError | None]:
     """The run, partial with an error where Ctrl-C ended it."""
     run: Run | None = None
     error: KvtuneError | None = None
-    with Simulators(1) as simulators:
-        try:
-            for _, outcome in simulators.map(job.workload, [settings], on_report, job.command):
-                if isinstance(outcome, KvtuneError):
-                    raise outcome
-                run = outcome
-        except KeyboardInterrupt:
-            if run is None:
-                raise
-            error = KvtuneError(
-                "interrupted", "the replay so far is in the run file, marked partial", EXIT_INTERRUPTED
-            )
+    try:
+        for _, outcome in simulators.map(job.workload, [settings], on_report, job.command):
+            if isinstance(outcome, KvtuneError):
+                raise outcome
+            run = outcome
+    except KeyboardInterrupt:
+        if run is None:
+            raise
+        error = KvtuneError(
+            "interrupted", "the replay so far is in the run file, marked partial", EXIT_INTERRUPTED
+        )
     if run is None:
         raise KvtuneError("the replay ended without a run", "run the command again with --debug")
     return run, error

@@ -12,6 +12,7 @@ import pytest
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import Verdict
+from kvtune.run.extras import Remedy, Replayed
 from kvtune.run.types import CoreInfo, Run
 from tests.golden.synthetic import (
     HOSTILE,
@@ -56,16 +57,49 @@ def test_recomputed_prompts_are_named_with_their_share_of_time() -> None:
     assert verdict.kind == "cache"
     assert "60,000 of 182,880" in verdict.limit
     assert verdict.share is not None and 0.1 < verdict.share < 0.6
-    assert "sliding windows" in verdict.advice
-    assert words(verdict)[:2] == ["kvtune", "profile"]
-    assert words(verdict)[words(verdict).index("--core") + 1] == "kvtune"
-    assert words(verdict)[words(verdict).index("--") :] == [
-        "--",
-        "--num-gpu-blocks-override",
-        "8000",
-        "--block-size",
-        "32",
-    ]
+    assert "No other setting was replayed" in verdict.advice, "nothing is advised that was not replayed"
+    assert words(verdict) == ["kvtune", "explain", "RUN"]
+
+
+def replayed(run: Run, *remedies: Remedy, **told: int) -> Run:
+    """The run with replays of it: with the other core, which brings nothing, and with these."""
+    query = int(run.table("requests")["prompt_tokens"].sum())
+    other = Remedy(change="--core kvtune", core="kvtune", preemptions=told.get("preemptions", 0))
+    return run.with_extra(replayed=Replayed(query_tokens=query, other=other, remedies=list(remedies), **told))
+
+
+POOL = Remedy(
+    change="1.5x the pool",
+    cost="6 GiB more device memory",
+    core="stock",
+    flags={"num-gpu-blocks-override": "12000"},
+    gain_tokens=50_000,
+)
+
+
+def test_what_the_replays_won_most_with_is_advised_with_its_gain_its_cost_and_its_command() -> None:
+    small = Remedy(change="a policy", core="kvtune", core_settings={"policy": "chat"}, gain_tokens=20_000)
+    run = replayed(told(rounds_run(), evicted=60_960), small, POOL)
+    verdict = RunAnalysis(run).verdict
+    assert verdict.advice == (
+        "Replayed on this run, 1.5x the pool brings +27.3 points of hits, for 6 GiB more device memory."
+    )
+    flags = ["--", "--block-size", "32", "--num-gpu-blocks-override", "12000"]
+    assert words(verdict)[:3] == ["kvtune", "profile", "tiny-gemma3"] and words(verdict)[-5:] == flags
+
+
+def test_a_setting_that_brings_less_than_a_point_is_not_advised() -> None:
+    useless = msgspec.structs.replace(POOL, gain_tokens=1_828)
+    verdict = RunAnalysis(replayed(told(rounds_run(), evicted=60_960), useless)).verdict
+    assert "None of the 2 settings that were replayed on this run helps" in verdict.advice
+    assert words(verdict)[1] == "bounds" and "1.5x" not in verdict.advice
+
+
+def test_the_second_limit_is_named_beside_the_first() -> None:
+    run = told(rounds_run(), evicted=30_000, partial_block=20_000)
+    verdict = RunAnalysis(run).verdict
+    assert verdict.limits == ("cache", "block")
+    assert verdict.also.startswith("hits of whole blocks only, up to ")
 
 
 @pytest.mark.parametrize("cause", ["evicted", "not_retained", "lagging_group", "draft_group", "not_cached"])
@@ -73,18 +107,12 @@ def test_causes_found_by_replay_count_as_winnable(cause: str) -> None:
     assert RunAnalysis(told(rounds_run(), **{cause: 50_000})).verdict.kind == "cache"
 
 
-def test_with_kvtunes_core_a_pool_that_is_too_small_suggests_bounds() -> None:
-    run = told(rounds_run(core=KVTUNE), evicted=50_000)
-    small = replace_header(run, engine=msgspec.structs.replace(run.header.engine, num_blocks=500))
-    assert words(RunAnalysis(small).verdict)[1] == "bounds"
-    assert words(RunAnalysis(run).verdict)[1] == "tune"
-
-
-def test_partial_blocks_suggest_smaller_blocks() -> None:
+def test_partial_blocks_are_named_with_the_unit_of_hits() -> None:
     verdict = RunAnalysis(told(rounds_run(), partial_block=60_000)).verdict
     assert verdict.kind == "block"
     assert "whole blocks of 32 tokens" in verdict.limit
-    assert "--block-size" in words(verdict)
+    dropped = RunAnalysis(told(rounds_run(), partial_block=30_000, eagle_drop=30_000)).verdict
+    assert "less one for EAGLE or MTP, so 60,000 prompt tokens" in dropped.limit
 
 
 def test_the_collector_is_named_when_it_costs_most() -> None:
@@ -109,6 +137,12 @@ def test_preemptions_come_first() -> None:
     verdict = RunAnalysis(Run(run.header, {**run.tables, "requests": requests}), workload_of(run)).verdict
     assert verdict.kind == "pool"
     assert "90 times" in verdict.limit
+    fewer = Remedy(change="--max-num-seqs 64", core="stock", flags={"max-num-seqs": "64"}, preemptions=0)
+    told_so = replayed(
+        Run(run.header, {**run.tables, "requests": requests}), fewer, requests=45, preemptions=90
+    )
+    verdict = RunAnalysis(told_so, workload_of(run)).verdict
+    assert "--max-num-seqs 64 brings 90 fewer preemptions" in verdict.advice
     assert words(verdict)[-2:] == ["--max-num-seqs", "64"]
 
 

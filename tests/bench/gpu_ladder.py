@@ -110,7 +110,19 @@ class Ladder:
             model, load = DRY_MODELS.get(model, model), DRY_LOADS.get(load.partition(":")[0], DRY_ROUNDS)
             on = "host" if on == "engine" else on
         place = () if on == "engine" else ("--on", on)
-        common = ("profile", model, "-w", load, "--json", "-o", str(self.folder), *place, *words)
+        common = (
+            "profile",
+            model,
+            "-w",
+            load,
+            "--tries",
+            "0",
+            "--json",
+            "-o",
+            str(self.folder),
+            *place,
+            *words,
+        )
         made = self.kvtune(name, *common, *(("--", *flags) if flags else ()), environment=environment)
         self.longest_start_s = max(self.longest_start_s, float(made["startup_s"]))
         return made

@@ -39,7 +39,9 @@ def kvtune(*arguments: str, output: Path) -> subprocess.CompletedProcess[str]:
 
 
 def profiled(output: Path, *arguments: str, engine: tuple[str, ...] = ()) -> Ran:
-    done = kvtune("profile", *arguments, "--json", "-o", str(output), "--", *engine, output=output)
+    done = kvtune(
+        "profile", *arguments, "--tries", "0", "--json", "-o", str(output), "--", *engine, output=output
+    )
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)  # one object on stdout and nothing else
     return Ran(facts, read_run(Path(facts["run_file"])), done.stderr)

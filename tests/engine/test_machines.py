@@ -75,6 +75,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         LOAD,
         "-o",
         str(output),
+        "--tries",
+        "0",
         "--json",
     ]
     done = subprocess.run(

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.analysis.rebuild import rebuilt
+from kvtune.analysis.replayed import helping
+from kvtune.core.compat.names import speculation_reads
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.explanation import (
     Explanation,
-    Remedy,
     add_up,
     class_of,
     explain,
@@ -27,7 +28,7 @@ from kvtune.explain.explanation import (
 )
 from kvtune.explain.remedies import Situation, candidates, combined, floor_of, situation
 from kvtune.explain.text import lines, to_json
-from kvtune.run.extras import Extras
+from kvtune.run.extras import Extras, Remedy
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run, WorkloadInfo
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.verdicts.causes import CAUSES, Boundaries
@@ -174,6 +175,34 @@ def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_sen
     )
 
 
+@pytest.mark.vllm
+def test_under_eagle_the_setting_that_keeps_the_dropped_block_is_named(tmp_path: Path) -> None:
+    from kvtune.engine.models import config
+    from kvtune.sim.simulators import simulate
+
+    draft = {**config("tiny-llama"), "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(draft))
+    # From vLLM 0.33 on, a block is dropped only where hashes do not look ahead.
+    drafter = {"method": "eagle", "model": str(tmp_path), "num_speculative_tokens": 2}
+    if speculation_reads("disable_lookahead_block_hashes"):
+        drafter["disable_lookahead_block_hashes"] = True
+    flags = ["--max-model-len", "2048", "--num-gpu-blocks-override", "60"]
+    settings = SimSettings(
+        model="tiny-llama", engine_args=[*flags, "--speculative-config", json.dumps(drafter)]
+    )
+    run = simulate(build("rounds:prefixes=2,prefix=512,suffix=100,output=2,rounds=3"), settings)
+    explanation = explain(run, tries=2, trusted=True)
+    assert explanation.misses["eagle_drop"] > 0
+    best = helping(explanation.replayed)[0]
+    assert best.change.startswith("--speculative-config with disable_") and best.cost
+    assert best.gain_tokens >= explanation.misses["eagle_drop"]
+    text = " ".join("\n".join(lines(explanation)).split())
+    assert best.change in text and "takes" in text
+    assert ("vLLM's block hashes look ahead" in text) is (
+        not speculation_reads("disable_lookahead_block_hashes")
+    )
+
+
 class Backwards:
     """Stands for simulators whose replays end in the opposite order."""
 
@@ -197,8 +226,12 @@ def test_remedies_of_equal_gain_come_in_one_order_whichever_replay_ends_first(
     verdicts: list[PromptVerdict | None] = [COLD, UNKEPT, UNKEPT]
     run = run_of([0, 0, 0], verdicts)
     monkeypatch.setattr("kvtune.explain.explanation.Simulators", lambda: Backwards(run))
-    remedies = [remedy.change for remedy in explain(run).remedies]
-    assert len(remedies) > 1 and remedies[0] == "--core kvtune"
+    explanation = explain(run)
+    assert explanation.other is not None and explanation.other.change == "--core kvtune"
+    assert [remedy.change for remedy in explanation.remedies][:2] == [
+        "--prefix-cache-retention-interval 0 -> 32",
+        "blocks of 32 -> 16 tokens (same memory)",
+    ]
 
 
 def test_a_run_that_sent_nothing_cannot_be_explained() -> None:
@@ -235,12 +268,21 @@ def test_text_and_json_say_the_same() -> None:
     _, explanation = explained()
     explanation = replace(
         explanation,
-        remedies=(Remedy("evicted", "2x the pool", 160, 128), Remedy("evicted", "bad", 0, 0, "no")),
+        other=Remedy(change="--core kvtune", core="kvtune", hit_tokens=34, gain_tokens=2),
+        remedies=(
+            Remedy(change="2x the pool", cause="evicted", cost="memory", hit_tokens=160, gain_tokens=128),
+            Remedy(change="a policy", cause="evicted", hit_tokens=32),
+            Remedy(change="bad", cause="evicted", error="no"),
+        ),
     )
     text = "\n".join(lines(explanation))
     assert "not_retained               96   32.0 %" in text
-    assert "+42.7 %  2x the pool: 53.3 % hit (for evicted)" in text
+    assert "+42.7 points of hits  2x the pool: 53.3 % hit (for evicted); takes memory" in text
+    assert "tried, each under a point: --core kvtune (+0.7 points); a policy (+0.0 points)" in text
     assert "failed  bad: no" in text
+    useless = replace(explanation, remedies=explanation.remedies[1:])
+    text = "\n".join(lines(useless))
+    assert "none of the settings that were replayed helps" in text and "2x the pool" not in text
     printed = json.loads(msgspec.json.encode(to_json(explanation)))
     assert printed["prefix_cache"]["misses"] == explanation.misses
     assert printed["differing_requests"] == 0
@@ -258,8 +300,8 @@ def changes(misses: dict[str, int], where: Situation) -> list[str]:
 
 def test_the_largest_cause_comes_first_and_small_ones_are_left_out() -> None:
     remedies = changes({"evicted": 300, "not_retained": 500, "partial_block": 2, "cold": 198}, at())
-    assert remedies[0] == "--core kvtune"
-    assert "--prefix-cache-retention-interval 0 -> 512" in remedies[:3]
+    assert remedies[0] == "--prefix-cache-retention-interval 0 -> 512"
+    assert "--core kvtune" not in remedies, "the other core is replayed in any case"
     assert "2x the pool (100 -> 200 blocks)" in remedies
     assert len(remedies) == len(set(remedies))
     assert not any("blocks of" in change for change in remedies)

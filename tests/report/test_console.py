@@ -10,8 +10,10 @@ import pytest
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.summary import summary
-from kvtune.report.console.summary import print_summary, summary_text, summary_view
+from kvtune.report.console.summary import print_summary, screen_view, summary_text, summary_view
+from kvtune.run.extras import Remedy, Replayed
 from kvtune.run.types import CoreInfo, Run, Validity
+from kvtune.terminal import console
 from tests.golden.synthetic import HOSTILE, empty_run, partial_run, replace_header, rounds_run, sim_run
 
 
@@ -23,11 +25,35 @@ def facts() -> dict[str, Any]:
 
 def test_the_summary_has_every_part(facts: dict[str, Any]) -> None:
     text = summary_text(facts)
-    for part in ("latency", "rounds", "prefix cache", "collector", "host cost", "memory", "kvtune profile"):
+    for part in ("latency", "rounds", "prefix cache", "collector", "host cost", "memory", "kvtune explain"):
         assert part in text, part
     assert "45 requests" in text
     assert "round 3" in text and "98.4 %" in text
     assert "EngineCore" in text and "front end" in text
+
+
+def test_the_first_screen_fits_a_terminal_and_has_verdict_figures_and_what_helps() -> None:
+    run = rounds_run()
+    remedies = [
+        Remedy(change=f"setting {n}", cost="memory", core="kvtune", core_settings={"slack": n}, gain_tokens=n)
+        for n in (70_000, 60_000, 50_000, 40_000, 1)
+    ]
+    told = Replayed(query_tokens=182_880, hit_tokens=61_440, other=remedies[-1], remedies=remedies[:-1])
+    known = summary(RunAnalysis(run.with_extra(replayed=told), workload_of(run)))
+    out = io.StringIO()
+    console(80, file=out).print(screen_view(known), crop=False)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert sum(1 + (len(line) - 1) // 80 for line in lines if line) + lines.count("") <= 22
+    text = " ".join(lines)
+    assert text.startswith(
+        "Measured: stock vLLM, 33.6 % of prompt tokens hit. Replayed: kvtune's core, 0.0 %."
+    )
+    for figure in ("output ", "first token ", "between tokens ", "prefix cache ", "collector "):
+        assert figure in text
+    assert "setting 70000 brings +38.3 points of hits, for memory." in text
+    assert "+32.8 points of hits: setting 60000" in text and "+27.3 points of hits: setting 50000" in text
+    assert "setting 40000" not in text, "the page has the rest"
+    assert "--set core.slack=70000" in text
 
 
 def test_a_pipe_gets_plain_text(facts: dict[str, Any]) -> None:

@@ -19,7 +19,9 @@ from kvtune.run.extras import (
     ObjectCounts,
     ObjectRow,
     ObjectSamples,
+    Remedy,
     Replay,
+    Replayed,
     StackFunction,
     StackSamples,
     Trigger,
@@ -63,6 +65,15 @@ EVERYTHING = Extras(
         planned=3, repeats=1, why="", sides=[AblationVariant(name="baseline", runs=[{"pause_ms": None}])]
     ),
     misses={"cold": 5},
+    replayed=Replayed(
+        query_tokens=100,
+        hit_tokens=30,
+        other=Remedy(change="--core stock", core="stock", error="no vLLM"),
+        remedies=[
+            Remedy(change="slack", core="kvtune", core_settings={"slack": 64, "packed": True}, gain_tokens=5),
+            Remedy(change="blocks", flags={"block-size": "16", "num-gpu-blocks-override": None}),
+        ],
+    ),
     slo={"ttft": 500.0},
     sim=Replay(mode="jump", steps=3),
     step_cost={"step_us": 7.0, "fitted": True, "steps": 3, "machine": "here"},

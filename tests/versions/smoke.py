@@ -30,7 +30,19 @@ def kvtune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def profile(folder: Path, name: str, *arguments: str) -> tuple[dict[str, Any], str]:
     """The facts of a run, or nothing and the reason."""
-    done = kvtune(folder, "profile", "tiny-opt", "-w", LOAD, "-o", str(folder / name), "--json", *arguments)
+    done = kvtune(
+        folder,
+        "profile",
+        "tiny-opt",
+        "-w",
+        LOAD,
+        "-o",
+        str(folder / name),
+        "--tries",
+        "0",
+        "--json",
+        *arguments,
+    )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("kvtune: ")]
         return {}, (lines or done.stderr.splitlines() or ["no message"])[-1].removeprefix("kvtune: ")

@@ -18,6 +18,7 @@ from rich.progress import (
 
 from kvtune.cli.views.ticker import Ticker
 from kvtune.engine.messages import Event
+from kvtune.explain.replays import View
 from kvtune.terminal import console
 
 if TYPE_CHECKING:
@@ -125,3 +126,16 @@ class ProgressView:
             f"{self._label}: {PHASES.get(self._phase, self._phase)}, {monotonic() - self._phase_since:.0f} s"
         )
         return f"{text}, {self._last}" if self._last else text
+
+
+class Replays(View):
+    """Progress of replays of a run that was measured."""
+
+    def __init__(self, view: ProgressView) -> None:
+        self._view = view
+
+    def phase(self, text: str) -> None:
+        self._view.phase(text)
+
+    def progress(self, report: Report) -> None:
+        self._view.replayed(report)

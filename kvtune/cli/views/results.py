@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kvtune.engine.profile import Profiled
 from kvtune.workload.types import Workload
 
+if TYPE_CHECKING:
+    from kvtune.sim.simulators import Simulators
 
-def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool, opened: bool = False) -> None:
-    """Write each run's page, print the run, open its page if `opened`.
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a person wants to see of a run. `tries`: settings to replay on it."""
+
+    tries: int
+    as_json: bool
+    opened: bool = False
+    verbose: bool = False
+
+
+def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators: Simulators | None) -> None:
+    """Replay what other settings do to the run, write each run's page, print the run, open its page if asked.
 
     Of several runs it is the one of median throughput, with all in `repeats`.
     """
@@ -21,27 +34,46 @@ def show(done: Sequence[Profiled], workload: Workload, *, as_json: bool, opened:
     from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page
 
-    repeated: list[tuple[float, dict[str, Any], Profiled, Path]] = []
-    for result in done:
+    def throughput(result: Profiled) -> float:
+        return RunAnalysis(result.run, workload).latency.throughput_tok_s or 0.0
+
+    runs = sorted(done, key=throughput)
+    at = (len(runs) - 1) // 2
+    interrupted: KeyboardInterrupt | None = None
+    if shown.tries and simulators is not None:
+        try:
+            runs[at] = _advised(runs[at], workload, shown.tries, simulators)
+        except KeyboardInterrupt as interrupt:  # the run itself is whole: show it
+            interrupted = interrupt
+    pages, facts = [], []
+    for result in runs:
         analysis = RunAnalysis(result.run, workload)
-        facts = summary(analysis)
-        page = write_new(run_page(analysis), result.path.with_suffix(".html"))
-        facts["run_file"], facts["page"] = str(result.path), str(page)
-        repeated.append((float(facts["throughput_tok_s"] or 0.0), facts, result, page))
-    _, facts, result, page = sorted(repeated, key=lambda f: f[0])[(len(repeated) - 1) // 2]
-    if as_json:
-        repeats = [
-            {k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")}
-            for _, f, _, _ in repeated
-        ]
-        print(json.dumps({**facts, "repeats": repeats} if len(repeated) > 1 else facts))
+        pages.append(write_new(run_page(analysis), result.path.with_suffix(".html")))
+        facts.append(summary(analysis) | {"run_file": str(result.path), "page": str(pages[-1])})
+    if shown.as_json:
+        repeats = [{k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")} for f in facts]
+        print(json.dumps({**facts[at], "repeats": repeats} if len(facts) > 1 else facts[at]))
     else:
         from kvtune.report.console.summary import print_summary
 
-        print_summary(facts)
-        print(f"run file  {result.path}")
-        print(f"page      {page}")
-    if opened:
+        print_summary(facts[at], first_screen=not shown.verbose)
+        print(f"run file  {runs[at].path}")
+        print(f"page      {pages[at]}")
+    if interrupted is not None:
+        raise interrupted
+    if shown.opened:
         from kvtune.cli.views.browser import open_page
 
-        open_page(page)
+        open_page(pages[at])
+
+
+def _advised(result: Profiled, workload: Workload, tries: int, simulators: Simulators) -> Profiled:
+    """The result with what its replays say, which its file has, too."""
+    from kvtune.cli.views.progress import ProgressView, Replays
+    from kvtune.explain.advice import advised
+    from kvtune.run.file import store_extra
+
+    with ProgressView(len(workload.requests), result.run.header.model) as view:
+        run = advised(simulators, result.run, workload, tries, Replays(view))
+    store_extra(result.path, misses=run.header.extra.misses, replayed=run.header.extra.replayed)
+    return replace(result, run=run)

@@ -48,6 +48,12 @@ def hash_lookahead(scheduler: object) -> int:
     return int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
 
 
+def speculation_reads(setting: str) -> bool:
+    """Whether the installed vLLM's speculative configuration has this setting. Reads its file, imports nothing."""
+    path = source_path("vllm.config.speculative")
+    return path is not None and f"    {setting}:".encode() in path.read_bytes()
+
+
 def preemptions(finished: object) -> int:
     """How often a finished request was preempted, of its statistics; 0 where vLLM does not say (before 0.30)."""
     return int(getattr(finished, "num_preemptions", 0))

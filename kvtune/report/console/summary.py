@@ -32,16 +32,26 @@ def summary_text(summary: Summary, *, width: int = 100) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def print_summary(summary: Summary, file: IO[str] | None = None) -> None:
+def print_summary(summary: Summary, file: IO[str] | None = None, *, first_screen: bool = False) -> None:
     """Print the summary, coloured on a terminal unless NO_COLOR is set."""
-    console(PIPE_WIDTH, file=file).print(summary_view(summary), crop=False)
+    view = screen_view(summary) if first_screen else summary_view(summary)
+    console(PIPE_WIDTH, file=file).print(view, crop=False)
+
+
+def screen_view(summary: Summary) -> RenderableType:
+    """What fits a terminal of 24 lines: the engine, five figures, what limits it, what to try and what it brings."""
+    from rich.console import Group
+
+    parts = [_beside(summary), _head(summary), *_warnings(summary), _figures(summary), _verdict(summary)]
+    return Group(*(part for part in parts if part is not None))
 
 
 def summary_view(summary: Summary) -> RenderableType:
-    """The summary as one rich renderable."""
+    """The whole summary as one rich renderable."""
     from rich.console import Group
 
-    parts = [_head(summary), *_warnings(summary), _latency(summary), *stalls_view(summary, _table)]
+    parts = [_beside(summary), _head(summary), *_warnings(summary), _figures(summary)]
+    parts += [_latency(summary), *stalls_view(summary, _table)]
     parts += [
         _rounds(summary),
         _cache(summary),
@@ -56,10 +66,48 @@ def summary_view(summary: Summary) -> RenderableType:
     return Group(*(part for part in parts if part is not None))
 
 
+def _beside(s: Summary) -> RenderableType | None:
+    from rich.text import Text
+
+    return Text(s["beside"], style="bold") if s.get("beside") else None
+
+
+def _figures(s: Summary) -> RenderableType:
+    from rich.text import Text
+
+    cache, core = s.get("prefix_cache") or {}, (s.get("gc") or {}).get("engine_core") or {}
+    queries, tokens = cache.get("query_tokens", 0), s.get("output_tokens", 0)
+    rows = {}
+    if s.get("wall_s"):
+        rows["output"] = (
+            f"{_number(s.get('throughput_tok_s'))} tok/s: {count(tokens)} tokens in {ms(s['wall_s'] * 1000)}"
+        )
+    for key, name in LATENCIES[:2]:
+        if (values := s.get(key)) and values.get("p50") is not None:
+            rows[name] = f"{ms(values['p50'])} median, {_ms(values.get('p99'))} p99"
+    if queries:
+        rates = [f"{100 * r['hit_tokens'] / max(r['query_tokens'], 1):.1f}" for r in s.get("rounds") or []]
+        by_round = f"; by round {', '.join(rates)} %" if 1 < len(rates) <= SHOWN_ROUNDS else ""
+        rows["prefix cache"] = (
+            f"{percent(cache['hit_tokens'], queries)} of {count(queries)} prompt tokens hit{by_round}"
+        )
+    if core.get("share_of_step") is not None and s.get("source") != "sim":
+        rows["collector"] = f"{percent(core['share_of_step'], 1)} of EngineCore's step time"
+    if (good := s.get("goodput")) and good.get("share") is not None:
+        limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in good["slo"].items())
+        rows["goodput"] = (
+            f"{100 * good['share']:.1f} % of requests, {good['requests_s']:.3g} /s, within {limits}"
+        )
+    text = Text()
+    for name, value in rows.items():
+        text.append(f"\n  {name:<16}", style="dim").append(value)
+    return text
+
+
 def _head(s: Summary) -> RenderableType:
     from rich.text import Text
 
-    engine, core = s.get("engine", {}), s.get("core", {})
+    engine = s.get("engine", {})
     places = {"sim": " (predicted by the simulator)", "host": " (no model: a device that only takes time)"}
     predicted = places.get(s.get("source", ""), "")
     head = Text()
@@ -68,25 +116,14 @@ def _head(s: Summary) -> RenderableType:
     where = ", ".join(
         text
         for text in (
-            f"{core.get('name', 'stock')} core",
+            f"{count(s.get('requests', 0))} requests",
             f"vLLM {engine.get('vllm', '')}" if engine.get("vllm") else "",
             str(engine.get("device", "")),
             f"{count(engine.get('num_blocks', 0))} blocks of {engine.get('block_size', 0)} tokens",
         )
         if text
     )
-    head.append(f"{where}\n", style="dim")
-    if s.get("wall_s"):
-        head.append(
-            f"{count(s.get('requests', 0))} requests, {count(s.get('prompt_tokens', 0))} prompt and "
-            f"{count(s.get('output_tokens', 0))} output tokens in {ms(s['wall_s'] * 1000)}: "
-        )
-        head.append(f"{_number(s.get('throughput_tok_s'))} output tok/s", style="bold")
-        if (good := s.get("goodput")) and good.get("share") is not None:
-            limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in good["slo"].items())
-            head.append(
-                f"\n{100 * good['share']:.1f} % of requests, {good['requests_s']:.3g} /s, within {limits}"
-            )
+    head.append(where, style="dim")
     return head
 
 
@@ -227,7 +264,18 @@ def _verdict(s: Summary) -> RenderableType | None:
     text.append(f"{verdict['limit']} ", style="bold")
     text.append(str(verdict.get("advice", "")))
     line = [command(f"  {verdict['command']}", "cyan")] if verdict.get("command") else []
-    return Group(Text(), text, *line)
+    others = [
+        Text(f"  {one['brings']}: {one['change']}")
+        for one in (s.get("replayed") or {}).get("remedies", ())
+        if one["command"] != verdict.get("command")
+    ]
+    also = [Text(f"Also: {verdict['also']}.")] if verdict.get("also") else []
+    return Group(Text(), text, *line, *also, *others[:SHOWN_REMEDIES])
+
+
+SHOWN_ROUNDS = 4
+SHOWN_REMEDIES = 2
+"""Besides the best, which the verdict names."""
 
 
 PATHS = ("made at", "where")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvtune.analysis.again import with_remedy
+from kvtune.analysis.replayed import beside, brings, helping
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import Section
+from kvtune.report.charts import Cell, Grid, Section, grid
+from kvtune.run.types import Run
 from kvtune.units import count, ms, percent, size
 
 
@@ -17,8 +20,40 @@ class Tile:
 
 
 def section(analysis: RunAnalysis) -> Section:
-    values: dict[str, object] = {"verdict": analysis.verdict, "figures": _figures(analysis)}
-    return Section("verdict", "What to change", "", "verdict.html", values)
+    values: dict[str, object] = {
+        "verdict": analysis.verdict,
+        "remedies": _remedies(analysis.run),
+        "without_effect": _without_effect(analysis.run),
+        "figures": _figures(analysis),
+    }
+    return Section("verdict", "What to change", beside(analysis.run), "verdict.html", values)
+
+
+def _remedies(run: Run) -> Grid | None:
+    """The settings that help, as they were replayed."""
+    told = run.header.extra.replayed
+    if told is None or not (best := helping(told)):
+        return None
+    rows = [
+        (
+            one.change,
+            Cell(brings(one, told), one.gain_tokens),
+            Cell(percent(one.hit_tokens, told.query_tokens), one.hit_tokens),
+            one.cost or "nothing",
+            with_remedy(run, one),
+        )
+        for one in best
+    ]
+    return grid(("setting", "brings", "hits", "takes", "command"), rows, "Settings that help, each replayed")
+
+
+def _without_effect(run: Run) -> str:
+    told = run.header.extra.replayed
+    if told is None:
+        return ""
+    best = helping(told)
+    others = [one.change for one in told.remedies if one not in best and not one.error]
+    return f"Replayed too, and under a point: {'; '.join(others)}." if others else ""
 
 
 def _figures(analysis: RunAnalysis) -> list[Tile]:

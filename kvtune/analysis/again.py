@@ -1,0 +1,62 @@
+"""The `kvtune` command that repeats a run, with other settings. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from kvtune.core.settings import of_an_old_run
+from kvtune.engine.flags import with_flag
+from kvtune.run.extras import Remedy, Scalar
+from kvtune.run.types import Run
+
+KEPT = {"--like": 1, "--like-device": 1, "--step-us": 1, "--mode": 1, "--dummy": 0}
+"""Options of `profile` that say what is run, not how: with the number of words that follow each."""
+
+
+def profile_line(
+    run: Run,
+    *options: str,
+    core: str = "",
+    core_settings: Mapping[str, Scalar] | None = None,
+    flags: Mapping[str, str | None] | None = None,
+) -> str:
+    """`kvtune profile` of the run's model and load, with what is named here instead of what the run had."""
+    header = run.header
+    core = core or header.core.name
+    settings = of_an_old_run(header.core.settings) if core_settings is None else core_settings
+    words = ["profile", header.model, *_place(run), *workload_words(run)]
+    if core != "kvtune" or core != header.core.name:
+        words += ["--core", core]
+    if core == "kvtune":
+        for name, value in settings.items():
+            words += ["--set", f"core.{name}={str(value).lower() if isinstance(value, bool) else value}"]
+    args = list(header.engine.args)
+    for name, flag in (flags or {}).items():
+        args = with_flag(args, name, flag)
+    return command(*words, *options, *(("--", *args) if args else ()))
+
+
+def with_remedy(run: Run, remedy: Remedy) -> str:
+    """The command that measures a remedy."""
+    return profile_line(run, core=remedy.core, core_settings=remedy.core_settings, flags=remedy.flags)
+
+
+def workload_words(run: Run) -> list[str]:
+    load = run.header.workload
+    return ["-w", load.spec, *(["--seed", str(load.seed)] if load.seed else [])]
+
+
+def _place(run: Run) -> list[str]:
+    """Where it ran, and what a simulation or a device that only takes time was like."""
+    place = [] if run.header.source == "engine" else ["--on", run.header.source]
+    words = run.header.command
+    for at, word in enumerate(words[: words.index("--") if "--" in words else len(words)]):
+        name, equals, _ = word.partition("=")
+        if name in KEPT:
+            place += words[at : at + 1 + (0 if equals else KEPT[name])]
+    return place
+
+
+def command(*words: str) -> str:
+    return shlex.join(("kvtune", *words))

@@ -1,0 +1,38 @@
+"""What `profile` adds to a run that it made: the same run with the other core, and remedies where the cache limits it.
+
+In the CLI's process. The run is the user's own, so its flags and its model are replayed as they are.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from kvtune.analysis.run import RunAnalysis
+from kvtune.analysis.verdict import OF_THE_CACHE
+from kvtune.errors import KvtuneError
+from kvtune.explain.explanation import explained, with_misses, with_other_core
+from kvtune.explain.replays import View
+from kvtune.run.extras import Replayed
+from kvtune.run.types import Run
+from kvtune.sim.simulators import Simulators
+from kvtune.workload.types import Workload
+
+
+def advised(simulators: Simulators, run: Run, workload: Workload, tries: int, view: View) -> Run:
+    """The run with its replays in `header.extra.replayed`, or with why there are none; `tries` as for `explain`.
+
+    Where the cache limits it, it has the exact causes of its misses, too.
+    """
+    if run.header.state != "complete" or not len(run.table("requests")["id"]):
+        return run.with_extra(replayed=Replayed(why=f"the run is {run.header.state}"))
+    limits = RunAnalysis(run, workload).verdict.limits
+    try:
+        if not set(limits) & set(OF_THE_CACHE):
+            return run.with_extra(replayed=with_other_core(simulators, run, workload, view, trusted=True))
+        explanation = explained(simulators, run, workload, tries, view, model=run.header.model, trusted=True)
+    except KvtuneError as error:
+        return run.with_extra(replayed=Replayed(why=error.message))
+    run = run.with_extra(replayed=explanation.replayed)
+    with suppress(KvtuneError):  # the replay hit otherwise: its causes are not the run's
+        run = with_misses(run, explanation)
+    return run

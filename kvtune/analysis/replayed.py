@@ -80,4 +80,4 @@ def beside(run: Run) -> str:
         why = told.why if told.other is None else told.other.error
         return f"{what}; {other} was not replayed: {why.rstrip('.')}."
     own, others = (percent(hits, told.query_tokens) for hits in (told.hit_tokens, told.other.hit_tokens))
-    return f"{what}, {own} of prompt tokens hit. Replayed: {other}, {others}."
+    return f"{what}, {own} of tokens hit. Replayed: {other}, {others}."

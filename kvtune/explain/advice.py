@@ -18,16 +18,16 @@ from kvtune.sim.simulators import Simulators
 from kvtune.workload.types import Workload
 
 
-def advised(simulators: Simulators, run: Run, workload: Workload, tries: int, view: View) -> Run:
+def advised(simulators: Simulators, analysis: RunAnalysis, workload: Workload, tries: int, view: View) -> Run:
     """The run with its replays in `header.extra.replayed`, or with why there are none; `tries` as for `explain`.
 
     Where the cache limits it, it has the exact causes of its misses, too.
     """
+    run = analysis.run
     if run.header.state != "complete" or not len(run.table("requests")["id"]):
         return run.with_extra(replayed=Replayed(why=f"the run is {run.header.state}"))
-    limits = RunAnalysis(run, workload).verdict.limits
     try:
-        if not set(limits) & set(OF_THE_CACHE):
+        if not set(analysis.verdict.limits) & set(OF_THE_CACHE):
             return run.with_extra(replayed=with_other_core(simulators, run, workload, view, trusted=True))
         explanation = explained(simulators, run, workload, tries, view, model=run.header.model, trusted=True)
     except KvtuneError as error:

@@ -42,7 +42,7 @@ def test_what_ends_preemptions_helps_unless_it_costs_a_point_of_hits() -> None:
         (
             "kvtune",
             Replayed(query_tokens=1000, hit_tokens=600, other=STOCK),
-            "Measured: kvtune's core, 60.0 % of prompt tokens hit. Replayed: stock vLLM, 30.0 %.",
+            "Measured: kvtune's core, 60.0 % of tokens hit. Replayed: stock vLLM, 30.0 %.",
         ),
         (
             "stock",

@@ -34,8 +34,12 @@ LOOKUPS = {
     "_ended",
     "_queries",
     "_joined",
-    "_profile",
-    "_with_engine",
+    "_advice",
+    "_tune",
+    "beside",
+    "profile_line",
+    "with_remedy",
+    "workload_words",
 }
 LOOKUPS |= {"_stall", "evidence", "collected", "cpu_waits", "_made_and_taken_s"}
 """Helpers of several results: lookups, the words of a command, what is told of one stall or of some processes."""
@@ -69,7 +73,8 @@ def test_profile_computes_nothing_twice(
     workload = workload_of(run)
     assert workload is not None
     with counted() as calls:
-        results.show([Profiled(run, tmp_path / "a.kvrun", None)], workload, as_json=as_json)
+        shown = results.Shown(tries=0, as_json=as_json)
+        results.show([Profiled(run, tmp_path / "a.kvrun", None)], workload, shown, None)
     assert capsys.readouterr().out and (tmp_path / "a.html").exists()
     assert calls["prefix_cache"] == calls["latency"] == calls["verdict"] == calls["ledgers"] == 1
     assert {name: n for name, n in calls.items() if n > 1 and name not in LOOKUPS} == {}

@@ -45,9 +45,7 @@ def test_the_first_screen_fits_a_terminal_and_has_verdict_figures_and_what_helps
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert sum(1 + (len(line) - 1) // 80 for line in lines if line) + lines.count("") <= 22
     text = " ".join(lines)
-    assert text.startswith(
-        "Measured: stock vLLM, 33.6 % of prompt tokens hit. Replayed: kvtune's core, 0.0 %."
-    )
+    assert text.startswith("Measured: stock vLLM, 33.6 % of tokens hit. Replayed: kvtune's core, 0.0 %.")
     for figure in ("output ", "first token ", "between tokens ", "prefix cache ", "collector "):
         assert figure in text
     assert "setting 70000 brings +38.3 points of hits, for memory." in text

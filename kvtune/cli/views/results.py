@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtune.engine.profile import Profiled
 from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:
+    from kvtune.analysis.run import RunAnalysis
     from kvtune.sim.simulators import Simulators
 
 
@@ -34,22 +36,19 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
     from kvtune.report.files import write_new
     from kvtune.report.pages.run import run_page
 
-    def throughput(result: Profiled) -> float:
-        return RunAnalysis(result.run, workload).latency.throughput_tok_s or 0.0
-
-    runs = sorted(done, key=throughput)
+    runs = [(result.path, RunAnalysis(result.run, workload)) for result in done]
+    runs.sort(key=lambda run: run[1].latency.throughput_tok_s or 0.0)
     at = (len(runs) - 1) // 2
     interrupted: KeyboardInterrupt | None = None
     if shown.tries and simulators is not None:
         try:
-            runs[at] = _advised(runs[at], workload, shown.tries, simulators)
+            runs[at] = (runs[at][0], _advised(*runs[at], shown.tries, simulators))
         except KeyboardInterrupt as interrupt:  # the run itself is whole: show it
             interrupted = interrupt
     pages, facts = [], []
-    for result in runs:
-        analysis = RunAnalysis(result.run, workload)
-        pages.append(write_new(run_page(analysis), result.path.with_suffix(".html")))
-        facts.append(summary(analysis) | {"run_file": str(result.path), "page": str(pages[-1])})
+    for path, analysis in runs:
+        pages.append(write_new(run_page(analysis), path.with_suffix(".html")))
+        facts.append(summary(analysis) | {"run_file": str(path), "page": str(pages[-1])})
     if shown.as_json:
         repeats = [{k: f[k] for k in ("run_file", "throughput_tok_s", "ttft_ms", "itl_ms")} for f in facts]
         print(json.dumps({**facts[at], "repeats": repeats} if len(facts) > 1 else facts[at]))
@@ -57,7 +56,7 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
         from kvtune.report.console.summary import print_summary
 
         print_summary(facts[at], first_screen=not shown.verbose)
-        print(f"run file  {runs[at].path}")
+        print(f"run file  {runs[at][0]}")
         print(f"page      {pages[at]}")
     if interrupted is not None:
         raise interrupted
@@ -67,13 +66,15 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
         open_page(pages[at])
 
 
-def _advised(result: Profiled, workload: Workload, tries: int, simulators: Simulators) -> Profiled:
-    """The result with what its replays say, which its file has, too."""
+def _advised(path: Path, analysis: RunAnalysis, tries: int, simulators: Simulators) -> RunAnalysis:
+    """The run with what its replays say, which its file has, too."""
+    from kvtune.analysis.run import RunAnalysis
     from kvtune.cli.views.progress import ProgressView, Replays
     from kvtune.explain.advice import advised
     from kvtune.run.file import store_extra
 
-    with ProgressView(len(workload.requests), result.run.header.model) as view:
-        run = advised(simulators, result.run, workload, tries, Replays(view))
-    store_extra(result.path, misses=run.header.extra.misses, replayed=run.header.extra.replayed)
-    return replace(result, run=run)
+    assert analysis.workload is not None
+    with ProgressView(len(analysis.workload.requests), analysis.run.header.model) as view:
+        run = advised(simulators, analysis, analysis.workload, tries, Replays(view))
+    store_extra(path, misses=run.header.extra.misses, replayed=run.header.extra.replayed)
+    return RunAnalysis(run, analysis.workload)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import OF_THE_CACHE
 from kvtune.errors import KvtuneError
-from kvtune.explain.explanation import explained, with_misses, with_other_core
+from kvtune.explain.explanation import Bench, explained, settings_of, with_misses, with_other_core
 from kvtune.explain.replays import View
 from kvtune.run.extras import Replayed
 from kvtune.run.types import Run
@@ -27,9 +27,11 @@ def advised(simulators: Simulators, analysis: RunAnalysis, workload: Workload, t
     if run.header.state != "complete" or not len(run.table("requests")["id"]):
         return run.with_extra(replayed=Replayed(why=f"the run is {run.header.state}"))
     try:
+        settings = settings_of(run, model=run.header.model, trusted=True)
+        bench = Bench(simulators, run, workload, view, settings, run.header.model)
         if not set(analysis.verdict.limits) & set(OF_THE_CACHE):
-            return run.with_extra(replayed=with_other_core(simulators, run, workload, view, trusted=True))
-        explanation = explained(simulators, run, workload, tries, view, model=run.header.model, trusted=True)
+            return run.with_extra(replayed=with_other_core(bench))
+        explanation = explained(bench, tries)
     except KvtuneError as error:
         return run.with_extra(replayed=Replayed(why=error.message))
     run = run.with_extra(replayed=explanation.replayed)

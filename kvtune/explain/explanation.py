@@ -123,28 +123,18 @@ def explain(
     `view` shows progress. `trace`: the file of the run's workload, where it was one. `model`: the one that the user
     named. `trusted`: the user vouches for the run file (sim/like.py).
     """
-    workload = rebuilt(run, trace)
+    settings, workload = settings_of(run, model=model, trusted=trusted), rebuilt(run, trace)
+    if not sent_requests(run).any():
+        raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
     with Simulators() as simulators:
-        return explained(simulators, run, workload, tries, view or View(), model=model, trusted=trusted)
+        return explained(Bench(simulators, run, workload, view or View(), settings, model), tries)
 
 
-def explained(
-    simulators: Simulators,
-    run: Run,
-    workload: Workload,
-    tries: int,
-    view: View,
-    *,
-    model: str = "",
-    trusted: bool = False,
-) -> Explanation:
+def explained(bench: Bench, tries: int) -> Explanation:
     from kvtune.explain.remedies import Option, candidates, combined, floor_of, situation
 
-    sent = int(sent_requests(run).sum())
-    if not sent:
-        raise UsageError("the run ended before a request was sent: no prompt to explain", "record it again")
-    bench = Bench(simulators, run, workload, view, settings_of(run, model=model, trusted=trusted))
-    view.phase(f"replaying {count(sent)} requests")
+    run, view = bench.run, bench.view
+    view.phase(f"replaying {count(int(sent_requests(run).sum()))} requests")
     listening = Option("", "", msgspec.structs.replace(bench.settings, verdicts=True))
     other = bench.other_core()
     replayed, *others = bench.outcomes([listening, other] if tries else [listening])
@@ -160,7 +150,7 @@ def explained(
         return explanation
     before_tokens = explanation.hit_tokens
     explanation = replace(explanation, other=bench.remedy(other, others[0], before_tokens))
-    stands_in = bench.settings.model not in (run.header.model, model)
+    stands_in = bench.settings.model not in (run.header.model, bench.model)
     at = situation(bench.settings, engine, ran_on="" if stands_in else run.header.engine.device)
     preempted = preempts(explanation.preemptions, explanation.requests)
     options = candidates(explanation.misses, explanation.query_tokens, at, preempted=preempted)[:tries]
@@ -176,15 +166,13 @@ def explained(
     return explanation
 
 
-def with_other_core(
-    simulators: Simulators, run: Run, workload: Workload, view: View, *, trusted: bool
-) -> Replayed:
+def with_other_core(bench: Bench) -> Replayed:
     """One replay: the run with the core that it did not run with, beside the hits that it had."""
-    bench = Bench(simulators, run, workload, view, settings_of(run, model=run.header.model, trusted=trusted))
+    run = bench.run
     requests, measured = run.table("requests"), measured_requests(run)
     hits = _run_hits(requests, measured) or 0
     option = bench.other_core()
-    view.phase(f"replaying it with {CORES[option.settings.core]}")
+    bench.view.phase(f"replaying it with {CORES[option.settings.core]}")
     (outcome,) = bench.outcomes([option])
     return Replayed(
         requests=int(measured.sum()),
@@ -197,13 +185,14 @@ def with_other_core(
 
 @dataclass(frozen=True)
 class Bench:
-    """Replays a run with other settings than its own. `settings`: its own."""
+    """Replays a run with other settings than its own. `settings`: its own. `model`: the one that the user named."""
 
     simulators: Simulators
     run: Run
     workload: Workload
     view: View
     settings: SimSettings
+    model: str = ""
 
     def outcomes(self, options: Sequence[Option]) -> list[Run | KvtuneError]:
         wanted = [option.settings for option in options]

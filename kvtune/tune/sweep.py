@@ -17,7 +17,7 @@ from kvtune.sim.pool import TOO_SMALL
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import OBJECTIVES, Objective, axes, front, price_note
 from kvtune.tune.tier_curves import tier_curves
-from kvtune.tune.ties import best, reason
+from kvtune.tune.ties import best
 from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.flags import packing_failure
 from kvtune.tune.trials.journal import StudyJournal
@@ -159,9 +159,7 @@ def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
     tried = sorted((t for t in trials if t.role == "trial"), key=lambda t: t.number)
     at_place = [t for t in trials if t.on == place]
     baseline = next((t for t in at_place if t.role == "baseline"), None)
-    choice = best(at_place, by)
-    leader = choice.trial if choice is not None else None
-    why = reason(choice, by) if choice is not None else ""
+    leader = best(at_place, by)
     if baseline is None and len(tried) == 1:
         baseline = tried[0]
     return StudyResult(
@@ -173,7 +171,7 @@ def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
         baseline=baseline,
         pareto=tuple(t.number for t in front(at_place, axes(by))),
         verdict=verdict(leader, baseline, by, place),
-        notes=tuple(filter(None, (why, price_note(by), *(notes(trials) if by.replayed else ())))),
+        notes=tuple(filter(None, (price_note(by), *(notes(trials) if by.replayed else ())))),
         tier_curves=tier_curves(trials, place),
     )
 

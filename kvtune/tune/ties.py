@@ -1,4 +1,4 @@
-"""Which of several trials with equal figures is taken, and why. Pure.
+"""Which of several trials with equal figures is taken. Pure.
 
 Least host memory, nearest to the defaults, then fewest knobs, then the best mean figure of its neighbours (trials that
 differ in one knob), then the first.
@@ -7,7 +7,6 @@ differ in one knob), then the first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from kvtune.analysis.offload import tier_gib
 from kvtune.analysis.study import Trial
@@ -21,16 +20,7 @@ TTFT_SHARE = 0.01
 """Predicted first-token times that differ by less are equal; of measured ones, one run each shows nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The trial that is taken. `equal`: how many trials have its figures; `why` it and not another of them."""
-
-    trial: Trial
-    equal: int = 1
-    why: str = ""
-
-
-def best(trials: Sequence[Trial], by: Objective) -> Choice | None:
+def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
     """The complete trial with the best figure. `trials` may include the baseline: it gives the engine's defaults."""
     scored = [t for t in trials if t.role == "trial" and _complete(t, by)]
     if not scored:
@@ -44,7 +34,7 @@ def best(trials: Sequence[Trial], by: Objective) -> Choice | None:
     return among_equals(max(scored, key=rank), trials, by)
 
 
-def among_equals(leader: Trial, trials: Sequence[Trial], by: Objective) -> Choice:
+def among_equals(leader: Trial, trials: Sequence[Trial], by: Objective) -> Trial:
     """Of the trials with the leader's figures, the one to take."""
     tried = [t for t in trials if t.role == "trial" and t.on == leader.on and _complete(t, by)]
     equals = [t for t in tried if t is leader or equal(t, leader, by)]
@@ -53,19 +43,7 @@ def among_equals(leader: Trial, trials: Sequence[Trial], by: Objective) -> Choic
         (tier_gib(t.summary), _changed(t, defaults), len(t.settings), -_neighbours(t, tried, by), t.number)
         for t in equals
     ]
-    taken = min(keys)
-    why = ""
-    if len(equals) > 1:
-        reasons = (
-            "it takes the least host memory",
-            "it is nearest to the defaults",
-            "it sets the fewest knobs",
-            "its neighbours do best on average",
-            "it was tried first",
-        )
-        alone = (i for i in range(1, 1 + len(reasons)) if [key[:i] for key in keys].count(taken[:i]) == 1)
-        why = reasons[next(alone, len(reasons)) - 1]
-    return Choice(equals[keys.index(taken)], len(equals), why)
+    return equals[keys.index(min(keys))]
 
 
 def equal(one: Trial, other: Trial, by: Objective) -> bool:
@@ -89,17 +67,6 @@ def no_worse(one: Trial, other: Trial, by: Objective) -> bool:
     )
     return one.state == "complete" and all(
         b is None or (a is not None and (a >= b or _near(a, b, share))) for a, b, share in figures
-    )
-
-
-def reason(choice: Choice, by: Objective) -> str:
-    """Why this row was taken, in a sentence; "" where no other has its figures."""
-    if choice.equal < 2:
-        return ""
-    figure = by.net(choice.trial.summary)
-    return (
-        f"{choice.equal} settings reach {by.text} {figure:.4g}: "
-        f"trial {choice.trial.number} was taken because {choice.why}"
     )
 
 

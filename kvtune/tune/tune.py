@@ -28,7 +28,6 @@ from kvtune.tune.space.grid import Space, grid
 from kvtune.tune.space.knobs import candidates
 from kvtune.tune.space.model import ModelFacts
 from kvtune.tune.tier_curves import tier_curves
-from kvtune.tune.ties import among_equals, reason
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.like import UNMEASURED, EngineLike, gives_pool, like
 from kvtune.workload.types import Workload
@@ -199,17 +198,14 @@ def _simplified(
 ) -> list[Trial]:
     """The finalists without the knobs that change nothing, here and on the guards; each setting once."""
     phase("taking the finalists' knobs out, one by one")
-    tried = [t for t in journal.trials if t.on == "sim"]
-    reasons = [reason(among_equals(trial, tried, s.by), s.by) for trial in finalists]
     simpler = simplify(s.bench, finalists, s.by, journal, measured, phase)
     held = guard.holding(s.bench, s.guards, [each.trial for each in simpler], measured, phase)
     kept: dict[str, Trial] = {}
-    for trial, each, taken_because in zip(finalists, simpler, reasons, strict=True):
+    for trial, each in zip(finalists, simpler, strict=True):
         taken = each.trial if each.trial in held else trial
         if taken.key in kept:
             continue
         kept[taken.key] = taken
-        why += [taken_because] if taken_because else []
         if taken is each.trial and each.dropped:
             why.append(
                 f"trial {taken.number} is trial {trial.number} without {', '.join(each.dropped)}: "

@@ -33,6 +33,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "thousand": lambda: study_page(studies.viewed(studies.thousand())),
     "ablation": lambda: run_page(RunAnalysis(run_of("ablation"))),
     "real": lambda: run_page(RunAnalysis(read_run(FOLDER / "schema1-real.kvrun"))),
+    "folded": lambda: run_page(RunAnalysis(read_run(FOLDER / "schema1-chat.kvrun"))),
 }
 
 

@@ -30,6 +30,16 @@ def test_a_table_sorts_by_number_both_ways(opened: Open) -> None:
     assert values()[0] != values()[-1]
 
 
+def test_a_folded_chart_is_drawn_where_it_is_opened(opened: Open) -> None:
+    page = opened("folded")
+    fold = page.find_element("css selector", "#stalls details:has(figure)")
+    figure = fold.find_element("css selector", "figure")
+    assert not figure.is_displayed()
+    page.execute_script("arguments[0].open = true", fold)
+    wait(lambda: figure.get_attribute("data-drawn") == "yes")
+    assert figure.find_element("css selector", ".plot svg").size["width"] > 200
+
+
 def test_a_table_of_a_thousand_trials_filters_and_sorts(opened: Open) -> None:
     page = opened("thousand")
     field = page.find_element("css selector", "#trials-filter")

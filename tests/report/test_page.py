@@ -20,10 +20,12 @@ from kvtune.report.contrast import contrast
 from kvtune.report.files import write_new
 from kvtune.report.pages.run import compare_page, run_page
 from kvtune.report.pages.study import study_page
-from kvtune.run.extras import StackFunction, StackSamples, read_extras
+from kvtune.run.extras import Remedy, Replayed, StackFunction, StackSamples, read_extras
+from kvtune.run.file import read_run
 from kvtune.run.types import CoreInfo, Run, empty_table
 from kvtune.tune.study import view
 from tests.golden import studies
+from tests.golden.make import FOLDER
 from tests.golden.synthetic import HOSTILE, empty_run, rounds_run
 from tests.report.drawn import KINDS, run_of, words
 
@@ -337,6 +339,28 @@ def test_a_page_says_what_to_change_first() -> None:
     page = page_of("rounds")
     assert page.index("What limits") < page.index("What to try") < page.index('id="verdict-command"')
     assert page.index('id="verdict-command"') < page.index('id="latency"')
+
+
+def test_what_costs_most_comes_first_and_cheap_stalls_are_folded() -> None:
+    def order(name: str) -> tuple[list[str], str]:
+        page = run_page(RunAnalysis(read_run(FOLDER / f"schema1-{name}.kvrun")))
+        return re.findall(r'<section id="([\w-]+)"', page), page
+
+    real, page = order("real")
+    assert real[:3] == ["verdict", "stalls", "latency"] and "The 5 worst, one by one" not in page
+    chat, page = order("chat")
+    assert chat[:3] == ["verdict", "host", "latency"] and chat.index("cache") < chat.index("stalls")
+    assert "<details><summary>The 1 worst, one by one: in all stalls nobody worked" in page
+
+
+def test_the_first_section_has_what_helps_with_gain_cost_and_command(rounds: Run) -> None:
+    helps = Remedy(
+        change="2x the pool", cost="1 GiB more", core="stock", flags={"x": "1"}, gain_tokens=90_000
+    )
+    told = Replayed(query_tokens=182_880, hit_tokens=60_000, remedies=[helps, Remedy(change="a policy")])
+    page = words(run_page(RunAnalysis(rounds.with_extra(replayed=told))))
+    assert "2x the pool" in page and "+49.2 points of hits" in page and "1 GiB more" in page
+    assert "--x 1" in page and "Replayed too, and under a point: a policy." in page
 
 
 def test_a_comparison_shows_both_sides_and_the_outcome(pair: tuple[Run, Run]) -> None:

@@ -55,22 +55,20 @@ def test_equal_trials_go_to_the_one_nearest_to_the_defaults() -> None:
     """By default a window is not pinned by a fixed size (0), and must lose 16 blocks."""
     found = result(grid({(0, 64): 0.1}), HITS)
     assert found.best is not None and found.best.settings == {"pin_window": 0, "min_drop": 16}
-    (why,) = found.notes
-    assert why == "8 settings reach hit-rate 0.6: trial 2 was taken because it is nearest to the defaults"
+    assert found.notes == (), "which of eight equal ones it is changes nothing for the reader"
 
 
 def test_then_to_the_fewest_knobs() -> None:
     trials = [STOCK, trial(1, 0.6, slack=64, min_drop=16), trial(2, 0.6, slack=64)]
     found = best(trials, HITS)
-    assert found is not None and (found.trial.number, found.why) == (2, "it sets the fewest knobs")
+    assert found is not None and found.number == 2
 
 
 def test_then_to_the_one_whose_neighbours_do_best() -> None:
     """All change both knobs: (2048, 64) has good neighbours, (1024, 1) bad ones."""
     bad = {(0, 1): 0.1, (0, 16): 0.1, (0, 64): 0.5, (1024, 16): 0.1, (2048, 16): 0.5}
     found = best(grid(bad | {(1024, 64): 0.5, (2048, 1): 0.2}), HITS)
-    assert found is not None and found.trial.settings == {"pin_window": 2048, "min_drop": 64}
-    assert (found.equal, found.why) == (2, "its neighbours do best on average")
+    assert found is not None and found.settings == {"pin_window": 2048, "min_drop": 64}
 
 
 def test_vllms_own_values_are_defaults_too() -> None:
@@ -81,16 +79,16 @@ def test_vllms_own_values_are_defaults_too() -> None:
         trial(3, 0.6, max_num_seqs=8),
     ]
     found = best(trials, HITS)
-    assert found is not None and found.trial.number == 2
+    assert found is not None and found.number == 2
 
 
 def test_a_better_or_clearly_faster_trial_is_no_tie() -> None:
     better = best([STOCK, trial(1, 0.6, slack=0), trial(2, 0.601, slack=2048)], HITS)
-    assert better is not None and (better.trial.number, better.equal, better.why) == (2, 1, "")
+    assert better is not None and better.number == 2
     faster = best([STOCK, trial(1, 0.6, 10.0, slack=0), trial(2, 0.6, 9.0, slack=2048)], HITS)
-    assert faster is not None and faster.trial.number == 2
+    assert faster is not None and faster.number == 2
     about = best([STOCK, trial(1, 0.6, 10.0), trial(2, 0.6, 9.95, slack=2048)], HITS)
-    assert about is not None and about.trial.number == 1
+    assert about is not None and about.number == 1
 
 
 def test_a_time_measured_once_breaks_no_tie() -> None:
@@ -100,7 +98,7 @@ def test_a_time_measured_once_breaks_no_tie() -> None:
         structs.replace(t, on="engine") for t in (STOCK, trial(1, 0.6, 10.0), trial(2, 0.6, 3.0, slack=2048))
     ]
     found = best(once, HITS)
-    assert found is not None and found.trial.number == 1
+    assert found is not None and found.number == 1
 
 
 def test_finalists_have_different_figures_and_fewest_changes() -> None:

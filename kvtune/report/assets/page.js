@@ -267,6 +267,11 @@
   });
   addEventListener("afterprint", () => { printing = false; });
 
+  // What is folded has no width: it is drawn when it is opened.
+  for (const fold of document.querySelectorAll("details:has(figure[data-chart])")) {
+    fold.addEventListener("toggle", () => { if (fold.open && begun) drawAll(); });
+  }
+
   let waiting;
   addEventListener("resize", () => {
     clearTimeout(waiting);

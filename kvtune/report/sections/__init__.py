@@ -1,9 +1,17 @@
-"""The sections of the pages, in reading order. A section is what its template draws of a run."""
+"""The sections of the pages: what costs most first, the others in reading order. A section: what its template draws."""
 
 from __future__ import annotations
 
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.charts import Section
+
+OF_LIMIT = {
+    **dict.fromkeys(("cache", "block", "pool", "unknown"), "cache"),
+    "collector": "gc",
+    "host": "host",
+    "stalls": "stalls",
+}
+"""The section of each limit that a verdict names."""
 
 
 def run_sections(analysis: RunAnalysis) -> list[Section]:
@@ -27,8 +35,8 @@ def run_sections(analysis: RunAnalysis) -> list[Section]:
     made = [
         verdict.section(analysis),
         latency.section(analysis),
-        stalls.section(analysis),
         cache.section(analysis),
+        stalls.section(analysis),
         offload.section(analysis),
         timeline.section(run),
         gc.section(analysis),
@@ -39,4 +47,7 @@ def run_sections(analysis: RunAnalysis) -> list[Section]:
         memory.section(analysis),
         environment.section(run),
     ]
-    return [section for section in made if section is not None]
+    limits = [OF_LIMIT[kind] for kind in analysis.verdict.limits]
+    costs = {"verdict": -1, **{name: place for place, name in reversed(list(enumerate(limits)))}}
+    present = [section for section in made if section is not None]
+    return sorted(present, key=lambda section: costs.get(section.id, len(limits)))

@@ -33,6 +33,9 @@ LEAST_WIDTH = 0.002
 LEAST_WAIT = 0.1
 """A wait for a CPU is drawn from this share of the time between two samples on."""
 
+LEAST_OPEN = 0.05
+"""Single stalls are folded where all of them cost less than this share of the time."""
+
 KINDS = {
     "gap": "var(--c-rule)",
     "decode only": SERIES[0],
@@ -80,12 +83,23 @@ def section(analysis: RunAnalysis) -> Section | None:
             ),
             "worst": grid(("at", "longest gap", "gaps", "cause"), worst, "The worst stalls"),
             "advice": advice(told),
+            "folded": _folded(analysis),
         },
         charts=tuple(
             _window(analysis.run, stall, number, why(words))
             for number, (stall, words) in enumerate(zip(found.worst, told["worst"], strict=True), start=1)
         ),
     )
+
+
+def _folded(analysis: RunAnalysis) -> str:
+    """The line behind which single stalls are folded: where they cost little. "" where they stand open."""
+    lost_s = sum(analysis.stalls.lost_ms.values()) / 1000.0
+    share = lost_s / analysis.run.header.wall_s if analysis.run.header.wall_s > 0 else 0.0
+    if share >= LEAST_OPEN:
+        return ""
+    number = count(len(analysis.stalls.worst))
+    return f"The {number} worst, one by one: in all stalls nobody worked for a request in {percent(share)} of the time"
 
 
 def _window(run: Run, stall: Stall, number: int, cause: str) -> Chart:

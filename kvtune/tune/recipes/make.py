@@ -231,5 +231,5 @@ def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
     chosen: list[Trial] = []
     for t in ranked:
         if len(chosen) < most and not any(equal(t, other, by) for other in chosen):
-            chosen.append(among_equals(t, trials, by).trial)
+            chosen.append(among_equals(t, trials, by))
     return chosen

@@ -186,7 +186,7 @@ def view(
         best_flags=tuple(
             without_overridden(flags_of(study.bench, outcome.best.settings if outcome.best else {}))
         ),
-        effects=tuple(around(chosen.trial, drawn, by)) if chosen is not None and drawn_on == "sim" else (),
+        effects=tuple(around(chosen, drawn, by)) if chosen is not None and drawn_on == "sim" else (),
         front=tuple(t.number for t in front(drawn, axes(by))),
         axes=tuple(o.name for o in axes(by)),
         engine_runs=rows,

@@ -153,7 +153,8 @@ def _floor(report: ModelReport) -> Iterator[Line]:
     if floor is None:
         yield from _pair("smallest hit", "none: with these settings no prompt can ever hit")
         return
-    gpu = report.facts.gpu_block_tokens
+    block = max(group.block_tokens for group in report.facts.groups)
+    gpu = report.facts.gpu_block_tokens * floor.tokens // block
     other = f"; on a GPU {gpu} tokens" if gpu and gpu != floor.tokens else ""
     yield from _pair("smallest hit", f"a shared prefix of {floor.tokens} tokens{other}")
     yield from _pair("", floor.why)

@@ -315,6 +315,19 @@ def test_the_answer_of_arithmetic_says_how_to_ask_vllm(capsys: pytest.CaptureFix
     assert "config.json, by arithmetic; --vllm asks vLLM" in printed and "assumed" not in printed
 
 
+def test_the_smallest_hit_under_a_drafter_is_the_one_that_was_replayed() -> None:
+    """As vLLM 0.32 replays qwen3-next-80b with MTP: a prefix of one block never hits, one of two gets one."""
+    seen = {544: [0, 0, 0, 0], 1088: [0, 544, 544, 544], 2176: [0, 0, 1632, 1632]}
+    visits = [Visits(prefix_tokens=p, suffix_tokens=64, hit_tokens=hits) for p, hits in seen.items()]
+    floor = floor_of(changed(shared_prefix=visits, given={"speculative-config": "{}"}, gpu_block_tokens=500))
+    assert floor is not None and (floor.tokens, floor.first_visit, floor.last_first_visit) == (1088, 2, 3)
+    assert "for the drafter" in floor.why
+    report = ModelReport(changed(shared_prefix=visits, gpu_block_tokens=500), floor)
+    assert any("1088 tokens; on a GPU 1000 tokens" in line for _, line in lines(Diagnosis((), (), report)))
+    plain = floor_of(changed())
+    assert plain is not None and plain.tokens == 544 and "drafter" not in plain.why
+
+
 def test_exit_codes() -> None:
     warned = Diagnosis((Finding("ok", "a", "b"), Finding("warning", "c", "d")))
     assert [warned.exit_code(level) for level in ("error", "warning", "note")] == [0, 1, 1]

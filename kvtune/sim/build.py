@@ -11,6 +11,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from kvtune.core.patches import PATCHES
 from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
 from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import settings_given
@@ -24,6 +25,7 @@ from kvtune.units import count
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+PART = "sim.build"
 FITS = re.compile(r"estimated maximum model length is (\d+)")
 """In vLLM's refusal of a pool that has no room for one request of the longest length."""
 
@@ -110,6 +112,7 @@ def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec]
             "measure on the engine (--on engine); `kvtune doctor` lists what works with this vLLM",
         )
     _silence_vllm()
+    look_at_models_here()
     platform = device(settings.like_device) if settings.like_device else None
     resolved = resolve(settings.model, dummy=True, engine_args=settings.engine_args, platform=platform)
     if resolved.offline:
@@ -214,6 +217,17 @@ def _resize(settings: SimSettings, config: VllmConfig, specs: dict[str, KVCacheS
 def _is_vllms(scheduler: object) -> bool:
     name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "")
     return bool(name) and str(name).startswith("vllm.v1.core.sched")
+
+
+def look_at_models_here() -> None:
+    """vLLM looks at a new model's class in a process that imports all of vLLM again: to look may take a GPU.
+
+    The simulator makes the model on no device, and imports its code in any case.
+    """
+    from vllm.model_executor.models import registry
+
+    PATCHES.undo(PART)
+    PATCHES.replace(PART, registry, "_run_in_subprocess", lambda look: look())
 
 
 def _silence_vllm() -> None:

@@ -112,10 +112,12 @@ from kvtune.device import as_if
 from kvtune.device.platforms import DEVICES
 from kvtune.probe import plugin as probe
 from kvtune.probe import recorder
+from kvtune.sim import build
 from kvtune.engine.front_end import api_servers
 switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
 cpu_flags.install()
 as_if.decide_as_on(DEVICES["h100"])
+build.look_at_models_here()
 offload.install()
 offload.offer_windows()
 plugin.install(parse(dict.fromkeys(switches, True)))
@@ -124,7 +126,7 @@ probe._wrap_engine()
 recorder._watch_scheduler(sys.argv[1], "")
 api_servers.install(pathlib.Path(sys.argv[1]))
 installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]
-for part in (api_servers.PART, recorder.PART, probe.PART, as_if.PART):
+for part in (api_servers.PART, recorder.PART, probe.PART, build.PART, as_if.PART):
     PATCHES.undo(part)
 for module in (audit, *map(plugin._part, reversed(plugin.PARTS)), offload, cpu_flags):
     module.uninstall()

@@ -1,6 +1,6 @@
 """vLLM looks at a model's class in a process that imports all of vLLM again, the first time in a home folder.
 
-Run before the tests, this looks at all built-in models' classes in one process; else several tests would at the same time.
+Run before the tests, this looks at all built-in models' classes in one process; else several tests would at a time.
 """
 
 from kvtune.engine.models import TINY, config

@@ -187,7 +187,9 @@ def profile(
         done.append(result)
         if result.error is not None:
             break
-    with Simulators(model=model) if tries else nullcontext() as simulators:
+    # Whoever pressed Ctrl-C, or reads why an engine died, does not wait for replays: `explain RUN` has them.
+    replays = tries and done[-1].error is None
+    with Simulators(model=model) if replays else nullcontext() as simulators:
         show(done, job.workload, shown, simulators)
     if recipe:
         say_other_pool(recipe, done[-1].run)

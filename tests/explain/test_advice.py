@@ -80,7 +80,7 @@ def commands(told: dict[str, object]) -> list[str]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("seed", "runs"), [(0, 3), *(pytest.param(at, 10, marks=pytest.mark.full) for at in range(10, 210, 10))]
+    ("seed", "runs"), [(7, 2), *(pytest.param(at, 10, marks=pytest.mark.full) for at in range(10, 210, 10))]
 )
 def test_advised_settings_bring_what_was_promised_in_drawn_runs(
     seed: int, runs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

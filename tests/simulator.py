@@ -20,7 +20,7 @@ from kvtune.sim.worker import Report
 from kvtune.workload.types import Workload
 
 SEEN = ("KVTUNE_", "VLLM_", "HF_", "PYTHONHASHSEED", "CUDA_", "HOME", "PATH")
-"""What a simulator may read of its environment."""
+"""What a simulator may read of its environment, KVTUNE_OUTPUT aside: its jobs name their files."""
 
 _enter, _exit = Simulators.__enter__, Simulators.__exit__
 
@@ -95,4 +95,6 @@ class Borrowed(Simulators):
 
 
 def seen() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(SEEN)}
+    return {
+        name: value for name, value in os.environ.items() if name.startswith(SEEN) and name != "KVTUNE_OUTPUT"
+    }

@@ -67,8 +67,7 @@ def test_an_engine_that_is_killed_leaves_a_partial_run(
 ) -> None:
     """With the core the outputs of 64 requests at once are columns, and callers wait otherwise."""
     shared_before = in_shared_memory()
-    uni = ("--distributed-executor-backend", "uni") if role == "EngineCore" else ()  # no worker process
-    result = profile_and_kill(tmp_path, role, core, flags=uni)
+    result = profile_and_kill(tmp_path, role, core)
     assert result.error is not None and result.error.exit_code == 1
     run = read_run(result.path)
     assert run.header.state == "partial" and run.header.why

@@ -148,7 +148,7 @@ def test_a_client_gets_hits_from_the_recipes_tier_of_host_memory(how: str, tmp_p
         if how == "kvtune serve"
         else exported(str(recipe), tmp_path / "exported")
     )
-    with served(tmp_path, command, ["--distributed-executor-backend", "uni"]) as base:
+    with served(tmp_path, command, []) as base:
         before = [metric(base, name) for name in TIER_METRICS]
         for visit, tokens in visits(3):
             assert complete(base, tokens)["usage"]["completion_tokens"] == 4

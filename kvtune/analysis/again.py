@@ -48,7 +48,7 @@ def workload_words(run: Run) -> list[str]:
 
 
 def _place(run: Run) -> list[str]:
-    """Where it ran, and what a simulation or a device that only takes time was like."""
+    """`--on`, and the options of KEPT, as the run had them."""
     place = [] if run.header.source == "engine" else ["--on", run.header.source]
     words = run.header.command
     for at, word in enumerate(words[: words.index("--") if "--" in words else len(words)]):

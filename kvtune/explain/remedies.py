@@ -16,7 +16,7 @@ from kvtune.analysis.replayed import WORTH_SHARE
 from kvtune.core.compat.names import speculation_reads
 from kvtune.core.settings import KNOBS, CoreSettings
 from kvtune.engine.flags import flag_texts, with_flag
-from kvtune.layout.plan import match_units
+from kvtune.layout.plan import CPU, GPU, match_units
 from kvtune.legal import Value
 from kvtune.run.types import EngineInfo
 from kvtune.sim.settings import SimSettings
@@ -51,6 +51,7 @@ class Situation:
     pool_bytes: int = 0  # where the model has states and its blocks can be packed on this machine; else 0
     pool_gib: float = 0.0
     sequences: int | None = None  # most requests in a step
+    least_block: int = GPU.alignment  # the smallest block that the device's attention kernels take
 
     @property
     def tier_gib(self) -> float:
@@ -92,6 +93,7 @@ def situation(settings: SimSettings, engine: EngineInfo, *, ran_on: str = "") ->
         pool_bytes(engine) if has_states(engine) and ran_on == engine.device else 0,
         pool_bytes(engine) / GIB,
         engine.settings.get("max_num_seqs"),
+        (CPU if engine.device == "cpu" and not engine.like_device else GPU).alignment,
     )
 
 
@@ -337,8 +339,8 @@ def _for_partial(at: Situation) -> Iterator[Change]:
             yield change, at.flags(prefix_match_unit=unit), "more hashes"
         return
     block = at.settings.block_tokens or at.unit
-    if block >= 32 and block % 32 == 0:
-        smaller = max(16, block // 4)
+    smaller = max(at.least_block, block // 4)
+    if block % 32 == 0 and smaller < block:
         changed = at.flags(num_gpu_blocks_override=at.blocks * block // smaller) if at.blocks else at.settings
         yield (
             f"blocks of {block} -> {smaller} tokens (same memory)",

@@ -30,7 +30,7 @@ def drawn(seed: int) -> list[str]:
             f"chat:sessions={prefixes},turns=4,system={prefix // 2},user=40,output=24",
         )
     )
-    model, longest, block = draw.choice(("tiny-llama", "tiny-gemma3")), prefix + 320, draw.choice((16, 32))
+    model, longest, block = draw.choice(("tiny-llama", "tiny-gemma3")), prefix + 320, draw.choice((32, 64))
     tokens = longest + int(draw.choice((0.2, 0.5, 0.8)) * prefix * prefixes)
     groups = 4 if model == "tiny-gemma3" else 1
     return [

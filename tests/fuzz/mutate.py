@@ -7,6 +7,7 @@ import json
 import random
 import zipfile
 from collections.abc import Callable, Iterator
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,7 @@ def zip_changed(data: bytes, draw: random.Random) -> bytes:
             change = json_changed if name == "header.json" else column_changed
             try:
                 parts[name] = change(parts[name], draw)
-            except (ValueError, RecursionError):  # changed before into what is none
+            except (ValueError, RecursionError, SyntaxError, EOFError, TokenError):  # changed before into what is none
                 parts[name] = bytes_changed(parts[name], draw)
         elif kind == 6:
             parts[name] = bytes_changed(parts[name], draw)
@@ -203,12 +204,11 @@ def zip_changed(data: bytes, draw: random.Random) -> bytes:
             del parts[name]
         else:
             parts[draw.choice(("x", "tables/steps/", "tables/a/b.npy", "../x", name + "x"))] = parts.pop(name)
-    out = io.BytesIO()
-    with zipfile.ZipFile(
-        out, "w", draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)), compresslevel=1
-    ) as made:
+    out, packed = io.BytesIO(), draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    with zipfile.ZipFile(out, "w") as made:
         for name, content in parts.items():
-            made.writestr(name, content)
+            # A ZipInfo has one fixed date: the same bytes at any time.
+            made.writestr(zipfile.ZipInfo(name), content, packed, compresslevel=1)
     return out.getvalue()
 
 

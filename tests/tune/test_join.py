@@ -46,7 +46,7 @@ class Worker:
             self.news.notify_all()
 
     def trials(self) -> int:
-        return sum(" sim " in line for line in self.lines)
+        return sum(" on sim, " in line for line in self.lines)
 
     def wait_for_trials(self, number: int) -> None:
         with self.news:

@@ -163,11 +163,15 @@ def _advice(run: Run) -> tuple[str, str]:
         return f"Replayed on this run, {first.change} brings {brings(first, told)}{cost}.", with_remedy(
             run, first
         )
-    if told is not None and told.remedies:
-        return (
-            f"None of the {len(tried(told))} settings that were replayed on this run helps: see what any cache of this "
-            "size could hit."
-        ), command("bounds", *workload_words(run), "--model", run.header.model)
+    if told is not None and (others := tried(told)):
+        none = (
+            f"None of the {len(others)} settings that were replayed on this run helps"
+            if told.remedies
+            else f"Replayed on this run, {others[0].change} does not help, and no other setting is known that may"
+        )
+        return f"{none}: see what any cache of this size could hit.", command(
+            "bounds", *workload_words(run), "--model", run.header.model
+        )
     return (
         "No other setting was replayed on this run: see which one helps before you change any."
     ), "kvtune explain RUN"

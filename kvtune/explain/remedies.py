@@ -371,6 +371,7 @@ REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {
     "eagle_drop": _for_dropped,
     "not_retained": _for_retention,
     "partial_block": _for_partial,
+    "last_token": _for_partial,
     "skipped_lookup": _for_skipped,
     "evicted_from_both": _for_tier,
     "store_refused": _for_tier,

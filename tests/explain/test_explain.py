@@ -305,7 +305,8 @@ def test_the_largest_cause_comes_first_and_small_ones_are_left_out() -> None:
     assert "2x the pool (100 -> 200 blocks)" in remedies
     assert len(remedies) == len(set(remedies))
     assert not any("blocks of" in change for change in remedies)
-    assert changes({"cold": 900, "last_token": 100}, at()) == []
+    assert changes({"cold": 900}, at()) == []
+    assert changes({"last_token": 100}, at()) == changes({"partial_block": 100}, at())
 
 
 def test_the_kvtune_cores_remedy_is_a_larger_slack() -> None:
@@ -367,6 +368,19 @@ def test_with_states_the_shortest_hit_is_named_and_small_blocks_are_tried() -> N
     assert packed.settings.engine_args == ["--kv-cache-memory-bytes", "80000"] and not packed.settings.specs
     assert packed.settings.core_settings == {"packed": True}
     assert not any("core.packed" in change for change in changes({"partial_block": 500}, elsewhere))
+
+
+def test_blocks_are_no_smaller_than_the_devices_kernels_take() -> None:
+    engine = EngineInfo(groups=[], device="cpu", block_size=32, num_blocks=10)
+    result = SimSettings(model="m", engine_args=["--block-size", "32"])
+    assert changes({"partial_block": 500}, situation(result, engine)) == []
+    for gpu in (
+        msgspec.structs.replace(engine, device="cuda"),
+        msgspec.structs.replace(engine, like_device="h100"),
+    ):
+        assert changes({"partial_block": 500}, situation(result, gpu)) == [
+            "blocks of 32 -> 16 tokens (same memory)"
+        ]
 
 
 def test_combined_remedies_double_the_pool() -> None:

@@ -10,7 +10,7 @@ import sys
 from tests.fuzz.readers import READERS
 from tests.fuzz.run import fuzzed
 
-COUNT, FEWER = 100_000, 3_000
+COUNT, FEWER = 10_000, 1_000
 DRAWN = ("page", "study")
 
 

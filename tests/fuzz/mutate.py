@@ -193,7 +193,13 @@ def zip_changed(data: bytes, draw: random.Random) -> bytes:
             change = json_changed if name == "header.json" else column_changed
             try:
                 parts[name] = change(parts[name], draw)
-            except (ValueError, RecursionError, SyntaxError, EOFError, TokenError):  # changed before into what is none
+            except (
+                ValueError,
+                RecursionError,
+                SyntaxError,
+                EOFError,
+                TokenError,
+            ):  # changed before into what is none
                 parts[name] = bytes_changed(parts[name], draw)
         elif kind == 6:
             parts[name] = bytes_changed(parts[name], draw)

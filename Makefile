@@ -59,8 +59,8 @@ soak: setup-test  ## served engines through seeded trouble, MINUTES=60 of each o
 vllm-tests: setup-test  ## vLLM's own tests of its core and its output processor (fetches its source), with stock and with kvtune's core
 	$(BIN)/python tests/contracts/vllm_own.py
 
-evidence: setup  ## the published results, measured again here; reports/evidence.html (some 40 engine starts)
-	$(BIN)/kvtune evidence -o reports
+evidence: setup  ## the published results, measured again here; reports/evidence.html (35 engine starts)
+	$(BIN)/python -m tests.bench.evidence
 
 BUDGET ?= 10
 

@@ -22,7 +22,7 @@ from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.cli.app import build_app
 from kvtune.core.compat.symbols import PARTS
-from kvtune.core.settings import KNOBS, LISTED
+from kvtune.core.settings import KNOBS
 from kvtune.engine.recorded import FLAGS, JSON_FLAGS, Fields
 from kvtune.legal import Legal
 from kvtune.recipe import ENGINE_SETTINGS, TIER_SETTINGS
@@ -73,7 +73,7 @@ def command_table() -> Iterator[str]:
 
 def knob_table() -> Iterator[str]:
     yield "| `core.NAME` | default | takes | |\n|---|---|---|---|"
-    for knob in (KNOBS[name] for name in LISTED):
+    for knob in KNOBS.values():
         default = str(knob.default).lower() if knob.kind == "switch" else knob.default
         yield f"| `core.{knob.name}` | `{default}` | {_cell(knob.legal)} | {_cell(knob.help)} |"
 

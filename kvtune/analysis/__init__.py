@@ -2,7 +2,7 @@
 
 In: a `Run`, and its `Workload` to classify misses. Out: frozen results. No I/O, except that `rebuild.py` reads trace
 files. Imports nothing of vLLM.
-Imported by: cli, doctor, evidence, explain, report, tune.
+Imported by: cli, doctor, explain, report, tune.
 
     run.py          RunAnalysis: one run with every result below, each computed once
     latency.py      first token, between tokens, whole request; throughputs; arrays of each for drawings
@@ -21,7 +21,6 @@ Imported by: cli, doctor, evidence, explain, report, tune.
     spread.py       mean, median, 99th percentile; the interval between two means
     rebuild.py      a run's workload, rebuilt from its header
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
-    claim_results.py The `--json` object of `kvtune evidence`: `kvtune/evidence` makes it, `kvtune/report` draws it
     knobs.py         What a knob is, in one line with its unit: said wherever knobs are printed
     offload.py       What a tier of host memory gave back, and what it cost: Run -> Offload
     again.py         The `kvtune` command that repeats a run, with other settings

@@ -37,7 +37,6 @@ COMMANDS = (
     "export",
     "recipe",
     "serve",
-    "evidence",
     "prepare",
 )
 

@@ -72,24 +72,24 @@ def workloads(incomplete: str) -> Offer:
 
 def core_knobs(incomplete: str) -> Offer:
     """For `profile --set`: core.NAME=VALUE."""
-    from kvtune.core.settings import KNOBS, LISTED
+    from kvtune.core.settings import KNOBS
 
     name, equals, _ = incomplete.partition("=")
     if equals:
         knob = KNOBS.get(name.removeprefix("core."))
         values = ("true", "false") if knob and knob.kind == "switch" else knob.choices if knob else ()
         return [(f"{name}={value}", "") for value in values or ([str(knob.default)] if knob else [])]
-    return _assignments([(f"core.{name}", KNOBS[name].help) for name in LISTED])
+    return _assignments([(f"core.{name}", knob.help) for name, knob in KNOBS.items()])
 
 
 def swept_knobs(incomplete: str) -> Offer:
     """For `sweep --set`: KNOB=V1,V2,.. of the core and of vLLM."""
     from kvtune.analysis.knobs import ENGINE_KNOBS
-    from kvtune.core.settings import KNOBS, LISTED
+    from kvtune.core.settings import KNOBS
 
     name, equals, given = incomplete.partition("=")
     if not equals:
-        return _assignments([*((n, KNOBS[n].help) for n in LISTED), *ENGINE_KNOBS.items()])
+        return _assignments([*((n, knob.help) for n, knob in KNOBS.items()), *ENGINE_KNOBS.items()])
     knob = KNOBS.get(name)
     values = ("true", "false") if knob and knob.kind == "switch" else knob.choices if knob else ()
     return [(f"{name}={offered}", help) for offered, help in _listed(values)(given)]
@@ -130,9 +130,9 @@ objectives = _listed(("hit-rate", "ttft", "throughput", "goodput", "ceiling"))
 
 def switches(incomplete: str) -> Offer:
     """For `profile --ablate-only`."""
-    from kvtune.core.settings import KNOBS, LISTED
+    from kvtune.core.settings import KNOBS
 
-    names = [name for name in LISTED if KNOBS[name].kind == "switch"]
+    names = [name for name, knob in KNOBS.items() if knob.kind == "switch"]
     return _listed((*names, "thresholds"))(incomplete)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kvtune.cli.options import choice
-from kvtune.core.settings import KNOBS, LISTED
+from kvtune.core.settings import KNOBS
 from kvtune.engine.flags import settings_given
 from kvtune.engine.offload_flags import joined
 from kvtune.errors import UsageError, did_you_mean
@@ -30,9 +30,9 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
         name, equals, value = text.partition("=")
         key = name.removeprefix("core.").replace("-", "_")
         if not equals or not name.startswith("core."):
-            raise UsageError(f"--set {text} is not core.NAME=VALUE", f"NAME is one of {', '.join(LISTED)}")
+            raise UsageError(f"--set {text} is not core.NAME=VALUE", f"NAME is one of {', '.join(KNOBS)}")
         if key not in KNOBS:
-            hint = f"{did_you_mean(key, LISTED)}it has {', '.join(LISTED)}"
+            hint = f"{did_you_mean(key, KNOBS)}it has {', '.join(KNOBS)}"
             raise UsageError(f"--set {text}: the core has no setting {key}", hint)
         settings[key] = KNOBS[key].read(value)
     return settings

@@ -1,10 +1,10 @@
 """The optimized KV core: classes that replace vLLM's own in an unmodified vLLM, loaded as a plugin.
 
 In: settings from the environment. Out: vLLM's own objects with other classes, and a record of what is in force.
-Runs in vLLM's processes, and in those that sim, doctor and evidence start with vLLM in them. The command's own process
+Runs in vLLM's processes, and in those that sim and doctor start with vLLM in them. The command's own process
 reads `settings.py`, `state.py` and `compat/` only.
 docs/core.md describes the ideas and their switches for people.
-Imported by: analysis, cli, device, doctor, engine, evidence, explain, probe, report, sim, tune.
+Imported by: analysis, cli, device, doctor, engine, explain, probe, report, sim, tune.
 
     plugin.py      the entry point: installs each part whose symbols this vLLM has unchanged
     settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values

@@ -21,7 +21,6 @@ logger = logging.getLogger("vllm.kvtune")
 
 PARTS: dict[str, tuple[str, ...]] = {
     "cache.adopt": ("pool", "pinning"),
-    "cache.legacy": (),
     "tokens.install": ("rows",),
     "steps.scheduler": ("steady", "empty_blocks"),
     "freeze": ("freeze", "collector"),

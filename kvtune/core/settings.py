@@ -1,8 +1,7 @@
 """The core's switches and knobs: names, legal values, defaults. Read by the CLI, the tuner and vLLM's processes.
 
 `KNOBS` is the one table for flag parsers, the tuner and reports; `CoreSettings` holds the values. A switch turns one
-of the core's ideas on or off (off = stock code), other knobs say how it works. `legacy_*` switches bring back what
-vLLM did before (core/cache/legacy.py), so that `kvtune evidence` can measure the difference; lists leave them out.
+of the core's ideas on or off (off = stock code), other knobs say how it works.
 """
 
 from __future__ import annotations
@@ -21,12 +20,17 @@ from kvtune.recipe import tuning_command
 
 POLICIES = ("first", "two_class", "chat", "pin", "lru")
 GONE_POLICIES = ("density", "tiered")
-GONE = ("reuse", "protected_share", "admission", "admission_age_s")
+GONE = (
+    "reuse",
+    "protected_share",
+    "admission",
+    "admission_age_s",
+    "legacy_empty_blocks",
+    "legacy_free_list",
+)
 """Settings that runs and recipes of older versions have. They have no effect."""
 AUTO = "auto"
 """`first` for models with sliding windows, stock's own queue for others; `two_class` once its bonus is tuned."""
-LEGACY = "legacy_"
-"""What the names of switches begin with that only `kvtune evidence` needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +76,6 @@ class CoreSettings:
     packed: bool = False
     states_per_block: int = 1
     strict: bool = False
-    legacy_empty_blocks: bool = False
-    legacy_free_list: bool = False
 
     def to_dict(self) -> dict[str, Value]:
         return asdict(self)
@@ -197,16 +199,8 @@ KNOBS: dict[str, Knob] = {
             "strict",
             "load every part that is asked for, or none; off = a part whose vLLM code changed stands aside",
         ),
-        _switch("legacy_empty_blocks", "make a new empty block list per request and step, as vLLM once did"),
-        _switch(
-            "legacy_free_list",
-            "keep free blocks in a deque with linear removal, as vLLM once did; no pinning",
-        ),
     )
 }
-
-LISTED: tuple[str, ...] = tuple(name for name in KNOBS if not name.startswith(LEGACY))
-"""The knobs that help texts and messages list; the others can be set all the same."""
 
 
 def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> CoreSettings:
@@ -217,7 +211,7 @@ def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> Co
         if key in GONE:
             continue
         if key not in KNOBS:
-            hint = f"{did_you_mean(key, LISTED)}settings are: {', '.join(LISTED)}"
+            hint = f"{did_you_mean(key, KNOBS)}settings are: {', '.join(KNOBS)}"
             raise UsageError(f"core has no setting {key!r}", hint)
         if key == "policy" and value in GONE_POLICIES:
             raise UsageError(f"core.policy={value} is gone", f"core.policy takes {KNOBS[key].legal}")

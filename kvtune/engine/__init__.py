@@ -1,7 +1,7 @@
 """The real engine: starts vLLM, sends a workload, and merges everything into one run.
 
 In: a `Workload`, vLLM's arguments, core settings. Out: a `Run`.
-Imported by: analysis, bounds, cli, doctor, evidence, explain, sim, tune.
+Imported by: analysis, bounds, cli, doctor, explain, sim, tune.
 Two processes of ours: the launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host (`host.py`,
 a session of its own), which is vLLM's front end or the client of vLLM's own server (`front_end/`). If a process dies,
 the measured part is kept and marked partial.

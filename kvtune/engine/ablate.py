@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from kvtune.core.settings import KNOBS, LEGACY, CoreSettings
+from kvtune.core.settings import KNOBS, CoreSettings
 from kvtune.engine.messages import Event
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError, UsageError
@@ -27,9 +27,7 @@ BASELINE = "baseline"
 THRESHOLDS = (20_000, 50, 100)
 """The variant `thresholds`: about thirty times fewer collections than with Python's defaults (700, 10, 10)."""
 NAMED_ONLY = ("whole_states", "packed", "strict")
-"""Switches for models with state-space layers, and of how the core loads.
-
-Like those named `legacy_..`, they are flipped only on request."""
+"""Switches for models with state-space layers, and of how the core loads: flipped only on request."""
 JOURNAL = "ablation.jsonl"
 
 
@@ -90,9 +88,9 @@ def variants(job: ProfileJob, only: tuple[str, ...] = ()) -> tuple[Variant, ...]
     if unknown:
         raise UsageError(
             f"--ablate-only: unknown switch {', '.join(sorted(unknown))}",
-            f"it takes {', '.join(v.name for v in every if not v.name.startswith(LEGACY))}",
+            f"it takes {', '.join(v.name for v in every)}",
         )
-    kept = only or tuple(v.name for v in every if not v.name.startswith((LEGACY, *NAMED_ONLY)))
+    kept = only or tuple(v.name for v in every if v.name not in NAMED_ONLY)
     return (Variant(BASELINE, {}, ""), *(v for v in every if v.name in kept))
 
 

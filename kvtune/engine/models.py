@@ -1,6 +1,6 @@
 """The built-in models: configs that vLLM runs with random weights, without a download. No vLLM import here.
 
-Tiny models run on any machine. Published shapes are for a GPU (`kvtune evidence`) or the simulator. `builtin` gives a
+Tiny models run on any machine. Published shapes are for a GPU or the simulator. `builtin` gives a
 model's folder, `engine_defaults` the vLLM flags that it needs on a CPU or on a GPU; flags after `--` override them.
 """
 

@@ -2,7 +2,7 @@
 
 In: a spec `name:key=value,..` or a trace file. Out: a `Workload`: requests whose prompts are spans of seeded token
 streams (no tokens yet). Imports `errors` only.
-Imported by: analysis, bounds, cli, doctor, engine, evidence, explain, layout, probe, report, sim, tune.
+Imported by: analysis, bounds, cli, doctor, engine, explain, layout, probe, report, sim, tune.
 docs/workloads.md lists the workloads for people.
 
     spec.py + registry.py --> synthetic.py | trace_file.py --> draft.py --> identity.py: hash --> types.py: Workload

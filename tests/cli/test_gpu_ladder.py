@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from kvtune.evidence.cases import SCALES
 from tests.bench import gpu_ladder
 from tests.bench.gpu_ladder import RUNGS, Failed, Ladder, OutOfTime
 
@@ -143,12 +142,6 @@ def test_no_command_begins_with_less_time_than_the_longest_start_took(
     monkeypatch.setattr(gpu_ladder.subprocess, "Popen", lambda *_, **__: pytest.fail("it began"))
     with pytest.raises(OutOfTime, match="late"):
         ladder.kvtune("late", "profile")
-
-
-def test_every_load_of_the_published_results_fits_its_model() -> None:
-    for scale in SCALES.values():
-        for case in scale.cases.values():
-            gpu_ladder.check(case.name, case.model, case.workload, case.args)
 
 
 def test_answers_are_counted_that_are_equal() -> None:

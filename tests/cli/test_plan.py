@@ -12,7 +12,7 @@ import pytest
 
 from kvtune.analysis.study import Bench, Trial
 from kvtune.cli.app import run
-from kvtune.cli.views.plan import evidence_plan, replay_plan
+from kvtune.cli.views.plan import replay_plan
 from kvtune.cli.views.progress import ProgressView
 from kvtune.cli.views.trials import TrialsView
 from kvtune.engine.messages import Event
@@ -77,12 +77,6 @@ def test_a_search_knows_how_long_replays_of_the_same_load_took(tmp_path: Path) -
     assert replay_plan(BENCH, 9, 2, tmp_path).endswith("; about 45 s: a replay of this load takes 10 s here")
     other = msgspec.structs.replace(BENCH, workload_hash="xyz")
     assert replay_plan(other, 9, 2, tmp_path).endswith("how long is known after the first")
-
-
-def test_evidence_counts_its_engine_starts(tmp_path: Path) -> None:
-    assert evidence_plan(3, 12, tmp_path / "evidence-runs").startswith("3 cases, up to 12 engine starts")
-    remember(tmp_path, load="any")
-    assert evidence_plan(3, 12, tmp_path / "evidence-runs").endswith("; the starts about 4 min")
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ from kvtune.probe import plugin as probe
 from kvtune.probe import recorder
 from kvtune.sim import build
 from kvtune.engine.front_end import api_servers
-switches = ("packed", "whole_states", "collect_at_wait", "legacy_empty_blocks")
+switches = ("packed", "whole_states", "collect_at_wait")
 cpu_flags.install()
 as_if.decide_as_on(DEVICES["h100"])
 build.look_at_models_here()

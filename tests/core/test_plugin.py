@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvtune.cli.settings import core_settings
 from kvtune.core import plugin, state
 from kvtune.core.compat import parts as compat
 from kvtune.core.compat.parts import Standing
 from kvtune.core.compat.symbols import PARTS
-from kvtune.core.settings import KNOBS, LISTED, CoreSettings, from_environment, of_an_old_run, parse
+from kvtune.core.settings import KNOBS, CoreSettings, from_environment, of_an_old_run, parse
 from kvtune.errors import KvtuneError, UsageError
 
 VARIABLES = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_STRICT", "KVTUNE_AUDIT")
@@ -119,8 +118,9 @@ def test_a_recipe_whose_order_is_gone_says_how_to_tune_it_again(
 
 def test_settings_of_older_versions_are_read() -> None:
     """Switches that are gone have no effect; an order that is gone is not replaced in silence."""
-    assert parse({"reuse": False, "protected_share": 0.5, "slack": 64}).changed() == {"slack": 64}
-    recorded = {"policy": "density", "reuse": True, "slack": 64}
+    gone = {"reuse": False, "protected_share": 0.5, "legacy_free_list": False}
+    assert parse({**gone, "slack": 64}).changed() == {"slack": 64}
+    recorded = {"policy": "density", **gone, "slack": 64}
     assert of_an_old_run(recorded) == {"slack": 64}
     with pytest.raises(UsageError, match="policy=density is gone"):
         parse(recorded)
@@ -277,16 +277,3 @@ def test_settings_go_through_the_environment() -> None:
     settings = parse({"policy": "pin", "slack": "96", "pool": "on", "core.windows": 2, "ghost_factor": "0.5"})
     environ = {"KVTUNE_CORE": "kvtune", "KVTUNE_SET": json.dumps(settings.changed())}
     assert from_environment(environ) == settings
-
-
-def test_legacy_switches_are_in_no_list_and_can_be_set() -> None:
-    """They bring back what vLLM once did, for `kvtune evidence`."""
-    assert set(KNOBS) - set(LISTED) == {"legacy_empty_blocks", "legacy_free_list"}
-    with pytest.raises(UsageError) as refused:
-        parse({"no_such_knob": 1})
-    assert "slack" in refused.value.hint and "legacy" not in refused.value.hint
-    assert parse({"legacy_free_list": "true"}).legacy_free_list
-    with pytest.raises(UsageError) as refused:
-        core_settings(["core.no_such_knob=1"])
-    assert "slack" in refused.value.hint and "legacy" not in refused.value.hint
-    assert core_settings(["core.legacy_empty_blocks=on"]) == {"legacy_empty_blocks": True}

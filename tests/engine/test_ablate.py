@@ -21,7 +21,7 @@ from kvtune.analysis.comparison.ablation import (
     worths,
 )
 from kvtune.cli import ablate as cli
-from kvtune.core.settings import KNOBS, LEGACY, CoreSettings, parse
+from kvtune.core.settings import KNOBS, CoreSettings, parse
 from kvtune.device.settings import constant
 from kvtune.engine import ablate as module
 from kvtune.engine.ablate import (
@@ -50,9 +50,7 @@ JOB = ProfileJob(model="tiny-opt", workload=build("decode:requests=2,prompt=8,ou
 
 def test_each_switch_and_the_thresholds_are_flipped_once() -> None:
     chosen = variants(JOB)
-    switches = [
-        n for n, k in KNOBS.items() if k.kind == "switch" and not n.startswith(LEGACY) and n not in NAMED_ONLY
-    ]
+    switches = [n for n, k in KNOBS.items() if k.kind == "switch" and n not in NAMED_ONLY]
     assert [v.name for v in chosen] == [BASELINE, *switches, "thresholds"]
     for variant in chosen[1:-1]:
         assert variant.settings == {variant.name: not getattr(CoreSettings(), variant.name)}
@@ -60,9 +58,9 @@ def test_each_switch_and_the_thresholds_are_flipped_once() -> None:
     assert parse(chosen[-1].settings).gc_threshold0 == THRESHOLDS[0]
 
 
-def test_legacy_switches_are_flipped_only_when_named() -> None:
-    (_, brought_back) = variants(JOB, ("legacy_free_list",))
-    assert brought_back.settings == {"legacy_free_list": True} and brought_back.turned == "on"
+def test_switches_of_few_models_are_flipped_only_when_named() -> None:
+    (_, packed) = variants(JOB, ("packed",))
+    assert packed.settings == {"packed": True} and packed.turned == "on"
 
 
 def test_a_switch_that_the_job_has_off_is_turned_on() -> None:

@@ -321,14 +321,13 @@ ALLOWED = {
     "engine/gemma.py": {"rmtree"},
     "engine/launch.py": {"unlink"},
     "engine/profile.py": {"TemporaryFile"},
-    "evidence/runs.py": {"unlink"},
     "probe/ring.py": {"unlink"},
     "run/folder.py": {"rmdir", "unlink"},
     "sim/simulators.py": {"unlink"},
     "tune/recipes/shelf.py": {"unlink"},
 }
 """Folders are `scratch`'s, but for the chunks in a folder of its own that `gemma` joins, and empty ones. Removed files:
-journals that were read first (ablate, evidence), shared memory of this run (launch), what a run file proves to belong
+journals that were read first (ablate), shared memory of this run (launch), what a run file proves to belong
 to it (folder), the first of two files that this call made (shelf), the rest in folders of `scratch`.
 """
 REMOVING = {"mkdtemp", "mkstemp", "TemporaryDirectory", "NamedTemporaryFile", "TemporaryFile", "mktemp"}

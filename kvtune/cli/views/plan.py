@@ -106,12 +106,6 @@ def replay_seconds(bench: Bench, folder: Path) -> float | None:
     return None
 
 
-def evidence_plan(cases: int, starts: int, folder: Path) -> str:
-    what = f"{cases} cases, up to {starts} engine starts (fewer where an earlier call measured some)"
-    start_s = known_durations(folder.parent, "", "").start_s
-    return f"{what}; the starts about {minutes(starts * start_s)}" if start_s is not None else what
-
-
 def announce_study(
     bench: Bench, workload: Workload, folder: Path, *, replays: int, runs: int, most: bool = False
 ) -> None:

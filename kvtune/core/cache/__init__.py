@@ -12,7 +12,6 @@ the tier of a grade and the order of eviction.
     adopt.py     swaps classes of exact types in the managers that vLLM built, or says why not
     packed.py    small blocks for models with recurrent states (core.packed)
     audit.py     the pool's invariants: KVTUNE_AUDIT=1 counts violations, KVTUNE_AUDIT=raise stops the engine
-    legacy.py    what vLLM did before it took these ideas over, to measure what they are worth
 
 The tiers of `first`, the default of models with sliding windows:
 

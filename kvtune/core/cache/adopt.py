@@ -66,11 +66,6 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
         why = "prefix caching is off"
     elif type(pool) is not BlockPool or any(group.block_pool is not pool for group in groups):
         why = "this engine has block pools of another kind"
-    elif settings.legacy_free_list:
-        from kvtune.core.cache import legacy
-
-        legacy.use_linear_queue(pool)
-        why = "legacy_free_list is on"
     if why:
         for name in ("pool", "pinning"):
             state.part(name, False, why)

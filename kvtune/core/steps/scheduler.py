@@ -64,10 +64,6 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
     """Give a scheduler that vLLM has built what the settings switch on. A subclass by others keeps its class."""
     successor = SUCCESSORS.get(type(scheduler))
     manager = scheduler.kv_cache_manager
-    if settings.legacy_empty_blocks:
-        for name in ("empty_blocks", "steady"):
-            state.part(name, False, "legacy_empty_blocks is on")
-        return
     if settings.empty_blocks:
         why = empty.why_unsupported(manager)
         if not why:

@@ -2,7 +2,7 @@
 
 In: vLLM's arguments and the work folder. Out: a `FrontEnd` (kvtune/engine/driver.py) that the host warms up, drives and
 ends; of each request its `Served` record, and vLLM's own counters as COUNTS_FILE has them.
-Imported by: evidence, sim.
+Imported by: sim.
 
     no --api-server-count                    --api-server-count N
     host: AsyncLLM, driver                   host: driver, client.py    <- its CPU time is the client's

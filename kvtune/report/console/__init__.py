@@ -4,7 +4,6 @@ summary.py      a run
 collector.py    the collector's details of a run
 ablation.py     the table of `--ablate`
 comparison.py   a comparison: terminal, Markdown, JSON
-evidence.py     the published results, a table a claim
 runs.py         The list of runs on a terminal
 stalls.py       slow tokens: their causes, and the worst of them one by one
 recipe.py       A recipe for people: what it sets, what it is evidence for, how to use it

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from kvtune.analysis.knobs import API_SERVERS, ENGINE_KNOBS
-from kvtune.core.settings import KNOBS, LISTED
+from kvtune.core.settings import KNOBS
 from kvtune.errors import UsageError, did_you_mean
 from kvtune.recipe import TIER_POLICIES, Scalar
 from kvtune.tune.space.model import Bundle, ModelFacts
@@ -106,7 +106,7 @@ def canonical(text: str) -> str:
     name = ALIASES.get(name, name)
     if name in KNOBS or name in ENGINE_KNOBS:
         return name
-    known = (*LISTED, *ENGINE_KNOBS)
+    known = (*KNOBS, *ENGINE_KNOBS)
     mean = did_you_mean(name, known)
     raise UsageError(f"--set {text}: there is no knob {name!r}", f"{mean}knobs: {', '.join(known)}")
 

@@ -16,7 +16,7 @@ from tests.core.steady_rig import Shape
 pytestmark = pytest.mark.vllm
 
 
-@pytest.mark.parametrize("core", [None, CoreSettings(), CoreSettings(legacy_free_list=True)])
+@pytest.mark.parametrize("core", [None, CoreSettings()])
 def test_evictions_are_the_pools_own(core: CoreSettings | None) -> None:
     shape = Shape(windows=(12,), blocks=120)
     engine = Engine(shape, core)

@@ -1,0 +1,127 @@
+"""`make evidence`: its claims and cases as data, and its page, with a stand-in for the commands. No engine starts."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtune.cli.settings import core_settings
+from tests.bench import evidence, gpu_ladder
+from tests.bench.evidence import BASELINE, CLAIMS, LOADS, SIDES, Ratio, command, ratio_of, verdict
+
+CASES = [(scale, case) for scale, loads in LOADS.items() for case in loads if case != "real"]
+HOSTILE = "<script>alert(1)</script>"
+
+
+def test_claims_name_sides_of_their_cases() -> None:
+    for _, _, figures in CLAIMS.values():
+        for case, a, b, *_ in figures:
+            assert a != b and {a, b} <= set(SIDES[case])
+            assert any(case in loads for loads in LOADS.values())
+
+
+@pytest.mark.parametrize(("scale", "case"), CASES)
+def test_every_case_can_run(scale: str, case: str) -> None:
+    model, dash_w, load, *flags = LOADS[scale][case].split()
+    assert dash_w == "-w"
+    gpu_ladder.check(case, model, load, flags[1:])
+    for side in SIDES[case].values():
+        core_settings([word for word in side if word.startswith("core.")])
+
+
+def test_a_baseline_makes_an_ablation() -> None:
+    words = command("decode", "cpu", BASELINE, "--json")
+    assert words[words.index("--ablate-only") + 1] == "empty_blocks,rows"
+    assert words[-4:] == ["--json", "--", "--max-num-seqs", "512"]
+
+
+def test_a_ratio_has_the_interval_of_the_difference() -> None:
+    measured = ratio_of([100.0, 102.0, 98.0], [201.0, 199.0, 200.0])
+    assert measured is not None and measured.ratio == pytest.approx(2.0) and measured.runs == 3
+    assert 1.9 < measured.low < 2.0 < measured.high < 2.1
+    assert ratio_of([4.0], [1.0]) == Ratio(0.25, 0.25, 0.25, 1)
+    assert ratio_of([], [1.0]) is None and ratio_of([0.0, 0.0], [1.0, 2.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "middle", "high", "direction", "published", "said"),
+    [
+        (1.2, 1.3, 1.4, "higher", 1.3, "holds"),
+        (1.02, 1.05, 1.08, "higher", 1.3, "smaller here"),
+        (0.9, 1.05, 1.2, "higher", 1.3, "no difference shown"),
+        (0.8, 0.85, 0.9, "higher", 1.3, "does not hold here"),
+        (0.2, 0.25, 0.3, "lower", 0.22, "holds"),
+        (0.8, 0.85, 0.9, "lower", 0.22, "smaller here"),
+        (0.8, 0.85, 0.9, "lower", None, "holds"),
+        (0.95, 1.0, 1.05, "equal", 1.0, "holds"),
+        (0.8, 1.0, 1.25, "equal", 1.0, "no difference shown"),
+        (1.12, 1.2, 1.3, "equal", 1.0, "does not hold here"),
+    ],
+)
+def test_verdicts(
+    low: float, middle: float, high: float, direction: str, published: float | None, said: str
+) -> None:
+    assert verdict(Ratio(middle, low, high, 3), direction, published) == said
+    assert verdict(None, direction, published) == "not measured"
+
+
+class Commands:
+    """Answers `profile` with a new run file, and `compare` with runs that are twice as fast on each later side."""
+
+    def __init__(self) -> None:
+        self.number = count()
+        self.asked: list[tuple[str, ...]] = []
+        self.speed: dict[str, float] = {}
+
+    def __call__(self, *words: str) -> dict[str, Any]:
+        self.asked.append(words)
+        if words[0] == "compare":
+            return {"runs": [self.run(self.speed[file]) for file in words[1:-1]]}
+        number = next(self.number)
+        file = f"{number}.kvrun"
+        self.speed[file] = 1.0 if "stock" in words else 2.0 + number / 100
+        return {"run_file": file}
+
+    def run(self, speed: float) -> dict[str, Any]:
+        rounds = [{"ttft_ms_mean": 100 / speed, "hit_tokens": 8}] * 3
+        engine = {"vllm": "1", "device": "cpu", "device_name": ""}
+        return {
+            "throughput_tok_s": speed,
+            "rounds": rounds,
+            "engine": engine,
+            "host": {"cpu": HOSTILE, "cores": 2},
+            "python": "3",
+            "kvtune": "0",
+        }
+
+
+def test_runs_are_made_in_turns_once_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = Commands()
+    monkeypatch.setattr(evidence, "kvtune", commands)
+    asked = ["--only", "pinning", "--scale", "cpu", "-o", str(tmp_path)]
+    assert evidence.main(asked) == 0
+    page = (tmp_path / "evidence.html").read_text()
+    assert HOSTILE not in page and "tokens/s: first over stock" in page and "4 of 5 holds" in page
+    made = [words for words in commands.asked if words[0] == "profile"]
+    assert len(made) == 4 * 3 + 2 * 3
+    files = json.loads((tmp_path / "evidence-runs" / "cpu-prefixes.json").read_text())
+    assert files["stock"] == ["0.kvrun", "7.kvrun", "8.kvrun"], "every second time in reverse order"
+    assert evidence.main(asked) == 0
+    assert [words for words in commands.asked if words[0] == "profile"] == made
+
+
+def test_weights_that_are_not_here_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence.gemma, "is_prepared", lambda folder: False)
+    assert evidence.main(["--only", "real-weights", "--scale", "cpu", "-o", str(tmp_path)]) == 0
+    page = (tmp_path / "evidence.html").read_text()
+    assert "2 of 2 not measured" in page and "kvtune prepare gemma3-270m" in page
+
+
+def test_a_claim_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        evidence.main(["--only", "speed"])
+    assert "there is no claim speed" in capsys.readouterr().err

@@ -60,7 +60,7 @@ def run_sim(
 ) -> None:
     """Simulate the trials that the journal does not have yet.
 
-    KvtuneError, after the first, where its pool has no room for one request: no knob changes that.
+    KvtuneError where stock fails, or where a pool has no room for one request: no knob changes that.
     """
     held = {t.key for t in journal.trials}
     todo = [w for w in planned if w.key("sim", bench) not in held]
@@ -75,7 +75,7 @@ def run_sim(
                 n, w = waiting.pop(0)
                 pool.submit(n, w.settings, stock=w.stock)
             n, answer = pool.next_done()
-            if answer.failed.startswith(TOO_SMALL):
+            if answer.failed and (planned_by[n].stock or answer.failed.startswith(TOO_SMALL)):
                 raise KvtuneError(answer.failed, answer.hint)
             trial = sim_trial(bench, n, planned_by[n], answer)
             journal.add(trial)

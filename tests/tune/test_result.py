@@ -94,14 +94,15 @@ def test_only_where_no_trial_hit_anything_a_note_says_what_to_look_at() -> None:
     assert result([trials[0], trials[3]], OBJECTIVES["ttft"]).notes == ()
 
 
-def test_a_pool_without_room_for_one_request_ends_a_sweep_at_its_baseline(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("why", [f"{TOO_SMALL} 30,592 tokens", "two ranks are not known"])
+def test_a_sweep_ends_at_a_baseline_that_is_refused(
+    why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pool = Pools(lambda settings: Answer(failed=f"{TOO_SMALL} 30,592 tokens", hint="--max-model-len 30592"))
+    pool = Pools(lambda settings: Answer(failed=why, hint="--max-model-len 30592"))
     monkeypatch.setattr(sweep, "SimPool", lambda bench: pool)
     planned = sweep.planned_trials(studies.bench(), [{"slack": 1}, {"slack": 2}, {"slack": 3}])
     with StudyJournal(tmp_path / "a.jsonl", "sweep", studies.bench()) as journal:
-        with pytest.raises(KvtuneError, match=r"the pool holds 30,592 tokens") as refused:
+        with pytest.raises(KvtuneError, match=why) as refused:
             sweep.run_sim(studies.bench(), planned, journal, lambda trial: None)
         assert list(journal.trials) == [] and refused.value.hint == "--max-model-len 30592"
     assert pool.asked == [{}]

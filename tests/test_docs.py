@@ -16,16 +16,6 @@ import kvtune
 from kvtune.core.compat.manifest import known_versions, release
 from kvtune.core.settings import KNOBS, POLICIES
 from kvtune.doctor.environment import VARIABLES
-from tests.doc_tables import (
-    IMPORTED,
-    MODULE,
-    REGION,
-    commands,
-    importers,
-    rewritten,
-    with_importers,
-    with_modules,
-)
 from tests.documents import (
     DOCUMENTS,
     PACKAGE,
@@ -37,6 +27,16 @@ from tests.documents import (
     spans,
     unknown,
     variables_in_code,
+)
+from tests.tools.doc_tables import (
+    IMPORTED,
+    MODULE,
+    REGION,
+    commands,
+    importers,
+    rewritten,
+    with_importers,
+    with_modules,
 )
 
 ENVIRONMENT = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvtune.cli.settings import core_settings
-from tests.bench import evidence, gpu_ladder
-from tests.bench.evidence import BASELINE, CLAIMS, LOADS, SIDES, Ratio, command, ratio_of, verdict
+from tests.tools.bench import evidence, gpu_ladder
+from tests.tools.bench.evidence import BASELINE, CLAIMS, LOADS, SIDES, Ratio, command, ratio_of, verdict
 
 CASES = [(scale, case) for scale, loads in LOADS.items() for case in loads if case != "real"]
 HOSTILE = "<script>alert(1)</script>"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench import gpu_ladder
-from tests.bench.gpu_ladder import RUNGS, Failed, Ladder, OutOfTime
+from tests.tools.bench import gpu_ladder
+from tests.tools.bench.gpu_ladder import RUNGS, Failed, Ladder, OutOfTime
 
 RUN = {
     "throughput_tok_s": 1000.0,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import gpu_ladder
-from tests.bench.gpu_ladder import RUNGS
+from tests.tools.bench import gpu_ladder
+from tests.tools.bench.gpu_ladder import RUNGS
 
 
 @pytest.mark.engine

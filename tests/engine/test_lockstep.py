@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench.loads import write
 from tests.engine.real import lockstep
+from tests.tools.bench.loads import write
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

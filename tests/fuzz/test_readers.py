@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.readers import READERS, SEEDS, inputs, verdict
-from tests.fuzz.run import fuzzed, here
+from tests.tools.fuzz.readers import READERS, SEEDS, inputs, verdict
+from tests.tools.fuzz.run import fuzzed, here
 
 FEW = {"page": 40, "study": 25}
 """Short form: these draw a page for each input."""
@@ -38,7 +38,7 @@ def test_the_nth_input_is_the_same_in_every_process() -> None:
 def test_a_crash_is_found_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from tests.fuzz import readers, run
+    from tests.tools.fuzz import readers, run
 
     def crash(path: Path) -> None:
         raise KeyError("x")

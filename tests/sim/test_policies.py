@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvtune.sim.simulators import Simulators
-from tests.bench.loads import OURS, WINDOWS, columns, measure, write
+from tests.tools.bench.loads import OURS, WINDOWS, columns, measure, write
 
 pytestmark = pytest.mark.vllm
 

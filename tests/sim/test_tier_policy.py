@@ -12,7 +12,7 @@ import pytest
 from kvtune.device.copies import GIB
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
-from tests.bench import loads
+from tests.tools.bench import loads
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

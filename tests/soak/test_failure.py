@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.soak.failure import fewest
-from tests.soak.trouble import Round, trouble
+from tests.tools.soak.failure import fewest
+from tests.tools.soak.trouble import Round, trouble
 
 ROUNDS = [trouble(5, number) for number in range(3)]
 

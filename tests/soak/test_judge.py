@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak import inside, judge, recorded
-from tests.soak.client import Answer
-from tests.soak.trouble import Ask
+from tests.tools.soak import inside, judge, recorded
+from tests.tools.soak.client import Answer
+from tests.tools.soak.trouble import Ask
 
 ASK = Ask(number=7, at_s=0.0, stem=0, shared=0, own=4, output=3)
 

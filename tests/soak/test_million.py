@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.soak.million_growth import FEWEST, Counts, Slope, slopes
+from tests.tools.soak.million_growth import FEWEST, Counts, Slope, slopes
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -37,7 +37,7 @@ SHRUNK = {"block_freed_twice": 40, "request_kept_after_its_abort": 60, "request_
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("vllm", reason="needs vLLM")
     out = tmp_path_factory.mktemp("million") / "played.json"
-    command = [sys.executable, "-m", "tests.soak.million_plants", str(out)]
+    command = [sys.executable, "-m", "tests.tools.soak.million_plants", str(out)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("KVTUNE_")}
     ended = subprocess.run(
         command,

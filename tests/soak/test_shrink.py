@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.soak.shrink import shrink
+from tests.tools.soak.shrink import shrink
 
 MANY = 10_000
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from kvtune.run.file import read_run
-from tests.soak.servers import POOLS
+from tests.tools.soak.servers import POOLS
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(2400)]
 
 
 def soak(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tests.soak", *arguments, "-o", str(output)],
+        [sys.executable, "-m", "tests.tools.soak", *arguments, "-o", str(output)],
         capture_output=True,
         text=True,
         check=False,

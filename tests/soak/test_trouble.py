@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from tests.soak.client import body
-from tests.soak.trouble import ERRORS, LONGEST, SEQUENCES, THEMES, Round, prompt, trouble
+from tests.tools.soak.client import body
+from tests.tools.soak.trouble import ERRORS, LONGEST, SEQUENCES, THEMES, Round, prompt, trouble
 
 ROUNDS = [trouble(3, number) for number in range(60)]
 

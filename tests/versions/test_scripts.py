@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = (
     ".ci/versions",
     ".ci/overrides.txt",
-    "tests/contracts/overlay.py",
+    "tests/tools/contracts/overlay.py",
     "pyproject.toml",
     "kvtune/core/compat/manifests/vllm-0.33.0.json",
 )

@@ -17,5 +17,5 @@
     offload.py       vLLM's connector for that tier, with less Python for each chunk. Same decisions and copies
     steady_path.py   the core's steady-decode path, as these steppers use it
 
-`python tests/bench/sim.py --trace FILE --without mixed` measures what a stepper saves.
+`python tests/tools/bench/sim.py --trace FILE --without mixed` measures what a stepper saves.
 """

@@ -1,0 +1,130 @@
+"""Cost of replays and bounds: `python tests/tools/bench/sim.py [--trace FILE] [--limit N] [--modes exact,jump,coarse]`.
+
+One line per replay, in CPU seconds of this process, which other processes on the machine do not lengthen. Without a
+trace: the tiny-gemma3 rounds, to be compared with `kvtune profile tiny-gemma3 -w WORKLOAD` (its `wall_s`) on the same
+machine. `--without mixed,stride,jump` leaves steppers out (kvtune/sim/fast): what each of them saves.
+`--pairs 5` instead replays some loads with synchronous and with asynchronous scheduling in turns, in mode jump.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+from kvtune.bounds.ladder import bounds
+from kvtune.sim import player
+from kvtune.sim.replay import replay
+from kvtune.sim.settings import MODES, Mode, SimSettings
+from kvtune.sim.steps import Stepper
+from kvtune.workload.spec import build
+from kvtune.workload.types import Workload
+
+ROUNDS = "rounds:prefixes=12,prefix=4000,suffix=64,output=16,rounds=3"
+POOLS = (25_000, 50_000, 100_000, 200_000, 400_000)
+
+
+PAIRED = {
+    "rounds": (
+        "tiny-gemma3",
+        "rounds:prefixes=24,prefix=4000,suffix=64,output=16,rounds=12,concurrency=8",
+        4_000,
+    ),
+    "zipf, short of blocks": (
+        "tiny-llama",
+        "zipf:prefixes=40,prefix=1500,requests=3000,concurrency=32,output=120",
+        2_500,
+    ),
+    "chat, windows": ("tiny-gemma3", "chat:sessions=60,turns=12,first=300,output=200,rate=20", 3_000),
+    "chat, states": ("tiny-qwen3next", "chat:sessions=60,turns=12,first=300,output=200,rate=20", 300),
+    "decode": ("tiny-llama", "decode:requests=1024,prompt=48,output=3000", 120_000),
+    "decode, waiting": ("tiny-llama", "decode:requests=2000,prompt=48,output=1000", 5_000),
+}
+"""Model, load and pool of each pair."""
+
+
+def pairs(count: int) -> None:
+    """CPU seconds of synchronous and of asynchronous scheduling, alternating; the median of the pairs' ratios."""
+    for name, (model, spec, blocks) in PAIRED.items():
+        work, flags = build(spec, seed=0), ["--num-gpu-blocks-override", str(blocks)]
+        flags += ["--max-model-len", "8192", "--max-num-seqs", "256"]
+        ratios, seconds = [], []
+        for turn in range(count + 1):
+            took = []
+            for ahead in (False, True):
+                settings = SimSettings(
+                    model=model, mode="jump", engine_args=flags, async_scheduling=ahead, token_rows=0
+                )
+                cpu = time.process_time()
+                replay(work, settings)
+                took.append(time.process_time() - cpu)
+            if turn:  # the first turn imports
+                ratios.append(took[1] / took[0])
+                seconds.append(took)
+        sync, ahead_s = (statistics.median(column) for column in zip(*seconds, strict=True))
+        print(
+            f"{name:<24} sync {sync:6.2f} CPU-s  async {ahead_s:6.2f} CPU-s  "
+            f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            flush=True,
+        )
+
+
+def measure(name: str, workload: Workload, settings: SimSettings) -> None:
+    wall, cpu = time.monotonic(), time.process_time()
+    run = replay(workload, settings)
+    requests = run.table("requests")
+    share = requests["hit_tokens"].sum() / requests["prompt_tokens"].sum()
+    print(
+        f"{name:<24} {time.process_time() - cpu:8.2f} CPU-s  {time.monotonic() - wall:8.2f} s  "
+        f"{run.header.extra.sim.steps:>8} steps  {100 * share:5.2f} % hits",
+        flush=True,
+    )
+
+
+def leave_out(names: set[str]) -> None:
+    """Replays from now on run without these steppers."""
+    choose = player.steppers
+    classes = {f"{name.capitalize()}Stepper" for name in names}
+
+    def fewer(*args: Any, **options: Any) -> tuple[Stepper, ...]:
+        return tuple(one for one in choose(*args, **options) if type(one).__name__ not in classes)
+
+    player.steppers = fewer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--trace", default="")
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--modes", default="exact,jump,coarse")
+    parser.add_argument("--blocks", type=int, default=100_000)
+    parser.add_argument("--without", default="", help="mixed, stride, jump")
+    parser.add_argument("--pairs", type=int, default=0)
+    options = parser.parse_args()
+    if options.pairs:
+        pairs(options.pairs)
+        return
+    leave_out(set(filter(None, options.without.split(","))))
+    modes: list[Mode] = [mode for mode in MODES if mode in options.modes.split(",")]
+    measure("first (imports)", build(ROUNDS, seed=0), SimSettings(model="tiny-gemma3"))
+    if not options.trace:
+        work = build(ROUNDS, seed=0)
+        for mode in modes:
+            measure(f"tiny-gemma3 {mode}", work, SimSettings(model="tiny-gemma3", mode=mode))
+        return
+    work = build(f"trace:path={options.trace},limit={options.limit}", seed=0)
+    cpu = time.process_time()
+    bounds(work, POOLS)
+    print(f"{'bounds, 5 pools':<24} {time.process_time() - cpu:8.2f} CPU-s", flush=True)
+    flags = ["--max-model-len", "131072", "--max-num-batched-tokens", "8192"]
+    flags += ["--num-gpu-blocks-override", str(options.blocks)]
+    for mode in modes:
+        settings = SimSettings(
+            model="tiny-llama", mode=mode, block_tokens=16, token_rows=0, engine_args=flags
+        )
+        measure(f"trace {mode}", work, settings)
+
+
+if __name__ == "__main__":
+    main()

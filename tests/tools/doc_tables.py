@@ -1,0 +1,229 @@
+"""What documents say that is made from the code: tables of commands, knobs, workloads, columns; importers.
+
+A document holds `<!-- from the code: NAME -->` .. `<!-- end -->`; `make docs` writes what stands between the two, and
+tests/test_docs.py holds the committed text to it. A package's docstring holds a line `Imported by: ..`, and
+a row for each module: `make docs` writes the line, adds a missing row from the module's docstring, and removes others.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grimp
+import typer
+
+from kvtune.analysis.knobs import ENGINE_KNOBS
+from kvtune.analysis.stalls.causes import ADVICE, CAUSES
+from kvtune.cli.app import build_app
+from kvtune.core.compat.symbols import PARTS
+from kvtune.core.settings import KNOBS
+from kvtune.engine.recorded import FLAGS, JSON_FLAGS, Fields
+from kvtune.legal import Legal
+from kvtune.recipe import ENGINE_SETTINGS, TIER_SETTINGS
+from kvtune.run.types import TABLES
+from kvtune.workload.registry import WORKLOADS
+
+ROOT = Path(__file__).parents[2]
+WIDTH = 118
+IMPORTED = re.compile(r"^Imported by: .*$", re.M)
+ROW = re.compile(r"^( *)(\w+\.py)(?: +)(?=(\S.*))")
+MODULE = re.compile(r"(?<![\w/])\w+\.py\b")
+REGION = re.compile(r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command of the app by its full name (`recipe show`), as click has it."""
+    for name, command in (group or typer.main.get_command(build_app())).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    return "" if value is None or value is False or value == "" or callable(value) else f"`{value}`"
+
+
+def command_table() -> Iterator[str]:
+    for name, command in commands():
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        words = [p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments]
+        yield f"### kvtune {' '.join([name, *words])}\n"
+        yield f"{_cell(command.help or '')}\n"
+        yield "| | default | |\n|---|---|---|"
+        for parameter in arguments:
+            yield f"| {parameter.name.upper()} | {_default(parameter)} | {_cell(parameter.help or '')} |"
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and "--help" not in parameter.opts:
+                names = ", ".join(f"`{name}`" for name in parameter.opts)
+                yield f"| {names} | {_default(parameter)} | {_cell(parameter.help or '')} |"
+        yield ""
+
+
+def knob_table() -> Iterator[str]:
+    yield "| `core.NAME` | default | takes | |\n|---|---|---|---|"
+    for knob in KNOBS.values():
+        default = str(knob.default).lower() if knob.kind == "switch" else knob.default
+        yield f"| `core.{knob.name}` | `{default}` | {_cell(knob.legal)} | {_cell(knob.help)} |"
+
+
+def recorded_table() -> Iterator[str]:
+    yield "| flag | takes | |\n|---|---|---|"
+    of_recipes = {name.replace("_", "-") for name in ENGINE_SETTINGS}
+    for name, legal in sorted(FLAGS.items()):
+        yield f"| `--{name}` | {_cell(legal.legal)} | {'recipe' if name in of_recipes else ''} |"
+    for name, fields in JSON_FLAGS.items():
+        yield from _field_rows(f"--{name}", fields)
+
+
+def _field_rows(place: str, fields: Fields) -> Iterator[str]:
+    for name, legal in fields.items():
+        if isinstance(legal, Legal):
+            recipe = "recipe" if name in TIER_SETTINGS else ""
+            yield f"| `{place}`, `{name}` | {_cell(legal.legal)} | {recipe} |"
+        else:
+            yield from _field_rows(place, legal)
+
+
+def stall_cause_table() -> Iterator[str]:
+    yield "| cause | | what can be tried |\n|---|---|---|"
+    for cause, text in CAUSES.items():
+        yield f"| `{cause}` | {_cell(text)} | {_cell(ADVICE[cause])} |"
+
+
+def engine_knob_table() -> Iterator[str]:
+    yield "| knob of vLLM | |\n|---|---|"
+    for name, text in ENGINE_KNOBS.items():
+        yield f"| `{name}` | {_cell(text)} |"
+
+
+def workload_table() -> Iterator[str]:
+    for kind in WORKLOADS.values():
+        yield f"### {kind.name}\n\n{kind.help[:1].upper()}{kind.help[1:]}.\n\n| key | default | |\n|---|---|---|"
+        for key in kind.keys:
+            default = "required" if key.default == "" else f"`{key.default}`"
+            choices = f" ({', '.join(key.choices)})" if key.choices else ""
+            yield f"| `{key.name}` | {default} | {_cell(key.help)}{choices} |"
+        yield ""
+
+
+def column_table() -> Iterator[str]:
+    yield "| table | columns (numpy type) |\n|---|---|"
+    for name, columns in TABLES.items():
+        yield f"| `{name}` | {', '.join(f'`{column}` {kind}' for column, kind in columns.items())} |"
+
+
+def version_table() -> Iterator[str]:
+    """From what `make versions` wrote down: nothing here is tried out again."""
+    yield "| vLLM | parts that load | stand aside | engine, page, compare, export | simulator |\n|---|---|---|---|---|"
+    found = json.loads((ROOT / "reports" / "tables" / "versions.json").read_text(encoding="utf-8"))
+    for version, works in found.items():
+        aside = [name for name in PARTS if name in works["aside"]]
+        loads = [name for name in PARTS if name not in aside and name != "simulator"]
+        tried = ("stock", "kvtune", "compare", "export")
+        failed = [f"{name}: {works.get(name, 'not tried')}" for name in tried if works.get(name) != "ok"]
+        yield (
+            f"| {version}{'' if works['known'] else ' (not known)'} | {', '.join(loads) or 'none'} | "
+            f"{', '.join(name for name in aside if name != 'simulator') or 'none'} | "
+            f"{_cell('; '.join(failed)) or 'yes, stock and core'} | {'no' if 'simulator' in aside else 'yes'} |"
+        )
+
+
+MADE: dict[str, Callable[[], Iterator[str]]] = {
+    "commands": command_table,
+    "knobs": knob_table,
+    "recorded": recorded_table,
+    "engine_knobs": engine_knob_table,
+    "stall_causes": stall_cause_table,
+    "workloads": workload_table,
+    "columns": column_table,
+    "versions": version_table,
+}
+
+
+def rewritten(text: str) -> str:
+    """The document with each of its regions made anew."""
+    return REGION.sub(lambda m: m[1] + "\n".join(MADE[m[2]]()).strip("\n") + "\n" + m[3], text)
+
+
+def importers() -> dict[str, list[str]]:
+    """Which packages import each package of kvtune."""
+    graph = grimp.build_graph("kvtune", cache_dir=None)
+    packages: dict[str, set[str]] = {
+        path.parent.name: set() for path in (ROOT / "kvtune").glob("*/__init__.py")
+    }
+    for module in graph.modules - {"kvtune", "kvtune.__main__"}:
+        for imported in graph.find_modules_directly_imported_by(module) - {"kvtune"}:
+            ours, theirs = module.split(".")[1], imported.split(".")[1]
+            if theirs in packages and ours != theirs:
+                packages[theirs].add(ours)
+    return {name: sorted(names) for name, names in packages.items()}
+
+
+def with_importers(text: str, names: list[str]) -> str:
+    """A package's file with its line of importers made anew."""
+    return IMPORTED.sub(f"Imported by: {', '.join(names)}.", text)
+
+
+def with_modules(text: str, modules: dict[str, str]) -> str:
+    """A package's file with a row for each module (name -> first sentence), and without rows of other modules."""
+    lines = [line for line in text.splitlines() if not (row := ROW.match(line)) or row[2] in modules]
+    rows = [number for number, line in enumerate(lines) if ROW.match(line)]
+    at = rows[-1] + 1 if rows else len(lines) - 1
+    indent, width = (m[1], m.start(3)) if rows and (m := ROW.match(lines[at - 1])) else ("    ", 0)
+    while lines[at].startswith(f"{indent}    "):  # the last row goes on
+        at += 1
+    for name, sentence in sorted(modules.items()):
+        if name not in MODULE.findall(text):
+            lines.insert(at, f"{indent}{name} ".ljust(width) + shortened(sentence, WIDTH - width))
+            at += 1
+    return "\n".join(lines) + "\n"
+
+
+def shortened(sentence: str, width: int) -> str:
+    """As much of a sentence as a row has room for, cut at a colon or a comma."""
+    while len(sentence) > width and (cut := max(sentence.rfind(mark) for mark in ":;,(")) > 0:
+        sentence = sentence[:cut].rstrip()
+    return sentence[:width]
+
+
+def modules_of(package: Path) -> dict[str, str]:
+    """The modules of a folder, with the first sentence of their docstrings."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in package.glob("*.py")}
+    docs = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in texts.items()}
+    return {n: " ".join(d.split()).split(". ")[0].rstrip(".") for n, d in docs.items() if n != "__init__.py"}
+
+
+def packages() -> Iterator[Path]:
+    """The packages whose docstrings list their modules: all whose `__init__` holds nothing else."""
+    for path in sorted((ROOT / "kvtune").glob("*/**/__init__.py")):
+        if len(ast.parse(path.read_text(encoding="utf-8")).body) == 1:
+            yield path.parent
+
+
+def main() -> None:
+    names = importers()
+    made = {path: rewritten(path.read_text(encoding="utf-8")) for path in (ROOT / "docs").glob("*.md")}
+    for package in packages():
+        path = package / "__init__.py"
+        text = with_modules(path.read_text(encoding="utf-8"), modules_of(package))
+        made[path] = with_importers(text, names[package.name]) if package.parent == ROOT / "kvtune" else text
+    for path, text in sorted(made.items()):
+        if path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"docs: {path.relative_to(ROOT)} follows the code", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The readers of files that may come from anyone, each with real files to begin with and what is done with a file."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtune.errors import KvtuneError, UsageError
+from tests.tools.fuzz.mutate import (
+    Mutation,
+    bytes_changed,
+    csv_changed,
+    json_changed,
+    lines_changed,
+    mutated,
+    toml_changed,
+    zip_changed,
+)
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden"
+SEEDS = Path(__file__).parent / "seeds"
+"""Inputs that once ended in something else than an answer or one line: a folder a reader."""
+
+MOONCAKE = b"".join(
+    b'{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": [0, 1, %d]}\n'
+    % (n * 100, 1100 + n, n)
+    for n in range(2, 9)
+)
+BURSTGPT = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + b"".join(
+    b"%d,ChatGPT,%d,18,%d,Conversation log\n" % (n, 400 + n, 418 + n) for n in range(8)
+)
+AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n" + b"".join(
+    b"2023-11-16 18:01:%02d.978,%d,10\n" % (n, 100 + n) for n in range(8)
+)
+LOG = b"""INFO 11-26 10:00:00 [core.py:93] Initializing a V1 LLM engine
+(EngineCore pid=12) \x1b[31mERROR 11-26 10:00:01 [core.py:700] EngineCore failed to start.\x1b[0m
+(EngineCore pid=12) Traceback (most recent call last):
+(EngineCore pid=12)   File "x.py", line 1, in <module>
+(EngineCore pid=12) ValueError: No available memory for the cache blocks
+Exception ignored in: <function x>
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': -9}
+Worker proc VllmWorker-1 died unexpectedly (exit code: -9)
+"""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """`seeds`: names and contents of real files. `read`: all that kvtune does with such a file first."""
+
+    seeds: Callable[[], Sequence[tuple[str, bytes]]]
+    structural: Mutation
+    read: Callable[[Path], object]
+
+
+def _files(*patterns: str) -> Callable[[], list[tuple[str, bytes]]]:
+    return lambda: [(p.name, p.read_bytes()) for pattern in patterns for p in sorted(ROOT.glob(pattern))]
+
+
+def _studies() -> list[tuple[str, bytes]]:
+    """The golden ones, and one whose trials had tiers of host memory."""
+    golden = _files("tests/golden/study1-sweep.jsonl", "tests/golden/study1-tune.jsonl")()
+    head, *trials = golden[0][1].rstrip().split(b"\n")
+    tiers = [json.loads(line) for line in trials]
+    for number, trial in enumerate(tiers):
+        if trial["summary"] and trial["role"] == "trial":
+            trial["settings"] = {"kv_offloading_size": number / 4}
+            trial["summary"]["prefix_cache"] |= {"query_tokens": 900, "hit_tokens": 90 + number}
+            trial["summary"]["offload"] = {"tier_bytes": number << 28, "tier_hit_rate": number / 100}
+    return [*golden, ("tiers.jsonl", b"\n".join((head, *(json.dumps(t).encode() for t in tiers), b"")))]
+
+
+def _run(path: Path) -> None:
+    from kvtune.report.listing import COLUMNS, listed
+    from kvtune.run.file import read_columns, read_label, read_run
+
+    failed: list[KvtuneError] = []
+    for read in (
+        lambda: listed(read_label(path), read_columns(path, "requests", COLUMNS), str(path), ""),
+        lambda: read_run(path),
+    ):
+        try:
+            read()
+        except KvtuneError as error:
+            failed.append(error)
+    if failed:
+        raise failed[-1]
+
+
+def _used(path: Path) -> None:
+    """All that `report`, `compare` and `export` do with a run."""
+    from kvtune.analysis.rebuild import workload_of
+    from kvtune.analysis.run import RunAnalysis
+    from kvtune.analysis.summary import summary
+    from kvtune.report.console.summary import summary_text
+    from kvtune.report.contrast import contrast
+    from kvtune.report.export.csv import write_csv
+    from kvtune.report.export.speedscope import speedscope
+    from kvtune.report.export.trace import chrome_trace
+    from kvtune.report.pages.run import compare_page, run_page
+    from kvtune.run.file import read_run
+
+    run = read_run(path)
+    analysis = RunAnalysis(run, workload_of(run))
+    summary_text(summary(analysis))
+    run_page(analysis)
+    for made in (chrome_trace(run), speedscope(run)):
+        json.dumps(made, allow_nan=False)
+    with tempfile.TemporaryDirectory() as folder:
+        write_csv(run, Path(folder) / "csv")
+    compare_page(contrast([run, run], ["a", "b"]))
+
+
+def _study(path: Path) -> None:
+    from kvtune.report.pages.study import study_page
+    from kvtune.tune.objective import objective
+    from kvtune.tune.study import read_study, recipe_of, saved_result, view
+
+    study = read_study(path)
+    by = objective("hit-rate")
+    saved = saved_result(path, study)
+    study_page(view(study, by, recipe_of(path, saved), saved))
+
+
+def _recipe(path: Path) -> None:
+    from kvtune.recipe import read_recipe
+    from kvtune.report.console.recipe import recipe_lines
+    from kvtune.tune.recipes.shelf import load
+
+    read_recipe(path)
+    list(recipe_lines(load(path), path.stem, "", 80))
+
+
+def _trace(path: Path) -> None:
+    from kvtune.workload.spec import build
+
+    for keys in ("", ",sort=1,limit=3"):
+        build(f"trace:path={path}{keys}")
+
+
+def _config(path: Path) -> None:
+    """What `bounds --model`, `doctor` without vLLM, and searches make of a model's folder."""
+    from kvtune.doctor.planned import read_config
+    from kvtune.engine.model_config import model_config
+    from kvtune.layout.config import shape_of, state_dtype_of
+    from kvtune.layout.plan import CPU, sweep_candidates
+
+    config = model_config(str(path.parent))
+    if not config.fields:
+        raise UsageError(config.why)
+    shape = shape_of(config.fields, path.parent.name)
+    state_dtype_of(config.fields)
+    sweep_candidates(shape, CPU, 4096, limit=4)
+    read_config(str(path.parent), [])
+
+
+def _log(path: Path) -> None:
+    from kvtune.engine.faults import cause, clean, hub_fault
+
+    log = path.read_bytes().decode(errors="replace")
+    cause(log)
+    hub_fault(log, "m")
+    [clean(line) for line in log.splitlines()]
+
+
+READERS = {
+    "run": Reader(_files("tests/golden/*.kvrun"), zip_changed, _run),
+    "page": Reader(
+        lambda: [f for f in _files("tests/golden/*.kvrun")() if len(f[1]) < 20_000], zip_changed, _used
+    ),
+    "study": Reader(_studies, lines_changed, _study),
+    "recipe": Reader(_files("recipes/*.toml"), toml_changed, _recipe),
+    "mooncake": Reader(lambda: [("a.jsonl", MOONCAKE)], lines_changed, _trace),
+    "burstgpt": Reader(lambda: [("a.csv", BURSTGPT)], csv_changed, _trace),
+    "azure": Reader(lambda: [("a.csv", AZURE)], csv_changed, _trace),
+    "config": Reader(
+        _files("tests/layout/configs/*.json", "kvtune/engine/models/*/config.json"), json_changed, _config
+    ),
+    "log": Reader(lambda: [("engine.log", LOG)], bytes_changed, _log),
+}
+
+
+def inputs(name: str, seed: int, start: int = 0) -> Iterator[bytes]:
+    """Mutations of a reader's files without end; the nth is the same in every process."""
+    reader = READERS[name]
+    seeds = reader.seeds()
+    number = start
+    while True:
+        draw = random.Random(f"{name} {seed} {number}")
+        data = mutated(draw.choice(seeds)[1], reader.structural, draw)
+        if name == "recipe" and draw.random() < 0.8:  # else every change ends at the checksum
+            lines = data.split(b"\n")
+            data = b"\n".join(line for line in lines if not line.startswith((b"checksum", b"status")))
+        yield data
+        number += 1
+
+
+def verdict(name: str, data: bytes, folder: Path) -> tuple[str, bool]:
+    """What is wrong with how the reader takes this input, "" for nothing; and whether it was read.
+
+    Nothing is wrong where it is read, or refused in one line.
+    """
+    names = {
+        "run": "a.kvrun",
+        "page": "a.kvrun",
+        "study": "a.jsonl",
+        "recipe": "a.toml",
+        "config": "config.json",
+    }
+    path = folder / names.get(name, "a.trace")
+    path.write_bytes(data)
+    try:
+        READERS[name].read(path)
+    except KvtuneError as error:
+        lines = error.message.splitlines()
+        return (
+            "" if len(lines) == 1 and len(lines[0]) < 20_000 else f"not one line: {error.message[:300]!r}"
+        ), False
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in frames if frame.filename.startswith(f"{ROOT}/kvtune/")] or frames
+        where = f"{ours[-1].filename.removeprefix(f'{ROOT}/')}:{ours[-1].lineno}"
+        return f"{type(error).__name__} at {where}: {str(error)[:100]}", False
+    return "", True

@@ -1,0 +1,129 @@
+"""A soak's failure: what is kept of it, the fewest requests that show it, and seeing it again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic, monotonic_ns
+
+from kvtune.engine.launch import HostOutcome
+from kvtune.engine.messages import HostPlan
+from kvtune.engine.record import record
+from kvtune.errors import KvtuneError
+from kvtune.run.file import write_run
+from kvtune.run.types import CoreInfo
+from kvtune.workload.spec import build
+from tests.engine.serving import tokenizer_in
+from tests.tools.soak.judge import Finding
+from tests.tools.soak.run import Failed, play_of, replay
+from tests.tools.soak.servers import Kind
+from tests.tools.soak.shrink import shrink
+from tests.tools.soak.trouble import Ask, Round
+
+REPLAYS = 24
+Say = Callable[[str], None]
+
+
+def keep(failed: Failed, seed: int, output: Path, minutes: float, say: Say) -> None:
+    """Write the failure into `output`, then shrink its rounds for so many minutes."""
+    shutil.rmtree(output, ignore_errors=True)  # an earlier failure of this model and seed
+    output.mkdir(parents=True)
+    for each in failed.servers:
+        shutil.copy(each.log, output / f"{each.core}.log")
+    (output / "trace.jsonl").write_bytes(failed.trace)
+    _write(failed, seed, failed.rounds, output)
+    if failed.trace:
+        _write_run(failed, output)
+    say(f"kept in {output}: {', '.join(sorted(each.name for each in output.iterdir()))}")
+    if not failed.rounds or not minutes:
+        return
+    end = monotonic() + 60.0 * minutes
+
+    def fails(rounds: Sequence[Round]) -> bool:
+        if monotonic() > end:
+            return False
+        found = _replayed(failed.kind, seed, rounds)
+        say(f"{sum(len(each.asks) for each in rounds)} requests: {'fails still' if found else 'holds'}")
+        return bool(found)
+
+    few = fewest(failed.rounds, fails)
+    if few is None:
+        say(
+            f"the last {len(failed.rounds)} rounds alone hold: it needs what was before (the same command and seed)"
+        )
+        return
+    _write(failed, seed, few, output)
+    say(
+        f"shrunk to {sum(len(each.asks) for each in few)} requests; see it again: --again {output}/failure.json"
+    )
+
+
+def fewest(rounds: Sequence[Round], fails: Callable[[Sequence[Round]], bool]) -> list[Round] | None:
+    """The fewest requests, of as few of the last rounds as will do; None where they all hold on fresh servers."""
+    depth = next((back for back in range(1, len(rounds) + 1) if fails(rounds[-back:])), 0)
+    if not depth:
+        return None
+    last = rounds[-depth:]
+
+    def of(asks: Sequence[tuple[int, Ask]]) -> list[Round]:
+        return [play_of([ask for at, ask in asks if at == number], each) for number, each in enumerate(last)]
+
+    items = [(number, ask) for number, each in enumerate(last) for ask in each.asks]
+    return of(shrink(items, lambda asks: fails(of(asks)), REPLAYS))
+
+
+def again(path: Path) -> int:
+    """Replay a failure.json; 1 if it fails still."""
+    data = json.loads(path.read_text())
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        tokenizer = tokenizer_in(Path(folder) / "tokenizer")
+        kind = Kind(data["model"], tokenizer, data["speculate"], None, data["plant"])
+        found = _replayed(kind, data["seed"], [Round.from_json(each) for each in data["rounds"]])
+    for each in found:
+        print(f"{each.kind}: {each.text}")
+    print("fails still" if found else "holds")
+    return int(bool(found))
+
+
+def _replayed(kind: Kind, seed: int, rounds: Sequence[Round]) -> list[Finding]:
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        fresh = Kind(kind.model, kind.tokenizer, kind.speculate, Path(folder) / "trace.jsonl", kind.plant)
+        return asyncio.run(replay(fresh, seed, rounds, Path(folder)))
+
+
+def _write(failed: Failed, seed: int, rounds: Sequence[Round], output: Path) -> None:
+    data = {
+        "model": failed.kind.model,
+        "seed": seed,
+        "speculate": failed.kind.speculate,
+        "plant": failed.kind.plant,
+        "findings": [{"kind": each.kind, "text": each.text, "asks": each.asks} for each in failed.findings],
+        "rounds": [each.to_json() for each in rounds],
+    }
+    (output / "failure.json").write_text(json.dumps(data, indent=1))
+
+
+def _write_run(failed: Failed, output: Path) -> None:
+    """A partial run of the core's server: steps, collections, pool and memory; its load is what was recorded."""
+    server = failed.servers[0]
+    workload = build(f"trace:path={output / 'trace.jsonl'},sort=1", seed=0)
+    outcome = HostOutcome(
+        "", server.since_ns, start_ns=server.since_ns, end_ns=monotonic_ns(), sampler=server.sampler
+    )
+    outcome.error = KvtuneError("the soak failed: " + failed.findings[0].text.splitlines()[0])
+    plan = HostPlan(model=failed.kind.model, vllm_args=[], workload=workload.spec, seed=0)
+    run = record(
+        server.folder,
+        plan,
+        workload,
+        outcome,
+        command=("python", "-m", "tests.tools.soak"),
+        core=CoreInfo(name="kvtune"),
+        probe_level="light",
+        engine_args=(),
+    )
+    write_run(run, output / "failure.kvrun")

@@ -79,19 +79,11 @@ def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
     if differing(("pool", "empty_blocks", "steady")):
         return  # the path was written for another vLLM
     quick_pool.adopt(scheduler.kv_cache_manager.block_pool)
-    if scheduler.connector is not None:
-        from kvtune.sim.fast import tier
-
-        tier.adopt(scheduler.connector)
     # A statistic for clients that costs a walk over the prompt's blocks.
     scheduler.kv_cache_manager.estimate_cached_tokens = lambda request: 0
     if settings.core == "stock":
         steady.adopt(scheduler, CoreSettings())
         quick_pool.adopt_events(scheduler)
-    if scheduler.connector is not None:
-        from kvtune.sim.fast import offload
-
-        offload.adopt(getattr(scheduler.connector, "connector_scheduler", None))
 
 
 def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:

@@ -104,11 +104,6 @@ def count_step(scheduler: Any) -> None:
         scheduler.num_executed_steps += 1
 
 
-def ranks_chunks_by_request(policy: object) -> bool:
-    """Whether a tier's policy is told of each request's chunks while it runs, and ranks them so (from 0.33 on)."""
-    return hasattr(policy, "on_request_access")
-
-
 def home_of(symbol: str) -> Any:
     """The module that defines a function which some versions define elsewhere (`MOVED`)."""
     module, _, name = symbol.rpartition(".")

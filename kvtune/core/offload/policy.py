@@ -140,15 +140,6 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
             if hit:
                 asked.reached = end_token
 
-    def looked_up_in_order(self, keys: Sequence[bytes], hits: int, context: Any) -> None:
-        """`looked_up` for each of these keys of one group, up to the first that is no hit: `hits` come before it.
-
-        Those between the first, the last hit and the miss change nothing.
-        """
-        for at in sorted({0, hits - 1, hits}):
-            if 0 <= at < len(keys):
-                self.looked_up(keys[at], at < hits, context)
-
     def loads(self, keys: Iterable[bytes], context: Any) -> None:
         asked = asked_of(context)
         keys = list(keys)
@@ -174,17 +165,6 @@ class ReusePolicy(CachePolicy):  # type: ignore[misc]
             self._spare[key] = self._clock
         else:
             (self._reused if key in self._came_back else self._once)[key] = self._clock
-
-    def insert_all(self, keys: Sequence[bytes], chunks: Iterable[ChunkStatus]) -> None:
-        """`insert` for each of them."""
-        if self._came_back or self._new_spare:
-            for key, chunk in zip(keys, chunks, strict=True):
-                self.insert(key, chunk)
-            return
-        self.chunks.update(zip(keys, chunks, strict=True))
-        first = self._clock + 1
-        self._clock += len(keys)
-        self._once.update(zip(keys, range(first, first + len(keys)), strict=True))
 
     def remove(self, key: bytes) -> None:
         del self.chunks[key]

@@ -13,8 +13,6 @@
     in_flight.py     the batch that asynchronous scheduling has in flight, whose rows a stride advances
     pace.py          when the turns of a stride happen, and when their steps end
     pool.py          stock's loops over blocks, inlined. Every field of every block is stock's
-    tier.py          vLLM's LRU of a tier of host memory, as a list
-    offload.py       vLLM's connector for that tier, with less Python for each chunk. Same decisions and copies
     steady_path.py   the core's steady-decode path, as these steppers use it
 
 `python tests/tools/bench/sim.py --trace FILE --without mixed` measures what a stepper saves.

@@ -77,35 +77,3 @@ def test_an_observer_of_single_steps_sees_no_strides() -> None:
     assert chosen("tiny-llama", needs_single_steps=True, mode="jump") == ["JumpStepper", "EngineStepper"]
     ahead = chosen("tiny-llama", needs_single_steps=True, mode="jump", async_scheduling=True)
     assert ahead == ["EngineStepper"]
-
-
-def tier_classes(model: str, *flags: str, policy: str = "lru", **settings: Any) -> tuple[str, str]:
-    """Classes of the connector's side of the scheduler, and of the manager of a tier of host memory."""
-    pytest.importorskip("vllm")
-    from kvtune.sim.build import build
-
-    extra = f'{{"kv_connector_extra_config":{{"eviction_policy":"{policy}"}}}}'
-    tier = ["--kv-offloading-size", "0.1", "--kv-transfer-config", extra]
-    wanted = SimSettings(model=model, engine_args=[*FLAGS, *tier, *flags], **settings)
-    engine = build(wanted, VirtualClock())
-    try:
-        side = engine.scheduler.connector.connector_scheduler
-        return type(side).__name__, type(side.manager).__name__
-    finally:
-        engine.scheduler.shutdown()
-
-
-def test_a_tier_behind_full_attention_is_replayed_with_less_python_where_its_code_is_known() -> None:
-    pytest.importorskip("vllm")
-    from kvtune.core.compat.manifest import installed_version
-
-    stock = ("OffloadingConnectorScheduler", "CPUOffloadingManager")
-    quick = ("QuickSide", "QuickManager") if installed_version() == "0.32.0" else stock
-    ours = (
-        ("QuickSide", "QuickReuseManager") if installed_version() == "0.32.0" else (stock[0], "ReuseManager")
-    )
-    assert tier_classes("tiny-llama") == quick
-    assert tier_classes("tiny-llama", policy="kvtune") == ours
-    assert tier_classes("tiny-llama", shortcuts=False) == stock
-    assert tier_classes("tiny-llama", policy="arc") == stock
-    assert tier_classes("tiny-gemma3", "--num-gpu-blocks-override", "200") == stock

@@ -32,7 +32,7 @@ def reason(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The beginning of a hint: the known name that is nearest to a misspelled one; "" where none is near."""
+    """The beginning of a hint: the known name that is nearest to a misspelled one; "" where no name is near."""
     import difflib  # here, because commands that meet no error need not load it
 
     near = difflib.get_close_matches(name, list(known), n=1)

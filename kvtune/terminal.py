@@ -126,7 +126,7 @@ def folded(line: str, width: int) -> list[str]:
 
 
 def command(text: str, style: str = "") -> Text:
-    """A command on a line of its own, also where it is longer than the terminal: print it with `crop=False`."""
+    """A command on its own line, also where it is longer than the terminal: print it with `crop=False`."""
     from rich.text import Text
 
     return Text(text, style=style, no_wrap=True, overflow="ignore")

@@ -16,12 +16,12 @@ ENGINE_KNOBS = {
     "prefix_cache_retention_interval": "tokens between the windows and states that are kept; none: keep all",
     "max_num_batched_tokens": "most tokens in a step; longer prompts are cut into chunks of it",
     "max_num_seqs": "requests in a step",
-    "prefill_schedule_interval": "steps from one step with new prompts to the next, while others decode; 1: none wait",
-    "kv_offloading_size": "host memory behind the KV cache, for what its pool has no room for; 0: none",
+    "prefill_schedule_interval": "start new prefills only every N steps while others decode (1: every step)",
+    "kv_offloading_size": "host memory (GiB) for KV blocks that the pool evicts; 0: off",
     "eviction_policy": "what that memory evicts: lru, arc, or kvtune, which also chooses what is stored",
     "blocks_per_chunk": "blocks that it stores, evicts and loads as one",
     "store_threshold": "how often a prompt must offer a chunk before it is stored; below 2: at once",
-    "stream_interval": "tokens that a caller who streams gets at once, after the first; changes no hits",
+    "stream_interval": "tokens per streamed chunk after the first token; does not affect hits",
     API_SERVERS: "API servers of `vllm serve`, asked by HTTP, as the front end; changes no hits",
     "enable_prefix_caching": "whether prompts are looked up and kept",
 }
@@ -63,7 +63,7 @@ def knob_note(name: str) -> KnobNote:
 
 
 def knob_lines(names: Iterable[str]) -> list[str]:
-    """`  pin_window, tokens   tokens kept behind a boundary ..`, one line a knob."""
+    """`  pin_window, tokens   tokens kept before a point ..`, one line a knob."""
     notes = [knob_note(name) for name in names]
     width = max((len(note.head) for note in notes), default=0)
     return [f"  {note.head:<{width}}   {note.help}" for note in notes]

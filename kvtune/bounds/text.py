@@ -111,7 +111,7 @@ def print_bounds(bounds: Bounds) -> None:
     out.print(FittedTable(COLUMNS, rows, gap=2))
     behind = [_tier_row(rung, tier) for rung in bounds.curve for tier in rung.tiers]
     if behind:
-        out.print("\nwith a tier of host memory behind the pool: hits of both together")
+        out.print("\nwith a host-memory tier: hits of pool and tier together")
         out.print(FittedTable(TIER_COLUMNS, behind, gap=2))
     if bounds.relaxation:
         out.print(f"upper bounds only: {bounds.relaxation}")

@@ -147,7 +147,7 @@ def profile(
     if settings.get("packed"):
         warn_of_packing(model, flags)
     if step_us is not None and on != "host":
-        raise UsageError("--step-us is for a device that only takes time", "add --on host")
+        raise UsageError("--step-us sets the step time of a simulated device", "add --on host")
     if mode != "exact" and on != "sim":
         raise UsageError("--mode is for simulations", "add --on sim")
     if like is not None and on == "engine":

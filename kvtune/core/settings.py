@@ -147,11 +147,15 @@ KNOBS: dict[str, Knob] = {
         ),
         _choice("policy", "which free block is evicted next", (AUTO, *POLICIES)),
         _integer(
-            "pin_window", "tokens kept behind a boundary (0 = the layer's window)", 0, 1 << 20, "tokens"
+            "pin_window",
+            "tokens kept before a point where a hit can end (0 = the layer's window)",
+            0,
+            1 << 20,
+            "tokens",
         ),
         _integer(
             "min_drop",
-            "pin a window only when at least this many blocks leave it at once",
+            "keep a window only if at least this many blocks would be freed together",
             0,
             1 << 20,
             "blocks",
@@ -161,7 +165,7 @@ KNOBS: dict[str, Knob] = {
         ),
         _integer(
             "windows",
-            "speculative windows before the slack, at multiples of slack, 2 slack, 4 slack ..",
+            "extra windows kept at slack, 2x slack, 4x slack .. before a prompt's end",
             0,
             32,
             "windows",

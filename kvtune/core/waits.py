@@ -1,7 +1,7 @@
 """Where EngineCore waits for a step's tokens: `result()` of what the executor returned. For the core and the probe.
 
 Futures that the executor returns are replaced by ones that call a function in place of `result()`. Several may be put
-over each other; none is left behind when a future is dropped.
+over each other; a dropped future leaves nothing.
 """
 
 from __future__ import annotations

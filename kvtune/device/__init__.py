@@ -19,7 +19,7 @@ Imported by: cli, doctor, engine, layout, sim, tune.
     as_if.py        Makes vLLM decide as on another platform: chunk and seats, blocks, data types of states
     nvidia.py       The GPUs of this machine by nvidia-smi
     platforms.py    Platforms that vLLM runs on, and what its server takes on each where no flag says otherwise
-    offload.py*     A tier of host memory behind an engine without a model: vLLM's own connector
+    offload.py*     A host-memory tier for an engine without a model: vLLM's own connector
 
     a GPU engine's                     with --on host
     worker inside EngineCore (uni)     the same: TimedExecutor is called as UniProcExecutor is

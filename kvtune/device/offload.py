@@ -1,4 +1,4 @@
-"""A tier of host memory behind an engine without a model: vLLM's own connector, with copies that only take time.
+"""A host-memory tier for an engine without a model: vLLM's own connector, with copies that only take time.
 
 The scheduler's side of vLLM's OffloadingConnector, its manager and its policies run as they are, and so does the
 worker's bookkeeping; in the place of the worker that copies stands one that queues copies in each direction, on the
@@ -80,7 +80,7 @@ class Copies(OffloadingWorker):  # type: ignore[misc]
         self._clock.device_free_s = max([self._clock.device_free_s, *ends])
 
     def next_end_s(self) -> float | None:
-        """When the next copy ends; None where none is under way."""
+        """When the next copy ends; None where no copy is under way."""
         return min((queue[0][0] for queue in (self._stores, self._loads) if queue), default=None)
 
 

@@ -40,7 +40,7 @@ def decide_as(device: Device) -> None:
 
 
 def shape(config: vllm_config.VllmConfig, device: Device, *, asynchronous: bool = True) -> None:
-    """Change `config` in place, but for what flags say (`asynchronous`: what they say of scheduling).
+    """Change `config` in place, except what flags say (`asynchronous`: what they say of scheduling).
 
     vLLM's CPU platform turns asynchronous scheduling off and takes another executor: this comes after it.
     """

@@ -114,7 +114,7 @@ def part_findings() -> Iterator[Finding]:
         yield Finding("ok", "core", f"{parts.about()}: every part loads ({', '.join(loading)})")
         return
     if not parts.known:
-        yield Finding("note", "core", f"{parts.about()}: what its code has not changed loads, part by part")
+        yield Finding("note", "core", f"{parts.about()}: only the parts load whose vLLM code is unchanged")
     if loading:
         yield Finding("ok", "core loads", ", ".join(loading))
     for name, why in parts.aside.items():

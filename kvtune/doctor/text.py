@@ -39,7 +39,7 @@ def _long_lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         if diagnosis.settings:
             yield from _findings(diagnosis.settings)
         else:
-            yield "ok", "  ok    every given setting has an effect, and none is known to hurt"
+            yield "ok", "  ok    every given setting has an effect, and no known one hurts"
     yield None, ""
     yield None, f"{_counted(diagnosis, 'error')}, {_counted(diagnosis, 'warning')}"
 

@@ -3,7 +3,7 @@
 In: a `Workload`, vLLM's arguments, core settings. Out: a `Run`.
 Imported by: analysis, bounds, cli, doctor, explain, sim, tune.
 Two processes of ours: the launcher (`launch.py`, in the CLI's process, imports no vLLM) starts the host (`host.py`,
-a session of its own), which is vLLM's front end or the client of vLLM's own server (`front_end/`). If a process dies,
+its own session), which is vLLM's front end or the client of vLLM's own server (`front_end/`). If a process dies,
 the measured part is kept and marked partial.
 
     kvtune profile -- launch.py --spec.json--> host.py (front end) --> EngineCore --> workers

@@ -37,7 +37,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, in a process of its own (it imports torch); nothing half-made is left behind."""
+    """Make the folder, in its own process (it imports torch); nothing half-made is left behind."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         raise KvtuneError(

@@ -122,7 +122,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         if stacks is not None:
             stacks.stop()
         if cpus := environment.get(BINDING):
-            outcome.notes.append(f"kvtune gave each worker CPUs of its own: {BINDING}={cpus!r}")
+            outcome.notes.append(f"kvtune gave each worker its own CPUs: {BINDING}={cpus!r}")
         failed = outcome.error is not None and outcome.error.exit_code == EXIT_FAILED
         if not outcome.start_ns and outcome.error is not None:
             raise (

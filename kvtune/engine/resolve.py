@@ -147,7 +147,7 @@ def _size(engine_args: Sequence[str], kind: str) -> int:
 def cpu_binding(engine_args: Sequence[str], cpus: Sequence[int]) -> str:
     """CPUs of each worker, as VLLM_CPU_OMP_THREADS_BIND wants them; "" for one worker an engine.
 
-    vLLM itself gives each rank a NUMA node of its own, and refuses where there are fewer nodes than ranks.
+    vLLM itself gives each rank its own NUMA node, and refuses where there are fewer nodes than ranks.
     """
     if ranks(engine_args) == 1 or not cpus:
         return ""

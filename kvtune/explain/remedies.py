@@ -25,7 +25,7 @@ from kvtune.units import size
 GIB = 1 << 30
 
 FEWER_SEQUENCES = 64
-"""`--max-num-seqs` to try where the run does not say what it had; else half of that."""
+"""The `--max-num-seqs` to try where the run did not record its own; else half of the recorded one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What was replayed, as far as remedies depend on it. `unit`: hits end at multiples of so many tokens."""
+    """What was replayed, as far as remedies depend on it. `unit`: hits end at multiples of this many tokens."""
 
     settings: SimSettings
     blocks: int

@@ -17,7 +17,7 @@ In vLLM's processes:
     digest.py      one number for a step's decisions, the same function in a real engine and in a replay
     describe.py    groups, block sizes and pool of the KV cache, once
     kv_specs.py    KV cache specs as JSON, for the simulator
-    status.py      which process this is and what runs in it, written by a thread of its own
+    status.py      which process this is and what runs in it, written by its own thread
     phase.py       which phase the run is in: one mapped byte
     lifetime.py    no engine process outlives the one that started it
     recorder.py    `kvtune serve`: live traffic as a trace, counters on /metrics
@@ -27,7 +27,7 @@ In ours:
     device.py      NVML: use, memory, power, clocks and PCIe traffic of GPUs, in the same thread
     stacks.py      py-spy on each EngineCore and worker
     work.py        The work in a step, read from its SchedulerOutput alone: prompt tokens
-    offload.py     Watches a tier of host memory behind the KV cache: copies each way, requests that wait for them
+    offload.py     Watches the host-memory tier: copies each way, requests that wait for them
 
     level    adds                                                               where
     light    pauses, trigger lines, heap size, steps, net allocations a phase   gc.py, heap.py, steps.py

@@ -113,7 +113,7 @@ def _facts(nvml: ModuleType, handle: object) -> GpuFacts:
 
 def _sample(nvml: ModuleType, device: int, handle: object) -> DeviceSample:
     busy, power_w, clock_mhz, sent, received = 0, 0.0, 0, 0, 0
-    # Not every GPU counts these: a part of one (MIG) has no use of its own.
+    # Not every GPU counts these: a part of one (MIG) reports no use.
     with contextlib.suppress(nvml.NVMLError):
         busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     with contextlib.suppress(nvml.NVMLError):

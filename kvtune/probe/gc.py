@@ -14,7 +14,7 @@ from kvtune.probe.records import Collection
 from kvtune.probe.ring import Ring
 
 TRIGGERS = 1000
-"""Lines that get a number of their own; collections triggered by later ones have no line."""
+"""Lines that get their own number; collections triggered by later ones have no line."""
 
 
 class CollectionListener(Protocol):

@@ -1,4 +1,4 @@
-"""Watches a tier of host memory behind the KV cache: copies each way, requests that wait for them, what came back.
+"""Watches the host-memory tier: copies each way, requests that wait for them, what came back.
 
 EngineCore and simulator, on the scheduler's side of vLLM's OffloadingConnector, where every copy begins and ends. It
 replaces methods of one connector's own objects and changes no decision.
@@ -24,7 +24,7 @@ from kvtune.probe.records import Copies
 
 
 def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
-    """The tier as vLLM resolved it. `chunks`: so many, each of `blocks_per_chunk` blocks, fit in `bytes`."""
+    """The tier as vLLM resolved it. `chunks`: how many, each of `blocks_per_chunk` blocks, fit in `bytes`."""
     transfer = config.kv_transfer_config
     extra: Mapping[str, object] = {} if transfer is None else transfer.kv_connector_extra_config
     return {

@@ -185,7 +185,7 @@ def _bundle() -> str:
 
 
 def spec_of(chart: alt.TopLevelMixin) -> Spec:
-    """An Altair chart as the page embeds it: without the schema's address and without a theme of its own."""
+    """An Altair chart as the page embeds it: without the schema's address and without a theme."""
     spec: Spec = chart.to_dict()
     spec.pop("$schema", None)
     spec.pop("config", None)

@@ -1,7 +1,7 @@
 """Several runs compared with a first one: the data of a comparison's page, text and JSON. Pure.
 
 Runs with equal settings are repetitions of one side when every side has at least two (A B A B). A run is then one
-observation, so the intervals include the machine's drift. Otherwise each run is a side of its own.
+observation, so the intervals include the machine's drift. Otherwise each run is its own side.
 """
 
 from __future__ import annotations

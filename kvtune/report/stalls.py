@@ -22,7 +22,7 @@ def lead(account: Mapping[str, Any]) -> str:
     return (
         f"{count(slow)} of {count(account['gaps'])} gaps between deliveries of tokens {were} over "
         f"{ms(account['limit_ms'])} (twice their median), in {count(stalls)} {noun}: "
-        f"{ms(account['excess_ms'])} more than the median in sum."
+        f"{ms(account['excess_ms'])} above the median in total."
     )
 
 

@@ -1,4 +1,4 @@
-"""A run of several engines (`--data-parallel-size`), each with a scheduler and a KV cache of its own. Pure."""
+"""A run of several engines (`--data-parallel-size`), each with its own scheduler and KV cache. Pure."""
 
 from __future__ import annotations
 

@@ -189,7 +189,9 @@ class Player:
     def _wait_for_arrival(self) -> None:
         due = self._front.next_time()
         if due is None:
-            raise KvtuneError("the replay has nothing to do and is not done", "report this with the workload")
+            raise KvtuneError(
+                "internal error: the replay stalled with unfinished requests", "report this with the workload"
+            )
         self.clock.advance_to(due)
 
     def _check_for_stall(self, progressed: bool) -> None:

@@ -37,7 +37,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     token_rows: leave out the tokens table of a workload that generates more tokens than this.
     copy: the time of copies to and from a tier of host memory (--kv-offloading-size).
     requests: replay only these requests, given by their positions in the workload; empty: all.
-    at_once: so many of them in flight at most, where the workload allows more; 0: as the workload says.
+    at_once: most requests in flight, where the workload allows more; 0: as the workload says.
     """
 
     model: str

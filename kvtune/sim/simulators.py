@@ -205,7 +205,7 @@ def simulate(
     progress: Callable[[Report], None] | None = None,
     command: Sequence[str] = (),
 ) -> Run:
-    """One replay in a process of its own; KvtuneError when it fails."""
+    """One replay in its own process; KvtuneError when it fails."""
     with Simulators(1) as simulators:
         for _, outcome in simulators.map(workload, [settings], progress, command):
             if isinstance(outcome, KvtuneError):

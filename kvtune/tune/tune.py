@@ -161,7 +161,9 @@ def _on_engine_alone(
 ) -> StudyResult:
     for one in s.by.all:
         if one.of(baseline.trials[-1].summary) is None:
-            raise KvtuneError(f"this engine's runs have no {one.name}", "add --on host, where every run has")
+            raise KvtuneError(
+                f"this engine's runs have no {one.name}", "add --on host: its runs always record this figure"
+            )
     progress.phase("settings of the front end on the engine")
     sides = [Contender(settings, "trial") for settings in tried_without_replays(s)]
     confirmed = confirm(bout, baseline, sides, s.by, rounds=s.rounds, budget_s=s.budget_s)

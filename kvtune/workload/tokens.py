@@ -78,7 +78,7 @@ def block_hashes(prompt: Iterable[Span], block_tokens: int) -> list[bytes]:
 def hash_arrays(requests: Iterable[Request], block_tokens: int, ahead: int = 0) -> Iterator[Hashes]:
     """`block_hashes` of each request's prompt as arrays of numbers, in large batches: for whole traces.
 
-    `ahead`: each hash also covers so many tokens after its block, and blocks without them have none.
+    `ahead`: each hash also covers this many tokens after its block, and blocks without them have none.
     """
     batch: list[tuple[Span, ...]] = []
     tokens = 0

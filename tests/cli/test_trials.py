@@ -64,7 +64,7 @@ def test_a_study_on_the_console_has_units_help_predicted_times_and_the_pages_nex
     code, text = shown("report", str(STUDY), "--console", columns=width)
     assert code == 0
     words = " ".join(text.split())
-    assert "pin_window, tokens tokens kept behind a boundary" in words
+    assert "pin_window, tokens tokens kept before a point where a hit can end" in words
     assert "block_size, tokens tokens per block" in words
     assert "simulated: no engine ran; hits are exact, times are predicted" in words
     assert "ttft, predicted" in words or "no room for" in words or re.search(r"ttft, .*predicted", words)
@@ -76,7 +76,7 @@ def test_the_page_says_what_its_knobs_are(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert run(["report", str(STUDY), "-o", str(page)]) == 0
     text = page.read_text()
-    assert "<dt>pin_window, tokens</dt><dd>tokens kept behind a boundary" in text
+    assert "<dt>pin_window, tokens</dt><dd>tokens kept before a point where a hit can end" in text
 
 
 def test_progress_names_a_trial_by_the_number_that_the_table_has(capsys: pytest.CaptureFixture[str]) -> None:

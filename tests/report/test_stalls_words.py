@@ -38,8 +38,8 @@ def stopped(process: int) -> Toy:
     [
         (Toy(prefill={50: 8000}), "prefill of other requests in the same step: prompt-50 (8,000 prompt tokens)"),
         (collecting(), "a garbage collection in EngineCore: generation 2, 500 ms, set off at vllm/v1/core.py:12"),
-        (stopped(WORKER), "a process had no CPU: worker, a signal had stopped it"),
-        (stopped(FRONT_END), "a process had no CPU: front end, a signal had stopped it"),
+        (stopped(WORKER), "a process waited for a CPU: worker, a signal had stopped it"),
+        (stopped(FRONT_END), "a process waited for a CPU: front end, a signal had stopped it"),
         (Toy(in_step={50: 0.5}), "the step took longer than its work: 510 ms, its work takes 10 ms"),
         (Toy(before={50: 0.5}), "EngineCore took long between two steps"),
         (Toy(way={50: 0.5}), "the front end took the tokens late"),
@@ -56,7 +56,7 @@ def test_the_account_says_how_many_gaps_over_which_limit_and_all_causes() -> Non
     found = facts(Toy(in_step={50: 0.5}, before={70: 0.125}))
     assert lead(found["stalls"]) == (
         "8 of 396 gaps between deliveries of tokens were over 22 ms (twice their median), in 2 stalls: "
-        "2.5 s more than the median in sum."
+        "2.5 s above the median in total."
     )
     assert cause_rows(found["stalls"]) == [
         ("the step took longer than its work", "4", "2 s", "80.0 %"),

@@ -131,7 +131,7 @@ def test_the_cases_have_evictions_and_preemptions(simulators: Simulators) -> Non
 
 
 def test_every_eviction_is_recorded(simulators: Simulators) -> None:
-    """By step and tier, and in sum what the core's own counters say; stock evicts from its one queue."""
+    """By step and tier, and in total what the core's own counters say; stock evicts from its one queue."""
     kvtune, stock = replays(
         simulators, CASES[3][2], [settings(*CASES[3][:2], core=core) for core in CORES[::-1]]
     )

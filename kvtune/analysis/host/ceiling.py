@@ -23,7 +23,7 @@ FEWEST_TOKENS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """`tokens_s`: if each process has a core of its own; `process` sets it.
+    """`tokens_s`: if each process has its own core; `process` sets it.
 
     `cpu_us_per_token`: by process, None where not known; of several front ends the one with most. `phases_us`:
     EngineCore's, by what it does; their sum is its. `front_ends_us`: of several front ends each one's CPU time over all

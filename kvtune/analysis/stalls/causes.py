@@ -5,7 +5,7 @@ from __future__ import annotations
 CAUSES = {
     "preemption": "the request was preempted and computed again",
     "collection": "a garbage collection",
-    "off_cpu": "a process had no CPU",
+    "off_cpu": "a process waited for a CPU",
     "prefill": "prefill of other requests in the same step",
     "batch": "more or longer requests in the step",
     "device": "the step took longer than its work",
@@ -19,7 +19,7 @@ CAUSES = {
 COLUMN = {cause: column for column, cause in enumerate(CAUSES)}
 
 LOST = ("off_cpu", "device", "engine_wait", "front_end", "client")
-"""Causes in which nobody works for a request. Collections and preemptions are limits of their own (verdict.py)."""
+"""Causes in which nobody works for a request. Collections and preemptions are separate limits (verdict.py)."""
 
 ADVICE = {
     "preemption": "Let fewer requests run at once (--max-num-seqs), or give the engine more blocks.",

@@ -62,7 +62,7 @@ def token_gaps(run: Run, step_start_s: Seconds, step_end_s: Seconds) -> Gaps:
 def steps_of(t_s: Seconds, count: Rows, group: Rows, step_end_s: Seconds) -> Rows:
     """The step that made the last token of each delivery; -1 where none had ended.
 
-    The latest that is possible: it had ended by then, and each token after it took a step of its own. So a delivery
+    The latest that is possible: it had ended by then, and each token after it took another step. So a delivery
     that is late does not count as made late. `group` and, in a group, `t_s` ascend.
     """
     ended = np.searchsorted(step_end_s, t_s, side="right").astype(np.int64) - 1

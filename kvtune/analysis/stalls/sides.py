@@ -11,7 +11,7 @@ from kvtune.analysis.stalls.causes import CAUSES
 
 @dataclass(frozen=True, slots=True)
 class SideStalls:
-    """Means of a side's runs. `causes`: gaps of which it is the largest part, and its milliseconds."""
+    """Means of a side's runs. `causes`: of each cause, the number of gaps that it dominates and its total in ms."""
 
     limit_ms: float
     slow: float

@@ -131,7 +131,7 @@ def _print_curves(out: Console, study: StudyView) -> None:
 
 
 def predicted(trials: Sequence[Trial]) -> list[str]:
-    """That no engine measured these times, or which of them."""
+    """Says which of these times are simulated."""
     places = {trial.on for trial in trials}
     if places == {"sim"}:
         return ["simulated: no engine ran; hits are exact, times are predicted"]

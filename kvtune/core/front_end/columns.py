@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, RequestStateStats
 
 AT_ONCE = 128
-"""So many callers are woken before others get the loop, as vLLM processes outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)."""
+"""Most callers woken before the event loop runs others, as in vLLM (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)."""
 
 
 class States(dict[str, RequestState]):
@@ -61,7 +61,7 @@ class Layout:
     """Requests that vLLM's code serves, with their places in the message."""
     version: str | None = None
     lasts: bool = True
-    """Whether the next message of these slots may find it so."""
+    """Whether this layout can be reused for the next message with the same slots."""
 
 
 class EngineRows:

@@ -105,7 +105,7 @@ def _opened(engine: EngineCore, name: str) -> None:
     from kvtune.core.front_end.outlet import Outlet
 
     client = asked_by(name)
-    index = getattr(engine, "engine_index", None)  # of an EngineCore in a process of its own
+    index = getattr(engine, "engine_index", None)  # of an EngineCore in its own process
     if client is None or index is None:
         return
     outlet = getattr(engine, OUTLET, None)

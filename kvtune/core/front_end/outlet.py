@@ -23,7 +23,7 @@ logger = logging.getLogger("vllm.kvtune")
 FEWEST = 4
 """Fewer plain outputs are sent as they are."""
 SPARE = 64
-"""Slots of requests that are gone are given out again once there are twice as many as requests, and so many more."""
+"""Slots of ended requests are reused once there are more than twice as many slots as requests, plus this many."""
 
 _NOTHING_ELSE = msgspec.structs.astuple(EngineCoreOutput("", []))[2:]
 
@@ -109,7 +109,7 @@ class Outlet:
         dead: Sequence[int],
         alive: Collection[str],
     ) -> EngineCoreOutput | None:
-        """One token of each row, but for special and dead ones: of a step that only decodes, of one client that asked.
+        """One token of each row except special and dead ones: of a step that only decodes, of one client that asked.
 
         None where no row is left, or the columns could not be made.
         """

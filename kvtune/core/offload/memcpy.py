@@ -39,7 +39,7 @@ class MemcpyOffloadingSpec(ReuseOffloadingSpec):
 
 
 class MemcpyWorker(OffloadingWorker):  # type: ignore[misc]
-    """`chunks` of so many blocks each, beside the KV cache."""
+    """`chunks` of this many blocks each, beside the KV cache."""
 
     def __init__(self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, chunks: int) -> None:
         self._blocks_per_chunk = blocks_per_chunk

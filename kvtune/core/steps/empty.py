@@ -37,7 +37,7 @@ class NoopLimits(NamedTuple):
     | slots | computed tokens < slots | a group needs a new block |
     | cached | tokens to hash < cached | a full block gets its hash |
     | window | computed - in flight < window | blocks leave a sliding window, or a newer state replaces an older one |
-    | echo | tokens to hash >= echo | stock reports once more that the prompt's last state is from this step |
+    | echo | tokens to hash >= echo | stock still reports the prompt's last state as made in this step |
 
     `echo` matters only in a step that may admit a request: one that would hit that state waits for the next step.
     """

@@ -90,7 +90,7 @@ for _name in LIST_METHODS:
 
 
 class PassingRows(PackedRows):
-    """Rows of one token each; every access makes a new list, and none is kept."""
+    """Rows of one token each; every access makes a new list and keeps none."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
 """The driver that asks a server: a POST of token ids for each request, and the times of the events that come back.
 
-Each request has a connection of its own, so vLLM decides anew which API server gets it. Events carry their tokens' ids,
+Each request has its own connection, so vLLM decides anew which API server gets it. Events carry their tokens' ids,
 by which tokens are counted and answers compared. Runs in the host process.
 """
 

@@ -68,7 +68,7 @@ def allow_files() -> None:
 
 
 class Server:
-    """`vllm serve` in a process of its own, with its API servers and EngineCore below it."""
+    """`vllm serve` in its own process, with its API servers and EngineCore below it."""
 
     def __init__(self, plan: HostPlan, folder: Path) -> None:
         port = free_port()

@@ -22,7 +22,7 @@ OBJECTIVES = {"hit-rate": "prefix_cache.hit_rate", "ttft": "ttft_ms.mean", "thro
 
 
 def recipe_lines(recipe: Recipe, name: str, state: str, width: int) -> Iterator[str]:
-    """Text and tables of at most `width` columns; commands on lines of their own, however long. `state`: fits here?"""
+    """Text and tables of at most `width` columns; commands on their own lines, however long. `state`: fits here?"""
     for line in _head(recipe, name, state):
         yield from folded(line, width)
     yield ""

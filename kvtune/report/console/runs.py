@@ -10,7 +10,7 @@ from kvtune.report.listing import ListedRun
 from kvtune.terminal import Column, FittedTable, console
 from kvtune.units import ms, percent
 
-PIPE_WIDTH = 240  # columns where there is no terminal: none is dropped
+PIPE_WIDTH = 240  # columns where there is no terminal: all are shown
 
 
 def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:

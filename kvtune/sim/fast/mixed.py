@@ -221,7 +221,7 @@ class MixedStepper:
         return empty
 
     def _append(self, cohort: Cohort, rows: Rows, stopping: set[int]) -> None:
-        """Give each row its token, but for those that the engine updates because they stop."""
+        """Give each row its token, except those that the engine updates because they stop."""
         journal = self._journal
         columns = zip(rows.requests, rows.outputs, rows.all_tokens, strict=True)
         for i, (request, output, tokens) in enumerate(columns):

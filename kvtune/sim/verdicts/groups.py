@@ -39,12 +39,12 @@ class LookupGroup:
         if isinstance(self.spec, SlidingWindowSpec):
             first = max(boundary - (self.spec.sliding_window - 2) // size * size, size)
         whole = range(first, boundary + 1, size)
-        # With a match unit finer than a block, a hit may end inside one, under a hash of its own.
+        # With a match unit finer than a block, a hit may end inside one, under its own hash.
         return whole if boundary % size == 0 else [*whole, boundary]
 
 
 def hit_alignment(coordinator: Coordinator) -> int:
-    """Hits of this coordinator land on multiples of so many tokens."""
+    """Hits of this coordinator end at multiples of this many tokens."""
     tokens = getattr(coordinator, "_cache_hit_alignment_tokens", None)
     return int(tokens if tokens is not None else coordinator.scheduler_block_size)
 

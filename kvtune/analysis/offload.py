@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,21 +104,3 @@ def tier_gib(summary: Mapping[str, Any]) -> float:
 
 
 GIB = 1 << 30
-FEWEST = 3
-"""Points of a curve that can bend."""
-
-
-def knee(curve: Sequence[tuple[float, float]]) -> float | None:
-    """How much of a tier is worth it: the cost at which a curve of (cost, gain) lies furthest above its chord.
-
-    Points come in the order of their costs. None for fewer than three, and where no point lies above: then the
-    last part of the cost pays as much as the first.
-    """
-    if len(curve) < FEWEST:
-        return None
-    (cost, gain), (most, best) = curve[0], curve[-1]
-    if most <= cost or best <= gain:
-        return None
-    above = [((y - gain) / (best - gain) - (x - cost) / (most - cost), x) for x, y in curve[1:-1]]
-    height, at = max(above, key=lambda point: (point[0], -point[1]))
-    return at if height > 0 else None

@@ -118,7 +118,6 @@ class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     recipe: str | None = None
     notes: tuple[str, ...] = ()
-    tier_curves: tuple[TierCurve, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -134,7 +133,6 @@ class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
             "verdict": self.verdict,
             "recipe": self.recipe,
             "notes": self.notes,
-            "tier_curves": self.tier_curves,
         }
 
 
@@ -175,29 +173,6 @@ class EngineRuns(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.values) / len(self.values) if self.values else None
 
 
-class TierPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What one trial came to with so much host memory. Rates are shares of the prompt tokens."""
-
-    gib: float
-    hit_rate: float
-    tier_hit_rate: float
-    computed_tokens: int
-    ttft_ms: float | None
-    trial: int
-
-
-class TierCurve(msgspec.Struct, frozen=True):
-    """Trials that differ in the size of the host memory alone: `settings` are the others. Points: smallest first.
-
-    knee: the GiB at which the curve of hits bends most; None where it bends nowhere.
-    """
-
-    settings: Settings
-    core: CoreName
-    points: tuple[TierPoint, ...]
-    knee: float | None = None
-
-
 class StudyView(msgspec.Struct, frozen=True, kw_only=True):
     """A study as its page shows it: the result, and what is computed from the journal for tables and charts."""
 
@@ -218,5 +193,3 @@ class StudyView(msgspec.Struct, frozen=True, kw_only=True):
     drift_ttft: float | None = None
     """Relative change of stock's first-token time from its first engine run to its last."""
     recipe_text: str = ""
-    tier_curves: tuple[TierCurve, ...] = ()
-    """What sizes of host memory are worth, the best curve first."""

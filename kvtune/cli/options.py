@@ -116,7 +116,7 @@ Objective = Annotated[
     typer.Option(
         "--objective",
         help="hit-rate, ttft, throughput, goodput or ceiling (the host's, in tokens/s); several separated by commas, "
-        "the first leads. hit-rate:gib=0.5: a GiB of host memory must bring half a point.",
+        "the first leads.",
         autocompletion=completion.objectives,
     ),
 ]

@@ -15,5 +15,4 @@ Imported by: cli.
     rules.py         findings from Facts, one function per rule
     text.py          lines for a terminal
     host.py          How many tokens a second this host can drive at most, measured
-    tier.py          What a tier of host memory of a size holds, worked out from Facts
 """

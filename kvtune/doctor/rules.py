@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from kvtune.doctor.facts import Facts
 from kvtune.doctor.finding import Finding
 from kvtune.doctor.planned import planners_backend
-from kvtune.doctor.tier import tier_inert
 from kvtune.engine.models import engine_defaults
 from kvtune.layout.plan import match_units
 from kvtune.units import count
@@ -227,5 +226,4 @@ RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     retention_default,
     match_unit_unset,
     pool_too_small,
-    tier_inert,
 )

@@ -9,7 +9,6 @@ from kvtune.doctor.diagnosis import Diagnosis
 from kvtune.doctor.facts import Facts, Visits
 from kvtune.doctor.finding import Finding, Level
 from kvtune.doctor.model import Floor, ModelReport, block_why, first_hits
-from kvtune.doctor.tier import tier_lines
 from kvtune.layout.choice import Layouts
 from kvtune.terminal import Column, FittedTable, folded
 from kvtune.units import count, size
@@ -111,8 +110,6 @@ def _model(report: ModelReport, width: int) -> Iterator[Line]:
             else ""
         )
         yield from _pair("pool", f"{count(facts.pool_blocks)} blocks ({size(facts.pool_bytes)}){fit}")
-    for name, value in tier_lines(facts):
-        yield from _pair(name, value)
     yield from _pair("kept in the cache", _retention(report))
     if facts.caching:
         yield from _pair(

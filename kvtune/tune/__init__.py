@@ -24,7 +24,6 @@ The data of a study (`Bench`, `Trial`, `StudyResult`, ..) is in `analysis/study.
     effects.py     what each knob did
     storage.py     Optuna's study, in memory or in a database shared by several machines
     study.py       a journal, read at any moment of its life, as the `StudyView` that its page draws
-    tier_curves.py How much host memory is worth it: hits, computed tokens and first-token times over its size
     space/         what may be searched: knobs, groups, legal values, grids
     trials/        one setting tried once, and the journal
     recipes/       a confirmed winner as a recipe; its evidence again; its files for plain vLLM

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtune.analysis.comparison.compare import Figure, judged, value_at
-from kvtune.analysis.comparison.measures import Measure
+from kvtune.analysis.comparison.compare import Figure, value_at
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.study import Bench, Role, Settings, Trial
 from kvtune.errors import KvtuneError
@@ -154,14 +153,14 @@ def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) ->
     if not alive:
         why = "no finalist ran on the engine" + (f": {finalists[0].failed}" if finalists else "")
         return Confirmed(baseline, tuple(finalists), None, None, (), drift, why)
-    ranked = [(side, figures_of(baseline, side, by)) for side in alive]
+    ranked = [(side, figures_of(baseline, side)) for side in alive]
     ranked.sort(key=lambda row: (_wins(row[1], by), _mean(row[0], by)), reverse=True)
     leader, figures = ranked[0]
-    name = ",".join(by.texts)
+    name = ",".join(by.names)
     verdicts = {f.path: f for f in figures}
-    decisive = [verdicts[o.judged] for o in by.all if o.judged in verdicts]
+    decisive = [verdicts[o.path] for o in by.all if o.path in verdicts]
     better = [f for f in decisive if f.verdict == "better"]
-    drifts = {o.judged: _drift(baseline, o.drift_path) for o in by.all if o.timed}
+    drifts = {o.path: _drift(baseline, o.drift_path) for o in by.all if o.timed}
     winner: Contender | None = None
     if any(f.verdict == "worse" for f in decisive):
         why = f"the best finalist was worse than stock in {name}"
@@ -171,7 +170,7 @@ def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) ->
         drifted = max((drifts[f.path] or 0.0 for f in better), key=abs)
         why = f"the machine drifted by {100 * drifted:+.1f} % meanwhile, as much as the difference: measure again"
     else:
-        gained = ", ".join(o.text for o in by.all if o.judged in {f.path for f in better})
+        gained = ", ".join(o.name for o in by.all if o.path in {f.path for f in better})
         beside = ", worse in none" if by.beside else ""
         winner, why = leader, f"better than stock in {gained}{beside} with 95 % confidence"
     return Confirmed(baseline, tuple(finalists), leader, winner, figures, drift, why)
@@ -181,34 +180,18 @@ def outcome_text(confirmed: Confirmed, by: Objective) -> str:
     """What the confirmation came to, as a verdict says it."""
     if confirmed.winner is None:
         return f"no winner: {confirmed.why}"
-    figure = next(f for f in confirmed.figures if f.path == by.judged)
-    return f"{by.text} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
+    figure = next(f for f in confirmed.figures if f.path == by.path)
+    return f"{by.name} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
 
 
-def figures_of(baseline: Contender, side: Contender, by: Objective) -> tuple[Figure, ...]:
-    """A side's runs against stock's. Objectives with a price for host memory have a figure of their own: after it."""
-    figures = compare_repeats(baseline.runs, side.runs).figures
-    at = {f.path: f for f in figures}
-    priced = [o for o in by.all if o.gib_price and o.path in at]
-    return (*figures, *(_after_price(at[o.path], o, baseline, side) for o in priced))
-
-
-def _after_price(figure: Figure, by: Objective, baseline: Contender, side: Contender) -> Figure:
-    """All runs of a setting have the same memory: its price moves the interval and leaves it as wide."""
-    one, two = (-by.better * by.cost(each.trials[-1].summary) for each in (baseline, side))
-    return judged(
-        Measure(by.judged, by.better),
-        None if figure.a is None else figure.a + one,
-        None if figure.b is None else figure.b + two,
-        None if figure.low is None else figure.low + two - one,
-        None if figure.high is None else figure.high + two - one,
-        figure.why,
-    )
+def figures_of(baseline: Contender, side: Contender) -> tuple[Figure, ...]:
+    """A side's runs against stock's."""
+    return compare_repeats(baseline.runs, side.runs).figures
 
 
 def _wins(figures: Sequence[Figure], by: Objective) -> int:
     """1: better in some objective and worse in none; -1: worse in one; 0: no difference shown."""
-    paths = {o.judged for o in by.all}
+    paths = {o.path for o in by.all}
     verdicts = [f.verdict for f in figures if f.path in paths]
     return -1 if "worse" in verdicts else int("better" in verdicts)
 
@@ -216,7 +199,7 @@ def _wins(figures: Sequence[Figure], by: Objective) -> int:
 def _shown(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> bool:
     """Whether more rounds would change nothing: some finalist is shown to be better, or all to be worse."""
     alive = [side for side in finalists if side.runs and not side.failed]
-    wins = [_wins(figures_of(baseline, side, by), by) for side in alive]
+    wins = [_wins(figures_of(baseline, side), by) for side in alive]
     return not wins or max(wins) != 0
 
 

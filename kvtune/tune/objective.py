@@ -1,17 +1,14 @@
 """Objectives: a figure of a run's summary, and whether more or less of it is better. Pure.
 
-Several may be named (`ttft,throughput`): the first ranks settings, and none of the others may get worse. Host memory
-behind the KV cache may have a price (`hit-rate:gib=0.5`): what a GiB of it must bring.
+Several may be named (`ttft,throughput`): the first ranks settings, and none of the others may get worse.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtune.analysis.comparison.compare import value_at
-from kvtune.analysis.offload import tier_gib
 from kvtune.analysis.study import Trial
 from kvtune.errors import UsageError
 
@@ -21,8 +18,7 @@ class Objective:
     """`better` is 1 where more is better, -1 where less is. `timed` figures mean little without an engine.
 
     `simulated`: whether a replay has the figure. `drift_path`: by which figure of stock's first and last run a
-    machine's drift is told from a gain. `beside`: the other objectives, which must not get worse. `gib_price`:
-    what a GiB of host memory must bring, in `unit`s, which are so much of the figure.
+    machine's drift is told from a gain. `beside`: the other objectives, which must not get worse.
     """
 
     name: str
@@ -32,23 +28,10 @@ class Objective:
     simulated: bool = True
     drift_path: str = "ttft_ms.mean"
     beside: tuple[Objective, ...] = ()
-    unit: str = ""
-    unit_size: float = 1.0
-    gib_price: float = 0.0
 
     @property
-    def text(self) -> str:
-        """As it is written on the command line."""
-        return f"{self.name}:gib={self.gib_price:g}" if self.gib_price else self.name
-
-    @property
-    def judged(self) -> str:
-        """The path of the figure that decides: with a price, one of its own."""
-        return self.text if self.gib_price else self.path
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return tuple(o.text for o in self.all)
+    def names(self) -> tuple[str, ...]:
+        return tuple(o.name for o in self.all)
 
     @property
     def all(self) -> tuple[Objective, ...]:
@@ -65,28 +48,19 @@ class Objective:
         except KeyError:
             return None
 
-    def cost(self, summary: Mapping[str, object]) -> float:
-        """The price of the run's host memory, in the figure's own unit."""
-        return self.gib_price * self.unit_size * tier_gib(summary)
-
-    def net(self, summary: Mapping[str, object]) -> float | None:
-        """The figure after the price of host memory."""
-        value = self.of(summary)
-        return None if value is None else value - self.better * self.cost(summary)
-
     def score(self, summary: Mapping[str, object]) -> float | None:
         """Larger is better; None where the run has no such figure."""
-        value = self.net(summary)
+        value = self.of(summary)
         return None if value is None else self.better * value
 
 
 OBJECTIVES = {
     o.name: o
     for o in (
-        Objective("hit-rate", "prefix_cache.hit_rate", 1, timed=False, unit="points", unit_size=0.01),
-        Objective("ttft", "ttft_ms.mean", -1, timed=True, unit="ms"),
-        Objective("throughput", "throughput_tok_s", 1, timed=True, unit="tokens/s"),
-        Objective("goodput", "goodput.requests_s", 1, timed=True, unit="requests/s"),
+        Objective("hit-rate", "prefix_cache.hit_rate", 1, timed=False),
+        Objective("ttft", "ttft_ms.mean", -1, timed=True),
+        Objective("throughput", "throughput_tok_s", 1, timed=True),
+        Objective("goodput", "goodput.requests_s", 1, timed=True),
         # CPU time, which waits for a busy machine do not change.
         Objective(
             "ceiling",
@@ -95,7 +69,6 @@ OBJECTIVES = {
             timed=True,
             simulated=False,
             drift_path="ceiling.tokens_s",
-            unit="tokens/s",
         ),
     )
 }
@@ -110,31 +83,13 @@ def objective(text: str, *, slo: Mapping[str, float] | None = None) -> Objective
     return replace(first, beside=tuple(others))
 
 
-def _read(text: str) -> Objective:
-    name, colon, price = text.partition(":")
+def _read(name: str) -> Objective:
     if name not in OBJECTIVES:
         raise UsageError(
             f"there is no objective {name!r}",
             f"--objective takes {', '.join(OBJECTIVES)}, or several separated by commas",
         )
-    key, _, number = price.partition("=")
-    try:
-        gib_price = float(number or "nan") if colon else 0.0
-    except ValueError:
-        gib_price = math.nan
-    if (colon and key.strip() != "gib") or not 0 <= gib_price < math.inf:
-        unit = OBJECTIVES[name].unit
-        raise UsageError(
-            f"--objective {text} is no price of host memory",
-            f"write {name}:gib=NUMBER, the {unit} that a GiB of it must bring",
-        )
-    return replace(OBJECTIVES[name], gib_price=gib_price)
-
-
-def price_note(by: Objective) -> str:
-    """What the objective's figures are after; empty without a price."""
-    priced = [f"{o.gib_price:g} {o.unit} of {o.name}" for o in by.all if o.gib_price]
-    return f"a GiB of host memory costs {', '.join(priced)}: settings are judged after that" if priced else ""
+    return OBJECTIVES[name]
 
 
 def refuse_unless_replayed(by: Objective, flag: str, instead: str) -> None:

@@ -47,7 +47,7 @@ class OptunaStudy:
         if not storage:
             self._study = optuna.create_study(directions=_directions(by), sampler=_sampler(seed))
             return
-        name = f"kvtune-{bench.workload_hash[:16]}-{'+'.join(by.texts)}"
+        name = f"kvtune-{bench.workload_hash[:16]}-{'+'.join(by.names)}"
         self._study = self._kept(lambda: self._stored(name, storage, join, by))
         self._check(name, bench)
         # A resumed study must not propose its first settings again, nor a joining worker those of another.

@@ -18,7 +18,6 @@ from kvtune.tune.confirm import Contender, figures_of, judge, outcome_text
 from kvtune.tune.effects import around
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
-from kvtune.tune.tier_curves import tier_curves
 from kvtune.tune.ties import best
 from kvtune.tune.trials.flags import flags_of
 from kvtune.tune.trials.journal import FORMAT, Head
@@ -160,7 +159,7 @@ def view(
     drawn_on = _busiest(study.trials)
     drawn = [t for t in study.trials if t.role == "trial" and t.on == drawn_on]
     chosen = best(drawn, by)
-    if saved is not None and (*saved.objectives, saved.objective)[0] != by.text:
+    if saved is not None and (*saved.objectives, saved.objective)[0] != by.name:
         saved = None
     rows, confirmation = _engine_runs(study.trials, by, saved)
     text = ""
@@ -193,7 +192,6 @@ def view(
         why=confirmation.why if confirmation else "",
         drift_ttft=confirmation.drift if confirmation else None,
         recipe_text=text,
-        tier_curves=tier_curves(study.trials, drawn_on),
     )
 
 
@@ -245,7 +243,7 @@ def _with_saved_figures(rows: Sequence[EngineRuns], saved: SavedResult, by: Obje
     filled = [rows[0]]
     for row in rows[1:]:
         figures = figures_of.get(json.dumps(row.settings, sort_keys=True), ())
-        figure = next((f for f in figures if f.path == by.judged), None)
+        figure = next((f for f in figures if f.path == by.path), None)
         filled.append(row if figure is None else structs.replace(row, figure=figure, why=figure.why))
     return filled
 
@@ -264,11 +262,11 @@ def _row(side: Contender, stock: Contender, by: Objective) -> EngineRuns:
     row = EngineRuns(
         settings=side.settings,
         core=side.trials[0].core,
-        values=tuple(value for t in side.trials if (value := by.net(t.summary)) is not None),
+        values=tuple(value for t in side.trials if (value := by.of(t.summary)) is not None),
     )
     if side is stock:
         return structs.replace(row, why="the baseline")
     if not side.runs or not stock.runs:
         return structs.replace(row, why="its run files are gone")
-    figure = next((f for f in figures_of(stock, side, by) if f.path == by.judged), None)
+    figure = next((f for f in figures_of(stock, side) if f.path == by.path), None)
     return row if figure is None else structs.replace(row, figure=figure, why=figure.why)

@@ -15,8 +15,7 @@ from kvtune.recipe import read_recipe
 from kvtune.run.signature import refuse_foreign, signature, write_own
 from kvtune.sim.pool import TOO_SMALL
 from kvtune.tune.effects import notes
-from kvtune.tune.objective import OBJECTIVES, Objective, axes, front, price_note
-from kvtune.tune.tier_curves import tier_curves
+from kvtune.tune.objective import OBJECTIVES, Objective, axes, front
 from kvtune.tune.ties import best
 from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.flags import packing_failure
@@ -165,24 +164,23 @@ def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
     return StudyResult(
         kind="sweep",
         objective=by.name,
-        objectives=by.texts,
+        objectives=by.names,
         trials=tuple(tried),
         best=leader,
         baseline=baseline,
         pareto=tuple(t.number for t in front(at_place, axes(by))),
         verdict=verdict(leader, baseline, by, place),
-        notes=tuple(filter(None, (price_note(by), *(notes(trials) if by.replayed else ())))),
-        tier_curves=tier_curves(trials, place),
+        notes=tuple(notes(trials)) if by.replayed else (),
     )
 
 
 def verdict(leader: Trial | None, baseline: Trial | None, by: Objective, place: Place) -> Verdict:
     """`winner` is True only for a trial better than stock; one run each, so nothing is called confirmed."""
-    figure = by.net(leader.summary) if leader is not None else None
+    figure = by.of(leader.summary) if leader is not None else None
     if leader is None or figure is None:
         return Verdict(objective=by.name, on=place, text="no trial was completed")
-    if baseline is None or baseline.state != "complete" or (stock := by.net(baseline.summary)) is None:
-        text = f"{by.text} {figure:.4g}; there is no baseline to compare with"
+    if baseline is None or baseline.state != "complete" or (stock := by.of(baseline.summary)) is None:
+        text = f"{by.name} {figure:.4g}; there is no baseline to compare with"
         return Verdict(objective=by.name, on=place, best=figure, text=text)
     where = (
         "in simulation, not confirmed on the engine"
@@ -190,7 +188,7 @@ def verdict(leader: Trial | None, baseline: Trial | None, by: Objective, place: 
         else "one engine run each, not repeated"
     )
     winner = baseline.number != leader.number and by.better * (figure - stock) > 0
-    text = f"{by.text} {figure:.4g} against stock's {stock:.4g} ({where})"
+    text = f"{by.name} {figure:.4g} against stock's {stock:.4g} ({where})"
     if not winner:
         text = f"no winner: {text}"
     return Verdict(winner=winner, objective=by.name, on=place, best=figure, baseline=stock, text=text)

@@ -20,14 +20,13 @@ from kvtune.run.signature import refuse_foreign, signature
 from kvtune.tune import guard
 from kvtune.tune.confirm import FEWEST_ROUNDS, Bout, Confirmed, Contender, confirm, figures_of, outcome_text
 from kvtune.tune.effects import notes
-from kvtune.tune.objective import Objective, axes, front, price_note
+from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
 from kvtune.tune.search import SearchSettings, search, tuned_space
 from kvtune.tune.simplify import simplify
 from kvtune.tune.space.grid import Space, grid
 from kvtune.tune.space.knobs import candidates
 from kvtune.tune.space.model import ModelFacts
-from kvtune.tune.tier_curves import tier_curves
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.like import UNMEASURED, EngineLike, gives_pool, like
 from kvtune.workload.types import Workload
@@ -227,7 +226,9 @@ def _simulated(
         why = "no winner: nothing beat stock in simulation"
         return simulated_result(journal, by, stock, best, why)
     _keep(simulated_recipe(s.bench, by, best, stock, simulated), s)
-    text = f"{by.text} {by.net(best.summary):.4g} against stock's {by.net(stock.summary):.4g}, in simulation only"
+    text = (
+        f"{by.name} {by.of(best.summary):.4g} against stock's {by.of(stock.summary):.4g}, in simulation only"
+    )
     return simulated_result(journal, by, stock, best, text, s.recipe)
 
 
@@ -243,7 +244,7 @@ def simulated_result(
     verdict = Verdict(
         winner=recipe is not None,
         objective=by.name,
-        objectives=by.texts,
+        objectives=by.names,
         on="sim",
         text=text,
         drift_ttft=None,
@@ -259,7 +260,7 @@ def _engine_result(journal: StudyJournal, confirmed: Confirmed, by: Objective, r
         winner=won,
         confirmed=won,
         objective=by.name,
-        objectives=by.texts,
+        objectives=by.names,
         on="engine",
         text=outcome_text(confirmed, by),
         drift_ttft=confirmed.drift,
@@ -270,7 +271,7 @@ def _engine_result(journal: StudyJournal, confirmed: Confirmed, by: Objective, r
         figures=confirmed.figures,
     )
     best = confirmed.leader.trials[-1] if confirmed.leader is not None else None
-    sides = tuple(_finalist(confirmed, side, by) for side in confirmed.finalists)
+    sides = tuple(_finalist(confirmed, side) for side in confirmed.finalists)
     return _result(journal, by, confirmed.baseline.trials[-1], best, verdict, recipe if won else None, sides)
 
 
@@ -288,7 +289,7 @@ def _result(
     return StudyResult(
         kind="tune",
         objective=by.name,
-        objectives=by.texts,
+        objectives=by.names,
         trials=trials,
         best=best,
         baseline=baseline,
@@ -296,17 +297,16 @@ def _result(
         pareto=tuple(t.number for t in front([t for t in trials if t.on == verdict.on], axes(by))),
         verdict=verdict,
         recipe=str(recipe) if recipe else None,
-        notes=tuple(filter(None, (price_note(by), *(notes(trials) if by.replayed else ())))),
-        tier_curves=tier_curves(trials, "sim"),
+        notes=tuple(notes(trials)) if by.replayed else (),
     )
 
 
-def _finalist(confirmed: Confirmed, side: Contender, by: Objective) -> Finalist:
+def _finalist(confirmed: Confirmed, side: Contender) -> Finalist:
     return Finalist(
         settings=side.settings,
         winner=side is confirmed.winner,
         failed=side.failed,
         trials=tuple(t.number for t in side.trials),
         run_files=tuple(t.run_file for t in side.trials if t.run_file),
-        figures=figures_of(confirmed.baseline, side, by) if side.runs else (),
+        figures=figures_of(confirmed.baseline, side) if side.runs else (),
     )

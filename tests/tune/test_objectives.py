@@ -65,10 +65,10 @@ def test_requests_that_did_not_end_keep_nothing() -> None:
 
 
 def test_goodput_without_limits_is_refused_where_a_study_begins() -> None:
-    assert objective("goodput").texts == ("goodput",)
+    assert objective("goodput").names == ("goodput",)
     with pytest.raises(UsageError, match="limits"):
         objective("ttft,goodput", slo={})
-    assert objective("ttft,goodput", slo=SLO).texts == ("ttft", "goodput")
+    assert objective("ttft,goodput", slo=SLO).names == ("ttft", "goodput")
 
 
 @pytest.mark.parametrize("text", ["", "speed", "ttft,", "ttft,speed"])
@@ -98,7 +98,7 @@ def test_a_recipe_keeps_objectives_and_limits() -> None:
     recipe = simulated_recipe(slo_bench, by, trial(1, 10, 5), trial(0, 20, 5), 2)
     bench, _ = bench_of(recipe, "r", model="m")
     assert bench.slo == SLO
-    assert objective(str(recipe.evidence["objective"])).texts == ("goodput", "ttft")
+    assert objective(str(recipe.evidence["objective"])).names == ("goodput", "ttft")
 
 
 def test_a_study_in_a_database_goes_on_with_its_own_journal(tmp_path: Path) -> None:

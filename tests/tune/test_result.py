@@ -40,7 +40,6 @@ FIELDS = {
     "verdict",
     "recipe",
     "notes",
-    "tier_curves",
 }
 
 

@@ -9,7 +9,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -20,7 +20,6 @@ from kvtune.cli.views.plan import minutes
 from kvtune.cli.views.ticker import Ticker
 from kvtune.cli.views.trial_table import ceiling, common, figures, folded_rows, named, table
 from kvtune.errors import EXIT_INTERRUPTED
-from kvtune.report.console.tier_curve import MOST, knee_line, tier_curve_tables
 from kvtune.report.pages.study import next_step
 from kvtune.terminal import command, console, folded
 from kvtune.tune.objective import Objective
@@ -107,27 +106,11 @@ def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> N
     if any(trial.role == "baseline" for trial in trials):
         lines.append("baseline: stock vLLM, without any of these settings")
     lines += [*knob_lines(named(trials)), *predicted(trials), result.verdict.text, *result.notes]
-    _print_curves(out, study)
     advice, command_line = next_step(study)
     for line in [*lines, advice]:
         for part in folded(line, out.width):
             out.print(part, soft_wrap=True)
     out.print(command(f"  {command_line}", "cyan"), soft_wrap=True)
-
-
-def _print_curves(out: Console, study: StudyView) -> None:
-    """What sizes of host memory came to, where several were tried."""
-    curves = study.tier_curves
-    for (title, rows), curve in zip(
-        tier_curve_tables(curves, predicted=study.drawn_on == "sim"), curves, strict=False
-    ):
-        for line in folded(title, out.width):
-            out.print(line, soft_wrap=True)
-        out.print(rows)
-        for line in folded(knee_line(curve), out.width):
-            out.print(line, soft_wrap=True)
-    if len(curves) > MOST:
-        out.print(f"{len(curves) - MOST} more curves: the page has all")
 
 
 def predicted(trials: Sequence[Trial]) -> list[str]:

@@ -8,5 +8,4 @@ runs.py         The list of runs on a terminal
 stalls.py       slow tokens: their causes, and the worst of them one by one
 recipe.py       A recipe for people: what it sets, what it is evidence for, how to use it
 offload.py      A tier of host memory, for a terminal: the `offload` part of a run's `--json` object
-tier_curve.py   What sizes of host memory are worth, for a terminal: a table a curve, its knee marked
 """

@@ -97,11 +97,9 @@ def _evidence(recipe: Recipe, width: int) -> Iterator[str]:
         yield f"  {runs[0]} engine runs of stock vLLM, {runs[1]} of the recipe, in turn"
         yield from (f"  {line}" for line in _table(shown).lines(width - 2))
     elif "simulated" in evidence:
-        name, priced, price = str(evidence.get("objective", "")).partition(":")
-        path = OBJECTIVES.get(name, "")
+        path = OBJECTIVES.get(str(evidence.get("objective", "")), "")
         stock, mine = (measure_text(path, evidence.get(key)) for key in ("simulated_baseline", "simulated"))
-        after = f" (after the price of host memory, {price})" if priced else ""
-        yield f"  {measure_title(path)} in simulation{after}: {stock} with stock vLLM, {mine} with the recipe"
+        yield f"  {measure_title(path)} in simulation: {stock} with stock vLLM, {mine} with the recipe"
     yield "  Another load, another model or another device needs its own: `kvtune tune`."
 
 

@@ -4,5 +4,4 @@ frame.py          render: one HTML file, its security policy, escaping
 run.py            run_page, compare_page
 study.py          a sweep's or a search's page, from the `StudyView` that `tune.study` makes of its journal
 study_charts.py   the charts of a study's page
-tier_curves.py    The section of a study's page that says how much host memory is worth it
 """

@@ -24,7 +24,6 @@ from kvtune.report.pages.study_charts import (
     shown,
     text_of,
 )
-from kvtune.report.pages.tier_curves import tier_section
 from kvtune.report.sections.verdict import Tile
 from kvtune.units import count
 
@@ -60,7 +59,6 @@ def study_sections(study: StudyView) -> list[Section]:
         _finalists(study, by),
         _use(study),
         maps_section(done, knobs, by),
-        tier_section(study.tier_curves),
         effects_section(study.effects, by, place, _varied(done)),
         front_section(done, study.front, study.axes),
         _table(study, by),

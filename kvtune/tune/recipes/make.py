@@ -71,8 +71,8 @@ def simulated_recipe(bench: Bench, by: Objective, best: Trial, baseline: Trial, 
     evidence = {
         **_evidence(bench, by),
         "simulated_trials": simulated,
-        "simulated": by.net(best.summary) or 0.0,
-        "simulated_baseline": by.net(baseline.summary) or 0.0,
+        "simulated": by.of(best.summary) or 0.0,
+        "simulated_baseline": by.of(baseline.summary) or 0.0,
     }
     return _recipe(bench, best.settings, best.summary, "simulated", evidence, "not confirmed on an engine")
 
@@ -130,7 +130,7 @@ def _number_or_word(given: str) -> Scalar:
 
 def _evidence(bench: Bench, by: Objective) -> dict[str, object]:
     return {
-        "objective": ",".join(by.texts),
+        "objective": ",".join(by.names),
         "workload": bench.spec,
         "seed": bench.seed,
         "workload_hash": bench.workload_hash,

@@ -214,13 +214,13 @@ def _in_simulation(bench: Bench, settings: Settings, by: Objective, like: Engine
     for answer in answers.values():
         if answer.failed:
             raise KvtuneError(f"the simulation failed: {answer.failed}", answer.hint)
-    stock, mine = by.net(answers[0].summary), by.net(answers[1].summary)
+    stock, mine = by.of(answers[0].summary), by.of(answers[1].summary)
     holds = stock is not None and mine is not None and by.better * (mine - stock) > 0
-    shown = f"{by.text} {mine} against stock's {stock}, in simulation only"
+    shown = f"{by.name} {mine} against stock's {stock}, in simulation only"
     return {
         "holds": holds,
         "on": "sim",
         "text": f"{'holds' if holds else 'does not hold'}: {shown}",
-        "figures": [{"path": by.judged, "a": stock, "b": mine}],
+        "figures": [{"path": by.path, "a": stock, "b": mine}],
         "drift_ttft": None,
     }

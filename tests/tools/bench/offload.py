@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvtune.analysis.offload import knee, offload
+from kvtune.analysis.offload import offload
 from kvtune.core.compat.manifest import installed_version
 from kvtune.device.copies import GIB, CopyTime
 from kvtune.errors import KvtuneError
@@ -146,38 +146,21 @@ def markdown(rows: list[dict[str, Any]], trace: str) -> str:
         f"blocks of {BLOCK}. Sizes and bytes are those of a model with {TOKEN_BYTES // 1024} KiB of KV a token, copied "
         f"at {GIB_S:g} GiB/s each way; steps take the simulator's nominal times, so first-token times compare rows "
         "and say nothing about a machine. Percent of prompt tokens; `stored` and `loaded`: of the KV of all prompt "
-        "tokens. The knee is the size at which a policy's curve of hits bends most.",
+        "tokens.",
         "",
         "| core | pool, blocks | tier, pools | tier, GiB | policy | hit in the pool | hit in the tier | computed | "
-        "stored | loaded | first token, nominal s | knee |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "stored | loaded | first token, nominal s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    knees = knees_of(rows)
     for row in rows:
         gib = row["times"] * row["blocks"] * BLOCK * TOKEN_BYTES / GIB
         figures = (row[name] for name in ("pool", "tier", "computed", "stored", "loaded"))
-        marked = "knee" if (row["core"], row["blocks"], row["policy"], row["times"]) in knees else ""
         lines.append(
             f"| {row['core']} | {row['blocks']} | {row['times']:g} | {gib:.0f} | {row['policy']} | "
             + " | ".join(f"{100 * figure:.2f}" for figure in figures)
-            + f" | {row['ttft_s']:.2f} | {marked} |"
+            + f" | {row['ttft_s']:.2f} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def knees_of(rows: list[dict[str, Any]]) -> set[tuple[str, int, str, float]]:
-    """(core, blocks, policy, times) of the rows at the knee of their curve, which begins without a tier."""
-    found = set()
-    for core, blocks, policy in {(row["core"], row["blocks"], row["policy"]) for row in rows}:
-        curve = [
-            (row["times"], row["pool"] + row["tier"])
-            for row in rows
-            if (row["core"], row["blocks"]) == (core, blocks) and row["policy"] in (policy, "none")
-        ]
-        at = knee(sorted(curve))
-        if at is not None:
-            found.add((core, blocks, policy, at))
-    return found
 
 
 if __name__ == "__main__":

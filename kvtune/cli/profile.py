@@ -161,7 +161,7 @@ def profile(
             raise UsageError(
                 "--stacks, --ablate and --repeat need the real engine", "leave them out, or use --on engine"
             )
-        return _replay(job, mode, like, shown, trusted=trust)
+        return replay(job, mode, like, shown, trusted=trust)
     if on == "host":
         job = replace(job, device=_device(like, step_us, trusted=trust))
     if ablate or ablate_only:
@@ -219,7 +219,7 @@ def _recorded(like: Path, trusted: bool) -> Run:
     return run
 
 
-def _replay(job: ProfileJob, mode: str, like: Path | None, shown: Shown, *, trusted: bool) -> int:
+def replay(job: ProfileJob, mode: str, like: Path | None, shown: Shown, *, trusted: bool) -> int:
     from kvtune.cli.views.plan import say_device
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show

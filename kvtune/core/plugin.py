@@ -95,7 +95,7 @@ def _install(
     """Install one module. One that fails is undone and its parts stand aside; strict, the failure is raised."""
     module = None
     try:
-        module = _part(name)
+        module = part_module(name)
         if module is not None:
             done.append(module)
             module.install(settings)
@@ -112,7 +112,7 @@ def _install(
         logger.error("kvtune: %s %s", ", ".join(contained) or name, why, exc_info=error)
 
 
-def _part(name: str) -> ModuleType | None:
+def part_module(name: str) -> ModuleType | None:
     full = f"kvtune.core.{name}"
     try:
         return importlib.import_module(full)

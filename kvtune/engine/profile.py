@@ -106,7 +106,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         on_device=device is not None,
         api_servers=api_servers(arguments),
     )
-    environment = _environment(job, resolved.offline)
+    environment = environment_of(job, resolved.offline)
     with reserved(job.output, run_name(job)) as (folder, path):
         if device is not None:
             given = sorted(settings_given(arguments))
@@ -126,7 +126,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         failed = outcome.error is not None and outcome.error.exit_code == EXIT_FAILED
         if not outcome.start_ns and outcome.error is not None:
             raise (
-                _with_log(outcome.error, folder, _failed_log(job.output), FAILED) if failed else outcome.error
+                with_log(outcome.error, folder, failed_log(job.output), FAILED) if failed else outcome.error
             )
         run = record(
             folder,
@@ -148,7 +148,7 @@ def profile(job: ProfileJob, on_event: Callable[[Event], None] = lambda event: N
         write_run(run, path, new=True)
         if outcome.error is not None and failed:
             kept, of = path.with_suffix(".log"), run_identity(run.header)
-            outcome.error = _with_log(outcome.error, folder, kept, of)
+            outcome.error = with_log(outcome.error, folder, kept, of)
         return Profiled(run, path, outcome.error)
 
 
@@ -233,7 +233,7 @@ def run_name(job: ProfileJob) -> str:
     return f"{model}_{job.workload.name}_{job.core}_{stamp}{place}"
 
 
-def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
+def environment_of(job: ProfileJob, offline: bool) -> dict[str, str]:
     variables: dict[str, str] = {
         "KVTUNE_CORE": job.core,
         "KVTUNE_PROBE": job.probe,
@@ -253,13 +253,13 @@ def _environment(job: ProfileJob, offline: bool) -> dict[str, str]:
     return variables
 
 
-def _failed_log(output: Path) -> Path:
+def failed_log(output: Path) -> Path:
     """`engine-failed.log`, or the next name that no file has but a log that kvtune wrote there before."""
     names = (f"engine-failed{'' if n == 1 else f'-{n}'}.log" for n in itertools.count(1))
     return next(p for p in map(output.joinpath, names) if not os.path.lexists(p) or wrote(p, FAILED))
 
 
-def _with_log(error: KvtuneError, folder: Path, kept: Path, of: str) -> KvtuneError:
+def with_log(error: KvtuneError, folder: Path, kept: Path, of: str) -> KvtuneError:
     """Keep the engine's whole log beside the run file, and name it in the hint."""
     try:
         write_own(f"{signature(of)}\n".encode() + (folder / LOG_FILE).read_bytes(), kept, of)

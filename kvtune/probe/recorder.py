@@ -55,25 +55,25 @@ def register() -> None:
     _registered_pid = os.getpid()
     try:
         if role() == "engine_core":
-            _watch_scheduler(record, metrics)
+            watch_scheduler(record, metrics)
         elif role() == "front_end" and metrics:
             from prometheus_client import REGISTRY
 
-            lock = _use(Path(metrics))
+            lock = use(Path(metrics))
             atexit.register(leave, Path(metrics), lock)
             REGISTRY.register(CounterReader(Path(metrics)))
     except Exception as error:
         logger.warning("kvtune: recording is off: %r", error)
 
 
-def _watch_scheduler(record: str, metrics: str) -> None:
+def watch_scheduler(record: str, metrics: str) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     def wrap(init: Callable[..., None]) -> Callable[..., None]:
         def built(self: Scheduler, *args: object, **options: object) -> None:
             init(self, *args, **options)
             try:
-                Recorder(Path(record) if record else None, _counted(metrics)).attach(self)
+                Recorder(Path(record) if record else None, counted(metrics)).attach(self)
             except Exception as error:
                 logger.warning("kvtune: recording is off: %r", error)
 
@@ -83,19 +83,19 @@ def _watch_scheduler(record: str, metrics: str) -> None:
     PATCHES.wrap(PART, Scheduler, "__init__", wrap)
 
 
-def _use(folder: Path) -> int:
+def use(folder: Path) -> int:
     """Make the counters' folder, or share it; remove those that killed servers left. Returns a lock for `leave`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     sweep(folder.parent)
     return share(folder)
 
 
-def _counted(metrics: str) -> Path | None:
+def counted(metrics: str) -> Path | None:
     """The folder for EngineCore's counters; None without one. A folder that cannot be used ends no recording."""
     if not metrics:
         return None
     try:
-        _use(Path(metrics))
+        use(Path(metrics))
     except OSError as error:
         logger.warning("kvtune: no counters on /metrics: %s; name a folder that does not exist", error)
         return None

@@ -70,7 +70,7 @@ def make(folder: Path) -> int:
         lock = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)  # before it has content: no sweep can take it
         maker = os.getpid()
-        fields = {**_identity(folder), "pid": maker, "started": _started(maker)}
+        fields = {**_identity(folder), "pid": maker, "started": started_at(maker)}
         os.write(lock, f"{LINE}\n{json.dumps(fields)}\n".encode())
     except BaseException:  # Ctrl-C at any line, too
         if lock is not None:
@@ -128,7 +128,7 @@ def _take(folder: Path, *, while_maker_lives: bool = False) -> bool:
     lock = os.open(folder / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fields = _fields(folder, lock)
-        if fields is None or (not while_maker_lives and _started(fields["pid"]) == fields["started"]):
+        if fields is None or (not while_maker_lives and started_at(fields["pid"]) == fields["started"]):
             return False
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # last: it keeps others that leave from having it
         _remove(folder, lock)
@@ -175,7 +175,7 @@ def _identity(folder: Path) -> dict[str, int | str]:
     return {"folder": folder.name, "inode": folder.lstat().st_ino}
 
 
-def _started(pid: int | str) -> str:
+def started_at(pid: int | str) -> str:
     """When a process began, in the kernel's ticks since boot: pids are used again. "" for one that has ended."""
     try:
         state, *values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

@@ -57,7 +57,7 @@ def test_commands_write_where_variable_and_file_say(here: Path, monkeypatch: pyt
         jobs.append(job)
         return 0
 
-    monkeypatch.setattr("kvtune.cli.profile._replay", replay)
+    monkeypatch.setattr("kvtune.cli.profile.replay", replay)
     (here / "pyproject.toml").write_text('[tool.kvtune]\noutput = "from-file"\nslo = "ttft=500"\n')
     assert run(REPLAY) == 0
     monkeypatch.setenv("KVTUNE_OUTPUT", "from-variable")

@@ -123,12 +123,12 @@ offload.offer_windows()
 plugin.install(parse(dict.fromkeys(switches, True)))
 runners.install_gpu_outputs()
 probe._wrap_engine()
-recorder._watch_scheduler(sys.argv[1], "")
+recorder.watch_scheduler(sys.argv[1], "")
 api_servers.install(pathlib.Path(sys.argv[1]))
 installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]
 for part in (api_servers.PART, recorder.PART, probe.PART, build.PART, as_if.PART):
     PATCHES.undo(part)
-for module in (audit, *map(plugin._part, reversed(plugin.PARTS)), offload, cpu_flags):
+for module in (audit, *map(plugin.part_module, reversed(plugin.PARTS)), offload, cpu_flags):
     module.uninstall()
 print("installed", json.dumps({"installed": installed, "left": len(PATCHES.installed())}))
 """

@@ -45,7 +45,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def part(monkeypatch: pytest.MonkeyPatch) -> Part:
     found = Part()
-    monkeypatch.setattr(plugin, "_part", lambda name: found if name == "cache.adopt" else None)
+    monkeypatch.setattr(plugin, "part_module", lambda name: found if name == "cache.adopt" else None)
     stands(monkeypatch, {})
     return found
 
@@ -188,7 +188,7 @@ def test_a_part_that_stands_aside_is_switched_off_and_said_with_the_symbol(
 
 def test_a_module_of_which_every_part_stands_aside_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
-    monkeypatch.setattr(plugin, "_part", lambda name: imported.append(name))
+    monkeypatch.setattr(plugin, "part_module", lambda name: imported.append(name))
     stands(monkeypatch, dict.fromkeys(("pool", "pinning", "packed"), "vllm.x is gone"))
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     plugin.register()
@@ -227,7 +227,7 @@ def test_a_part_that_fails_is_undone_and_the_others_load(monkeypatch: pytest.Mon
     stands(monkeypatch, {})
     bad, good = Part(RuntimeError("broken")), Part()
     bad.uninstall = lambda: undone.append("bad")  # type: ignore[attr-defined]
-    monkeypatch.setattr(plugin, "_part", {"cache.adopt": bad, "tokens.install": good}.get)
+    monkeypatch.setattr(plugin, "part_module", {"cache.adopt": bad, "tokens.install": good}.get)
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     plugin.register()
     found = state.state()
@@ -244,7 +244,7 @@ def test_strictly_installed_parts_are_undone_when_a_later_part_fails(
     first.uninstall = lambda: taken_back.append("first")  # type: ignore[attr-defined]
     bad = Part(RuntimeError("broken"))
     found = {"cache.adopt": first, "tokens.install": bad}
-    monkeypatch.setattr(plugin, "_part", found.get)
+    monkeypatch.setattr(plugin, "part_module", found.get)
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     monkeypatch.setenv("KVTUNE_SET", '{"strict": true}')
     plugin.register()

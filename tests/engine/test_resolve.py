@@ -189,7 +189,7 @@ def test_processes_start_as_in_vllm_serve_unless_a_variable_says_otherwise(
     if given is not None:
         monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", given)
     job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"))
-    assert profile_module._environment(job, offline=True)["VLLM_WORKER_MULTIPROC_METHOD"] == used
+    assert profile_module.environment_of(job, offline=True)["VLLM_WORKER_MULTIPROC_METHOD"] == used
 
 
 def test_the_next_run_removes_the_work_folder_of_a_killed_run_and_keeps_a_running_ones(
@@ -210,7 +210,7 @@ def test_a_run_is_what_its_file_says_whatever_the_shell_has_set(monkeypatch: pyt
     monkeypatch.setenv("KVTUNE_SET", '{"slack": 128}')
     monkeypatch.setenv("KVTUNE_RECIPE", "recipes/tiny-gemma3-cpu.toml")
     job = ProfileJob(model="tiny-opt", workload=build("decode:requests=1"))
-    seen = {**os.environ, **profile_module._environment(job, offline=True)}
+    seen = {**os.environ, **profile_module.environment_of(job, offline=True)}
     settings = from_environment(seen)
     assert settings is not None and settings.changed() == {}
 
@@ -313,8 +313,8 @@ def test_the_log_of_an_engine_that_did_not_start_replaces_only_such_a_log(tmp_pa
     (out / "engine-failed-2.log").write_text("mine")
     for text in ("one", "two"):
         (work / LOG_FILE).write_text(text)
-        kept = profile_module._failed_log(out)
-        error = profile_module._with_log(KvtuneError("dead"), work, kept, profile_module.FAILED)
+        kept = profile_module.failed_log(out)
+        error = profile_module.with_log(KvtuneError("dead"), work, kept, profile_module.FAILED)
         assert error.hint == f"the engine's whole log is {out / 'engine-failed-3.log'}"
         assert kept.read_text().splitlines()[1:] == [text]
     assert (tmp_path / "kept").read_text() == (out / "engine-failed-2.log").read_text() == "mine"

@@ -229,7 +229,7 @@ def test_a_folder_of_the_user_is_not_taken_for_the_counters(
     mine.mkdir()
     (mine / "data").write_text("mine")
     (tmp_path / "glob-other-dir").mkdir()
-    assert recorder_module._counted(str(mine)) is None
+    assert recorder_module.counted(str(mine)) is None
     assert "name a folder that does not exist" in caplog.text
     assert (mine / "data").read_text() == "mine" and (tmp_path / "glob-other-dir").is_dir()
 
@@ -237,7 +237,7 @@ def test_a_folder_of_the_user_is_not_taken_for_the_counters(
 def test_the_counters_folder_goes_with_its_last_process_and_takes_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "kvtune-serve-*"
     other = tmp_path / "new" / "kvtune-serve-mine"
-    lock = recorder_module._use(folder)
+    lock = recorder_module.use(folder)
     other.mkdir()
     (folder / f"1{PAGE}").touch()
     assert folder.stat().st_mode & 0o777 == 0o700

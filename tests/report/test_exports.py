@@ -274,7 +274,7 @@ def test_a_full_disk_leaves_the_folder_as_it_was(
         if name == "steps":
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kvtune.report.export.csv._write_table", full)
+    monkeypatch.setattr("kvtune.report.export.csv.write_table", full)
     with pytest.raises(KvtuneError, match="No space"):
         write_csv(rounds, folder, force=True)
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("steps.csv", "mine")]

@@ -88,7 +88,7 @@ def test_the_mark_is_there_before_anything_else(temp: Path, monkeypatch: pytest.
             "folder": folder.name,
             "inode": folder.stat().st_ino,
             "pid": os.getpid(),
-            "started": module._started(os.getpid()),
+            "started": module.started_at(os.getpid()),
         }
 
 
@@ -138,7 +138,7 @@ def copied(folder: Path) -> None:
 
 def of_a_maker_that_lives(folder: Path) -> None:
     fields = json.loads((folder / MARK).read_text().split("\n")[1])
-    fields |= {"pid": os.getpid(), "started": module._started(os.getpid())}
+    fields |= {"pid": os.getpid(), "started": module.started_at(os.getpid())}
     (folder / MARK).write_text(f"{LINE}\n{json.dumps(fields)}\n")
 
 

@@ -47,7 +47,7 @@ def standing() -> Standing:
     version = compat.installed_version()
     versions = compat.known_versions()
     known = version in versions
-    manifests = [compat.read(v) for v in ([version] if known else _nearest_first(version, versions))]
+    manifests = [compat.read(v) for v in ([version] if known else nearest_first(version, versions))]
     source = compat.Source()
     aside: dict[str, str] = {}
     for name, part in PARTS.items():
@@ -86,7 +86,7 @@ def _difference(source: compat.Source, manifests: list[compat.Manifest], symbols
     return first
 
 
-def _nearest_first(version: str, versions: list[str]) -> list[str]:
+def nearest_first(version: str, versions: list[str]) -> list[str]:
     """Known versions: the newest that is not newer than this one, then older ones, then newer ones."""
     mine = compat.release(version)
     older = [v for v in versions if compat.release(v) <= mine]

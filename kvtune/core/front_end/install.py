@@ -41,7 +41,7 @@ def install(settings: CoreSettings) -> None:
 
     from kvtune.core.front_end.metrics import wrap_record
 
-    PATCHES.wrap(PART, EngineCore, "abort_requests", _wrap_abort)
+    PATCHES.wrap(PART, EngineCore, "abort_requests", wrap_abort)
     PATCHES.wrap(PART, EngineCore, "_attach_weight_version", _wrap_finished_step)
     PATCHES.wrap(PART, AsyncLLM, "__init__", _wrap_init)
     PATCHES.wrap(PART, AsyncMPClient, "get_output_async", _wrap_get_output)
@@ -88,7 +88,7 @@ def _ask(client: AsyncMPClient) -> None:
         socket.send_multipart((engine, EngineCoreRequestType.ABORT.value, *message))
 
 
-def _wrap_abort(abort: Callable[[EngineCore, list[str]], None]) -> Callable[[EngineCore, list[str]], None]:
+def wrap_abort(abort: Callable[[EngineCore, list[str]], None]) -> Callable[[EngineCore, list[str]], None]:
     def aborted(self: EngineCore, request_ids: list[str]) -> None:
         asked = [name for name in request_ids if name.startswith(MARK)]
         if asked:

@@ -22,7 +22,7 @@ Fields = dict[str, object]
 """A ModelRunnerOutput's attributes, without `sampled_token_ids` where these are packed."""
 
 
-def _reduce_output(
+def reduce_output(
     output: ModelRunnerOutput,
 ) -> tuple[Callable[..., ModelRunnerOutput], tuple[Fields, Packed | None]]:
     fields = dict(output.__dict__)
@@ -51,7 +51,7 @@ def install(settings: CoreSettings) -> None:
     from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.outputs import ModelRunnerOutput
 
-    copyreg.pickle(ModelRunnerOutput, _reduce_output)
+    copyreg.pickle(ModelRunnerOutput, reduce_output)
 
     def wrap(loop: Callable[..., None]) -> Callable[..., None]:
         def looped(self: EngineCoreProc) -> None:

@@ -97,10 +97,10 @@ def install_gpu_outputs() -> None:
     from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
     for kind, prepare in ((AsyncGPUModelRunnerOutput, single_async), (AsyncOutput, single_v2)):
-        _prepared(kind, prepare)
+        prepared_once(kind, prepare)
 
 
-def _prepared(kind: type[Output], prepare: Callable[[Output], None]) -> None:
+def prepared_once(kind: type[Output], prepare: Callable[[Output], None]) -> None:
     def wrap(get_output: Callable[[Output], object]) -> Callable[[Output], object]:
         def prepared(self: Output) -> object:
             try:

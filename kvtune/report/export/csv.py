@@ -30,7 +30,7 @@ def write_csv(run: Run, folder: Path, *, force: bool = False) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with scratch("csv", folder, hidden=True) as whole:  # a full disk leaves the folder as it was
             for path in written:
-                _write_table(run, path.stem, whole / path.name)
+                write_table(run, path.stem, whole / path.name)
             text = msgspec.json.format(msgspec.json.encode(run.header), indent=1)
             (whole / HEADER).write_bytes(text)
             for path in (*written, folder / HEADER):
@@ -42,7 +42,7 @@ def write_csv(run: Run, folder: Path, *, force: bool = False) -> list[Path]:
     return [folder / HEADER, *written]
 
 
-def _write_table(run: Run, name: str, path: Path) -> None:
+def write_table(run: Run, name: str, path: Path) -> None:
     table = run.tables[name]
     heads = list(TABLES[name])
     columns: list[list[object]] = [_plain(table[head]) for head in heads]

@@ -156,7 +156,7 @@ def verify(
         if others and by.replayed:
             survival = _survival(bench, settings, by, simulated_like(recipe))
             simulated = f"made with {', '.join(others)}; simulated first, it {survival}; engine: "
-        outcome = _on_engine(bench, settings, by, workload, rounds, output, say)
+        outcome = on_engine(bench, settings, by, workload, rounds, output, say)
     if others and not simulated:
         simulated = f"made with {', '.join(others)}; "
     outcome = {**outcome, "text": simulated + outcome["text"]}
@@ -167,7 +167,7 @@ def verify(
     return {**outcome, "text": outcome["text"] + remark, "differences": [*others, *other]}
 
 
-def _on_engine(
+def on_engine(
     bench: Bench,
     settings: Settings,
     by: Objective,

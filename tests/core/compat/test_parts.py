@@ -140,5 +140,5 @@ def test_every_part_can_be_asked_for_and_switched_off() -> None:
 
 def test_the_nearest_older_version_gives_the_reasons() -> None:
     versions = ["0.32.0", "0.33.0", "0.35.0"]
-    assert parts._nearest_first("0.34.1", versions) == ["0.33.0", "0.32.0", "0.35.0"]
-    assert parts._nearest_first("0.29.0", versions) == versions
+    assert parts.nearest_first("0.34.1", versions) == ["0.33.0", "0.32.0", "0.35.0"]
+    assert parts.nearest_first("0.29.0", versions) == versions

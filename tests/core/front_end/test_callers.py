@@ -158,7 +158,7 @@ def core(index: int | None = 0) -> Any:
     return engine
 
 
-ABORT = install._wrap_abort(lambda engine, ids: engine.aborted.extend(ids))  # type: ignore[attr-defined]
+ABORT = install.wrap_abort(lambda engine, ids: engine.aborted.extend(ids))  # type: ignore[attr-defined]
 
 
 def outputs(count: int = 8) -> list[EngineCoreOutput]:

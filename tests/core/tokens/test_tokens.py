@@ -146,7 +146,7 @@ class Output:
 )
 def test_v2_rows(shape: int, values: list[int], counts: list[int], passes: bool) -> None:
     kind = type("Wrapped", (Output,), {"get_output": Output.get_output})
-    runners._prepared(kind, runners.single_v2)
+    runners.prepared_once(kind, runners.single_v2)
     try:
         rows = kind(shape, values, counts).get_output()
     finally:
@@ -178,7 +178,7 @@ def test_a_model_output_is_pickled_as_bytes() -> None:
     stock = pickle.loads(pickle.dumps(output))
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, protocol=5)
-    pickler.dispatch_table = {**copyreg.dispatch_table, ModelRunnerOutput: install._reduce_output}
+    pickler.dispatch_table = {**copyreg.dispatch_table, ModelRunnerOutput: install.reduce_output}
     pickler.dump(output)
     unpickled = pickle.loads(buffer.getvalue())
     assert type(unpickled) is ModelRunnerOutput

@@ -30,7 +30,7 @@ def dumps(output: Any, packed: bool) -> bytes:
     pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = dict(copyreg.dispatch_table)
     if packed:
-        pickler.dispatch_table[ModelRunnerOutput] = install._reduce_output
+        pickler.dispatch_table[ModelRunnerOutput] = install.reduce_output
     pickler.dump(output)
     return buffer.getvalue()
 

@@ -58,7 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(verifying, "check_engine", lambda: "0.33.0")
     monkeypatch.setattr(verifying, "installed_device", lambda: "cpu")
     monkeypatch.setattr(verifying, "_in_simulation", simulated)
-    monkeypatch.setattr(verifying, "_on_engine", measured)
+    monkeypatch.setattr(verifying, "on_engine", measured)
     return order
 
 
@@ -137,7 +137,7 @@ def test_a_setting_that_this_vllm_does_nothing_with_stands_aside_by_name(
         tried.append(settings)
         return answer("engine", holds=True)
 
-    monkeypatch.setattr(verifying, "_on_engine", measured)
+    monkeypatch.setattr(verifying, "on_engine", measured)
     monkeypatch.setattr(
         verifying, "without_effect", lambda name: "" if acts or name == "max_num_seqs" else "no such thing"
     )
@@ -165,7 +165,7 @@ def test_its_runs_are_in_a_hidden_folder_that_is_swept_after_a_kill(
 
     monkeypatch.setattr(verifying, "confirm", confirmed)
     with pytest.raises(KeyboardInterrupt):
-        verifying._on_engine(
+        verifying.on_engine(
             bench_of(recipe(), "r.toml")[0],
             {},
             objective("hit-rate"),

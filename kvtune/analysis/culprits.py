@@ -49,15 +49,6 @@ def culprits(run: Run) -> dict[str, Culprits]:
     return by_process
 
 
-def grown(run: Run) -> dict[str, tuple[Culprit, ...]]:
-    """By process key, objects that it had more of at the end than at the start (probe level `full`)."""
-    growth = run.header.extra.growth
-    if growth is None:
-        return {}
-    by_process = {key: _rows(counts, None) for key, counts in _by_process(run, growth).items()}
-    return {key: rows for key, rows in by_process.items() if rows}
-
-
 def _rows(counts: ObjectCounts, scale: float | None) -> tuple[Culprit, ...]:
     rows = [row for row in counts.rows if row.type]
     total = sum(row.count for row in rows) or 1

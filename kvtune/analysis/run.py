@@ -20,7 +20,7 @@ from kvtune.analysis import (
     verdict,
 )
 from kvtune.analysis.cache import PrefixCache, Round
-from kvtune.analysis.culprits import Culprit, Culprits
+from kvtune.analysis.culprits import Culprits
 from kvtune.analysis.gc import Collector
 from kvtune.analysis.host import ceiling, cost, overlap
 from kvtune.analysis.host.ceiling import Ceiling
@@ -122,10 +122,6 @@ class RunAnalysis:
     @cached_property
     def culprits(self) -> dict[str, Culprits]:
         return culprits.culprits(self.run)
-
-    @cached_property
-    def grown(self) -> dict[str, tuple[Culprit, ...]]:
-        return culprits.grown(self.run)
 
     @cached_property
     def memory(self) -> dict[str, Memory]:

@@ -108,7 +108,6 @@ def summary(analysis: RunAnalysis) -> Summary:
         "stalls": asdict(analysis.stalls),
         "gc_steps": as_json(analysis.collections_in_steps),
         "culprits": {process: asdict(rows) for process, rows in analysis.culprits.items()},
-        "heap_growth": {process: [asdict(row) for row in rows] for process, rows in analysis.grown.items()},
         "stacks": msgspec.to_builtins(h.extra.stacks),
         "host_us": {
             "schedule": host.schedule_us,

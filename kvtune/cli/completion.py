@@ -118,7 +118,7 @@ def _fixed(*values: str) -> Callable[[str], Offer]:
 
 
 cores = _fixed("kvtune", "stock")
-probes = _fixed("off", "light", "types", "sites", "full")
+probes = _fixed("off", "light", "types", "sites")
 engine_host_or_sim = _fixed("engine", "host", "sim")
 tuned_on = _fixed("both", "sim", "host")
 places = _fixed("sim", "engine", "both", "host")

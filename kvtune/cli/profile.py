@@ -40,7 +40,7 @@ def profile(
     probe: Annotated[
         str,
         typer.Option(
-            help="What is instrumented, more at each level: off, light, types, sites, full.",
+            help="What is instrumented, more at each level: off, light, types, sites.",
             autocompletion=completion.probes,
         ),
     ] = "light",

@@ -16,7 +16,7 @@ from kvtune.recipe import engine_flags
 from kvtune.run.types import Run
 
 CORES: tuple[Literal["kvtune", "stock"], ...] = ("kvtune", "stock")
-PROBES = ("off", "light", "types", "sites", "full")
+PROBES = ("off", "light", "types", "sites")
 
 
 def core_choice(text: str) -> Literal["kvtune", "stock"]:

@@ -29,7 +29,7 @@ def instruments(
     statuses: list[ProcessFacts],
     outcome: HostOutcome,
 ) -> Extras:
-    """`ledger` (each process's young generation and triggers), and `types`, `sites`, `growth` where they ran."""
+    """`ledger` (each process's young generation and triggers), and `types`, `sites` where they ran."""
     ledger, steps = _ledger(rings, statuses, outcome)
     measured = sum(outcome.start_ns <= at <= outcome.end_ns for at in steps)
     second_pass = sum(outcome.culprits_ns <= at <= outcome.over_ns for at in steps)
@@ -37,7 +37,6 @@ def instruments(
         ledger=ledger,
         types=_samples(load(folder, "types"), index, measured),
         sites=_samples(load(folder, "sites"), index, second_pass),
-        growth=_samples(load(folder, "growth"), index, measured),
     )
 
 

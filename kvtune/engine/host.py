@@ -28,6 +28,8 @@ from kvtune.workload.types import Request, Span, Workload
 
 WARM_UP_STREAM = (1 << 61) + 1
 PROGRESS_S = 0.25
+COUNTS_WRITTEN_S = 0.3
+"""In which the processes' probes write their counts once the run is over."""
 
 
 class Reporter:
@@ -126,25 +128,14 @@ async def serve(plan: HostPlan, folder: Path, reporter: Reporter) -> None:
             why = f"the second pass (allocation sites) failed: {second.failure}" if second.failure else ""
             reporter.send(Event(kind="phase", name="over", at_ns=monotonic_ns(), message=why))
         phase.enter(OVER)
-        await _tallies_written(level, folder)
+        if level != "off":
+            await asyncio.sleep(COUNTS_WRITTEN_S)
     except Exception:
         reporter.send(Event(kind="died", codes=front.died()))
         raise
     finally:
         await front.close()
     reporter.send(Event(kind="done"))
-
-
-async def _tallies_written(level: str, folder: Path) -> None:
-    """Wait until the processes' probes have written their counts."""
-    if level != "off":
-        await asyncio.sleep(0.3)
-    if level == "full":
-        processes = len(list(folder.glob("status-*.json")))
-        for _ in range(300):
-            if len(list(folder.glob("growth-*.json"))) >= processes:
-                return
-            await asyncio.sleep(0.1)
 
 
 async def _watch(driver: Driver, front: FrontEnd, reporter: Reporter) -> None:

@@ -61,7 +61,6 @@ from kvtune.workload.types import Workload
 
 DISTORTING = {
     "types": "the census of young objects stops the process at sampled collections",
-    "full": "tracemalloc slows every allocation",
 }
 
 

@@ -21,7 +21,7 @@ In vLLM's processes:
     phase.py       which phase the run is in: one mapped byte
     lifetime.py    no engine process outlives the one that started it
     recorder.py    `kvtune serve`: live traffic as a trace, counters on /metrics
-    objects/       which objects cause collections (levels types, sites, full)
+    objects/       which objects cause collections (levels types, sites)
 In ours:
     process.py     psutil: memory, CPU time and threads, in a thread of the launcher
     device.py      NVML: use, memory, power, clocks and PCIe traffic of GPUs, in the same thread
@@ -33,5 +33,4 @@ In ours:
     light    pauses, trigger lines, heap size, steps, net allocations a phase   gc.py, heap.py, steps.py
     types    census of the young generation at every 16th collection            objects/census.py
     sites    a second pass: tracemalloc around sampled collections and steps    objects/sites.py, objects/step_sites.py
-    full     tracemalloc throughout; what the heap holds more of at the end     objects/growth.py
 """

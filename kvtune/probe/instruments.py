@@ -16,7 +16,7 @@ from kvtune.core import state
 from kvtune.core.vllm_types import EngineCore, Scheduler
 from kvtune.probe.gc import CollectorProbe, collector_kind
 from kvtune.probe.heap import Heap
-from kvtune.probe.phase import CULPRITS, MEASURING, OVER, STARTING, Phase
+from kvtune.probe.phase import CULPRITS, OVER, STARTING, Phase
 from kvtune.probe.ring import Ring
 from kvtune.probe.status import Status, role
 from kvtune.probe.steps import StepProbe
@@ -51,7 +51,7 @@ class Instruments:
         self.collector = collector = CollectorProbe(ring)
         self._heap = Heap(self.phase)
         collector.listeners.append(self._heap)
-        if self.level in ("types", "sites", "full"):
+        if self.level in ("types", "sites"):
             self._start_object_counts(collector, self.phase)
         collector.install()
         self.steps = StepProbe(ring, collector=collector, digests=os.environ.get("KVTUNE_DIGESTS") == "1")
@@ -133,16 +133,15 @@ class Instruments:
     def _start_object_counts(self, collector: CollectorProbe, phase: Phase) -> None:
         """What a level adds to `light`. Modules are imported where they are needed: light must stay light."""
         level, kind = self.level, collector_kind()
-        if kind != "generational" and level != "full":
+        if kind != "generational":
             self._failed[level] = (
                 f"this Python's collector is {kind}: its young list is not what was allocated last"
             )
             return
-        on_phase: dict[int, list[Action]] = {MEASURING: [], OVER: []}
         savers: list[Action] = []
         limits: list[Action] = []
         try:
-            if level in ("types", "full") and kind == "generational":
+            if level == "types":
                 from kvtune.probe.objects.census import Census
 
                 census = Census(self.folder, phase)
@@ -155,43 +154,28 @@ class Instruments:
                 collector.listeners.append(sites)
                 savers.append(sites.save)
                 limits.append(sites.expire)
-            if level == "full":
-                from kvtune.probe.objects.growth import Growth
-
-                growth = Growth(self.folder)
-                on_phase[MEASURING].append(growth.first)
-                on_phase[OVER].append(growth.second)
         except Exception as error:
             self._failed[level] = f"{type(error).__name__}: {error}"
             return
-        on_phase[OVER] += savers
-        _thread.start_new_thread(self._watch_phase, (phase, on_phase, savers, limits))
+        _thread.start_new_thread(self._keep_counts, (phase, savers, limits))
 
-    def _watch_phase(
-        self, phase: Phase, on_phase: dict[int, list[Action]], savers: list[Action], limits: list[Action]
-    ) -> None:
-        """A thread of these levels: acts on phase changes until the run is over, and saves about once a second."""
-        seen, due = phase.now, 0.0
-        while seen != OVER:
+    def _keep_counts(self, phase: Phase, savers: list[Action], limits: list[Action]) -> None:
+        """A thread of these levels: saves about once a second, and once more when the run is over."""
+        due = 0.0
+        while phase.now != OVER:
             sleep(WATCH_EVERY_S)
-            now = phase.now
             for limit in limits:
                 limit()
-            if now == seen:
-                if now != STARTING and monotonic() > due:
-                    for save in savers:
-                        with contextlib.suppress(
-                            RuntimeError
-                        ):  # mutated during save; retried at the next tick
-                            save()
-                    due = monotonic() + SAVE_EVERY_S
-                continue
-            seen = now
-            for act in on_phase.get(now, ()):
-                try:
-                    act()
-                except Exception as error:
-                    self._failed[self.level] = f"{type(error).__name__}: {error}"
+            if phase.now != STARTING and monotonic() > due:
+                for save in savers:
+                    with contextlib.suppress(RuntimeError):  # mutated during save; retried at the next tick
+                        save()
+                due = monotonic() + SAVE_EVERY_S
+        for save in savers:
+            try:
+                save()
+            except Exception as error:
+                self._failed[self.level] = f"{type(error).__name__}: {error}"
         self.status.due = True
 
     def _keep_status(self, phase: Phase) -> None:

@@ -19,7 +19,7 @@ from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import role
 
 PART = "probe.plugin"
-LEVELS = ("off", "light", "types", "sites", "full")
+LEVELS = ("off", "light", "types", "sites")
 
 _instruments: Instruments | None = None
 """This process's instruments. A fork inherits its parent's until `_after_fork` has replaced them."""

@@ -65,7 +65,6 @@ class ObjectCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     young: int = 0
     cost_us: float = 0.0
     traced_share: float = 0.0
-    traced_bytes: int = 0
     rows: list[ObjectRow] = []
     sampled: str = ""
     at_collections: ObjectCounts | None = None
@@ -185,7 +184,6 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ledger: dict[str, CollectorCounts] = {}  # by process index
     types: ObjectSamples | None = None
     sites: ObjectSamples | None = None
-    growth: ObjectSamples | None = None
     stacks: dict[str, StackSamples] = {}  # by process role
     devices: list[str] = []  # names of the GPUs in table `devices`
     gpus: list[GpuFacts] = []  # of the same GPUs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtune.analysis.culprits import culprits, grown
+from kvtune.analysis.culprits import culprits
 from kvtune.analysis.run import RunAnalysis
 from kvtune.report.pages.run import run_page
 from kvtune.run.extras import read_extras
@@ -62,4 +62,3 @@ def test_incomplete_probe_data_raises_nothing(stored: dict[str, Any]) -> None:
     run = replace_header(rounds_run(prefixes=2), extra=read_extras(stored))
     for sampled in culprits(run).values():
         assert all(row.per_step is None for row in sampled.rows)
-    assert grown(run) == {}

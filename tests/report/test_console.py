@@ -103,11 +103,11 @@ def test_a_prediction_is_marked() -> None:
 def test_distorted_times_and_a_refused_core_are_named() -> None:
     run = replace_header(
         rounds_run(),
-        valid=Validity(timings=False, why="tracemalloc slows every allocation"),
+        valid=Validity(timings=False, why="the census stops the process"),
         core=CoreInfo(name="kvtune", active=False, why="vLLM 0.33 is not known"),
     )
     text = summary_text(summary(RunAnalysis(run)))
-    assert "! Do not trust the times: tracemalloc slows every allocation" in text
+    assert "! Do not trust the times: the census stops the process" in text
     assert "! kvtune's core was not active, this is stock vLLM: vLLM 0.33 is not known" in text
 
 

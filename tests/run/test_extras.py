@@ -47,7 +47,6 @@ EVERYTHING = Extras(
         steps=5,
         processes={"1": ObjectCounts(sampled="steps", rows=ROWS, at_collections=ObjectCounts(rows=ROWS))},
     ),
-    growth=ObjectSamples(steps=5, processes={"1": ObjectCounts(traced_bytes=-8, rows=ROWS)}),
     stacks={
         "engine_core": StackSamples(
             file="a.json",

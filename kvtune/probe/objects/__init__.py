@@ -5,6 +5,5 @@ Counts are bounded, saved as one JSON file a process, and merged by `engine/culp
     census.py       level types: the young generation by type, outside the pause
     sites.py        level sites: tracemalloc between two sampled collections
     step_sites.py   level sites: what one sampled step of EngineCore makes
-    growth.py       level full: what a process holds more of at the end
     tally.py        bounded counts, and their file
 """

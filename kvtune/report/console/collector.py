@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvtune.report.names import process_title
-from kvtune.units import count, ms, percent, size
+from kvtune.units import count, ms, percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,7 +18,7 @@ FUNCTIONS_SHOWN = 8
 
 def collector_details(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType]:
     """The tables below the collector's, without empty ones. `s` is the `--json` object."""
-    tables = [_steps(s, table), *_culprits(s, table), *_growth(s, table), *_stacks(s, table)]
+    tables = [_steps(s, table), *_culprits(s, table), *_stacks(s, table)]
     return [part for part in tables if part is not None]
 
 
@@ -53,19 +53,6 @@ def _culprits(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType | N
             ],
         )
         for process, sampled in (s.get("culprits") or {}).items()
-    ]
-
-
-def _growth(s: Mapping[str, Any], table: MakeTable) -> list[RenderableType | None]:
-    return [
-        table(
-            (f"grown, {process_title(process)}", "made at", "more", "bytes"),
-            [
-                (row["type"], _where(row), count(row["count"]), size(max(0, row["bytes"])))
-                for row in rows[:CULPRITS_SHOWN]
-            ],
-        )
-        for process, rows in (s.get("heap_growth") or {}).items()
     ]
 
 

@@ -19,10 +19,6 @@ def section(analysis: RunAnalysis) -> Section | None:
         _grid(f"{process_title(key)}: {TITLES[sampled.level]}", sampled.rows)
         for key, sampled in analysis.culprits.items()
     ]
-    grids += [
-        _grid(f"{process_title(key)}: what it held more of at the end than at the start", rows)
-        for key, rows in analysis.grown.items()
-    ]
     begun = [
         grid(
             ("line", "collections"),

@@ -1,4 +1,4 @@
-"""Census, sites, growth: a planted culprit ranks first, only its phase is counted, failures stay inside."""
+"""Census, sites: a planted culprit ranks first, only its phase is counted, failures stay inside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from kvtune.probe.gc import CollectorProbe, collector_kind
 from kvtune.probe.heap import Heap
 from kvtune.probe.objects import sites as sites_module
 from kvtune.probe.objects.census import Census
-from kvtune.probe.objects.growth import Growth
 from kvtune.probe.objects.sites import Sites, site_reader
 from kvtune.probe.objects.step_sites import StepSites
 from kvtune.probe.objects.tally import OTHER, Tally, load, save
@@ -250,31 +249,6 @@ def test_a_pause_of_a_large_heap_is_within_five_percent_of_an_outside_clock(tmp_
         low <= reported_ns <= high for low, reported_ns, high in zip(least, reported, most, strict=True)
     )
     assert min(reported_ns / low for reported_ns, low in zip(reported, least, strict=True)) <= 1.05
-
-
-class Leaky:
-    __slots__ = ("kept",)
-
-    def __init__(self) -> None:
-        self.kept: list[Any] = []
-
-
-def test_growth_names_what_is_more_than_before(tmp_path: Path) -> None:
-    was = tracemalloc.is_tracing()
-    growth = Growth(tmp_path)
-    gc.freeze()  # not what the tests before this one have imported
-    try:
-        growth.first()
-        leak = [Leaky() for _ in range(500)]
-        growth.second()
-    finally:
-        gc.unfreeze()
-        if not was:
-            tracemalloc.stop()
-    rows = next(iter(load(tmp_path, "growth").values()))["rows"]
-    grown = {(r["type"].rsplit(".", 1)[-1], r["file"]): r["count"] for r in rows}
-    assert grown["Leaky", __file__] == len(leak)
-    assert sum(row["bytes"] for row in rows) > 500 * 40
 
 
 class Breaks:

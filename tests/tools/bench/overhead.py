@@ -135,19 +135,6 @@ class Sites(Level):
     level, asked = "sites", "1.25"
 
 
-class Full(Level):
-    short = False
-    level = "full"
-
-    def on(self) -> None:
-        super().on()
-        tracemalloc.start(1)
-
-    def off(self) -> None:
-        tracemalloc.stop()
-        super().off()
-
-
 class GcDebug(Instrument):
     """What VLLM_GC_DEBUG attaches in EngineCore, its log going to a file."""
 
@@ -225,7 +212,6 @@ INSTRUMENTS: dict[str, tuple[str, type[Instrument]]] = {
     "light": ("kvtune light", Light),
     "types": ("kvtune types", Types),
     "sites": ("kvtune sites (second pass)", Sites),
-    "full": ("kvtune full", Full),
     "gc_debug": ("VLLM_GC_DEBUG=1", GcDebug),
     "gc_debug_top": ("VLLM_GC_DEBUG, top_objects 5", GcDebugTop),
     "memray": ("memray", Memray),

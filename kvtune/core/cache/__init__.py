@@ -4,7 +4,8 @@ Pinning decides here: `windows.py` chooses which window blocks of a prompt get a
 resume there) and gives each a grade; `tiers.py` holds the free blocks; a policy of `core/policies` decides
 the tier of a grade and the order of eviction.
 
-    tiers.py     the free blocks in queues that a policy orders; survives its failure, mends broken queues
+    tiers.py     the free blocks in queues that a policy orders
+    breaker.py   the first error of the pool or the windows: stock decides from then on
     quick.py     vLLM's BlockPool with its loops over blocks inlined; the simulator has it, too
     pool.py      TieredPool: that with tiers as its free queue; tells the policy of hits and evictions
     windows.py   which sliding-window blocks are kept, and their grade

@@ -88,10 +88,12 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
         for group in windows:
             group.__class__ = window.KeepingWindowManager
             group.adopt_window(settings)
+            pool.breaker.hand_back.append(group.stand_down)
         if policy != "pin":
             manager.__class__ = KeepingManager
             manager.windows = tuple(windows)
             manager.keeps_output = settings.output_window
+            pool.breaker.hand_back.append(manager.stand_down)
     state.gauge(pool.counters)
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
 
-from kvtune.core import state
 from kvtune.core.cache.windows import KeepingWindowManager
 from kvtune.core.vllm_types import KVCacheBlock
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-
-logger = logging.getLogger("vllm.kvtune")
 
 
 class KeepingManager(KVCacheManager):  # type: ignore[misc]
@@ -23,20 +19,18 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
 
     windows: tuple[KeepingWindowManager, ...]
     keeps_output: bool
-    compares = True
-    """Windows that stock would have hit become younger with those that a prompt hits."""
+
+    def stand_down(self) -> None:
+        """Do nothing more than stock."""
+        self.windows, self.keeps_output = (), False
 
     def get_computed_blocks(self, request: Request, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
         found: tuple[KVCacheBlocks, int, int] = super().get_computed_blocks(request, *limit)
-        if found[1] and self.compares and self.block_pool.extras_first:
+        if found[1] and self.block_pool.extras_first:
             try:
                 return self._as_in_stock(found, request, *limit)
             except Exception as error:
-                self.compares = False
-                state.note(f"windows that stock would have hit are no longer renewed: {error!r}")
-                logger.error(
-                    "kvtune: windows that stock would have hit are no longer renewed", exc_info=error
-                )
+                self.block_pool.breaker.trip(error)
         return found
 
     def _as_in_stock(
@@ -77,6 +71,4 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
             for group in self.windows:
                 group.keep_output(request)
         except Exception as error:
-            self.keeps_output = False
-            state.part("output_window", False, f"switched off: {error!r}")
-            logger.error("kvtune: the last window of outputs is no longer kept", exc_info=error)
+            self.block_pool.breaker.trip(error)

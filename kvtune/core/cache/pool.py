@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from kvtune.core.cache.breaker import Breaker
 from kvtune.core.cache.quick import QuickPool
 from kvtune.core.cache.tiers import BLANK, Tiers
 from kvtune.core.policies import OUTPUT, WINDOW
@@ -28,6 +29,10 @@ class TieredPool(QuickPool):
         self.free_block_queue = tiers
 
     @property
+    def breaker(self) -> Breaker:
+        return self.free_block_queue.breaker
+
+    @property
     def extras_first(self) -> bool:
         """What stock keeps is kept as stock would; extras only fill the rest of the pool."""
         return self.free_block_queue.policy.extras_first
@@ -39,7 +44,7 @@ class TieredPool(QuickPool):
         else:
             tiers.use_again(blocks)
         if tiers.tells_hit:
-            self._tell(tiers.policy.hit, blocks)
+            self._tell(tiers.policy.hit, _ids(blocks))
 
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
@@ -50,18 +55,11 @@ class TieredPool(QuickPool):
             self._blank(twin)
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
         if tiers.tells_stored:
-            self._tell_stored([block], [block_hash_with_group_id], twin is not None)
+            self._tell(tiers.policy.stored, [block.block_id], [block_hash_with_group_id], twin is not None)
 
     def tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
         if self.free_block_queue.tells_stored:
-            self._tell_stored(blocks, keys, False)
-
-    def _tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes], resident: bool) -> None:
-        tiers = self.free_block_queue
-        try:
-            tiers.policy.stored([block.block_id for block in blocks], keys, resident)
-        except Exception as error:
-            tiers.policy_failed(error)
+            self._tell(self.free_block_queue.policy.stored, _ids(blocks), keys, False)
 
     def _blank(self, extra: KVCacheBlock) -> None:
         """Give up a free extra whose content was just computed again: a lookup would find it before the new block."""
@@ -83,12 +81,9 @@ class TieredPool(QuickPool):
 
     def tell_evicted(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
         tiers = self.free_block_queue
-        block_ids = [block.block_id for block in blocks]
+        block_ids = _ids(blocks)
         if tiers.tells_evicted:
-            try:
-                tiers.policy.evicted(block_ids, keys)
-            except Exception as error:
-                tiers.policy_failed(error)
+            self._tell(tiers.policy.evicted, block_ids, keys)
         grade_of = tiers.grade_of
         for block_id in block_ids:
             grade_of[block_id] = WINDOW
@@ -99,10 +94,7 @@ class TieredPool(QuickPool):
         tiers = self.free_block_queue
         tiers.grade_of = bytearray(tiers.num_blocks)
         tiers.blank_all()
-        try:
-            tiers.policy.reset()
-        except Exception as error:
-            tiers.policy_failed(error)
+        self._tell(tiers.policy.reset)
         return True
 
     def grade(self, blocks: Sequence[KVCacheBlock], grades: Sequence[int]) -> None:
@@ -123,7 +115,7 @@ class TieredPool(QuickPool):
     def leave(self, blocks: Sequence[KVCacheBlock]) -> None:
         """A conversation went on behind these blocks: its next turn resumes farther on."""
         if self.free_block_queue.tells_left:
-            self._tell(self.free_block_queue.policy.left, blocks)
+            self._tell(self.free_block_queue.policy.left, _ids(blocks))
 
     def renew(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Make these blocks the youngest of their tiers, where they are free, as if a prompt had used them last."""
@@ -153,14 +145,18 @@ class TieredPool(QuickPool):
         finally:
             del self.get_cached_block
 
-    def _tell(self, hook: Callable[[list[int]], None], blocks: Sequence[KVCacheBlock]) -> None:
+    def _tell(self, hook: Callable[..., None], *what: object) -> None:
         try:
-            hook([block.block_id for block in blocks])
+            hook(*what)
         except Exception as error:
-            self.free_block_queue.policy_failed(error)
+            self.breaker.trip(error)
 
     def counters(self) -> dict[str, int]:
         """Counters for the run file: blocks given out by tier, failures."""
         tiers = self.free_block_queue
         counts = {f"given_out_{name}": n for name, n in zip(tiers.names, tiers.taken[BLANK:], strict=True)}
-        return {**counts, "pool_failures": tiers.failures}
+        return {**counts, "pool_failures": int(self.breaker.tripped)}
+
+
+def _ids(blocks: Sequence[KVCacheBlock]) -> list[int]:
+    return [block.block_id for block in blocks]

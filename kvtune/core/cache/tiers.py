@@ -7,23 +7,20 @@
 
 Contract: every free block is in exactly one queue; every operation is O(1) per block; the free count is the sum of all
 tiers; only `popleft_n` (in get_new_blocks) moves blocks between tiers, so admission checks see no difference to stock.
-A policy that raises is replaced by "tiers in order, oldest first"; broken queues are rebuilt from ref counts.
+A policy that raises trips the breaker (breaker.py); broken queues are then filled again from ref counts.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from kvtune.core import state
+from kvtune.core.cache.breaker import Breaker
 from kvtune.core.policies import Policy
 from kvtune.core.policies.lru import InOrder
 from kvtune.core.policies.make import make
 from kvtune.core.settings import CoreSettings
-
-logger = logging.getLogger("vllm.kvtune")
 
 BLANK = 1
 
@@ -44,7 +41,7 @@ class Tiers:
         self.settings = settings
         self.names = ("blank", *self.policy.tiers)
         self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.tiers) + 2)]
-        self.failures = 0
+        self.breaker = Breaker(self.by_age)
         self.taken = [0] * len(self.queues)  # blocks given out, by tier
 
     def use(self, policy: Policy) -> None:
@@ -88,7 +85,7 @@ class Tiers:
         try:
             return self._take(n)
         except Exception as error:
-            self.rebuild(error)
+            self._mend(error)
             return self._take(n)
 
     def _take(self, n: int) -> list[KVCacheBlock]:
@@ -110,15 +107,11 @@ class Tiers:
         blank = self.queues[BLANK].num_free_blocks
         if blank:
             return BLANK, min(blank, wanted)
-        try:
-            tier, count = self.policy.choose(wanted)
-            if not 0 < count <= min(wanted, self.size(tier)):
-                raise ValueError(
-                    f"policy {self.policy.name} chose {count} of {self.size(tier)} blocks in tier {tier}"
-                )
-        except Exception as error:
-            self.policy_failed(error)
-            tier, count = self.policy.choose(wanted)
+        tier, count = self.policy.choose(wanted)
+        if not 0 < count <= min(wanted, self.size(tier)):
+            raise ValueError(
+                f"policy {self.policy.name} chose {count} of {self.size(tier)} blocks in tier {tier}"
+            )
         return tier + 1, count
 
     def remove(self, block: KVCacheBlock) -> None:
@@ -129,7 +122,7 @@ class Tiers:
                 raise RuntimeError(f"block {block_id} is free but in no tier")
             self.queues[tier_of[block_id]].remove(block)
         except Exception as error:
-            self.rebuild(error)
+            self._mend(error)
             tier_of = self.tier_of
             self.queues[tier_of[block_id]].remove(block)
         tier_of[block_id] = 0
@@ -178,7 +171,7 @@ class Tiers:
             if len(tiers) != len(blocks) or not 0 < min(found) <= max(found) < len(self.queues) - 1:
                 raise ValueError(f"policy {self.policy.name} placed a block in a tier that it does not have")
         except Exception as error:
-            self.policy_failed(error)
+            self.breaker.trip(error)
             tiers = [len(self.policy.tiers)] * len(blocks)
             found = set(tiers)
         if len(found) == 1:
@@ -226,21 +219,15 @@ class Tiers:
 
     # Failures of the policy or of the queues.
 
-    def policy_failed(self, error: Exception) -> None:
-        """Replace the policy for good by "tiers in order, oldest first"."""
-        self.failures += 1
-        failed = self.policy.name
+    def by_age(self) -> None:
+        """Place and choose as stock's queue does from now on; what lies in other tiers is given out first."""
         in_order = InOrder(self, self.settings)
         in_order.tiers = self.policy.tiers
         self.use(in_order)
-        state.note(f"policy {failed} failed and was replaced by least recently used: {error!r}")
-        logger.error("kvtune: policy %s failed, blocks are now evicted by age", failed, exc_info=error)
 
-    def rebuild(self, error: Exception) -> None:
-        """Fill the queues again from the blocks' reference counts, after an inconsistency."""
-        self.failures += 1
-        state.note(f"the pool's queues were rebuilt: {error!r}")
-        logger.error("kvtune: the pool's queues were rebuilt", exc_info=error)
+    def _mend(self, error: Exception) -> None:
+        """Trip the breaker, and fill the queues again from the blocks' reference counts."""
+        self.breaker.trip(error)
         free = [block for block in self.blocks if block.ref_cnt == 0 and not block.is_null]
         for queue in self.queues:
             queue.__init__([])

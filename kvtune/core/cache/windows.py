@@ -15,19 +15,15 @@ kept instead (the published policy).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
 
-from kvtune.core import state
 from kvtune.core.cache.pool import TieredPool
 from kvtune.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW
 from kvtune.core.settings import CoreSettings
-
-logger = logging.getLogger("vllm.kvtune")
 
 Span = tuple[int, int, int]
 """First block, end block, grade."""
@@ -103,7 +99,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
                 return
             grades = self._grades(start, end, retention_interval, boundaries, len(replay_boundaries))
         except Exception as error:
-            self.stand_down(error)
+            self.block_pool.breaker.trip(error)
             SlidingWindowManager.cache_blocks(
                 self,
                 request,
@@ -144,11 +140,9 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
             own = self._mask(start, end, retention_interval, boundaries[:replays]) or [True] * len(window)
             pool.leave([block for block, is_own in zip(window, own, strict=True) if not is_own])
 
-    def stand_down(self, error: Exception) -> None:
+    def stand_down(self) -> None:
         """Become stock's manager, for good."""
         self.__class__ = SlidingWindowManager
-        state.part("pinning", False, f"switched off: {error!r}")
-        logger.error("kvtune: a window group is stock's from here on", exc_info=error)
 
     def _grades(
         self,

@@ -1,4 +1,4 @@
-"""Least recently used, exactly as stock: one queue, oldest first. A failed order is replaced by `InOrder`."""
+"""Least recently used, exactly as stock: one queue, oldest first. `InOrder` replaces an order that failed."""
 
 from __future__ import annotations
 

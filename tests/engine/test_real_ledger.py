@@ -36,7 +36,8 @@ def test_sites_name_the_sampled_tokens_of_stock(tmp_path: Path) -> None:
 
 
 def test_types_and_stacks(tmp_path: Path) -> None:
-    longer = LOAD.replace("output=100", "output=200")  # a census is taken at every 16th collection
+    # A census is taken at every 16th collection, and EngineCore makes one for about twenty new requests.
+    longer = "decode:requests=512,prompt=48,output=100"
     ran = run(tmp_path, "--probe", "types", "--stacks", "--core", "stock", load=longer)
     by_process = culprits(ran.run)["engine_core"]
     assert by_process.level == "types" and by_process.samples >= 1

@@ -12,7 +12,8 @@ import msgspec
 from kvtune.analysis.replayed import brings, helping, points, tried
 from kvtune.explain.explanation import Counts, Explanation
 from kvtune.explain.replays import View
-from kvtune.sim.verdicts.causes import CAUSES, MEANING
+from kvtune.run.misses import cause_meaning
+from kvtune.sim.verdicts.causes import CAUSES
 from kvtune.sim.worker import Report
 from kvtune.terminal import Column, FittedTable, folded
 from kvtune.units import count, ms, percent
@@ -59,7 +60,7 @@ def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
     yield f"  {'hit':<{wide}}{count(explanation.hit_tokens):>14}{percent(explanation.hit_tokens, query):>9}{memory}"
     for cause in sorted(shown, key=lambda cause: -explanation.misses[cause]):
         tokens = explanation.misses[cause]
-        yield f"  {cause:<{wide}}{count(tokens):>14}{percent(tokens, query):>9}  {MEANING[cause]}"
+        yield f"  {cause:<{wide}}{count(tokens):>14}{percent(tokens, query):>9}  {cause_meaning(cause)}"
     total = explanation.hit_tokens + sum(explanation.misses.values())
     yield f"  {'':<{wide}}{count(total):>14}{percent(total, query):>9}"
     if len(explanation.by_class) > 1:

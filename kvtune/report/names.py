@@ -1,4 +1,4 @@
-"""Titles for keys of a run file: its processes and the causes of misses."""
+"""Titles of a run's processes, commands, files and times."""
 
 from __future__ import annotations
 
@@ -12,25 +12,6 @@ from kvtune.run.types import Run
 from kvtune.units import ms
 
 ROLES = {"front_end": "front end", "engine_core": "EngineCore"}
-
-CAUSES = {
-    "cold": "never seen before",
-    "partial_block": "seen, but not a whole block",
-    "last_token": "last token, always recomputed",
-    "not_cached": "seen before, not in the cache",
-    "not_retained": "seen, but no window or state was kept",
-    "evicted": "kept, then evicted",
-    "lagging_group": "cache groups held different parts",
-    "eagle_drop": "computed again for EAGLE or MTP",
-    "draft_group": "lost to the draft model's blocks",
-    "skipped_lookup": "no cache lookup",
-    "evicted_from_both": "evicted from the pool and host memory",
-    "never_stored": "evicted, never stored in host memory",
-    "stored_late": "evicted, not stored in time",
-    "store_refused": "evicted, no room in host memory",
-    "window_not_stored": "evicted, window or state not stored",
-    "unclassified": "cause unknown",
-}
 
 
 def process_title(key: str) -> str:
@@ -113,7 +94,3 @@ def when(started_at: str) -> str:
     except ValueError:
         return started_at
     return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
-
-
-def cause_title(cause: str) -> str:
-    return CAUSES.get(cause, cause.replace("_", " "))

@@ -13,7 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 from kvtune.report.console.collector import collector_details
 from kvtune.report.console.offload import offload_view
 from kvtune.report.console.stalls import stalls_view
-from kvtune.report.names import busiest, cause_title, process_title
+from kvtune.report.names import busiest, process_title
+from kvtune.run.misses import cause_title
 from kvtune.terminal import Column, FittedTable, command, console
 from kvtune.units import count, ms, percent, size
 

@@ -6,8 +6,8 @@ from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import WINNABLE, winnable
 from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
-from kvtune.report.names import cause_title
 from kvtune.report.sections.ladder import ladder
+from kvtune.run.misses import cause_meaning, cause_title
 from kvtune.units import count, ms, percent
 
 HIT = "hit"
@@ -25,25 +25,7 @@ COLORS = {
     "last_token": SERIES[4],
     "cold": "var(--c-miss)",
 }
-MEANINGS = {
-    HIT: "read from the cache, not computed",
-    "cold": "not computed before, so no cache could have it",
-    "partial_block": "beyond the last full block that is in the cache",
-    "last_token": "a prompt's last token is always computed, to get the next one; a hit ends before its block",
-    "not_cached": "computed before, so an infinite cache would have it; settings can win this",
-    "evicted": "a larger pool or a better eviction order would have kept it",
-    "not_retained": "windows and states are kept at some positions only; retention and kvtune's core decide which",
-    "lagging_group": "every group of layers held something, but not up to the same token",
-    "eagle_drop": "speculation by EAGLE or MTP computes the last block that matches again, at each hit",
-    "draft_group": "the draft model's own cache group did not hold it, or its blocks pushed it out of the pool",
-    "skipped_lookup": "prefix caching was off for the request or the engine",
-    "evicted_from_both": "a larger pool or a larger tier of host memory would have kept it",
-    "never_stored": "vLLM stores prompts in host memory, not answers, unless told so",
-    "stored_late": "host memory had no room when it was offered; it will be offered again",
-    "store_refused": "host memory had no room when it was offered: a larger tier has",
-    "window_not_stored": "host memory keeps windows and states at few places: a retention interval keeps more",
-    UNCLASSIFIED: "the workload was not available, so causes cannot be told apart",
-}
+HIT_MEANING = "read from the cache, not computed"
 
 
 def section(analysis: RunAnalysis) -> Section | None:
@@ -110,7 +92,12 @@ def _causes(cache: PrefixCache) -> Chart:
         order=range(len(parts)),
     )
     rows = [
-        (titles[c], Cell(count(n), n), Cell(percent(n, cache.query_tokens), n), MEANINGS.get(c, ""))
+        (
+            titles[c],
+            Cell(count(n), n),
+            Cell(percent(n, cache.query_tokens), n),
+            HIT_MEANING if c == HIT else cause_meaning(c),
+        )
         for c, n in parts.items()
     ]
     largest = max((c for c in parts if c != HIT), key=lambda c: parts[c], default=None)

@@ -27,23 +27,6 @@ CAUSES = (
     *TIER_CAUSES,
 )
 
-MEANING = {
-    "cold": "never seen before",
-    "partial_block": "seen before, but fills only part of a match unit",
-    "last_token": "recomputed: the engine needs a token to sample from",
-    "not_retained": "seen before, but no window or state was kept at that boundary",
-    "evicted": "cached, then evicted",
-    "lagging_group": "the KV cache groups hold different boundaries, and a hit needs the same in all",
-    "eagle_drop": "the last block that matches: EAGLE and MTP compute it again at each hit",
-    "draft_group": "the draft model's KV cache group lacks it, or took its blocks",
-    "skipped_lookup": "the engine did not look in the cache",
-    "evicted_from_both": "cached, then evicted; stored in host memory, and evicted there too",
-    "never_stored": "cached, then evicted; never offered to host memory (answers), or not admitted there",
-    "stored_late": "cached, then evicted; host memory had no room yet, and the store is still to be tried again",
-    "store_refused": "cached, then evicted; host memory had no room, and the store was given up",
-    "window_not_stored": "cached, then evicted; vLLM did not store this window or state in host memory",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:

@@ -64,18 +64,6 @@ DISTORTING = {
 }
 
 
-SETTINGS_OF_CACHE = (
-    "offload",
-    "hash_block_size",
-    "hit_alignment_tokens",
-    "retention_interval",
-    "scheduler",
-    "pool",
-    "policy",
-    "tiers",
-)
-
-
 def record(
     folder: Path,
     plan: HostPlan,
@@ -222,14 +210,7 @@ def _core(requested: CoreInfo, state: CoreState | None, workers: Sequence[CoreSt
 
 def _engine(facts: dict[str, Any], cache: CacheFacts, args: Sequence[str]) -> EngineInfo:
     known = {k: v for k, v in facts.items() if k != "model_config"}
-    info = msgspec.convert({**known, "args": list(args)}, EngineInfo)
-    return msgspec.structs.replace(
-        info,
-        num_blocks=cache.get("num_blocks", info.num_blocks),
-        groups=cache.get("groups", []),
-        kv_specs=cache.get("kv_specs", {}),
-        settings={**info.settings, **{k: value for k, value in cache.items() if k in SETTINGS_OF_CACHE}},
-    )
+    return msgspec.convert({**known, "args": list(args)}, EngineInfo).with_cache(cache)
 
 
 def _request_tables(

@@ -6,6 +6,7 @@ or removing one raises SCHEMA, and needs an upgrade in file.py and a golden file
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -187,6 +188,19 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, bool] = {}
 
 
+SETTINGS_OF_CACHE = (
+    "offload",
+    "hash_block_size",
+    "hit_alignment_tokens",
+    "retention_interval",
+    "scheduler",
+    "pool",
+    "policy",
+    "tiers",
+)
+"""What an engine's settings take from the description of its KV cache."""
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vllm: str = ""
     torch: str = ""
@@ -206,6 +220,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     like_device: str = ""  # the device of --like-device; "": the machine's own
     groups: list[dict[str, Any]] = []  # KV cache groups: kind, block_size, sliding_window, layers, page_bytes
     kv_specs: dict[str, Any] = {}  # from which `sim` rebuilds this engine's KV config without the model
+
+    def with_cache(self, cache: Mapping[str, Any]) -> EngineInfo:
+        """The engine with what `probe.describe` says of its KV cache."""
+        taken = {name: cache[name] for name in SETTINGS_OF_CACHE if name in cache}
+        return msgspec.structs.replace(
+            self,
+            num_blocks=cache.get("num_blocks", self.num_blocks),
+            groups=cache.get("groups", []),
+            kv_specs=cache.get("kv_specs", {}),
+            settings={**self.settings, **taken},
+        )
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -222,23 +222,7 @@ def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> 
     info = msgspec.convert(
         {**plain, "args": without_secrets(settings.engine_args), "origins": decided}, EngineInfo
     )
-    cache_settings = (
-        "offload",
-        "hash_block_size",
-        "hit_alignment_tokens",
-        "retention_interval",
-        "scheduler",
-        "pool",
-        "policy",
-        "tiers",
-    )
-    return msgspec.structs.replace(
-        info,
-        num_blocks=cache["num_blocks"],
-        groups=cache["groups"],
-        kv_specs=cache.get("kv_specs", {}),
-        settings={**info.settings, **{name: cache[name] for name in cache_settings if name in cache}},
-    )
+    return info.with_cache(cache)
 
 
 def _model_config(vllm_config: VllmConfig) -> dict[str, object]:

@@ -143,7 +143,7 @@ def test_traces_with_long_gaps_and_repeated_lines_replay(
         (["--on", "sim", "--mode", "quick"], "--mode must be"),
         (["--mode", "jump"], "is for simulations"),
         (["--like", str(GALLERY / "rounds-stock.kvrun")], "is for simulations"),
-        (["--step-us", "8"], "is for a device that only takes time"),
+        (["--step-us", "8"], "sets the step time of a simulated device"),
         (["--on", "host", "--mode", "jump"], "is for simulations"),
         (["--on", "host", "--like", str(GOLDEN / "schema1-bare.kvrun")], "no KV specs"),
         (["--on", "sim", "--like", "/no/such.kvrun"], "/no/such.kvrun"),

@@ -123,7 +123,7 @@ engine_host_or_sim = _fixed("engine", "host", "sim")
 tuned_on = _fixed("both", "sim", "host")
 places = _fixed("sim", "engine", "both", "host")
 devices = _fixed("h100", "a100", "l4", "cpu")
-modes = _fixed("exact", "jump", "coarse")
+modes = _fixed("exact", "jump")
 front_end_knobs = _listed(("stream_interval", "api_server_count"))
 objectives = _listed(("hit-rate", "ttft", "throughput", "goodput", "ceiling"))
 

@@ -78,7 +78,7 @@ def profile(
     mode: Annotated[
         str,
         typer.Option(
-            help="With --on sim: exact, jump (steady decoding skipped) or coarse (for screening).",
+            help="With --on sim: exact, or jump (steady decoding in leaps: same hits and times, other block ids).",
             autocompletion=completion.modes,
         ),
     ] = "exact",

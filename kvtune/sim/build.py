@@ -18,7 +18,7 @@ from kvtune.engine.flags import settings_given
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.pool import TOO_SMALL
-from kvtune.sim.settings import COARSE_BLOCK, COARSE_CHUNKS, SimSettings
+from kvtune.sim.settings import SimSettings
 from kvtune.sim.vllm_types import EngineCore, EngineScheduler
 from kvtune.units import count
 
@@ -64,7 +64,7 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
     engine.model_executor.requests = scheduler.requests
     if settings.shortcuts:
         _take_shortcuts(scheduler, settings)
-    # Jumps look like speculation to the scheduler; there is no drafter whose statistics could be kept.
+    # There is no drafter whose statistics could be kept.
     scheduler.make_spec_decoding_stats = lambda *args, **kwargs: None
     return engine
 
@@ -177,8 +177,8 @@ def _engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
 
 
 def _resize(settings: SimSettings, config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:
-    """Apply a block size that was asked for, or coarse mode's. Blocks of models with states are never changed."""
-    from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
+    """Apply a block size that was asked for. Blocks of models with states are never changed."""
+    from vllm.v1.kv_cache_interface import AttentionSpec
 
     cache = config.cache_config
     attention = all(isinstance(spec, AttentionSpec) for spec in specs.values())
@@ -189,16 +189,6 @@ def _resize(settings: SimSettings, config: VllmConfig, specs: dict[str, KVCacheS
         )
     now = int(cache.block_size)
     wanted = settings.block_tokens or now
-    if settings.mode == "coarse" and all(isinstance(spec, FullAttentionSpec) for spec in specs.values()):
-        scheduler = config.scheduler_config
-        scheduler.max_num_batched_tokens *= COARSE_CHUNKS
-        if scheduler.max_num_scheduled_tokens:
-            scheduler.max_num_scheduled_tokens *= COARSE_CHUNKS
-    if settings.mode == "coarse" and attention and wanted < COARSE_BLOCK:
-        factor = COARSE_BLOCK // wanted
-        wanted *= factor
-        if cache.num_gpu_blocks_override:
-            cache.num_gpu_blocks_override = max(2, cache.num_gpu_blocks_override // factor)
     if wanted == now:
         return
     cache.block_size = wanted

@@ -6,7 +6,7 @@ asynchronous scheduling overlaps steps as it does on a device that runs them one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
@@ -18,7 +18,7 @@ from kvtune.device.executor import ModellessExecutor
 from kvtune.device.offload import Tier, tier_of
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.steps import ExecutedStep
-from kvtune.sim.vllm_types import EngineRequest, ModelOutput, ScheduledStep, SchedulerOutput
+from kvtune.sim.vllm_types import EngineRequest, ModelOutput, SchedulerOutput
 
 _TOKEN = [0]
 """What every request generates. Shared by all rows: nothing downstream changes a row of one token."""
@@ -34,21 +34,6 @@ class Machine:
     clock: VirtualClock
     cost: StepCost
     copy: CopyTime = field(default_factory=CopyTime)
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """Plain decodes that run in the next step without being in its SchedulerOutput (`fast/mixed.py`).
-
-    `whole_step`: what a digest reads of the step with them in it; None where no digests are kept.
-    """
-
-    requests: int
-    context_tokens: int
-    whole_step: ScheduledStep | None
-
-
-NONE_SET_ASIDE = SetAside(0, 0, None)
 
 
 class VirtualResult:
@@ -80,9 +65,6 @@ class SimExecutor(ModellessExecutor):
         """The state before the first step. Tests give it to real executors, too."""
         self.requests: dict[str, EngineRequest] = {}  # the scheduler's, set once it exists
         self.on_step: Callable[[ExecutedStep], None] | None = None
-        self.jump_ends_s: Sequence[float] | None = None
-        """Set before a jump: the ends of the single decode steps that the next step stands for."""
-        self.set_aside = NONE_SET_ASIDE
         self.tier: Tier | None = None
         """Host memory behind the KV cache, where the engine offloads."""
         self._pending: VirtualResult | None = None
@@ -94,21 +76,18 @@ class SimExecutor(ModellessExecutor):
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> VirtualResult:
         """The step's output as a future, also where EngineCore's synchronous step asks for it."""
         scheduled = scheduler_output.num_scheduled_tokens
-        aside, clock, jump_ends_s = self.set_aside, self.machine.clock, self.jump_ends_s
-        tier = self.tier
+        clock, tier = self.machine.clock, self.tier
         if tier is not None:
             tier.before(scheduler_output, clock.now_s)
-        if not scheduled and not aside.requests:
+        if not scheduled:
             empty = EMPTY_MODEL_RUNNER_OUTPUT
             if tier is not None:
                 copied = tier.after(scheduler_output, clock.now_s)
                 empty = ModelRunnerOutput.with_kv_conn_output_only(copied)
             return VirtualResult(clock, clock.now_s, empty)
-        made = _TOKEN if jump_ends_s is None else [0] * len(jump_ends_s)
         rows: list[list[int]] = []
         requests = self.requests
-        decodes, context = aside.requests, aside.context_tokens
-        prefill = prefill_context = 0
+        decodes = context = prefill = prefill_context = 0
         prefill_kv = 0.0
         for request_id, tokens in scheduled.items():
             request = requests[request_id]
@@ -118,7 +97,7 @@ class SimExecutor(ModellessExecutor):
             if request.is_prefill_chunk:
                 rows.append([])
             else:
-                rows.append(made if jump_ends_s is None else made.copy())
+                rows.append(_TOKEN)
                 if before >= request.num_prompt_tokens:
                     decodes += 1
                     continue
@@ -126,23 +105,18 @@ class SimExecutor(ModellessExecutor):
             prefill_context += before
             prefill_kv += tokens * (before + tokens / 2)
         start = max(clock.now_s, clock.device_free_s)
-        if jump_ends_s is None:
-            cost = self.machine.cost.seconds(prefill, decodes, context - prefill_context, prefill_kv)
-        else:
-            cost = jump_ends_s[-1] - start
-        end = clock.run(cost)
+        end = clock.run(self.machine.cost.seconds(prefill, decodes, context - prefill_context, prefill_kv))
         if self.on_step is not None:
             self.on_step(
                 ExecutedStep(
                     start_s=start,
                     end_s=end,
                     prefill_tokens=prefill,
-                    requests=len(scheduled) + aside.requests,
+                    requests=len(scheduled),
                     decodes=decodes,
                     context_tokens=context,
                     prefill_context_tokens=prefill_context,
-                    scheduled=aside.whole_step or scheduler_output,
-                    jump_ends_s=jump_ends_s,
+                    scheduled=scheduler_output,
                 )
             )
         ids = list(scheduled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,8 +70,6 @@ class ReplayJournal:
         self.keeps_tokens, self.keeps_digests = token_rows, digests
         self.token_request: array[int] = _integers()
         self.token_s: array[float] = _seconds()
-        self.tokens_written: set[int] = set()
-        """Requests whose token of the current step is in `token_request` before the engine's output gives it."""
         self.steps = StepColumns()
         self.digests: array[int] = array("L")
         self.pool: list[tuple[float, int, int, int, int]] = []
@@ -87,32 +85,23 @@ class ReplayJournal:
             self._offload = OffloadWatch(scheduler.connector, lambda: round(now_s() * 1e9))
 
     def add_step(self, step: ExecutedStep, running: int, waiting: int, free_blocks: int) -> None:
-        """A row for the step, or one for each of the single steps that a jump stands for."""
         self.add_pool_changes(step.start_s, free_blocks)
-        columns, requests = self.steps, step.requests
-        ends = step.jump_ends_s
-        start, context = step.start_s, step.context_tokens
-        tokens = step.prefill_tokens + (step.decodes if ends is None else requests)
-        for end in ends or (step.end_s,):
-            columns.start_s.append(start)
-            columns.end_s.append(end)
-            columns.tokens.append(tokens)
-            columns.prefill_tokens.append(step.prefill_tokens)
-            columns.requests.append(requests)
-            columns.running.append(running)
-            columns.waiting.append(waiting)
-            columns.free_blocks.append(free_blocks)
-            columns.context_tokens.append(context)
-            columns.prefill_context_tokens.append(step.prefill_context_tokens)
-            start, context = end, context + requests
-        if ends is not None:
-            self.jumps += 1
-            self.jumped_steps += len(ends)
+        columns = self.steps
+        columns.start_s.append(step.start_s)
+        columns.end_s.append(step.end_s)
+        columns.tokens.append(step.prefill_tokens + step.decodes)
+        columns.prefill_tokens.append(step.prefill_tokens)
+        columns.requests.append(step.requests)
+        columns.running.append(running)
+        columns.waiting.append(waiting)
+        columns.free_blocks.append(free_blocks)
+        columns.context_tokens.append(step.context_tokens)
+        columns.prefill_context_tokens.append(step.prefill_context_tokens)
 
-    def add_tokens(self, index: int, ends_s: Sequence[float]) -> None:
-        """A row for each token of one request."""
-        self.token_request.extend([index] * len(ends_s))
-        self.token_s.extend(ends_s)
+    def add_tokens(self, index: int, count: int, at_s: float) -> None:
+        """A row for each of a request's tokens of one step."""
+        self.token_request.extend([index] * count)
+        self.token_s.extend([at_s] * count)
 
     def add_pool_changes(self, start_s: float, free_blocks: int) -> None:
         """What the pool evicted for the step that starts now."""

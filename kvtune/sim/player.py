@@ -132,7 +132,6 @@ class Player:
         if not result.outputs:
             return False
         journal, now = self.journal, self.clock.now_s
-        ends = result.jump_ends_s
         made = False
         for batch in result.outputs.values():
             for output in batch.outputs:
@@ -144,17 +143,16 @@ class Player:
                     journal.tier_hits[index] = output.prefill_stats.num_external_cached_tokens
                 if new:
                     if journal.output[index] == 0:
-                        journal.first_s[index] = ends[0] if ends else now
+                        journal.first_s[index] = now
                     journal.output[index] += new
-                    if journal.keeps_tokens and index not in journal.tokens_written:
-                        journal.add_tokens(index, ends if ends and new > 1 else [now] * new)
+                    if journal.keeps_tokens:
+                        journal.add_tokens(index, new, now)
                 if output.events:
                     journal.preemptions[index] += sum(
                         event.type.name == "PREEMPTED" for event in output.events
                     )
                 if output.finish_reason is not None:
                     self._finish(index, now)
-        journal.tokens_written.clear()
         return made
 
     def _finish(self, index: int, now_s: float) -> None:

@@ -248,10 +248,6 @@ def _validity(settings: SimSettings) -> Validity:
 
 def _notes(settings: SimSettings) -> list[str]:
     notes = []
-    if settings.mode == "coarse":
-        notes.append(
-            "coarse mode: larger blocks and chunks than the engine's, hits are rounded down to blocks"
-        )
     if settings.core == "kvtune":
         from kvtune.core.state import state
 

@@ -9,15 +9,9 @@ import msgspec
 from kvtune.device.copies import CopyTime
 from kvtune.device.cost import NOMINAL, StepCost
 
-Mode = Literal["exact", "jump", "coarse"]
+Mode = Literal["exact", "jump"]
 
-MODES: tuple[Mode, ...] = ("exact", "jump", "coarse")
-
-COARSE_BLOCK = 128
-"""Tokens per block in coarse mode, where the engine's own blocks are smaller."""
-
-COARSE_CHUNKS = 4
-"""Coarse mode prefills this many chunks at once, in models with full attention only."""
+MODES: tuple[Mode, ...] = ("exact", "jump")
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,10 +16,7 @@ from kvtune.sim.vllm_types import EngineCore, Outputs, ScheduledStep
 
 @dataclass(frozen=True, slots=True)
 class ExecutedStep:
-    """One batch as the executor ran it. `decodes` counts requests, `context_tokens` the KV tokens they attend to.
-
-    `jump_ends_s`: ends of the single decode steps that it stands for; None for an ordinary step.
-    """
+    """One batch as the executor ran it. `decodes` counts requests, `context_tokens` the KV tokens they attend to."""
 
     start_s: float
     end_s: float
@@ -29,7 +26,6 @@ class ExecutedStep:
     context_tokens: int
     prefill_context_tokens: int
     scheduled: ScheduledStep
-    jump_ends_s: Sequence[float] | None
 
 
 @dataclass(slots=True)
@@ -42,7 +38,7 @@ class DecodedRows:
 
 @dataclass(slots=True)
 class BulkStep:
-    """A step that was made without a SchedulerOutput, or only partly with one: what `digest` reads of it."""
+    """A step that was made without a SchedulerOutput: what `digest` reads of it."""
 
     num_scheduled_tokens: dict[str, int]
     scheduled_new_reqs: Sequence[NewRequestData]
@@ -55,7 +51,6 @@ class StepResult:
 
     outputs: Outputs | None
     executed: bool
-    jump_ends_s: Sequence[float] | None = None
 
 
 JOURNALED = StepResult(None, True)

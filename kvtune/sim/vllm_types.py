@@ -149,17 +149,6 @@ class Machine(Protocol):
     def cost(self) -> StepCost: ...
 
 
-class SetAside(Protocol):
-    """Plain decodes that run in the next step without being in its SchedulerOutput."""
-
-    @property
-    def requests(self) -> int: ...
-    @property
-    def context_tokens(self) -> int: ...
-    @property
-    def whole_step(self) -> ScheduledStep | None: ...
-
-
 class PendingOutput(Protocol):
     """A future of a step's output, done at a virtual time. The fast steppers change it while it waits in the queue."""
 
@@ -187,8 +176,6 @@ class Executor(core.Executor, Protocol):
     execute_model: Callable[..., PendingOutput]
     requests: dict[str, EngineRequest]
     on_step: Callable[..., None] | None  # takes a steps.ExecutedStep
-    jump_ends_s: Sequence[float] | None
-    set_aside: SetAside
     tier: Tier | None
 
     @property

@@ -194,19 +194,6 @@ def test_async_scheduling_replays_with_the_batch_queue(simulators: Simulators) -
         assert (core.table("requests")["output_tokens"] == 40).all()
 
 
-def test_coarse_mode_has_larger_blocks_in_the_same_memory(simulators: Simulators) -> None:
-    work = "zipf:prefixes=12,prefix=1024,requests=60,output=8"
-    exact, coarse = replays(
-        simulators,
-        work,
-        [settings("tiny-llama", 256), settings("tiny-llama", 256, mode="coarse")],
-    )
-    assert (coarse.header.engine.block_size, coarse.header.engine.num_blocks) == (128, 64)
-    hits = [run.table("requests")["hit_tokens"].sum() for run in (exact, coarse)]
-    assert abs(hits[0] - hits[1]) <= 0.1 * hits[0]
-    assert any("coarse" in note for note in coarse.header.notes)
-
-
 def test_block_tokens_set_the_block_size_except_with_states(simulators: Simulators) -> None:
     wanted = settings("tiny-llama", 400, block_tokens=16)
     assert replays(simulators, "rounds", [wanted])[0].header.engine.block_size == 16

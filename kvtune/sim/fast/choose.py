@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvtune.core.compat.names import prefill_interval
 from kvtune.sim.executor import SimExecutor
-from kvtune.sim.fast.blocked import BlockedStepper
 from kvtune.sim.fast.in_flight import InFlight
-from kvtune.sim.fast.jump import JumpStepper
-from kvtune.sim.fast.mixed import MixedStepper, schedules_in_order
 from kvtune.sim.fast.steady_path import SteadyPath, available
 from kvtune.sim.fast.stride import StrideStepper
 from kvtune.sim.settings import SimSettings
@@ -32,9 +29,8 @@ def steppers(
     single_steps: bool,
 ) -> tuple[Stepper, ...]:
     """`single_steps`: an observer has to see each step of the engine, so there are no strides."""
-    # Prefills that wait for a number of steps want each step counted; a jump looks like speculation to the scheduler.
+    # Prefills that wait for a number of steps want each step counted.
     counted = prefill_interval(engine.scheduler) > 1 or bool(engine.scheduler.num_spec_tokens)
-    jumps = settings.mode != "exact" and not counted
     queue = engine.batch_queue
     strides = (
         settings.shortcuts
@@ -45,22 +41,8 @@ def steppers(
     )
     last = EngineStepper(engine)
     if not strides:
-        # Jumps are single steps to a synchronous scheduler, so they need no path.
-        jumper = JumpStepper(engine, front, clock, after_strides=False) if jumps and queue is None else None
-        return (last,) if jumper is None else (jumper, last)
+        return (last,)
     path = SteadyPath(engine.scheduler)
     in_flight = None if queue is None else InFlight(engine)
-    leaps = jumps and not settings.digests
-    strider = StrideStepper(engine, path, front, clock, journal, in_flight, leaps=leaps)
-    chosen: list[Stepper] = [strider]
-    blocked: JumpStepper | BlockedStepper | None = None
-    if jumps:
-        blocked = (
-            JumpStepper(engine, front, clock, after_strides=True)
-            if queue is None
-            else BlockedStepper(engine, path, strider)
-        )
-        chosen.append(blocked)
-    if schedules_in_order(engine.scheduler):
-        chosen.insert(0, MixedStepper(engine, path, strider, clock, journal, blocked, in_flight))
-    return (*chosen, last)
+    leaps = settings.mode == "jump" and not settings.digests
+    return (StrideStepper(engine, path, front, clock, journal, in_flight, leaps=leaps), last)

@@ -1,4 +1,4 @@
-"""A stride's steps all at once, for jump and coarse modes: hits and times of single steps, other block ids.
+"""A stride's steps all at once, for mode jump: hits and times of single steps, other block ids.
 
 Simulator's process only. Needs one full-attention group in stock's pool: there, requests that decode take blocks and
 give none back, so the order in which they take them within a stride does not change what is evicted.

@@ -82,7 +82,7 @@ class StrideStepper:
         if not taken:
             return None
         if ahead is not None:
-            ahead.becomes_last_of(cohort, self._clock.device_free_s)
+            ahead.becomes_last(self._clock.device_free_s)
         scheduler = self._scheduler
         scheduler.current_step += taken
         # The first of these steps would have sent them to the workers.

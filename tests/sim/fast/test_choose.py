@@ -36,20 +36,14 @@ def chosen(model: str, *flags: str, needs_single_steps: bool = False, **settings
         engine.scheduler.shutdown()
 
 
-def test_full_attention_gets_all_fast_steppers() -> None:
-    assert chosen("tiny-llama") == ["MixedStepper", "StrideStepper", "EngineStepper"]
-    assert chosen("tiny-llama", mode="jump") == [
-        "MixedStepper",
-        "StrideStepper",
-        "JumpStepper",
-        "EngineStepper",
-    ]
+FAST = ["StrideStepper", "EngineStepper"]
 
 
-def test_states_and_long_prefill_limits_are_scheduled_by_the_whole_step() -> None:
-    assert chosen("tiny-qwen3next") == ["StrideStepper", "EngineStepper"]
-    limit = ["--long-prefill-token-threshold", "64"]
-    assert chosen("tiny-llama", *limit) == ["StrideStepper", "EngineStepper"]
+@pytest.mark.parametrize("mode", ["exact", "jump"])
+def test_decode_steps_are_taken_in_bulk(mode: str) -> None:
+    for ahead in (False, True):
+        assert chosen("tiny-llama", mode=mode, async_scheduling=ahead) == FAST
+    assert chosen("tiny-qwen3next", mode=mode) == FAST
 
 
 def test_without_shortcuts_vllm_makes_every_step() -> None:
@@ -57,23 +51,6 @@ def test_without_shortcuts_vllm_makes_every_step() -> None:
     assert chosen("tiny-llama", shortcuts=False, async_scheduling=True) == ["EngineStepper"]
 
 
-def test_asynchronous_scheduling_gets_fast_steppers_of_its_own() -> None:
-    fast = ["MixedStepper", "StrideStepper"]
-    assert chosen("tiny-llama", async_scheduling=True) == [*fast, "EngineStepper"]
-    assert chosen("tiny-llama", mode="jump", async_scheduling=True) == [
-        *fast,
-        "BlockedStepper",
-        "EngineStepper",
-    ]
-    assert chosen("tiny-qwen3next", mode="jump", async_scheduling=True) == [
-        "StrideStepper",
-        "BlockedStepper",
-        "EngineStepper",
-    ]
-
-
 def test_an_observer_of_single_steps_sees_no_strides() -> None:
-    assert chosen("tiny-llama", needs_single_steps=True) == ["EngineStepper"]
-    assert chosen("tiny-llama", needs_single_steps=True, mode="jump") == ["JumpStepper", "EngineStepper"]
-    ahead = chosen("tiny-llama", needs_single_steps=True, mode="jump", async_scheduling=True)
-    assert ahead == ["EngineStepper"]
+    for mode in ("exact", "jump"):
+        assert chosen("tiny-llama", needs_single_steps=True, mode=mode) == ["EngineStepper"]

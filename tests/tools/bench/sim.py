@@ -1,8 +1,8 @@
-"""Cost of replays and bounds: `python tests/tools/bench/sim.py [--trace FILE] [--limit N] [--modes exact,jump,coarse]`.
+"""Cost of replays and bounds: `python tests/tools/bench/sim.py [--trace FILE] [--limit N] [--modes exact,jump]`.
 
 One line per replay, in CPU seconds of this process, which other processes on the machine do not lengthen. Without a
 trace: the tiny-gemma3 rounds, to be compared with `kvtune profile tiny-gemma3 -w WORKLOAD` (its `wall_s`) on the same
-machine. `--without mixed,stride,jump` leaves steppers out (kvtune/sim/fast): what each of them saves.
+machine. `--without stride,leap` leaves shortcuts out (kvtune/sim/fast): what each of them saves.
 `--pairs 5` instead replays some loads with synchronous and with asynchronous scheduling in turns, in mode jump.
 """
 
@@ -83,12 +83,15 @@ def measure(name: str, workload: Workload, settings: SimSettings) -> None:
 
 
 def leave_out(names: set[str]) -> None:
-    """Replays from now on run without these steppers."""
+    """Replays from now on run without these shortcuts."""
     choose = player.steppers
-    classes = {f"{name.capitalize()}Stepper" for name in names}
 
     def fewer(*args: Any, **options: Any) -> tuple[Stepper, ...]:
-        return tuple(one for one in choose(*args, **options) if type(one).__name__ not in classes)
+        *fast, last = choose(*args, **options)
+        for stepper in fast:
+            if "leap" in names:
+                stepper._leaper = None
+        return (*(() if "stride" in names else fast), last)
 
     player.steppers = fewer
 
@@ -97,9 +100,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trace", default="")
     parser.add_argument("--limit", type=int, default=0)
-    parser.add_argument("--modes", default="exact,jump,coarse")
+    parser.add_argument("--modes", default="exact,jump")
     parser.add_argument("--blocks", type=int, default=100_000)
-    parser.add_argument("--without", default="", help="mixed, stride, jump")
+    parser.add_argument("--without", default="", help="stride, leap")
     parser.add_argument("--pairs", type=int, default=0)
     options = parser.parse_args()
     if options.pairs:

@@ -28,8 +28,8 @@ MOST = 1 << 31
 """Above any count of tokens, blocks or requests."""
 MOST_BYTES = 1 << 50
 
-TIER_POLICIES = ("lru", "arc", "kvtune")
-"""Eviction policies of a tier of host memory, by name: vLLM's, and kvtune's own."""
+TIER_POLICIES = ("lru", "arc")
+"""vLLM's eviction policies of a tier of host memory, by name."""
 TIER_SETTINGS: dict[str, Legal] = {
     "eviction_policy": Legal(kind="choice", choices=TIER_POLICIES),
     "blocks_per_chunk": Legal(kind="integer", low=1, high=MOST),

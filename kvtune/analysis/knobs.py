@@ -18,7 +18,7 @@ ENGINE_KNOBS = {
     "max_num_seqs": "requests in a step",
     "prefill_schedule_interval": "start new prefills only every N steps while others decode (1: every step)",
     "kv_offloading_size": "host memory (GiB) for KV blocks that the pool evicts; 0: off",
-    "eviction_policy": "what that memory evicts: lru, arc, or kvtune, which also chooses what is stored",
+    "eviction_policy": "what that memory evicts: lru or arc",
     "blocks_per_chunk": "blocks that it stores, evicts and loads as one",
     "store_threshold": "how often a prompt must offer a chunk before it is stored; below 2: at once",
     "stream_interval": "tokens per streamed chunk after the first token; does not affect hits",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from kvtune.core.offload.install import policy_name
 from kvtune.core.offload.vllm_types import (
     Connector,
     Context,
@@ -31,7 +30,7 @@ def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
         "bytes": int(float(str(extra.get("cpu_bytes_to_use", 0)))),
         "chunks": int(connector.connector_scheduler.manager._num_chunks),
         "blocks_per_chunk": int(str(extra.get("blocks_per_chunk", 1))),
-        "policy": policy_name(extra),
+        "policy": str(extra.get("eviction_policy", "lru")),
     }
 
 

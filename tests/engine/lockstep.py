@@ -170,7 +170,6 @@ def main(job: dict[str, Any], out: Path) -> None:
                     "tier_hits": [real.journal.tier_hits.tolist(), simulated.journal.tier_hits.tolist()],
                     "copies": [copied(real), copied(simulated)],
                     "digests": [list(real.journal.digests), list(simulated.journal.digests)],
-                    "refused": [refused_by_tier(real.engine), refused_by_tier(simulated.engine)],
                     "steady_steps": getattr(engine.scheduler, "steady_steps", 0),
                     "preemptions": int(real.journal.preemptions.sum()),
                     "groups": len(captured["groups"]),
@@ -197,12 +196,6 @@ def copied(player: Any) -> dict[str, int]:
     """What a tier of host memory did in the whole case, times aside."""
     names = ("stored_bytes", "loaded_bytes", "loads", "stored_chunks", "reused_chunks", "evicted_chunks")
     return {name: sum(getattr(one, name) for one in player.journal.copies or ()) for name in names}
-
-
-def refused_by_tier(engine: Any) -> int:
-    """Chunks that kvtune's policy of a tier did not store."""
-    scheduler = getattr(engine.scheduler.connector, "connector_scheduler", None)
-    return getattr(getattr(getattr(scheduler, "manager", None), "_policy", None), "refused", 0)
 
 
 def pool_of(engine: Any) -> str:

@@ -148,7 +148,7 @@ def test_a_flag_is_written_anew_by_its_full_name_with_its_value() -> None:
 
 
 def test_json_flags_are_read_field_by_field() -> None:
-    tier = transfer(eviction_policy="kvtune", store_threshold=2, offload_prompt_only=False)
+    tier = transfer(eviction_policy="arc", store_threshold=2, offload_prompt_only=False)
     drafts = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4}'
     words = allowed_flags([*tier, "--kv-offloading-size", "4", "-sc", drafts], "f")
     assert json.loads(words[1]) == json.loads(tier[1])

@@ -15,7 +15,7 @@ from kvtune.run.types import Run
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build
-from tests.choice import each_value, first_of
+from tests.choice import each_value
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -30,8 +30,8 @@ FLAGS = [
     "16",
 ]
 TIER = ["--kv-offloading-size", "0.1"]
-REUSE = ["--kv-transfer-config", '{"kv_connector_extra_config":{"eviction_policy":"kvtune"}}']
-"""kvtune's own eviction policy."""
+ARC = ["--kv-transfer-config", '{"kv_connector_extra_config":{"eviction_policy":"arc","store_threshold":2}}']
+"""vLLM's other eviction policy, and what is offered twice."""
 ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
 
 
@@ -77,7 +77,7 @@ def test_a_replay_is_the_same_whatever_order_pythons_sets_have(monkeypatch: pyte
     for seed in ("1", "2"):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
         with Simulators(2) as both:
-            ours = replace(tier, engine_args=[*tier.engine_args, *REUSE], core="kvtune")
+            ours = replace(tier, engine_args=[*tier.engine_args, *ARC], core="kvtune")
             found.append([(hits(run), run.header.wall_s) for run in replayed(both, work, [tier, ours])])
     assert found[0] == found[1] and all(hit for hit, _ in found[0])
 
@@ -123,7 +123,7 @@ def test_a_tier_that_is_too_small_says_what_it_evicted_and_what_found_no_room(
             ("decode:requests=20,prompt=200,output=200", 60),
             ("chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
         ],
-        [("stock", []), ("kvtune", []), ("kvtune", REUSE)],
+        [("stock", []), ("kvtune", []), ("kvtune", ARC)],
     ),
 )
 def test_jumps_change_nothing_with_a_tier_either(
@@ -147,7 +147,7 @@ def test_jumps_change_nothing_with_a_tier_either(
             ("tiny-llama", "chat:sessions=6,turns=3,system=64,first=200,user=40,output=60", 48),
             ("tiny-gemma3", "zipf:prefixes=8,prefix=500,suffix=40,requests=30,concurrency=6,output=60", 170),
         ],
-        [("stock", []), ("kvtune", []), ("stock", REUSE)],
+        [("stock", []), ("kvtune", []), ("stock", ARC)],
         [CopyTime(store_gib_s=0.02, load_gib_s=0.02), CopyTime()],
     ),
 )
@@ -169,53 +169,6 @@ def test_steps_in_bulk_are_the_single_steps_with_a_tier_too(
     for name in ("hit_tokens", "tier_hit_tokens", "finished_s", "preemptions"):
         assert np.array_equal(short.table("requests")[name], plain.table("requests")[name]), name
     assert short.header.extra.sim is not None and short.header.extra.sim.jumps > 0
-
-
-def test_reuse_keeps_what_comes_back_where_age_keeps_what_came_last(simulators: Simulators) -> None:
-    work = "mix:prefixes=8,prefix=640,suffix=32,output=2,requests=300,cold=900,share=0.6,concurrency=1"
-    small = ["--kv-offloading-size", "0.008"]  # 256 chunks
-    by_age, by_reuse = replayed(simulators, work, [engine(60, *small), engine(60, *small, *REUSE)])
-    assert hits(by_reuse) > 1.2 * hits(by_age)
-    ours, lru = offload(by_reuse), offload(by_age)
-    assert ours is not None and lru is not None and ours.copies is not None and lru.copies is not None
-    assert (ours.policy, lru.policy) == ("kvtune", "lru")
-    assert ours.copies.stored_bytes < 0.7 * lru.copies.stored_bytes
-
-
-@pytest.mark.parametrize(
-    "work",
-    first_of(
-        [
-            ROUNDS,
-            "zipf:prefixes=8,prefix=700,suffix=40,requests=40,concurrency=1,output=8",
-            "zipf:prefixes=8,prefix=900,suffix=40,requests=40,concurrency=4,output=8",
-        ]
-    ),
-)
-def test_behind_our_policy_shared_prefixes_hit_where_windows_are_kept_as_by_default(
-    simulators: Simulators, work: str
-) -> None:
-    """As much as where vLLM keeps all windows, in pool and tier."""
-    ours, default, dense = (
-        replace(engine(150, *TIER, *flags), model="tiny-gemma3", copy=INSTANT)
-        for flags in (REUSE, (), ("--prefix-cache-retention-interval", "32"))
-    )
-    reuse, lru, all_windows = replayed(simulators, work, [ours, default, dense])
-    assert hits(reuse) == hits(all_windows) > 1.3 * hits(lru)
-
-
-def test_where_the_tier_has_no_room_for_every_window_a_shared_prefix_hits_at_its_third_visit(
-    simulators: Simulators,
-) -> None:
-    work = "rounds:prefixes=6,prefix=900,suffix=40,output=8,rounds=4"
-    small = ["--kv-offloading-size", "0.03"]
-    settings = [
-        replace(engine(150, *small, *flags), model="tiny-gemma3", copy=INSTANT) for flags in (REUSE, ())
-    ]
-    ours, lru = replayed(simulators, work, settings)
-    by_round = ours.table("requests")["hit_tokens"].reshape(4, 6).sum(axis=1)
-    assert by_round[0] == 0 and by_round[2] == by_round[3] == 6 * 896
-    assert hits(ours) > hits(lru)
 
 
 def test_a_connector_that_is_not_known_is_refused_by_name(simulators: Simulators) -> None:

@@ -61,8 +61,7 @@ NAMES_CODE = (
     'cache_policy_module_path = "mine"',
     'scheduler_cls = "mine.Scheduler"',
     'eviction_policy = "mine.Policy"',
-    'eviction_policy = "ReusePolicy"',
-    'eviction_policy = ["kvtune"]',
+    'eviction_policy = ["lru"]',
     'blocks_per_chunk = "2, \\"spec_module_path\\": \\"mine\\""',
     'kv_offloading_size = { spec_module_path = "mine" }',
 )

@@ -7,7 +7,6 @@
     5. a block's ref_cnt is at least the number of its entries in requests' block tables
     6. a block with a hash is in the map under it; each block in the map has the hash it is listed under
     7. when no request is left, every block is free
-    8. a tier of host memory with kvtune's policy: its chunks, by key and by age, are the same ones, each once
 
 Contract: changes nothing, O(blocks). KVTUNE_AUDIT=1 counts and logs violations, KVTUNE_AUDIT=raise stops the engine.
 """
@@ -91,16 +90,7 @@ def request_violations(scheduler: Scheduler) -> list[str]:
 def check(scheduler: Scheduler) -> list[str]:
     """All violations of a scheduler between two steps."""
     pool = scheduler.kv_cache_manager.block_pool
-    return violations(pool) + request_violations(scheduler) + tier_violations(scheduler)
-
-
-def tier_violations(scheduler: Scheduler) -> list[str]:
-    """Violations within a tier of host memory, where its policy is kvtune's."""
-    manager = getattr(
-        getattr(getattr(scheduler, "connector", None), "connector_scheduler", None), "manager", None
-    )
-    find: Callable[[], list[str]] | None = getattr(getattr(manager, "_policy", None), "violations", None)
-    return [] if find is None else find()
+    return violations(pool) + request_violations(scheduler)
 
 
 def install() -> None:

@@ -20,11 +20,10 @@ from vllm.v1.kv_offload.base import (
     OffloadingWorker,
     TransferResult,
 )
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from kvtune.core.offload.spec import ReuseOffloadingSpec
 
-
-class MemcpyOffloadingSpec(ReuseOffloadingSpec):
+class MemcpyOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     """vLLM's spec for host memory, with a worker that needs no GPU."""
 
     _worker: OffloadingWorker | None

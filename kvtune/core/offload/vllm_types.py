@@ -11,8 +11,6 @@ Key = bytes
 
 class Request(Protocol):
     request_id: str
-    num_prompt_tokens: int
-    shared_prefix_boundary: int
 
     def is_finished(self) -> bool: ...
 
@@ -53,7 +51,6 @@ class GroupConfig(Protocol):
     group_idx: int
     tokens_per_chunk: int
     sliding_window_size_in_chunks: int | None
-    requires_cow_source: bool
 
 
 class OffloadConfig(Protocol):
@@ -61,7 +58,6 @@ class OffloadConfig(Protocol):
 
     kv_group_configs: Sequence[GroupConfig]
     tokens_per_hash: int
-    alignment_tokens: int | None
 
 
 class Copied(Protocol):

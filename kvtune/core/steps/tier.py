@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from kvtune.core.steps.steady import Rows
 from kvtune.core.vllm_types import BlockIds, Request
 
-MANAGERS = ("CPUOffloadingManager", "ReuseManager")
+MANAGERS = ("CPUOffloadingManager",)
 """Those that do nothing at the end of a step."""
 
 

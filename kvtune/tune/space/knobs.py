@@ -79,7 +79,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
         "max_num_batched_tokens": _with((1024, 2048, 4096, 8192), facts.batched_tokens),
         "max_num_seqs": _with((32, 128, 256), facts.sequences),
         "kv_offloading_size": (0.0, 1.0, 2.0, 4.0, 8.0),
-        "eviction_policy": ("lru", "arc", "kvtune"),
+        "eviction_policy": TIER_POLICIES,
         "blocks_per_chunk": (1, 2, 4),
         "store_threshold": (0, 2),
         "stream_interval": (1, 4, 16),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -88,14 +87,6 @@ def test_a_window_that_vllm_does_not_store_is_said_to_be_one(simulators: Simulat
     kept = causes(simulators, ROUNDS, GEMMA, *ROOM, *WINDOWS, core="kvtune")
     assert named(lost) == {"window_not_stored"}
     assert kept["of_tier"] > lost["of_tier"] and not kept["window_not_stored"]
-
-
-def test_the_policy_that_admits_by_reuse_is_explained_like_vllms(simulators: Simulators) -> None:
-    reuse = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-    extra = {"kv_connector_extra_config": {"eviction_policy": "kvtune"}}
-    counts = causes(simulators, ROUNDS, LLAMA, *SMALL, "--kv-transfer-config", json.dumps(reuse | extra))
-    assert named(counts) <= {"evicted_from_both", "never_stored"}
-    assert counts["of_tier"] + counts["evicted_from_both"] + counts["never_stored"] == 12 * 672
 
 
 def test_a_store_that_found_no_room_is_refused(simulators: Simulators) -> None:

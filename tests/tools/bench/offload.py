@@ -1,6 +1,6 @@
 """How much host memory is worth it, on a recorded trace, by eviction policy of the tier. Writes a table.
 
-    python tests/tools/bench/offload.py TRACE [--blocks 50000] [--times 1,2,4,8] [--policies lru,arc,kvtune] ..
+    python tests/tools/bench/offload.py TRACE [--blocks 50000] [--times 1,2,4,8] [--policies lru,arc,lru:2] ..
     python tests/tools/bench/offload.py TRACE --cpu    CPU seconds of replays with a tier and without; no table
 
 vLLM's own scheduler, connector and manager, replayed (mode jump). A token has 128 KiB of KV in the table; the replayed
@@ -40,13 +40,19 @@ BLOCK_BYTES = 16_384
 TOKEN_BYTES = 128 * 1024
 """Of the engine that the table speaks of."""
 GIB_S = 25.0
+TRACKED = 8_000_000
+"""Chunks that vLLM remembers to count how often each was offered."""
 
 
 def settings(blocks: int, times: float, policy: str, core: Any) -> SimSettings:
     flags = ["--max-model-len", "131072", "--max-num-batched-tokens", "8192"]
     flags += ["--num-gpu-blocks-override", str(blocks)]
     if times:
-        extra = {"kv_connector_extra_config": {"eviction_policy": policy}}
+        name, _, threshold = policy.partition(":")
+        chosen: dict[str, Any] = {"eviction_policy": name}
+        if threshold:
+            chosen |= {"store_threshold": int(threshold), "max_tracker_size": TRACKED}
+        extra = {"kv_connector_extra_config": chosen}
         flags += ["--kv-offloading-size", str(times * blocks * BLOCK_BYTES / GIB)]
         flags += ["--kv-transfer-config", json.dumps(extra)]
     copied_s = GIB_S * BLOCK_BYTES / (BLOCK * TOKEN_BYTES)
@@ -95,7 +101,7 @@ def main() -> int:
     parser.add_argument("trace", type=Path, help="Mooncake JSONL")
     parser.add_argument("--blocks", type=int, default=50_000)
     parser.add_argument("--times", default="1,2,4,8", help="sizes of the tier, in pools")
-    parser.add_argument("--policies", default="lru,arc,kvtune")
+    parser.add_argument("--policies", default="lru,arc,lru:2", help="a store threshold follows a colon")
     parser.add_argument("--core", default="stock", choices=("stock", "kvtune"))
     parser.add_argument("--limit", type=int, default=0, help="requests; nothing is written then")
     parser.add_argument("--again", action="store_true")
@@ -146,7 +152,7 @@ def markdown(rows: list[dict[str, Any]], trace: str) -> str:
         f"blocks of {BLOCK}. Sizes and bytes are those of a model with {TOKEN_BYTES // 1024} KiB of KV a token, copied "
         f"at {GIB_S:g} GiB/s each way; steps take the simulator's nominal times, so first-token times compare rows "
         "and say nothing about a machine. Percent of prompt tokens; `stored` and `loaded`: of the KV of all prompt "
-        "tokens.",
+        f"tokens. `lru:2`: store_threshold 2, with max_tracker_size {TRACKED}.",
         "",
         "| core | pool, blocks | tier, pools | tier, GiB | policy | hit in the pool | hit in the tier | computed | "
         "stored | loaded | first token, nominal s |",

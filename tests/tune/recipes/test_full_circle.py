@@ -133,7 +133,7 @@ num_gpu_blocks_override = 300
 max_model_len = 2200
 prefix_cache_retention_interval = 512
 kv_offloading_size = 0.5
-eviction_policy = "kvtune"
+eviction_policy = "arc"
 blocks_per_chunk = 2
 """
 """The pool does not hold all three prefixes."""

@@ -468,7 +468,7 @@ def test_recipes_are_shipped() -> None:
     }
 
 
-TIER = {"eviction_policy": "kvtune", "blocks_per_chunk": 2, "store_threshold": 0, "offload_prompt_only": True}
+TIER = {"eviction_policy": "lru", "blocks_per_chunk": 2, "store_threshold": 0, "offload_prompt_only": True}
 WITH_TIER = msgspec.structs.replace(RECIPE, engine={"block_size": 32, "kv_offloading_size": 0.5, **TIER})
 
 
@@ -504,6 +504,7 @@ def test_a_flag_of_the_tier_goes_over_the_recipes_one(tmp_path: Path) -> None:
     ("name", "value"),
     [
         ("eviction_policy", "fifo"),
+        ("eviction_policy", "kvtune"),
         ("blocks_per_chunk", 0),
         ("blocks_per_chunk", True),
         ("store_threshold", -1),
@@ -529,9 +530,9 @@ def test_a_recipe_has_the_tier_of_its_flags_and_what_the_search_changed_of_it() 
         engine_args=["--kv-offloading-size", "0.5", "--kv-transfer-config", given],
     )
     summary = {"prefix_cache": {"hit_rate": 0.5}}
-    best = Trial(number=1, settings={"eviction_policy": "kvtune"}, on="sim", summary=summary)
+    best = Trial(number=1, settings={"eviction_policy": "lru"}, on="sim", summary=summary)
     made = simulated_recipe(bench, OBJECTIVES["hit-rate"], best, best, 1)
-    tier = {"eviction_policy": "kvtune", "max_tracker_size": 9}
+    tier = {"eviction_policy": "lru", "max_tracker_size": 9}
     assert made.engine == {"kv_offloading_size": 0.5, **tier}
     verified, settings = bench_of(made, "r.toml")
     (text,) = [word for word in flags_of(verified, settings) if word.startswith("{")]

@@ -274,7 +274,7 @@ def test_the_size_of_a_tier_is_a_knob_in_gib() -> None:
 
 TIER_GRID = [
     "kv_offloading_size=0,1",
-    "eviction_policy=lru,kvtune",
+    "eviction_policy=lru,arc",
     "blocks_per_chunk=4",
     "store_threshold=2",
 ]
@@ -286,9 +286,9 @@ def test_knobs_of_a_tier_have_legal_values_and_none_where_there_is_no_tier() -> 
     assert tried == [
         {"kv_offloading_size": 0.0},
         {"kv_offloading_size": 1.0, "eviction_policy": "lru", **rest},
-        {"kv_offloading_size": 1.0, "eviction_policy": "kvtune", **rest},
+        {"kv_offloading_size": 1.0, "eviction_policy": "arc", **rest},
     ]
-    for wrong in ("eviction_policy=mine.Policy", "eviction_policy=ReusePolicy", "blocks_per_chunk=0"):
+    for wrong in ("eviction_policy=mine.Policy", "eviction_policy=kvtune", "blocks_per_chunk=0"):
         with pytest.raises(UsageError, match="is not legal"):
             build_space([], [wrong], FACTS)
 
@@ -308,7 +308,7 @@ def test_tune_searches_a_tier_only_where_the_command_line_has_one() -> None:
     space = tuned_space(FACTS, {"kv_offloading_size": "4"})
     assert knobs <= set(space)
     assert space["kv_offloading_size"] == (0.5, 1.0, 2.0, 4.0), "never more than was asked for"
-    assert space["eviction_policy"] == ("lru", "arc", "kvtune")
+    assert space["eviction_policy"] == ("lru", "arc")
     given = tuned_space(FACTS, {"kv_offloading_size": "4", "eviction_policy": "arc", "store_threshold": "2"})
     assert knobs & set(given) == {"kv_offloading_size", "blocks_per_chunk"}
 
@@ -327,7 +327,7 @@ def extra_of(flags: list[str]) -> object:
 
 
 def test_a_trials_tier_goes_into_the_connectors_settings_beside_the_users() -> None:
-    tier = {"eviction_policy": "kvtune", "blocks_per_chunk": 2}
+    tier = {"eviction_policy": "lru", "blocks_per_chunk": 2}
     assert extra_of(flags_of(bench("--kv-offloading-size", "4"), tier)) == tier
     given = '{"kv_connector_extra_config":{"eviction_policy":"arc","block_size":64,"max_tracker_size":9}}'
     users = bench("--kv-offloading-size", "4", "--kv-transfer-config", given)

@@ -78,7 +78,7 @@ def test_causes_add_up_and_a_larger_tier_wins_what_a_small_one_lost() -> None:
     assert not explanation.disagreements
     assert any("--kv-offloading-size" in one.change and one.gain_tokens > 0 for one in explanation.remedies)
     printed = " ".join(" ".join(lines(explanation)).split())
-    assert "evicted_from_both" in printed and "stored in host memory, and evicted there too" in printed
+    assert "evicted_from_both" in printed and "stored in host memory, and evicted there and" in printed
     whole = explain(simulated("--kv-offloading-size", "0.1"), tries=0)
     assert whole.tier_hit_tokens == whole.hit_tokens == 12 * 672
     assert to_json(whole)["tier_hit_tokens"] == 12 * 672

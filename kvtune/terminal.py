@@ -47,7 +47,7 @@ def printable_json(text: str) -> str:
 
 
 class _Screened:
-    """A text stream that prints `printable` text. A rich Console writes its own colours to the stream behind it."""
+    """A text stream that prints `printable` text. A rich Console writes its own colours to the underlying stream."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.rich_proxied_file = stream  # rich's name for the stream behind

@@ -21,7 +21,7 @@ Imported by: cli, doctor, explain, report, tune.
     spread.py       mean, median, 99th percentile; the interval between two means
     rebuild.py      a run's workload, rebuilt from its header
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
-    knobs.py         What a knob is, in one line with its unit: said wherever knobs are printed
+    knobs.py         What a knob is, in one line with its unit
     offload.py       What a tier of host memory gave back, and what it cost: Run -> Offload
     again.py         The `kvtune` command that repeats a run, with other settings
     replayed.py      What replays of a run with other settings say (`header.extra.replayed`): which settings help

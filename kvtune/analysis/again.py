@@ -11,7 +11,7 @@ from kvtune.run.extras import Remedy, Scalar
 from kvtune.run.types import Run
 
 KEPT = {"--like": 1, "--like-device": 1, "--step-us": 1, "--mode": 1, "--dummy": 0}
-"""Options of `profile` that say what is run, not how: with the number of words that follow each."""
+"""Options of `profile` that say what is run, not how, each with the number of words that follow it."""
 
 
 def profile_line(
@@ -21,7 +21,7 @@ def profile_line(
     core_settings: Mapping[str, Scalar] | None = None,
     flags: Mapping[str, str | None] | None = None,
 ) -> str:
-    """`kvtune profile` of the run's model and load, with what is named here instead of what the run had."""
+    """`kvtune profile` of the run's model and load; the arguments replace what the run had."""
     header = run.header
     core = core or header.core.name
     settings = of_an_old_run(header.core.settings) if core_settings is None else core_settings
@@ -48,7 +48,7 @@ def workload_words(run: Run) -> list[str]:
 
 
 def _place(run: Run) -> list[str]:
-    """`--on`, and the options of KEPT, as the run had them."""
+    """`--on` and the options in KEPT, as the run had them."""
     place = [] if run.header.source == "engine" else ["--on", run.header.source]
     words = run.header.command
     for at, word in enumerate(words[: words.index("--") if "--" in words else len(words)]):

@@ -71,7 +71,7 @@ def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
 
 
 def rounds(run: Run) -> list[Round]:
-    """One entry for each round of which a request was sent, in order; none for workloads without rounds."""
+    """One entry for each round with a sent request, in order; none for workloads without rounds."""
     requests = run.table("requests")
     prompt, hit = _queries(requests)
     sent = np.isfinite(requests["sent_s"])
@@ -103,8 +103,8 @@ def miss_causes(run: Run, workload: Workload) -> dict[str, Counts]:
 def seen_tokens(run: Run, workload: Workload) -> Counts:
     """Tokens of each prompt that an infinite cache would have held when the request was sent; 0 if it was not sent.
 
-    A prompt is in that cache from its first output token on, an answer from its end on, without its last token,
-    which is never computed.
+    A prompt is in that cache from its first output token on, an answer from its end on. The last token of an answer
+    never is: it is not computed.
     """
     requests = run.table("requests")
     sent, first, ended = requests["sent_s"], requests["first_token_s"], requests["finished_s"]
@@ -137,7 +137,7 @@ def match_unit(run: Run) -> int:
 
 
 def hit_rate(requests: Table) -> float | None:
-    """Of a table `requests`, of which `prompt_tokens` and `hit_tokens` are enough."""
+    """The hit rate of a table `requests`, which needs only `prompt_tokens` and `hit_tokens`."""
     prompt, hit = _queries(requests)
     return PrefixCache(int(prompt.sum()), int(hit.sum())).hit_rate
 

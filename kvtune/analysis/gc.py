@@ -28,8 +28,8 @@ class Collector:
 def collectors(run: Run) -> dict[str, Collector]:
     """One for each engine process, and for any other that recorded a collection.
 
-    `share_of_step` of EngineCore is of its own steps. Of other processes it is of EngineCore's, and does not mean
-    that a step waited for their pauses.
+    `share_of_step` is pause time over EngineCore's step time, for other processes, too: it does not mean that a step
+    waited for their pauses.
     """
     table, steps = run.table("gc"), run.table("steps")
     by_process: dict[str, Collector] = {}

@@ -1,4 +1,4 @@
-"""What a knob is, in one line with its unit: said wherever knobs are printed. Pure."""
+"""What a knob is, in one line with its unit, for all places that print knobs. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from kvtune.core.settings import KNOBS
 
 API_SERVERS = "api_server_count"
-"""With it among the knobs, `vllm serve` is the front end of every trial, stock's included."""
+"""If this is one of the knobs, all trials, stock's too, run `vllm serve` as their front end."""
 
 ENGINE_KNOBS = {
     "block_size": "tokens per block",
-    "prefix_match_unit": "tokens in which hits are counted: a divisor of the block",
+    "prefix_match_unit": "hits are multiples of this many tokens; a divisor of the block size",
     "prefix_cache_retention_interval": "tokens between the windows and states that are kept; none: keep all",
     "max_num_batched_tokens": "most tokens in a step; longer prompts are cut into chunks of it",
-    "max_num_seqs": "requests in a step",
+    "max_num_seqs": "most requests in a step",
     "prefill_schedule_interval": "start new prefills only every N steps while others decode (1: every step)",
     "kv_offloading_size": "host memory (GiB) for KV blocks that the pool evicts; 0: off",
-    "eviction_policy": "what that memory evicts: lru or arc",
-    "blocks_per_chunk": "blocks that it stores, evicts and loads as one",
+    "eviction_policy": "which KV blocks host memory evicts first: lru or arc",
+    "blocks_per_chunk": "blocks that host memory stores, evicts and loads together",
     "store_threshold": "how often a prompt must offer a chunk before it is stored; below 2: at once",
     "stream_interval": "tokens per streamed chunk after the first token; does not affect hits",
-    API_SERVERS: "API servers of `vllm serve`, asked by HTTP, as the front end; changes no hits",
-    "enable_prefix_caching": "whether prompts are looked up and kept",
+    API_SERVERS: "HTTP servers of `vllm serve` in front of the engine; does not affect hits",
+    "enable_prefix_caching": "whether prompts are cached for later requests",
 }
 """Settings of vLLM that a search can try."""
 ENGINE_UNITS = {

@@ -1,7 +1,7 @@
 """How long requests waited and how fast tokens came: Run -> Latency. Pure.
 
 First-token and end-to-end times count from when the request was sent. `send_lag_ms` is how much later than planned
-that was: it shows a front end that falls behind an open-loop load.
+that was: it shows that a front end cannot keep up with an open-loop load.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RequestTimes:
     gap_request: NDArray[np.int64]
 
     def gap_sums_ms(self) -> tuple[Values, Values]:
-        """Of each request, the sum of its gaps and their number (both 0 where it has none)."""
+        """For each request, the sum of its gaps and their number (both 0 without gaps)."""
         rows = len(self.ttft_ms)
         sums = np.bincount(self.gap_request, weights=self.gap_ms, minlength=rows)
         return sums.astype(np.float64), np.bincount(self.gap_request, minlength=rows).astype(np.float64)
@@ -87,7 +87,7 @@ def ttft_ms(run: Run) -> Values:
 
 
 def waits_ms(requests: Table) -> Values:
-    """The same of a table `requests`, of which `sent_s` and `first_token_s` are enough."""
+    """The same from a table `requests`, which needs only `sent_s` and `first_token_s`."""
     return np.asarray((requests["first_token_s"] - requests["sent_s"]) * 1000.0, dtype=np.float64)
 
 
@@ -104,7 +104,7 @@ def itl_ms(run: Run) -> Values:
 
 
 def token_gaps_ms(run: Run) -> tuple[Values, Values]:
-    """Of each request, the sum of its gaps between tokens and their number."""
+    """For each request, the sum of its gaps between tokens and their number."""
     return request_times(run).gap_sums_ms()
 
 

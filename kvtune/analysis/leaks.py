@@ -18,7 +18,7 @@ STRETCHES = 20
 SHORTEST_S = 60.0
 """Runs shorter than this say nothing about leaks: caches and allocators are still filling."""
 LEAST_BYTES_H = 64 << 20
-"""Bytes an hour; slower growth is not called a leak."""
+"""Bytes an hour. Slower growth is not called a leak."""
 
 Growth = Literal["grows", "no growth shown", "too short to tell"]
 

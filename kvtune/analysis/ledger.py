@@ -1,4 +1,4 @@
-"""Collections joined to the steps and token gaps that they delayed, and each process's account of them. Pure.
+"""Collections joined to the steps and token gaps that they delayed, with totals for each process. Pure.
 
 Time of a pause in which its thread was not on a CPU is preemption by the machine, not collector work. It is counted
 apart.
@@ -31,7 +31,7 @@ PREEMPTED_US = 200.0
 
 @dataclass(frozen=True, slots=True)
 class GapOutliers:
-    """Gaps between tokens: all, the outliers, outliers with a collection, outliers explained by collections.
+    """Numbers of gaps between tokens: all, the outliers, outliers with a collection, outliers explained by collections.
 
     Most gaps contain a small collection, so containing one proves little: compare `other_gaps_with_collection`.
     """
@@ -82,7 +82,7 @@ def join(run: Run, pause_ms: NDArray[np.float64]) -> Join:
 def gap_outliers(run: Run) -> GapOutliers:
     """A gap has a collection if any process of the engine was paused during part of it.
 
-    The part of a pause that lies in the gap counts, not where the pause began: EngineCore's next step can start, and
+    Only the part of a pause within the gap counts, wherever the pause began: EngineCore can start its next step, and
     collect, before the front end has the tokens of the last one.
     """
     tokens, gc = run.table("tokens"), run.table("gc")

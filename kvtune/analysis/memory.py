@@ -59,7 +59,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class KvBytes:
-    """Of one engine's pool: what it reserves, and what blocks of running requests held of it."""
+    """Bytes of one engine's pool: all that it reserves, and how much of it the blocks of running requests held."""
 
     reserved_bytes: int
     used_peak_bytes: int

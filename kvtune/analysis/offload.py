@@ -13,7 +13,7 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Prompt tokens by where they came from, and copies. Counts are of the measuring phase.
+    """Prompt tokens by where they came from, and copies, in the measuring phase.
 
     `refused`: stores for which the tier had no room. `waits`: requests that loaded. `unread_chunks`: stored, and never
     loaded in this run. Copies are None where they were not recorded (`--probe off`).
@@ -39,7 +39,7 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class CopyTotals:
-    """`store_s` and `load_s` are the copies' own lengths. `wait_s`: requests that waited for copies, in all."""
+    """`store_s` and `load_s`: duration of the copies. `wait_s`: total time in which requests waited for copies."""
 
     stored_bytes: int
     store_s: float
@@ -98,7 +98,7 @@ def _copies(run: Run) -> CopyTotals | None:
 
 
 def tier_gib(summary: Mapping[str, Any]) -> float:
-    """Host memory behind the KV cache of a run, of its `--json` object."""
+    """GiB of a run's tier of host memory, from its `--json` object."""
     tier = summary.get("offload")
     return float(tier["tier_bytes"]) / GIB if tier else 0.0
 

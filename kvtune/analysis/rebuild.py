@@ -37,7 +37,7 @@ def rebuilt(run: Run, trace: Path | None = None) -> Workload:
 
 
 def workload_of(run: Run, trace: Path | None = None) -> Workload | None:
-    """The same; None where it cannot be made again and the user named no trace for it."""
+    """The run's workload; None where it cannot be made again and the user named no trace for it."""
     try:
         return rebuilt(run, trace)
     except KvtuneError:

@@ -1,7 +1,7 @@
 """What replays of a run with other settings say (`header.extra.replayed`): which settings help, at what cost. Pure.
 
-The one list behind the verdict, the console, the page and `kvtune explain`. A setting helps from a point of hits on, or
-where it ends the preemptions; what helps less is never advised.
+Verdict, console, page and `kvtune explain` all use this list. A setting helps if it wins a percentage point of hits or
+more, or ends the preemptions; no other setting is advised.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from kvtune.run.types import Run
 from kvtune.units import count, percent
 
 WORTH_SHARE = 0.01
-"""Of the prompt tokens: a setting that wins less is not advised."""
+"""Share of the prompt tokens. A setting that wins fewer hits is not advised."""
 
 PREEMPTED_SHARE = 0.05
-"""Preemptions a request from which on the pool is too small."""
+"""With this many preemptions per request or more, the pool is too small."""
 
 CORES = {"kvtune": "kvtune's core", "stock": "stock vLLM"}
 OTHER = {"kvtune": "stock", "stock": "kvtune"}
@@ -39,12 +39,12 @@ def helping(told: Replayed) -> list[Remedy]:
 
 
 def wins(one: Remedy, told: Replayed) -> bool:
-    """Whether it wins a point of hits."""
+    """Whether the setting wins a percentage point of hits or more."""
     return not one.error and 0 < one.gain_tokens >= WORTH_SHARE * told.query_tokens
 
 
 def keeps(one: Remedy, told: Replayed) -> bool:
-    """Whether it loses less than a point."""
+    """Whether the setting loses less than a percentage point of hits."""
     return not one.error and one.gain_tokens > -WORTH_SHARE * told.query_tokens
 
 
@@ -70,7 +70,7 @@ def points(tokens: int, query_tokens: int) -> str:
 
 
 def beside(run: Run) -> str:
-    """Which engine was measured, and what the other core would have hit, in one sentence."""
+    """One sentence: which engine was measured, and how much the other core would have hit."""
     told, core = run.header.extra.replayed, run.header.core
     measured = "kvtune" if core.name == "kvtune" and core.active else "stock"
     what, other = f"Measured: {CORES[measured]}", CORES[OTHER[measured]]

@@ -1,4 +1,4 @@
-"""One run with everything that is computed from it, each result once: what `--json`, the page and the console share."""
+"""One run with all results that are computed from it, each once; `--json`, the page and the console share them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Spread:
 
 
 def spread(values: Values) -> Spread:
-    """Of the finite values."""
+    """The spread of the finite values."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return Spread()

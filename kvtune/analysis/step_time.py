@@ -18,8 +18,8 @@ class StepTime:
 
     `prefill_s`: whole steps that computed prompt tokens. `gc_s`: collections of the process that steps.
     `busy_share`: step time over wall time, None without a wall time; the mean of engines that share the load.
-    `exposed_..`: what the engine waited for of the scheduler's Python and of collections; the rest was hidden behind
-    the device (analysis/host/overlap.py).
+    `exposed_..`: the part of the scheduler's Python and of collections that the engine waited for. The device computed
+    during the other part (analysis/host/overlap.py).
     """
 
     steps: int = 0
@@ -39,8 +39,8 @@ class StepTime:
 class PausedSteps:
     """Steps in which the stepping process collected: their number out of `steps`, and the mean pause in them.
 
-    Longer steps have collections more often, so the length of paused steps proves nothing. `share` does: pauses over
-    the time of the steps that had one.
+    Longer steps have collections more often, so the length of paused steps proves nothing. `share` means something:
+    pauses over the time of the steps that had one.
     """
 
     paused: int
@@ -96,7 +96,7 @@ def paused_steps(run: Run, pause_ms: NDArray[np.float64]) -> PausedSteps | None:
 
 
 def _exposed_pauses_s(run: Run, exposed: NDArray[np.bool_]) -> float:
-    """Pauses in steps that are `exposed`, and before them."""
+    """Pauses in and before steps that are `exposed`."""
     total_ms = 0.0
     starts = run.table("steps")["t_s"]
     for rows, times, pauses_ms, at in _joined(run):
@@ -144,7 +144,7 @@ Join = tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64], NDArray
 
 
 def _joined(run: Run) -> Iterator[Join]:
-    """By stepping process: its step rows in time order, when it paused, for how long, and in which step (-1: none)."""
+    """For each stepping process: its step rows by time, and for each pause its start, length and step (-1: none)."""
     steps, gc = run.table("steps"), run.table("gc")
     for process in np.unique(steps["process"]).tolist():
         rows = np.flatnonzero(steps["process"] == process)

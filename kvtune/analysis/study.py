@@ -26,7 +26,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     """What all trials of a study share. `core_settings` are fixed; `engine_args` are vLLM's own flags.
 
     block_tokens: the block size that `--num-gpu-blocks-override` in `engine_args` counts in.
-    engine_on: what runs of the engine run on: the model, or `host`, a device that only takes time.
+    engine_on: what engine runs use: the model, or `host`, a simulated device.
     like_device: the device of --like-device that all simulated engines are like; "": this machine's.
     """
 
@@ -46,7 +46,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def study_identity(kind: Kind, bench: Bench) -> str:
-    """By which what belongs to the study is known (`kvtune/run/signature.py`)."""
+    """The identity by which a study's files are known to belong to it (`kvtune/run/signature.py`)."""
     return identity("study", kind, bench)
 
 
@@ -78,7 +78,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether something beat stock. A sweep leaves out the fields of the engine's confirmation, and tune `best`."""
+    """Whether something beat stock. A sweep leaves out the fields of the engine's confirmation, tune `best`."""
 
     winner: bool = False
     confirmed: bool = False
@@ -145,7 +145,7 @@ class ValueMean(NamedTuple):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What one knob did: its values in the order in which they were first tried."""
+    """The effect of one knob: its values in the order in which they were first tried."""
 
     knob: str
     means: tuple[ValueMean, ...]
@@ -179,7 +179,7 @@ class StudyView(msgspec.Struct, frozen=True, kw_only=True):
     bench: Bench
     result: StudyResult
     drawn_on: Place
-    """Where most trials were completed: charts show those."""
+    """Where most trials were completed (engine or simulator): charts show the trials from there."""
     best_flags: tuple[str, ...] = ()
     """vLLM's flags of the best trial."""
     effects: tuple[Effect, ...] = ()
@@ -189,7 +189,7 @@ class StudyView(msgspec.Struct, frozen=True, kw_only=True):
     engine_runs: tuple[EngineRuns, ...] = ()
     """Stock first, then each setting that was run on the engine more than once."""
     why: str = ""
-    """Why the verdict over `engine_runs` is what it is."""
+    """The reason for the verdict over `engine_runs`."""
     drift_ttft: float | None = None
     """Relative change of stock's first-token time from its first engine run to its last."""
     recipe_text: str = ""

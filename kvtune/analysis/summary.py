@@ -144,7 +144,7 @@ def _offload(tier: Offload | None) -> dict[str, Any] | None:
 
 
 def _replayed(run: Run) -> dict[str, Any] | None:
-    """The replays with other settings: those that help first, each of them with the command that measures it."""
+    """The replays with other settings. Those that help come first, each with the command that measures it."""
     told = run.header.extra.replayed
     if told is None:
         return None

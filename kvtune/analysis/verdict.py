@@ -1,8 +1,8 @@
 """What limits a run, what to try, and the command for it: a run's results -> Verdict. Pure.
 
 Each possible limit gets its share of the engine's time; the largest share is named if it is at least `LEAST_SHARE`.
-The text says what was measured, and `up to` where the share is an upper bound. A setting is advised only where its
-replay on this run helped (replayed.py); what no replay can judge is to be measured, and the text says so.
+The text says what was measured, and `up to` where the share is an upper bound. A setting is advised only if its replay
+on this run helped (replayed.py). The text says which settings no replay can judge and have to be measured.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ LEAST_UNKNOWN_SHARE = 0.2
 """Computing prompts is named without its causes only where it takes more than this."""
 
 LEAST_HOST_SHARE = 0.1
-"""The scheduler's Python is named from this share of the step time on: some of it is always there."""
+"""The scheduler's Python is named only from this share of the step time on, as some is always there."""
 
 ROLES = {"front_end": "the front end", "engine_core": "EngineCore"}
 
 LEAST_HIDDEN_SHARE = 0.001
-"""Pauses that the device hid are told from this share of the step time on."""
+"""Pauses that the device hid are mentioned from this share of the step time on."""
 
 BUSY_SHARE = 0.5
-"""An engine that is in steps for less than this share of the time is limited by the load."""
+"""An engine that spends less than this share of the time in steps is limited by the load."""
 
 TITLES = {
     "cache": "prompts that are computed again",
@@ -129,9 +129,8 @@ def _nothing(run: Run) -> Verdict:
 
 
 def _prefill_share(cache: PrefixCache, time: StepTime, tokens: int) -> float:
-    """The largest share of step time that computing `tokens` prompt tokens can have taken.
-
-    Their share of all prompt tokens where no steps were recorded.
+    """The largest share of step time that computing `tokens` prompt tokens can have taken. Without recorded steps,
+    their share of all prompt tokens.
     """
     computed = cache.query_tokens - cache.hit_tokens
     if not computed:
@@ -261,7 +260,7 @@ def _host(run: Run, time: StepTime, overlap: Overlap | None, ceiling: Ceiling | 
 
 
 def _stalls(run: Run, stalls: Stalls) -> Verdict | None:
-    """Time of slow tokens in which nobody worked for a request. Collections and preemptions are limits themselves."""
+    """Time of slow tokens in which no process worked for a request. Collections and preemptions are separate limits."""
     lost_ms = sum(stalls.lost_ms.values())
     if not lost_ms or run.header.wall_s <= 0 or not run.header.valid.timings:
         return None

@@ -8,5 +8,5 @@ Imported by: cli, report, tune.
     policies.py   infinite cache, Belady's optimum, LRU, two classes with a ghost list
     ladder.py     all of them over pool sizes
     text.py       input and output of `kvtune bounds`
-    tiers.py      What a second tier behind the pool could add, of both kinds, from the trace alone
+    tiers.py      how many hits a second tier could add, for two kinds of tiers, from the trace alone
 """

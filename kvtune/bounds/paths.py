@@ -1,6 +1,6 @@
 """A workload as paths in a prefix tree, cut into pieces by the request that used each part last. No vLLM.
 
-A node is `node_tokens` of a prompt behind one prefix. The nodes of a path that were last used by the same earlier
+A node is `node_tokens` tokens of a prompt after one prefix. The nodes of a path that were last used by the same earlier
 request form a piece. Caches keep and evict along pieces, so bounds work on pieces instead of nodes, which is fast.
 """
 

@@ -1,4 +1,4 @@
-"""What a second tier behind the pool could add, of both kinds, from the trace alone. Pure; no vLLM.
+"""How many hits a second tier could add to the pool's, for two kinds of tiers, from the trace alone. Pure; no vLLM.
 
 An inclusive tier (vLLM's) stores every prompt as it is computed, and evicts the least recently used: it and the pool
 hold the same prefixes until the smaller one evicts. An exclusive one gets what the pool evicts, and gives it back:

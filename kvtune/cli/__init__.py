@@ -5,7 +5,7 @@ options.py    options that several commands share, declared once, and checks of 
 settings.py   `--set core.NAME=VALUE`, a recipe, the choice of core
 completion.py What the Tab key offers: models, workloads and their keys, knobs, recipes, run files
 notices.py    Standard error: `--quiet` drops progress and notes
-runs.py       `kvtune runs [PATH]..`: the runs under the output folder, or those named; deletes them after a question
+runs.py       `kvtune runs [PATH]..`: the runs under the output folder, or those named; deletes them after asking
 start.py      The first of kvtune that runs, and its signals
 signals.py    How signals end a command
 profile.py, ablate.py, doctor.py, bounds.py, explain.py, compare.py, report.py, export.py, sweep.py, tune.py,

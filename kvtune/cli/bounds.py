@@ -30,7 +30,7 @@ def bounds(
     tier: Annotated[
         str,
         typer.Option(
-            help="Sizes of a tier of host memory behind each pool, as multiples of it: 1x,2x,4x,8x. Adds what an "
+            help="Sizes of a tier of host memory, as multiples of each pool: 1x,2x,4x,8x. Adds what an "
             "inclusive tier (vLLM's) and an exclusive one would hit."
         ),
     ] = "",

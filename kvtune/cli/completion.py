@@ -1,7 +1,7 @@
 """What the Tab key offers: models, workloads and their keys, knobs, recipes, run files. Typer's machinery asks.
 
-bash cuts words at `:` and `=` before it asks and puts the answer behind the cut, so `answer_bash` joins the words of
-`rounds:prefixes=4` again and takes from each answer what stands before the cut.
+bash cuts words at `:` and `=` before it asks and puts the answer after the cut. So `answer_bash` joins the words of
+`rounds:prefixes=4` again, and removes from each answer the part before the cut.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VARIABLE = "_KVTUNE_COMPLETE"
-"""The variable with which a shell asks for completions; the name follows from the program's."""
+"""The variable with which a shell asks for completions; its name is made from the program's."""
 BREAKS = ":="
 MOST_FILES = 2_000
 
@@ -46,7 +46,7 @@ def _model_folders(incomplete: str) -> Iterable[str]:
 
 
 def workloads(incomplete: str) -> Offer:
-    """Names, then after the colon the keys that are not given yet, and the choices of a key that has some."""
+    """Names, then after the colon the keys that are not given yet, and the values of keys with choices."""
     from kvtune.workload.registry import WORKLOADS
 
     name, colon, rest = incomplete.partition(":")
@@ -174,7 +174,7 @@ def _below(folder: Path, suffix: str) -> Iterable[Path]:
 
 
 def answer_bash(complete: Callable[[], object]) -> None:
-    """Run typer's completion on joined words, and print what stands behind the cut of each answer."""
+    """Run typer's completion on joined words, and print the part of each answer after the cut."""
     words, at, cut = joined(os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"]))
     os.environ["COMP_WORDS"] = "\n".join(shlex.quote(word) for word in words)
     os.environ["COMP_CWORD"] = str(at)
@@ -190,7 +190,7 @@ def answer_bash(complete: Callable[[], object]) -> None:
 
 
 def joined(words: Sequence[str], at: int) -> tuple[list[str], int, int]:
-    """The words as they were typed, the number of the current one, and how much of it stands before bash's cut.
+    """The words as typed, the number of the current one, and how many of its characters are before bash's cut.
 
     A `:` or `=` never stands alone on kvtune's command line, so one that does belongs to its neighbours.
     """

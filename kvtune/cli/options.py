@@ -71,7 +71,7 @@ RunTrace = Annotated[
     Path | None,
     typer.Option(
         "--trace",
-        help="The trace that the run sent, where it sent one: no file that a run file names is opened.",
+        help="The trace of a run whose workload was a trace: a file named in a run file is never opened.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the workload, and of everything drawn at random.")]
@@ -103,7 +103,7 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="For a file of your own: use its model and all its flags of vLLM, also those that can load code.",
+        help="For a file of your own: use its model and all its flags of vLLM, even those that can load code.",
     ),
 ]
 Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights on the model's real config.")]
@@ -135,8 +135,8 @@ Tries = Annotated[
     typer.Option(
         "--tries",
         min=0,
-        help="Most settings to replay on the run, beside the other core, against its largest causes of misses; "
-        "0: replay nothing.",
+        help="Replay the run with the other core, and with at most this many settings against its largest causes "
+        "of misses; 0: replay nothing.",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what exists.")]
@@ -144,7 +144,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 
 
 def like_device(name: str, *, on: str) -> str:
-    """The key of a known device; "" for this machine's own. UsageError for what is not simulated."""
+    """The key of a known device; "" for this machine's own. UsageError for a run that is not simulated."""
     from kvtune.device.platforms import device
 
     if name and on != "sim":

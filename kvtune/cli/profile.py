@@ -40,7 +40,7 @@ def profile(
     probe: Annotated[
         str,
         typer.Option(
-            help="What is instrumented, more at each level: off, light, types, sites.",
+            help="How much is instrumented, from nothing to most: off, light, types, sites.",
             autocompletion=completion.probes,
         ),
     ] = "light",
@@ -70,7 +70,7 @@ def profile(
         str,
         typer.Option(
             "--on",
-            help="engine; host: the engine's processes on a device that only takes time, no model; or sim: "
+            help="engine; host: the engine's processes on a simulated device, no model; or sim: "
             "vLLM's own scheduler and KV cache without model and processes.",
             autocompletion=completion.engine_host_or_sim,
         ),
@@ -108,7 +108,7 @@ def profile(
     output: options.Output = REPORTS,
     open_: options.Open = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print every table of the page, not its first screen only.")
+        bool, typer.Option("--verbose", help="Print all tables of the page, not just one screen.")
     ] = False,
     json: options.Json = False,
 ) -> int:
@@ -151,9 +151,7 @@ def profile(
     if mode != "exact" and on != "sim":
         raise UsageError("--mode is for simulations", "add --on sim")
     if like is not None and on == "engine":
-        raise UsageError(
-            "--like is for simulations and devices that only take time", "add --on sim or --on host"
-        )
+        raise UsageError("--like is for simulations and simulated devices", "add --on sim or --on host")
     if trust and like is None:
         raise UsageError("--trust is for the file of --like", "leave it out")
     if on == "sim":
@@ -247,10 +245,10 @@ def replay(job: ProfileJob, mode: str, like: Path | None, shown: Shown, *, trust
 
 
 def warn_of_packing(model: str, flags: Sequence[str]) -> None:
-    """Say before the engine starts that its attention kernels will not take packed blocks."""
+    """Warn before the engine starts if its attention kernels do not support packed blocks."""
     from kvtune.engine.flags import flag_value
     from kvtune.tune.space.model import model_facts
 
     facts = model_facts(model, None, 0, attention=flag_value(flags, "attention-backend") or "")
     if facts.packing_refusal:
-        print(f"core.packed will stand aside: {facts.packing_refusal}", file=sys.stderr)
+        print(f"core.packed will not be used: {facts.packing_refusal}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`kvtune runs [PATH]..`: the runs under the output folder, or those named; deletes them after a question."""
+"""`kvtune runs [PATH]..`: the runs under the output folder, or those named; deletes them after asking."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def runs(
     ] = "",
     delete: Annotated[
         bool,
-        typer.Option("--delete", help="Delete these runs with their pages and exports, after a question."),
+        typer.Option("--delete", help="Delete these runs with their pages and exports, after asking."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete without the question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     json: options.Json = False,
 ) -> int:
     """List runs, the newest first: model, load, core, hits, first token, state. `last` names the newest anywhere."""
@@ -97,7 +97,8 @@ def _delete(belonging: list[list[Path]], *, asked: bool) -> int:
             return 0
     if errors := delete(doomed):
         raise KvtuneError(
-            f"cannot delete {errors[0]}", "the others are deleted: see to it, then run the command again"
+            f"cannot delete {errors[0]}",
+            "the other runs are deleted; fix the cause and run the command again",
         )
     print(f"deleted {what}")
     return 0

@@ -41,9 +41,8 @@ def core_settings(assignments: Sequence[str]) -> dict[str, Value]:
 def with_recipe(
     recipe: str, assignments: Sequence[str], flags: Sequence[str], *, model: str, anyway: bool
 ) -> tuple[dict[str, Value], list[str], frozenset[str]]:
-    """Core settings, engine flags, and which settings of vLLM a recipe (a file or a name) gives alone.
-
-    The command line wins over the recipe.
+    """Core settings, engine flags, and the settings of vLLM that come only from the recipe (a file or a name). The
+    command line wins over the recipe.
     """
     given = core_settings(assignments)
     if not recipe:
@@ -64,7 +63,7 @@ def with_recipe(
 
 
 def say_other_pool(recipe: str, run: Run) -> None:
-    """Of a run with a recipe: that its pool is another than the one in which the recipe was confirmed."""
+    """Say of a run with a recipe that its pool differs from the one in which the recipe was confirmed."""
     from kvtune.tune.recipes.shelf import find, load
     from kvtune.tune.recipes.verify import other_pool
 

@@ -21,7 +21,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def end_at_once() -> None:
-    """From now on each of the signals ends the process with one line: nothing is held yet, or any more."""
+    """From now on each of the signals ends the process with one line, as nothing has to be removed."""
     _act(_end)
 
 

@@ -44,7 +44,7 @@ def sweep(
         str,
         typer.Option(
             "--on",
-            help="Where trials run: sim, engine or both; or host: on a device that only takes time.",
+            help="Where trials run: sim, engine or both; or host: on a simulated device.",
             autocompletion=completion.places,
         ),
     ] = "sim",

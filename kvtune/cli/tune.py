@@ -33,7 +33,7 @@ def tune(
         typer.Option(
             "--on",
             help="both: search in simulation, confirm on the engine; sim alone; "
-            "or host: confirm on a device that only takes time, in a GPU engine's shape.",
+            "or host: confirm on a simulated device, in a GPU engine's shape.",
             autocompletion=completion.tuned_on,
         ),
     ] = "both",
@@ -47,7 +47,8 @@ def tune(
     guard: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another workload: settings that hit over a point less than stock there are dropped; repeatable.",
+            help="Another workload: settings whose hit rate there is over a point below stock's are dropped; "
+            "repeatable.",
             autocompletion=completion.workloads,
         ),
     ] = None,

@@ -1,9 +1,8 @@
 """The optimized KV core: classes that replace vLLM's own in an unmodified vLLM, loaded as a plugin.
 
 In: settings from the environment. Out: vLLM's own objects with other classes, and a record of what is in force.
-Runs in vLLM's processes, and in those that sim and doctor start with vLLM in them. The command's own process
-reads `settings.py`, `state.py` and `compat/` only.
-docs/core.md describes the ideas and their switches for people.
+Runs in vLLM's processes, and in the ones with vLLM in them that sim and doctor start. The command's own process reads
+`settings.py`, `state.py` and `compat/` only. docs/core.md describes the ideas and their switches for people.
 Imported by: analysis, cli, device, doctor, engine, explain, probe, report, sim, tune.
 
     plugin.py      the entry point: installs each part whose symbols this vLLM has unchanged
@@ -23,7 +22,6 @@ Imported by: analysis, cli, device, doctor, engine, explain, probe, report, sim,
     offload/       host memory as a second tier, on a CPU engine
     compat/        what differs between versions of vLLM, and which parts can load
 
-What fails falls back to stock: a policy that raises becomes "tiers in order, oldest first"; queues that do not hold
-what they should are filled again from reference counts; a window group that raises is stock's from there on.
-The state says so.
+The first error in the pool or in the windows hands both back to stock for good (`cache/breaker.py`): blocks
+are evicted oldest first, queues are filled again from reference counts, and the state notes why.
 """

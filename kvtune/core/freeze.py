@@ -29,7 +29,7 @@ HEADROOM = 20
 Instance = TypeVar("Instance")
 
 COLLECTOR = "kvtune_collector"
-"""The attribute of an EngineCore with its WaitCollector, or None; an engine without it was not up yet."""
+"""The attribute of an EngineCore that holds its WaitCollector, or None. It is set when the engine is up."""
 
 PART = "freeze"
 _frozen_here = False
@@ -81,7 +81,7 @@ def before(owner: type[Instance], name: str, act: Callable[[Instance], None]) ->
 
 
 def set_thresholds(settings: CoreSettings) -> None:
-    """Set those of EngineCore's thresholds that the settings give."""
+    """Set the thresholds that the settings give in EngineCore; the others stay."""
     values = (settings.gc_threshold0, settings.gc_threshold1, settings.gc_threshold2)
     if any(values):
         gc.set_threshold(*(value or now for value, now in zip(values, gc.get_threshold(), strict=True)))
@@ -90,7 +90,8 @@ def set_thresholds(settings: CoreSettings) -> None:
 def tokens_are_there(future: Future) -> bool:
     """Whether waiting for a step would take no time.
 
-    vLLM's future of an asynchronous output is done only once `result()` ran: the event of the tokens' copy says more.
+    vLLM's future of an asynchronous output is done only once `result()` ran: so the event of the tokens' copy
+    is asked instead.
     """
     inner = future.inner if isinstance(future, WatchedFuture) else future
     event = getattr(getattr(inner, "async_output", None), "copy_event", None)
@@ -118,7 +119,7 @@ class WaitCollector:
     def attach(self, engine: EngineCore) -> None:
         """Collect just before EngineCore waits for a step's tokens: the step is then with the model as a whole.
 
-        A GPU engine hands it over in two calls, and what is done between them delays sampling.
+        A GPU engine hands it over in two calls, and anything done between them delays sampling.
         """
 
         def collected_first(future: Future) -> object:

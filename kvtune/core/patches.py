@@ -19,7 +19,7 @@ Owner = type | ModuleType
 
 F = TypeVar("F", bound=Function)
 Wrap = Callable[[Function], Function]
-"""From the function that a symbol has so far to the one that takes its place and calls it."""
+"""Given the function that a symbol has so far, returns the one that takes its place and calls it."""
 
 
 @dataclass(frozen=True, slots=True)

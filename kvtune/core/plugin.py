@@ -1,8 +1,8 @@
 """Entry point that vLLM calls in each of its processes. Inert unless KVTUNE_CORE or KVTUNE_RECIPE is set.
 
-Contract: idempotent, cheap. Parts load one by one: where vLLM's code is not what a part was written for, that part
-stands aside and the run file says which symbol is the reason. With core.strict the core loads whole or not at all; with
-KVTUNE_STRICT=1 the engine stops instead.
+Contract: idempotent, cheap. Parts load one by one: a part that was written for other code than this vLLM's is
+not loaded, and the run file names the symbol that is the reason. With core.strict the core loads whole or not
+at all; with KVTUNE_STRICT=1 the engine stops instead.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def install(settings: CoreSettings) -> None:
 def _install(
     name: str, contained: tuple[str, ...], settings: CoreSettings, done: list[ModuleType], strict: bool
 ) -> None:
-    """Install one module. One that fails is undone and its parts stand aside; strict, the failure is raised."""
+    """Install one module. One that fails is undone, and its parts are off; with `strict` the failure is raised."""
     module = None
     try:
         module = part_module(name)

@@ -161,7 +161,7 @@ KNOBS: dict[str, Knob] = {
             "blocks",
         ),
         _integer(
-            "slack", "keep windows for suffixes up to this long at a prompt's end", 0, 1 << 20, "tokens"
+            "slack", "let prompts resume whose last tokens, up to this many, are new", 0, 1 << 20, "tokens"
         ),
         _integer(
             "windows",
@@ -173,14 +173,14 @@ KNOBS: dict[str, Knob] = {
         _switch("output_window", "keep the last window of the output too (the next turn resumes there)"),
         _number(
             "reuse_bonus_s",
-            "two_class: how much older than a block used once a reused one must be to be evicted first",
+            "two_class: a reused block goes before a block used once only if it is older by more than this",
             0.0,
             1e9,
             "s",
         ),
         _number(
             "ghost_factor",
-            "two_class: how many evicted hashes are remembered, in pool sizes",
+            "two_class: evicted hashes that are remembered (1 = as many as the pool has blocks)",
             0.0,
             64.0,
             "pool sizes",
@@ -196,12 +196,13 @@ KNOBS: dict[str, Knob] = {
             "Mamba-2 on the CPU: end prefill chunks where a state is kept (`packed` implies it)",
         ),
         _switch(
-            "packed", "hybrid models: small blocks, in which all attention layers together hold the states"
+            "packed",
+            "hybrid models: small blocks; the attention pages of all layers together hold the states",
         ),
         _integer("states_per_block", "states that a packed block has room for", 1, 1024, "states"),
         _switch(
             "strict",
-            "load every part that is asked for, or none; off = a part whose vLLM code changed stands aside",
+            "load every part that is asked for, or none; off = all except parts whose vLLM code changed",
         ),
     )
 }
@@ -224,7 +225,7 @@ def parse(mapping: Mapping[str, object], base: CoreSettings | None = None) -> Co
 
 
 def of_an_old_run(mapping: Mapping[str, Value]) -> dict[str, Value]:
-    """The recorded settings that this version has: orders that are gone are left to the default."""
+    """The recorded settings that this version has: for policies that no longer exist it takes the default."""
     return {
         name: value
         for name, value in mapping.items()
@@ -272,5 +273,5 @@ def _of_recipe(path: Path) -> CoreSettings:
 
 
 def gone(path: Path, policy: object) -> str:
-    """What a person is told of a recipe that names an order of eviction that is gone."""
+    """The message about a recipe whose eviction policy no longer exists."""
     return f"recipe {path}: its order of eviction, {policy}, is gone"

@@ -1,8 +1,8 @@
 """The core's state in this process: what is active, why not, counters. The probe copies it into the run file.
 
 Contract: `state()` returns plain data and never fails; nothing here decides anything. The core's parts report with
-`activate`, `refuse`, `part`, `note`, `count` and `gauge`. `clock` is the time by which policies age blocks: a simulator
-sets its virtual clock here (`state.clock = f`), and that it has no workers. No vLLM imports.
+`activate`, `refuse`, `part`, `note`, `count` and `gauge`. Policies age blocks by `clock`; a simulator
+replaces it by its virtual clock (`state.clock = f`), and sets `workers` to False. No vLLM imports.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ clock: Callable[[], float] = time.monotonic
 """Seconds. Read as `state.clock()` at each use, so that it can be replaced while an engine lives."""
 
 workers = True
-"""Whether this process may have one of vLLM's workers. Where not, a worker's modules are not imported to be patched:
-that takes as long as a replay of some dozen requests.
+"""Whether this process may have one of vLLM's workers. If False, a worker's modules are not imported to be
+patched: importing them takes as long as replaying some dozen requests.
 """
 
 MAX_NOTES = 100

@@ -33,7 +33,7 @@ class HfConfig(Protocol):
 
 
 class TextConfig(Protocol):
-    """The part of config.json about text: of a model that takes text only, all of it."""
+    """The part of config.json about text: the whole file for a text-only model."""
 
     num_hidden_layers: int
 

@@ -100,7 +100,7 @@ class KVCacheBlock(Protocol):
 
 
 class FreeQueue(Protocol):
-    """The free blocks of a pool, the next to go first."""
+    """The free blocks of a pool; the first one is given out next."""
 
     @property
     def num_free_blocks(self) -> int: ...

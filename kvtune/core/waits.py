@@ -1,7 +1,7 @@
 """Where EngineCore waits for a step's tokens: `result()` of what the executor returned. For the core and the probe.
 
-Futures that the executor returns are replaced by ones that call a function in place of `result()`. Several may be put
-over each other; a dropped future leaves nothing.
+Futures that the executor returns are replaced by ones that call a function in place of `result()`. Several
+may wrap one future. When a future is dropped, nothing of it is left here.
 """
 
 from __future__ import annotations

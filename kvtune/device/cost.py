@@ -1,4 +1,4 @@
-"""How long a step takes by the work in it. Data, shared by the simulator and by the device that only takes time.
+"""How long a step takes by the work in it. Data, shared by the simulator and by the simulated device.
 
 `kvtune/sim/cost.py` fits one to a recorded run.
 """

@@ -1,4 +1,4 @@
-"""A host-memory tier for an engine without a model: vLLM's own connector, with copies that only take time.
+"""A host-memory tier for an engine without a model: vLLM's own connector; copies take time and copy nothing.
 
 The scheduler's side of vLLM's OffloadingConnector, its manager and its policies run as they are, and so does the
 worker's bookkeeping; in the place of the worker that copies stands one that queues copies in each direction, on the

@@ -15,11 +15,11 @@ from kvtune.errors import KvtuneError
 DEVICE_FILE = "device.json"
 
 TIMED = "timed"
-"""`engine.device` of a run on a device that only takes time."""
+"""`engine.device` of a run on a simulated device."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that only takes time: `cost` of each step. `specs`: KV specs captured from a run, or {}.
+    """A simulated device: `cost` of each step. `specs`: KV specs captured from a run, or {}.
 
     `engine_args`: flags of the engine that it stands for; the user's own override them. `given`: names of the flags
     that were given in either way, which keep their values. `name`: for people. `copy`: the time of copies to and from a
@@ -58,6 +58,6 @@ def read_device() -> Device:
         return msgspec.json.decode((Path(folder) / DEVICE_FILE).read_bytes(), type=Device)
     except (OSError, msgspec.DecodeError) as error:
         raise KvtuneError(
-            f"no device that only takes time is described in {folder or 'KVTUNE_RUN_DIR'}: {error}",
+            f"no simulated device is described in {folder or 'KVTUNE_RUN_DIR'}: {error}",
             "start it with `kvtune profile MODEL --on host`",
         ) from error

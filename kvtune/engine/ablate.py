@@ -27,7 +27,7 @@ BASELINE = "baseline"
 THRESHOLDS = (20_000, 50, 100)
 """The variant `thresholds`: about thirty times fewer collections than with Python's defaults (700, 10, 10)."""
 NAMED_ONLY = ("whole_states", "packed", "strict")
-"""Switches for models with state-space layers, and of how the core loads: flipped only on request."""
+"""Switches for models with state-space layers, and for how the core loads: flipped only on request."""
 JOURNAL = "ablation.jsonl"
 
 
@@ -180,7 +180,7 @@ def ended(job: ProfileJob) -> None:
 
 
 def known(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int) -> tuple[int, float | None]:
-    """How many runs of the plan the journal lists, and their mean seconds."""
+    """The number of the plan's runs that the journal lists, and their mean duration in seconds."""
     names, folder = {v.name for v in chosen}, folder_of(job)
     rows = [r for r in _journal(folder) if (folder / r["file"]).is_file()]
     held = {(r["variant"], r["repeat"]) for r in rows if r["variant"] in names and r["repeat"] < repeats}
@@ -196,6 +196,6 @@ def _run(job: ProfileJob, variant: Variant, folder: Path, on_event: Callable[[Ev
 
 
 def _journal(folder: Path) -> list[dict[str, Any]]:
-    """Of runs in this very folder: the baseline's first run file is written again with the result."""
+    """The journal of this folder's runs. The baseline's first run file is written again with the result."""
     rows = read_rows(folder / JOURNAL, ("variant", "repeat", "file", "seconds"))
     return [row for row in rows if Path(row["file"]).name == row["file"]]

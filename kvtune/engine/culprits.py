@@ -1,6 +1,7 @@
 """The probes' counts as `header.extra`: collection triggers, survivors, objects by type and site. Pure reading.
 
-By process index. Object counts are of sampled collections, with the numbers that scale them to counts per step.
+Results are by process index. Objects are counted at sampled collections; beside the counts are the numbers that scale
+them to a step.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _samples(saved: dict[int, dict[str, object]], index: dict[int, int], steps: 
 
 
 def _counts(facts: dict[str, object], steps: int) -> ObjectCounts:
-    """EngineCore's rows are those of its sampled steps; the counts at its sampled collections are kept beside them."""
+    """For EngineCore, the rows of its sampled steps, with the counts at its sampled collections beside them."""
     at_collections = msgspec.convert(facts, ObjectCounts)
     sampled = msgspec.convert(facts.get("of_steps", {}), ObjectCounts)
     if not sampled.rows:
@@ -68,7 +69,7 @@ def _counts(facts: dict[str, object], steps: int) -> ObjectCounts:
 def _ledger(
     rings: Sequence[ProcessRing], statuses: list[ProcessFacts], outcome: HostOutcome
 ) -> tuple[dict[str, CollectorCounts], list[int]]:
-    """By process index; and the start of every step, in any phase (monotonic ns)."""
+    """The ledgers by process index, and the start of every step in any phase (monotonic ns)."""
     status_of = {s["pid"]: s for s in statuses}
     ledger: dict[str, CollectorCounts] = {}
     steps: list[int] = []

@@ -3,8 +3,8 @@
 Each request is one coroutine. How it asks is the front end's (`front_end/`): AsyncLLM in this process, or a server by
 HTTP. A finished request is appended to a file at once: a crash loses only requests in flight.
 
-vLLM never answers a utility call (`get_supported_tasks`, which each first request makes, or `reset_prefix_cache`) whose
-EngineCore died before it answered: what waits for an engine waits through `unless_dead`.
+If EngineCore dies, vLLM never answers a utility call that is under way (`get_supported_tasks`, made by each first
+request, or `reset_prefix_cache`). So whatever waits for an engine waits through `unless_dead`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvtune.workload.types import Request, Workload
 
 LOOK_S = 0.5
 GRACE_S = 5.0
-"""How long requests of a dead engine have to fail on their own, which says more."""
+"""Time that requests of a dead engine have to fail on their own: their errors say more."""
 
 Result = TypeVar("Result")
 
@@ -63,7 +63,7 @@ def read_request_log(path: Path) -> list[Served]:
 
 
 class Answer:
-    """What came of one request so far: of each delivery its time, its tokens' count, and when they were made."""
+    """What one request has got so far: the time of each delivery, its number of tokens, and when they were made."""
 
     __slots__ = ("counts", "ended", "finish", "hits", "made", "times", "tokens")
 
@@ -83,7 +83,7 @@ class Driver(ABC):
         log: RequestLog,
         tier_hits: dict[str, int] | None = None,
     ) -> None:
-        """`tier_hits`: by request, tokens that a tier of host memory gave back."""
+        """`tier_hits`: the tokens that a tier of host memory gave back, by request."""
         self._tier_hits = {} if tier_hits is None else tier_hits
         self._workload = workload
         self._vocab = vocab_size
@@ -101,7 +101,7 @@ class Driver(ABC):
 
     @abstractmethod
     def says_dead(self, error: Exception) -> bool:
-        """Whether a request that failed so says that the engine is gone."""
+        """Whether a request's error says that the engine is gone."""
 
     @property
     def stopped(self) -> bool:
@@ -196,13 +196,13 @@ class FrontEnd(Engine, Protocol):
     facts: dict[str, object]
 
     def warm_up(self, workload: Workload) -> Workload:
-        """The workload that reaches each of its processes."""
+        """A workload that reaches each of its processes."""
         ...
 
     def driver(self, workload: Workload, log: RequestLog) -> Driver: ...
 
     async def forget(self) -> None:
-        """Forget what is cached, in the pool and in a tier behind it."""
+        """Drop all cached blocks, in the pool and in a tier of host memory."""
         ...
 
     async def begin(self) -> None:

@@ -12,7 +12,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((ERROR|WARNING|INFO|CRITICAL)\s[\d-]+\s[\d:]+\s(\[[^\]]*\]\s?)?)?")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)):?\s*(.*)$")
 _IGNORED = re.compile(r"^Exception ignored in")
-"""What an object raised while it was thrown away, at a process's end most of the time: the cause of nothing."""
+"""Errors that an object raised while it was deleted, mostly at a process's end: they cause nothing."""
 _NOTICED = re.compile(r"(exited|died) unexpectedly")
 _WORKER = re.compile(r"Worker proc (\S+) died unexpectedly \(exit code: (-?\d+|None)\)")
 _AT_START = re.compile(r"Failed core proc\(s\): \{'([^']+)': (-?\d+)")
@@ -137,7 +137,7 @@ def hub_fault(message: str, model: str) -> tuple[str, str] | None:
 
 
 def killer(exit_code: int) -> str:
-    """The signal behind a negative exit code."""
+    """The signal that a negative exit code stands for."""
     try:
         return signal.Signals(-exit_code).name
     except ValueError:

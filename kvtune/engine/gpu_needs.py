@@ -21,7 +21,7 @@ DRIVERS = {"13": 580, "12": 525}
 """The oldest driver that serves a major version of CUDA."""
 
 COMPILERS = ("gcc", "clang")
-"""Which Triton takes, unless CC names another."""
+"""Compilers that Triton looks for, unless CC names another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def cuda_major() -> str:
 
 
 def toolchain() -> Iterator[Lack]:
-    """Triton compiles its launcher with a C compiler at its first use, and keeps it in its cache."""
+    """What the toolchain lacks. Triton compiles its launcher with a C compiler at its first use, and caches it."""
     named = os.environ.get("CC")
     if not any(shutil.which(name) for name in ((named,) if named else COMPILERS)):
         yield Lack(

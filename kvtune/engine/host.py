@@ -29,7 +29,7 @@ from kvtune.workload.types import Request, Span, Workload
 WARM_UP_STREAM = (1 << 61) + 1
 PROGRESS_S = 0.25
 COUNTS_WRITTEN_S = 0.3
-"""In which the processes' probes write their counts once the run is over."""
+"""Seconds that the processes' probes have to write their counts once the run is over."""
 
 
 class Reporter:

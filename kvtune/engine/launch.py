@@ -153,7 +153,7 @@ def _follow(
 
 
 def _sampled(outcome: HostOutcome) -> int:
-    """Sample the processes at an end of the measurement: when that was done."""
+    """Sample the processes at the start or end of the measurement. Returns when that was done."""
     if outcome.sampler is not None:
         outcome.sampler.sample()
     return monotonic_ns()
@@ -195,7 +195,7 @@ def _explain(error: KvtuneError, died: Mapping[str, int], folder: Path, model: s
 def _sweep(sampler: ProcessSampler, before: Set[int]) -> None:
     """Unlink shared memory that this run's processes mapped and did not unlink because they were killed.
 
-    Not what was there before the run: a model's weights are mapped from there, too.
+    What was there before the run stays: a model's weights may be mapped from there, too.
     """
     files = shared_memory_files()
     for inode in (sampler.shared_memory & files.keys()) - before - shared_memory_in_use():

@@ -20,7 +20,7 @@ ROUTES_FILE = "routes.json"
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     """`vllm_args` go through vLLM's parser. The host rebuilds the requests from `workload` and `seed`.
 
-    `on_device`: the work folder describes a device that only takes time, which stands in for the model. `api_servers`:
+    `on_device`: the work folder describes a simulated device, which stands in for the model. `api_servers`:
     how many API servers of `vllm serve` are the front end; 0: AsyncLLM in the host process is.
     """
 

@@ -14,7 +14,7 @@ from kvtune.files import read_regular
 
 FILE = "config.json"
 MOST_BYTES = 16 << 20
-"""The largest, with a quantization's entry for every layer, have a few hundred KB."""
+"""Size limit of the file. The largest, which list every quantized layer, have a few hundred KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def model_config(model: str, revision: str | None = None) -> ModelConfig:
 
 
 def _on_hub(name: str, revision: str | None) -> Path | str:
-    """The file in the hub's cache; why it is not there."""
+    """The file in the hub's cache, or why it is not there."""
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
     except ImportError:

@@ -26,7 +26,7 @@ LEAST_FREE_BYTES = 64 << 20
 
 
 def check_tier(words: Sequence[str]) -> None:
-    """UsageError for a tier that vLLM could not make of these flags."""
+    """UsageError for a tier that vLLM could not make from these flags."""
     given = flag_value(words, SIZE)
     if given is None:
         return
@@ -74,7 +74,7 @@ def free_memory_bytes() -> int:
 
 
 def _folders(words: Sequence[str]) -> list[Path]:
-    """Where tiers on a file system are."""
+    """Folders of tiers on a file system."""
     tiers = _extra(_transfer(words)).get("secondary_tiers")
     return [
         Path(str(tier["root_dir"])).expanduser().absolute()
@@ -98,14 +98,14 @@ def _extra(transfer: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def tier_given(words: Sequence[str]) -> dict[str, Scalar]:
-    """The settings of the tier that these flags give and a recipe may have."""
+    """The settings of a tier in these flags, as far as a recipe may have them."""
     extra = _extra(_transfer(words))
     given = {name: extra[name] for name in TIER_SETTINGS if name in extra}
     return {name: value for name, value in given.items() if isinstance(value, (str, int, float))}
 
 
 def joined(words: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Two command lines, the second of which wins. Of a connector that both configure, setting by setting."""
+    """Two command lines as one; the second wins. The settings of a connector that both configure are merged."""
     first, second = _transfer(words), _transfer(more)
     if (first and _is_dotted(more)) or (second and _is_dotted(words)):
         raise UsageError(
@@ -122,7 +122,7 @@ def joined(words: Sequence[str], more: Sequence[str]) -> list[str]:
 
 
 def _is_dotted(words: Sequence[str]) -> bool:
-    """Whether they give the connector's settings one by one, as vLLM allows: --kv-transfer-config.NAME VALUE."""
+    """Whether the flags give the connector's settings one by one, as vLLM allows: --kv-transfer-config.NAME VALUE."""
     return any(flag.name.startswith(f"{TRANSFER}.") for flag in parse_flags(words))
 
 

@@ -8,7 +8,7 @@ from kvtune.engine.resolve import installed_for
 
 
 def here() -> Platform:
-    """What the installed vLLM runs on. A GPU that nvidia-smi does not list is one that vLLM knows nothing of."""
+    """The platform of the installed vLLM. A GPU that nvidia-smi does not list is unknown to vLLM, too."""
     if installed_for() == "cpu":
         return cpu()
     first = next(iter(gpus()), None)
@@ -20,7 +20,7 @@ def here() -> Platform:
 def engines(like_device: str, *, timed: bool = False) -> Platform:
     """The platform that engines are like: --like-device's, else this machine's.
 
-    `timed`: their device only takes time, and stands for a large GPU where this machine has none.
+    `timed`: the device is simulated, and stands for a large GPU where this machine has none.
     """
     if like_device:
         return device(like_device)

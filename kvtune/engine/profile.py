@@ -67,7 +67,7 @@ class ProfileJob:
     environment: dict[str, str] = field(default_factory=dict)
     warm_up: bool = True
     slo: dict[str, float] = field(default_factory=dict)
-    device: Device | None = None  # a device that only takes time, in place of the model
+    device: Device | None = None  # a simulated device, in place of the model
     from_recipe: frozenset[str] = frozenset()  # settings of vLLM among `engine_args` that a recipe gives
     like_device: str = ""  # of simulated engines: the device of --like-device
 
@@ -167,7 +167,7 @@ def _asked(facts: Mapping[str, object], platform: Platform) -> str:
 
 
 def engine_arguments(job: ProfileJob) -> list[str]:
-    """The flags after `--`; on a device that only takes time behind those of the engine that it stands for."""
+    """The flags after `--`. On a simulated device, the flags of the engine that it stands for come before them."""
     return [*(job.device.engine_args if job.device is not None else ()), *job.engine_args]
 
 
@@ -183,7 +183,7 @@ def _until_measured(on_event: Callable[[Event], None], stacks: Stacks | None) ->
 
 
 def _with_version(run: Run, version: str) -> Run:
-    """For an engine that died before it reported its configuration: the installed version."""
+    """Add the installed version to a run whose engine died before it reported its configuration."""
     engine = msgspec.structs.replace(run.header.engine, vllm=version)
     return Run(msgspec.structs.replace(run.header, engine=engine), run.tables)
 
@@ -254,7 +254,7 @@ def environment_of(job: ProfileJob, offline: bool) -> dict[str, str]:
 
 
 def failed_log(output: Path) -> Path:
-    """`engine-failed.log`, or the next name that no file has but a log that kvtune wrote there before."""
+    """`engine-failed.log`, or the next such name that is free or that of an older log of kvtune."""
     names = (f"engine-failed{'' if n == 1 else f'-{n}'}.log" for n in itertools.count(1))
     return next(p for p in map(output.joinpath, names) if not os.path.lexists(p) or wrote(p, FAILED))
 

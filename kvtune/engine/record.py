@@ -1,8 +1,8 @@
 """From a work folder to a Run: request log, rings, status files and samples on one clock. Pure reading.
 
 The run's clock starts when the workload does; records from before (start-up, warm-up) and after its end are left out.
-A run that ended early ends with its last step, the shutdown is not part of it. Missing files are no error: an engine
-that died leaves what it wrote until then.
+A run that ended early ends with its last step; the shutdown is not part of the run. A missing file is no error: an
+engine that died leaves only what it wrote until then.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _last_measured_ns(start_ns: int, rings: Sequence[ProcessRing], log: Sequence
 
 
 def _core_notes(version: str, states: Sequence[CoreState]) -> list[str]:
-    """What the processes' cores noted; of a vLLM that kvtune does not know, that it does not."""
+    """The notes of the processes' cores, and one if kvtune does not know this vLLM."""
     notes = list(dict.fromkeys(note for state in states for note in state["notes"]))
     about = unknown(version) if version else ""
     return notes if not about or any(note.startswith(about) for note in notes) else [about, *notes]

@@ -86,7 +86,7 @@ FLAGS: dict[str, Legal] = {
 """Flags of vLLM that a file may give an engine, by their full names, each with what its value may be."""
 
 UNUSED = ("disable-log-stats", "download-dir", "served-model-name", "tokenizer", "tokenizer-revision")
-"""Flags that change nothing for requests of token ids. They are left out, whatever they say."""
+"""Flags that change nothing for requests of token ids. They are left out, whatever their value."""
 
 CONNECTOR, EXTRA = "OffloadingConnector", "kv_connector_extra_config"
 TIER: dict[str, Legal] = {
@@ -175,7 +175,7 @@ def _read(flag: Flag, where: str) -> tuple[str, Value | Settings]:
 
 
 def _plain(text: str, legal: Legal) -> str | int:
-    """A whole number as Python writes it: vLLM takes 32k (thousands) and 32K (1,024s), too."""
+    """A whole number as Python writes it, from vLLM's forms, too: 32k (thousands) and 32K (1,024s)."""
     if legal.kind != "integer":
         return text
     number, unit = text[:-1], text[-1:]

@@ -36,7 +36,7 @@ def resolve(
 ) -> Resolved:
     """vLLM's arguments for a model. The flags after `--` come last, so they override ours.
 
-    `platform`: what the engine is like, where it is not the installed vLLM's own.
+    `platform`: the engine's, where it is not that of the installed vLLM.
     """
     check_tier(engine_args)
     given = settings_given(engine_args)
@@ -118,8 +118,8 @@ def api_servers(engine_args: Sequence[str]) -> int:
 
 
 def check_pool(words: Sequence[str], memory_bytes: int = 0) -> None:
-    """UsageError where neither flags, nor the built-in model's defaults, nor a device's memory say how large the KV
-    cache is. For engines without a device whose memory could be measured; asked before vLLM is imported.
+    """UsageError where neither flags, nor the built-in model's defaults, nor a device's memory give the KV cache's
+    size. For engines without a device whose memory could be measured; asked before vLLM is imported.
     """
     if not memory_bytes and not settings_given(words) & {"num-gpu-blocks-override", "kv-cache-memory-bytes"}:
         raise UsageError(*NO_POOL)
@@ -147,7 +147,7 @@ def _size(engine_args: Sequence[str], kind: str) -> int:
 def cpu_binding(engine_args: Sequence[str], cpus: Sequence[int]) -> str:
     """CPUs of each worker, as VLLM_CPU_OMP_THREADS_BIND wants them; "" for one worker an engine.
 
-    vLLM itself gives each rank its own NUMA node, and refuses where there are fewer nodes than ranks.
+    vLLM itself gives each rank its own NUMA node, and refuses to start with fewer nodes than ranks.
     """
     if ranks(engine_args) == 1 or not cpus:
         return ""

@@ -129,7 +129,7 @@ def _by_time(row: Row) -> float:
 
 
 def memory_table(samples: Sequence[Sample], index: dict[int, int], outcome: HostOutcome) -> Table:
-    """Within the measurement, and the one sample of each process that was taken because it had ended."""
+    """Samples within the measurement, and the last sample of each process that had ended."""
     zero, end = outcome.start_ns, max(outcome.end_ns, outcome.sampled_ns)
     rows = [
         (

@@ -19,12 +19,12 @@ NEEDED_BYTES = 240 << 20
 
 
 def queues_bytes(words: Sequence[str], *, cpu_build: bool) -> int:
-    """Of the message queues. On one GPU the worker runs inside EngineCore, and there are none."""
+    """Bytes of the message queues. On one GPU the worker runs inside EngineCore, and there are none."""
     return NEEDED_BYTES if cpu_build or ranks(words) > 1 else 0
 
 
 def tier_bytes(words: Sequence[str], *, cpu_build: bool) -> int:
-    """Of a tier of host memory, which a GPU engine keeps in a file there, whole from the start."""
+    """Bytes of a tier of host memory: a GPU engine keeps it in a file there, in full size from the start."""
     return 0 if cpu_build else int(float(flag_value(words, SIZE) or 0) * GIB)
 
 

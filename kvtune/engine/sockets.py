@@ -1,4 +1,4 @@
-"""A folder for one engine's sockets. vLLM makes them in the temp folder and leaves them there; these go with the run.
+"""A folder for one engine's sockets, removed with the run. vLLM would leave them in the temp folder.
 
 A Unix socket's path holds 107 characters: where the temp folder's path is too long, a shorter folder takes its place.
 """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Counts(TypedDict, total=False):
-    """The file that `VllmCounts.write` leaves. `preemptions`: by request."""
+    """Content of the file that `VllmCounts.write` writes. `preemptions`: by request."""
 
     counters: dict[str, float]
     preemptions: dict[str, int]
@@ -55,9 +55,8 @@ class Routes:
 
 
 class TierHits:
-    """Prompt tokens that a tier of host memory gave back, by request. vLLM's outputs have the sum of both tiers only.
-
-    Front end; it looks at the outputs of a step before vLLM does, where there is a tier.
+    """Prompt tokens that a tier of host memory gave back, by request. vLLM's outputs have only the sum of pool and
+    tier. Front end; where there is a tier, it reads a step's outputs before vLLM does.
     """
 
     def __init__(self, output_processor: Any) -> None:
@@ -86,7 +85,7 @@ def read_routes(path: Path) -> dict[str, int]:
 
 
 def read_counts(path: Path) -> Counts:
-    """What `VllmCounts.write` left; empty where it did not."""
+    """What `VllmCounts.write` wrote; empty if it did not."""
     try:
         counts: Counts = json.loads(path.read_text())
         return counts
@@ -97,7 +96,7 @@ def read_counts(path: Path) -> Counts:
 class VllmCounts:
     """Sums of vLLM's scheduler and request statistics since `reset`.
 
-    `receipts`: when the front end had taken a step's tokens from EngineCore, monotonic ns; those not written yet.
+    `receipts`: when the front end took steps' tokens from EngineCore (monotonic ns), as far as not written yet.
     """
 
     def __init__(self) -> None:
@@ -156,7 +155,7 @@ class VllmCounts:
             part.write(json.dumps({"counters": self.counters, "preemptions": self.preemptions}).encode())
 
     def write_receipts(self, path: Path) -> None:
-        """Append those since the last call: a crash loses no others."""
+        """Append the times since the last call, so that a crash loses only later ones."""
         with path.open("ab") as file:
             file.write(self.receipts.tobytes())
         self.receipts = array("q")

@@ -19,9 +19,8 @@ from kvtune.workload.types import Workload
 
 
 def advised(simulators: Simulators, analysis: RunAnalysis, workload: Workload, tries: int, view: View) -> Run:
-    """The run with its replays in `header.extra.replayed`, or with why there are none; `tries` as for `explain`.
-
-    Where the cache limits it, it has the exact causes of its misses, too.
+    """The run with its replays in `header.extra.replayed`, or the reason why there are none; `tries` as for `explain`.
+    A run that the cache limits also gets the exact causes of its misses.
     """
     run = analysis.run
     if run.header.state != "complete" or not len(run.table("requests")["id"]):

@@ -46,7 +46,7 @@ LOOKAHEAD = (
 )
 
 LOST = ("evicted", "lagging_group", "draft_group", *TIER_CAUSES)
-"""Causes that one KV cache group is behind."""
+"""Causes for which one KV cache group is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Explanation:
 
     @property
     def replayed(self) -> Replayed:
-        """What a run keeps of it (`header.extra.replayed`)."""
+        """The part that a run file keeps (`header.extra.replayed`)."""
         return Replayed(
             requests=self.requests,
             query_tokens=self.query_tokens,
@@ -120,8 +120,8 @@ def explain(
 ) -> Explanation:
     """Explain a run's misses, and replay the other core and up to `tries` remedies for the largest causes; 0: nothing.
 
-    `view` shows progress. `trace`: the file of the run's workload, where it was one. `model`: the one that the user
-    named. `trusted`: the user vouches for the run file (sim/like.py).
+    `view` shows progress. `trace`: the file of the run's workload, if that was a trace. `model`: the model that the
+    user named. `trusted`: the user vouches for the run file (sim/like.py).
     """
     settings, workload = settings_of(run, model=model, trusted=trusted), rebuilt(run, trace)
     if not sent_requests(run).any():
@@ -167,7 +167,7 @@ def explained(bench: Bench, tries: int) -> Explanation:
 
 
 def with_other_core(bench: Bench) -> Replayed:
-    """One replay: the run with the core that it did not run with, beside the hits that it had."""
+    """One replay: what the run hits with the core that it did not run with, beside its own hits."""
     run = bench.run
     requests, measured = run.table("requests"), measured_requests(run)
     hits = _run_hits(requests, measured) or 0
@@ -185,7 +185,7 @@ def with_other_core(bench: Bench) -> Replayed:
 
 @dataclass(frozen=True)
 class Bench:
-    """Replays a run with other settings than its own. `settings`: its own. `model`: the one that the user named."""
+    """Replays a run with other settings. `settings`: the run's own. `model`: the model that the user named."""
 
     simulators: Simulators
     run: Run

@@ -25,12 +25,12 @@ from kvtune.units import size
 GIB = 1 << 30
 
 FEWER_SEQUENCES = 64
-"""The `--max-num-seqs` to try where the run did not record its own; else half of the recorded one."""
+"""The `--max-num-seqs` to try if the run did not record its own; otherwise half of the recorded one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Settings to try; `change` says in words what differs from the replayed ones, `cost` what else they take."""
+    """Settings to try; `change` says in words what differs from the replayed settings, `cost` what they cost."""
 
     cause: str
     change: str
@@ -40,7 +40,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What was replayed, as far as remedies depend on it. `unit`: hits end at multiples of this many tokens."""
+    """The facts about the replay that remedies depend on. `unit`: hits end at multiples of this many tokens."""
 
     settings: SimSettings
     blocks: int
@@ -179,7 +179,7 @@ def combined(options: Sequence[Option], at: Situation) -> list[Option]:
 
 
 def changed_flags(option: Option, run: SimSettings) -> dict[str, str | None]:
-    """vLLM's flags that an option sets; None: that it takes away."""
+    """vLLM's flags that an option sets; None for a flag that it removes."""
     old, new = (flag_texts(one.engine_args) for one in (run, option.settings))
     changed: dict[str, str | None] = {name: value for name, value in new.items() if old.get(name) != value}
     if option.settings.block_tokens != run.block_tokens:
@@ -188,13 +188,13 @@ def changed_flags(option: Option, run: SimSettings) -> dict[str, str | None]:
 
 
 def more_pool(at: Situation, factor: float) -> str:
-    """What a larger pool takes."""
+    """What a larger pool costs."""
     more = (factor - 1) * at.pool_gib * GIB
     return f"{size(more)} more device memory" if more else f"{factor - 1:.0%} more device memory"
 
 
 Change = tuple[str, SimSettings, str]
-"""What differs in words, the settings, what else they take."""
+"""In words what differs; the settings; what they cost."""
 
 
 def _for_eviction(at: Situation) -> Iterator[Change]:
@@ -230,7 +230,7 @@ def _for_preemption(at: Situation) -> Iterator[Change]:
 
 
 def _orders(at: Situation) -> Iterator[Change]:
-    """The orders of eviction that are worth a replay: each loses on some loads, so neither is the default."""
+    """The eviction policies that are worth a replay. Each loses on some loads, so none of them is the default."""
     core = at.core if at.settings.core == "kvtune" else CoreSettings()
     now = f"core.policy {core.policy}" if at.settings.core == "kvtune" else "--core kvtune, core.policy"
     cost = "hits of loads that repeat otherwise"
@@ -246,7 +246,7 @@ def _orders(at: Situation) -> Iterator[Change]:
 
 
 def _for_tier(at: Situation) -> Iterator[Change]:
-    """A tier of host memory that is too small."""
+    """Remedies for a tier of host memory that is too small."""
     if tier := at.tier_gib:
         for factor in (2, 4):
             gib = f"{factor * tier:.6g}"
@@ -256,7 +256,7 @@ def _for_tier(at: Situation) -> Iterator[Change]:
 
 
 def _for_window_not_stored(at: Situation) -> Iterator[Change]:
-    """The core keeps windows in the pool by itself; what vLLM stores in host memory follows its own interval."""
+    """Remedies for windows that the tier never got: vLLM stores windows in host memory at an interval of its choice."""
     yield from _retention_intervals(at)
     yield from _for_tier(at)
 
@@ -312,7 +312,7 @@ def _for_dropped(at: Situation) -> Iterator[Change]:
 
 
 def _speculation(at: Situation) -> Iterator[Change]:
-    """EAGLE and MTP without the block that is dropped for the drafter, as the installed vLLM can."""
+    """EAGLE and MTP without dropping a block for the drafter, if the installed vLLM can do that."""
     with suppress(ValueError):
         given = json.loads(flag_texts(at.settings.engine_args).get("speculative-config", ""))
         if not isinstance(given, dict) or given.get("method") not in DROPPING:
@@ -360,7 +360,7 @@ SPECULATION = (
     ("disable_lookahead_block_hashes", False, "other hashes than engines that share a store with it"),
     ("disable_eagle_block_drop", True, "perhaps fewer accepted drafts; experimental in vLLM"),
 )
-"""What keeps the last block of a hit under EAGLE and MTP: a setting, its value, what it costs."""
+"""How to keep the last block of a hit under EAGLE and MTP: a setting, its value, what it costs."""
 
 
 REMEDIES: dict[str, Callable[[Situation], Iterator[Change]]] = {

@@ -30,7 +30,7 @@ class View:
 
 
 def sent_requests(run: Run) -> NDArray[np.bool_]:
-    """By place in the workload; a run that ended early sent only some."""
+    """The requests by place in the workload; a run that ended early sent only some."""
     return np.isfinite(run.table("requests")["sent_s"])
 
 

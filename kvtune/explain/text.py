@@ -83,7 +83,7 @@ def _long_lines(explanation: Explanation, width: int) -> Iterator[str]:
 
 
 def _table(title: str, rows: dict[str, Counts], width: int) -> list[str]:
-    """A narrow terminal does without the smallest causes."""
+    """A table of causes. On a narrow terminal the smallest ones are left out."""
     total = {cause: sum(row[cause] for row in rows.values()) for cause in CAUSES}
     causes = sorted((cause for cause in CAUSES if total[cause]), key=lambda cause: -total[cause])
     columns = [Column(title, folds=True, least=16), Column("tokens"), Column("hit")]
@@ -96,7 +96,7 @@ def _table(title: str, rows: dict[str, Counts], width: int) -> list[str]:
 
 
 def _remedies(explanation: Explanation) -> Iterator[str]:
-    """What helps; in one line what was tried besides; the other core whatever it does."""
+    """The settings that help; one line about the others that were tried; the other core in any case."""
     told = explanation.replayed
     if told.other is None:
         return

@@ -19,7 +19,7 @@ In vLLM's processes:
     kv_specs.py    KV cache specs as JSON, for the simulator
     status.py      which process this is and what runs in it, written by its own thread
     phase.py       which phase the run is in: one mapped byte
-    lifetime.py    no engine process outlives the one that started it
+    lifetime.py    no engine process survives the one that started it
     recorder.py    `kvtune serve`: live traffic as a trace, counters on /metrics
     objects/       which objects cause collections (levels types, sites)
 In ours:

@@ -18,7 +18,7 @@ from kvtune.run.extras import GpuFacts
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """What a GPU does not count is 0. `busy_percent`: of the time since NVML's last count, with a kernel running."""
+    """Figures that a GPU does not count are 0. `busy_percent`: time with a kernel running, since NVML's last count."""
 
     device: int
     at_ns: int
@@ -34,7 +34,7 @@ class DeviceSample:
 class DeviceSampler:
     """The GPUs that CUDA_VISIBLE_DEVICES names, else all; the first `most` of them, as many as the engine uses.
 
-    `names`, `facts`: of the devices, in the samples' numbering.
+    `names`, `facts`: one for each device, in the samples' numbering.
     """
 
     samples: list[DeviceSample] = field(default_factory=list)
@@ -76,7 +76,7 @@ class DeviceSampler:
                 self.why = self.why or f"NVML failed: {error}"
 
     def note(self, engine_device: str) -> list[str]:
-        """Why a GPU engine's device was not sampled, for its run; empty where it was, and for other engines."""
+        """The run's note on why a GPU engine's device was not sampled; empty if it was, and for other engines."""
         return [f"the GPU was not sampled: {self.why}"] if engine_device == "cuda" and self.why else []
 
     def stop(self) -> None:

@@ -14,7 +14,7 @@ from kvtune.probe.records import Collection
 from kvtune.probe.ring import Ring
 
 TRIGGERS = 1000
-"""Lines that get their own number; collections triggered by later ones have no line."""
+"""At most this many lines get a number; collections triggered by further lines have no line."""
 
 
 class CollectionListener(Protocol):
@@ -40,9 +40,9 @@ class CollectorProbe:
         self._lines: dict[tuple[str, int], int] = {}
         self._codes: list[CodeType] = []
         self.counted = 0
-        """Young objects at all collections so far; plus gc.get_count(), the net number of objects ever made."""
+        """Young objects at all collections so far. With gc.get_count() added, the net number of objects ever made."""
         self.paused_ns: dict[int, int] = {}
-        """All pauses so far, by the thread that collected."""
+        """All pauses so far, for each thread that collected."""
         self.failed = ""
         self.failed_listeners: dict[str, str] = {}
         self.listeners: list[CollectionListener] = []
@@ -101,7 +101,7 @@ class CollectorProbe:
         return self._numbered(frame, key) if number is None else number
 
     def _numbered(self, frame: FrameType, key: tuple[int, int]) -> int:
-        """Give an instruction that triggers for the first time the number of its line."""
+        """Number the line of an instruction that triggers a collection for the first time."""
         if len(self._numbers) >= 4 * TRIGGERS:
             return -1
         self._codes.append(frame.f_code)

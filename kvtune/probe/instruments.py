@@ -59,7 +59,7 @@ class Instruments:
             _sample_steps(self.steps, collector, self.phase)
 
     def stop(self) -> None:
-        """Leave the process to another `Instruments`: a forked child's."""
+        """Stop, so that another `Instruments` (of a forked child) can take over."""
         self._stopped = True
         if self.collector is not None:
             self.collector.remove()
@@ -78,7 +78,7 @@ class Instruments:
             _thread.start_new_thread(self._keep_status, (self.phase,))
 
     def disabled(self) -> dict[str, str]:
-        """Why each instrument that is not running is not."""
+        """For each instrument that is not running, why not."""
         collector, steps = self.collector, self.steps
         reasons = {"gc": collector.failed if collector else "", "steps": steps.failed if steps else ""}
         if steps is not None:
@@ -113,7 +113,7 @@ class Instruments:
         return self._loop(engine)
 
     def _describe_once(self, steps: StepProbe, scheduler: Scheduler) -> Action:
-        """For the end of the first step, when the pool has its final size."""
+        """Called at the end of the first step, when the pool has its final size."""
         from kvtune.probe.describe import describe_cache
 
         def describe() -> None:
@@ -131,7 +131,7 @@ class Instruments:
         return describe
 
     def _start_object_counts(self, collector: CollectorProbe, phase: Phase) -> None:
-        """What a level adds to `light`. Modules are imported where they are needed: light must stay light."""
+        """Start what the level adds to `light`. The modules are imported only here, so that `light` stays light."""
         level, kind = self.level, collector_kind()
         if kind != "generational":
             self._failed[level] = (
@@ -160,7 +160,7 @@ class Instruments:
         _thread.start_new_thread(self._keep_counts, (phase, savers, limits))
 
     def _keep_counts(self, phase: Phase, savers: list[Action], limits: list[Action]) -> None:
-        """A thread of these levels: saves about once a second, and once more when the run is over."""
+        """A thread that saves the counts about once a second, and once more when the run is over."""
         due = 0.0
         while phase.now != OVER:
             sleep(WATCH_EVERY_S)
@@ -179,7 +179,7 @@ class Instruments:
         self.status.due = True
 
     def _keep_status(self, phase: Phase) -> None:
-        """A thread, so that no file is written while the engine's loop or a collection waits for it."""
+        """A thread that writes the status file, so that neither engine nor collections wait for the disk."""
         status, seen, written = self.status, phase.now, 0.0
         while not self._stopped:
             sleep(STATUS_POLL_S)

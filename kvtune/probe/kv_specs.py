@@ -45,7 +45,7 @@ CONFIG_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def capture(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, object]:
-    """What the simulator needs of a running engine. Call it after EngineCore is built."""
+    """The KV cache specs of a running engine, for the simulator. Call it after EngineCore is built."""
     layers: dict[str, KVCacheSpec] = {}
     # vLLM takes the group of the layer that was registered last for a drafter's: MTP's layers have no other mark.
     groups = sorted(kv_cache_config.kv_cache_groups, key=lambda g: bool(getattr(g, "is_eagle_group", False)))

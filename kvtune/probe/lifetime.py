@@ -1,6 +1,6 @@
 """Ends an engine's processes with the process that started them, even when that one was killed. Linux only.
 
-vLLM 0.32's EngineCore runs on for ever when its front end is killed. This is called only in the processes of a kvtune
+In vLLM 0.32 EngineCore never ends when its front end is killed. This is called only in the processes of a kvtune
 run: production engines are left as they are.
 """
 

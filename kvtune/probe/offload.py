@@ -35,7 +35,7 @@ def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:
 
 
 class OffloadWatch:
-    """One connector's copies since the last look; `now_ns` is the (virtual) time."""
+    """Collects one connector's copies since the last look; `now_ns` is the (virtual) time."""
 
     def __init__(self, connector: Connector, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
@@ -94,7 +94,7 @@ class OffloadWatch:
         manager.complete_load, manager.reset_cache = loaded, reset
 
     def _watch_lookups(self, side: SchedulerSide) -> None:
-        """A request also waits where its tokens are still being stored, or loaded for another one."""
+        """Watch lookups: a request also waits while its tokens are being stored, or loaded for another request."""
         look_up = side.get_num_new_matched_tokens
 
         def looking_up(request: Request, *args: object, **options: object) -> tuple[int | None, bool]:
@@ -133,7 +133,7 @@ class OffloadWatch:
             self._quiet = False
 
     def news(self, start_ns: int) -> Copies | None:
-        """What happened since the last call, for the step that began at `start_ns`; None where nothing did."""
+        """What happened since the last call, as a record of the step that began at `start_ns`; None if nothing."""
         if self._quiet:
             return None
         copies = Copies(

@@ -22,7 +22,7 @@ PART = "probe.plugin"
 LEVELS = ("off", "light", "types", "sites")
 
 _instruments: Instruments | None = None
-"""This process's instruments. A fork inherits its parent's until `_after_fork` has replaced them."""
+"""This process's instruments. A forked child has its parent's until `_after_fork` has replaced them."""
 
 
 def register() -> None:

@@ -23,7 +23,7 @@ from kvtune.probe.device import DeviceSampler
 INTERVAL_S = 0.2
 USS_EVERY = 10
 MOST_USS_BYTES = 4 << 30
-"""Of a larger process USS is not asked: it walks the page tables, for seconds where a tier of host memory is mapped."""
+"""USS of larger processes is not sampled: it walks the page tables, which takes seconds with a tier of host memory."""
 SHARED_MEMORY = Path("/dev/shm")
 # The inode in a line of /proc/PID/maps that maps a file in shared memory.
 _SHARED = re.compile(r"\s(\d+)\s+/dev/shm/")
@@ -70,7 +70,7 @@ class RunQueueWait:
 
 
 def _waited_ns(path: str) -> int:
-    """Second number of a thread's schedstat. Every thread at every sample: so no Path, no buffered file."""
+    """The second number in a thread's schedstat. Read for each thread at each sample, so without Path or buffers."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return int(os.read(descriptor, 64).split()[1])
@@ -168,7 +168,7 @@ def shared_memory_of(pid: int) -> set[int]:
     """Inodes under /dev/shm that a process has mapped now.
 
     Inodes and not names, because glibc creates a semaphore under a temporary name and then links it to the final one:
-    the creator's map shows the temporary name for ever.
+    the creator's map shows the temporary name from then on.
     """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
@@ -183,7 +183,7 @@ def shared_memory_in_use() -> set[int]:
 
 
 def shared_memory_files() -> dict[int, Path]:
-    """The files right under /dev/shm, by inode. What a link points at is elsewhere."""
+    """The files right under /dev/shm, by inode. Links are left out."""
     files: dict[int, Path] = {}
     with contextlib.suppress(OSError):
         for path in SHARED_MEMORY.iterdir():

@@ -41,7 +41,7 @@ MOST_WAITING = 256
 """Finished requests that may wait."""
 
 TOTALS = ("requests", "prefix_query_tokens", "prefix_hit_tokens", "tier_hit_tokens")
-"""Of finished requests. Hits are of the KV cache's pool; `tier_hit_tokens` came from a tier of host memory."""
+"""Counters of finished requests. Hits are in the KV cache's pool; `tier_hit_tokens` came from a tier of host memory."""
 
 _registered_pid = 0
 
@@ -106,7 +106,7 @@ class Recorder:
     """Records one scheduler's requests from arrival to end.
 
     When a request ends it is only put on a list. Hashing, writing and counting wait until no request runs, or for
-    `BATCH_S` at most: done in batches they cost a tenth.
+    `BATCH_S` at most: done in batches this costs a tenth.
     """
 
     def __init__(self, trace: Path | None, metrics: Path | None) -> None:

@@ -34,7 +34,7 @@ _MOST_OBJECTS = (1 << 31) - 1
 
 
 def _pair(low: int, high: int) -> int:
-    """Two signed numbers in one; both are cut to 32 bits."""
+    """Two signed numbers as one; both are cut to 32 bits."""
     return _cut(low) & _LOW | _cut(high) << 32
 
 
@@ -48,7 +48,7 @@ def _low(pair: int) -> int:
 
 
 class Record(Protocol):
-    """What a ring can store."""
+    """Base of all records that a ring can store."""
 
     def pack(self) -> Fields: ...
 
@@ -90,7 +90,7 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
 class Step(msgspec.Struct, frozen=True, gc=False):
     """One batch that EngineCore executed, and its time since the batch before.
 
-    The four object counts are objects made less objects freed, by all threads.
+    The four object counts are the objects made minus the objects freed, by all threads.
     """
 
     queued: bool
@@ -205,11 +205,11 @@ class Copies(msgspec.Struct, frozen=True, gc=False):
     loads: int
     """Requests whose load ended."""
     wait_ns: int
-    """For how long requests waited that stopped waiting: for their own load, or for copies of the same tokens."""
+    """How long the requests that stopped waiting had waited, for their own load or for copies of the same tokens."""
     longest_wait_ns: int
     stored_chunks: int
     reused_chunks: int
-    """Loaded for the first time since they were stored."""
+    """Chunks that were loaded for the first time since they were stored."""
     evicted_chunks: int
     refused: int
     """Stores for which the tier had no room."""

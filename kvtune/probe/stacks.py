@@ -189,7 +189,7 @@ def sampled(titles: Mapping[int, str]) -> dict[str, int]:
 
 
 def of_loops(profile: SpeedscopeProfile) -> SpeedscopeProfile | None:
-    """The profile with only the threads that run vLLM's busy loops (the others wait); None when there are none."""
+    """The profile of only the threads that run vLLM's busy loops (the others wait); None if there are none."""
     frames = profile.get("shared", {}).get("frames", [])
     loops = {i for i, frame in enumerate(frames) if str(frame.get("name", "")).endswith(LOOPS)}
     threads = [t for t in profile.get("profiles", []) if any(loops & set(s) for s in t.get("samples", []))]

@@ -1,7 +1,7 @@
 """The status file of an engine process: its role, its instruments, its collector. JSON, read by the launcher.
 
 It is replaced as a whole when the instruments start, then about once a second and at phase changes by a thread.
-Nothing is left for the exit: vLLM may SIGKILL EngineCore at a normal one.
+Nothing is written at the exit: vLLM may end EngineCore with SIGKILL even normally.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GcFacts(TypedDict, total=False):
 
 
 class CacheFacts(TypedDict, total=False):
-    """EngineCore's KV cache (describe.py); `tiers` are the pool's, `offload` is a tier of host memory behind it."""
+    """EngineCore's KV cache (describe.py); `tiers` are the pool's, `offload` describes the tier of host memory."""
 
     num_blocks: int
     hash_block_size: int | None
@@ -81,7 +81,7 @@ def role() -> str:
 
 
 class Status:
-    """The facts about one process, and the file that they are written to."""
+    """The facts about one process, and the file that holds them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,7 +1,7 @@
 """Times EngineCore's steps: one Step record for each batch that was executed, when its tokens are in.
 
 Runs in EngineCore's main loop. With a batch queue a turn of the loop schedules one batch and takes the tokens of
-another: the record is of the batch whose tokens came, with the time of all turns since the record before it. A step
+another: the record describes the batch whose tokens came, with the time of all turns since the previous record. A step
 that evicted KV blocks has a PoolChange record after it, a turn in which a tier of host memory copied
 something a Copies record. With `digests`, each schedule() writes a Digest record, which tests compare with the
 simulator's.
@@ -43,7 +43,7 @@ class Batch:
     output: SchedulerOutput
     work: Work
     given_ns: int
-    """When it was scheduled: the device gets it at once."""
+    """When the batch was scheduled: the device gets it at once."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class StepProbe:
         self._turns = Turns()
         self._done: Batch | None = None
         self._done_ns = self._before_ns = 0
-        """When the tokens of the last batch, and of the one before it, were in."""
+        """When the tokens of the last batch and of the one before it came in."""
         self._scheduled_made = 0
 
     def wrap_scheduler(self, scheduler: Scheduler) -> None:
@@ -185,7 +185,7 @@ class StepProbe:
             self.failed = f"{type(error).__name__}: {error}"
 
     def _watch(self, executor: Executor) -> None:
-        """Time what EngineCore waits for this executor's results. Collections in between are not waiting."""
+        """Measure how long EngineCore waits for this executor's results, without collections meanwhile."""
         self._executor, collector = executor, self._collector
 
         def timed_wait(future: Future) -> object:

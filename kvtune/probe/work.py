@@ -1,6 +1,6 @@
 """The work in a step, read from its SchedulerOutput alone: prompt tokens, and the KV tokens that requests attend to.
 
-Runs in EngineCore: in the step probe, and in the device that only takes time. Walks no list while the same requests
+Runs in EngineCore: in the step probe, and in the simulated device. Walks no list while the same requests
 decode, so that steps are measured for the price of a few comparisons.
 """
 
@@ -67,7 +67,7 @@ class WorkFollower:
         return Work(total, requests, max(0, total - decodes), context, prefill_context)
 
     def _prefilling_again(self, output: SchedulerOutput) -> list[int]:
-        """Computed tokens of each request in this step that was preempted and does not decode again yet."""
+        """Computed tokens of each preempted request in this step that does not decode again yet."""
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         self._preempted -= output.finished_req_ids
         prefilling: list[int] = []

@@ -13,13 +13,13 @@ Imported by: cli.
     console/      the same for a terminal
     export/       Perfetto, speedscope, CSV
     charts.py     Section, Chart (spec, text alternative, table), Grid, thinning that keeps extremes
-    contrast.py   several runs beside a first: which are sides, which are repetitions of one
+    contrast.py   several runs against the first: which are sides, which are repetitions of one side
     measures.py   names and units of figures
     names.py      names of processes and causes
-    banners.py    what a reader must know before any number
+    banners.py    what a reader must know before reading any number
     files.py      writes whole or not at all, and over nothing without --force
     stalls.py     Slow tokens in words: from the account's `--json` objects to one line a stall and to tables
-    listing.py    What a list of runs says about each: a few figures that tell one from another
+    listing.py    What a list of runs shows about each: a few figures that tell them apart
     templates/    Jinja2, autoescape
     assets/       one style sheet, one script
 

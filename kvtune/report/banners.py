@@ -45,7 +45,7 @@ def banners(run: Run) -> list[Banner]:
         shown.append(Banner("info", "Predicted, not measured.", text))
     if h.source == "host":
         text = (
-            f"vLLM's real processes and scheduler on a device that only takes time ({h.engine.device_name}): what the "
+            f"vLLM's real processes and scheduler on a simulated device ({h.engine.device_name}): what the "
             "host costs is measured, tokens mean nothing, and no worker prepared inputs or launched kernels."
         )
         shown.append(Banner("info", "The host alone, without a model.", text))
@@ -56,7 +56,7 @@ def banners(run: Run) -> list[Banner]:
         shown.append(Banner("warn", "kvtune's core was not active: this is stock vLLM.", why))
     aside = next((n for n in h.notes if INSTEAD in n), "")
     if aside and h.core.active:
-        shown.append(Banner("warn", "Parts of kvtune's core stood aside.", _sentence(aside)))
+        shown.append(Banner("warn", "Parts of kvtune's core were not loaded.", _sentence(aside)))
     if h.core.parts.get("packed") is False and not aside:
         why = next((n for n in h.notes if n.startswith("packed: ")), NO_STATES)
         shown.append(Banner("warn", "Blocks stayed vLLM's own: packed is not in force.", _sentence(why)))

@@ -53,7 +53,7 @@ class Grid:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers: they stand right-aligned."""
+        """Which columns hold numbers; these are right-aligned."""
         return tuple(any(row[i].value is not None for row in self.rows) for i in range(len(self.heads)))
 
 
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`label` says in words what the picture shows, with its main figures; `note` what was left out of it."""
+    """`label` says in words what the picture shows, with its main figures; `note` says what was left out."""
 
     id: str
     title: str
@@ -112,7 +112,7 @@ def _cell(value: object) -> Cell:
 
 
 def extremes(value: NDArray[np.number], buckets: int) -> NDArray[np.int64]:
-    """Row numbers to draw: all, or the smallest and the largest value of each of `buckets` runs of neighbours.
+    """Row numbers to draw: all, or the smallest and the largest value in each of `buckets` stretches.
 
     Peaks are kept; values between them are dropped.
     """
@@ -155,7 +155,7 @@ def script_json(value: object) -> str:
 
 
 def warm_up() -> None:
-    """Load what draws pages, in a thread: for commands that wait for another process before they draw one."""
+    """Load what draws pages, in a thread: for commands that wait for another process first."""
     Thread(target=_load).start()
 
 

@@ -66,7 +66,7 @@ class Contrast:
 
     @property
     def repeat_command(self) -> str:
-        """A line that repeats both sides in turns, so that their times can be judged; "" where it is not known."""
+        """A command that repeats both sides in turns, so that their times can be judged; "" if it is not known."""
         commands = list(dict.fromkeys(profile_again(side.run, "ab") for side in self.sides))
         if self.times_judged or len(commands) != len(self.sides) or not all(commands):
             return ""
@@ -107,7 +107,7 @@ def difference(miss: Mismatch, first: str, side: str) -> str:
 
 
 def sentence(comparison: Comparison) -> str:
-    """The outcome in one sentence: what is better, what is worse, or that nothing was shown."""
+    """The outcome in one sentence: what is better, what is worse, or that no difference was shown."""
     better, worse = (_named(comparison.figures, verdict) for verdict in ("better", "worse"))
     parts = [f"better in {better}" if better else "", f"worse in {worse}" if worse else ""]
     if not better and not worse:
@@ -140,7 +140,7 @@ FOLLOWS_FROM_CORE = ("scheduler", "pool", "tiers")
 
 
 def _differing(runs: Sequence[Run]) -> Facts:
-    """What may differ between compared runs, and does: the core and its settings, the engine's, the machine."""
+    """Allowed differences between the compared runs: the core and its settings, the engine's settings, the machine."""
     per_run = [_may_differ(run) for run in runs]
     names = list(dict.fromkeys(name for facts in per_run for name in facts))
     rows = [(name, tuple(facts.get(name, "–") for facts in per_run)) for name in names]
@@ -167,7 +167,7 @@ def _may_differ(run: Run) -> dict[str, str]:
 
 
 def _short(names: Sequence[str], differing: Facts) -> list[str]:
-    """The core's name if it differs on every side, else the names given, else those numbered."""
+    """Short names of the sides: the cores if all differ, else the given names, with numbers if these are not unique."""
     cores = dict(differing).get("core")
     if cores is not None and len(set(cores)) == len(names):
         return list(cores)

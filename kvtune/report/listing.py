@@ -1,4 +1,4 @@
-"""What a list of runs says about each: a few figures that tell one from another. Pure."""
+"""What a list of runs shows about each: a few figures that tell them apart. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kvtune.analysis.latency import waits_ms
 from kvtune.run.types import RunLabel, Table
 
 COLUMNS = ("prompt_tokens", "hit_tokens", "sent_s", "first_token_s")
-"""Of `requests`: those that the figures need."""
+"""Columns of `requests` that the figures need."""
 
 
 class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `kvtune runs`. `unreadable` files have no other field than that and `file`."""
+    """A row of `kvtune runs`. Of an unreadable file only `unreadable` and `file` are set."""
 
     file: str
     page: str = ""
@@ -32,7 +32,7 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def listed(header: RunLabel, requests: Table, file: str, page: str) -> ListedRun:
-    """`requests`: its columns COLUMNS, empty where they were not read."""
+    """`requests`: the table with the columns COLUMNS, empty if they were not read."""
     first = waits_ms(requests)
     known = first[np.isfinite(first)]
     return ListedRun(

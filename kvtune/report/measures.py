@@ -57,7 +57,7 @@ def measure_text(path: str, value: float | None, *, signed: bool = False) -> str
 
 
 def change_text(figure: Figure) -> str:
-    """The difference relative to the first run, or absolute where that is zero or a share."""
+    """The difference relative to the first run's value, or absolute if that value is zero or a share."""
     if figure.relative is None or figure.path in SHARES:
         return measure_text(figure.path, figure.difference, signed=True)
     return f"{100 * figure.relative:+.1f} %"

@@ -23,12 +23,12 @@ def process_title(key: str) -> str:
 
 
 def busiest(front_ends: int) -> str:
-    """The title of the front end that has most to do; "" where there is only one."""
+    """The title of the busiest front end; "" if there is only one."""
     return f"busiest of {front_ends} front ends" if front_ends > 1 else ""
 
 
 def overlapped(overlap: Overlap) -> str:
-    """What the device needs a step and what the host does meanwhile, as a sentence."""
+    """A sentence: how long the device takes for a step, and how much the host does meanwhile."""
     if overlap.device_ms is None or overlap.host_limits:
         what = f"The host is what limits: it works {ms(overlap.host_ms)} a step, and the device waits for it."
     else:

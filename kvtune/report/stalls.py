@@ -14,7 +14,7 @@ LEAST_SHOWN = 0.0005
 
 
 def lead(account: Mapping[str, Any]) -> str:
-    """How many gaps were slow; empty where none was."""
+    """A sentence on how many gaps were slow; empty if no gap was."""
     if not account.get("slow"):
         return ""
     slow, stalls = account["slow"], account["stalls"]
@@ -33,7 +33,7 @@ def advice(account: Mapping[str, Any]) -> str:
 
 
 def cause_rows(account: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """By cause: title, gaps of which it is the largest part, its time, its share of all. Without shares that read 0."""
+    """By cause: title, number of gaps with it as largest part, its time, its share. Shares that read 0 are left out."""
     return [
         (CAUSES.get(cause, cause), count(own["gaps"]), ms(own["excess_ms"]), percent(own["share"], 1))
         for cause, own in account["causes"].items()
@@ -69,7 +69,7 @@ def side_by_side(sides: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[str
 
 
 def _side_text(gaps: float, part_ms: float, excess_ms: float) -> str:
-    """`12 gaps, 840 ms (34.5 %)`: gaps of which it is the largest cause, its time, its share of the side's excess."""
+    """`12 gaps, 840 ms (34.5 %)`: number of gaps with this largest cause, its time, its share of the side's excess."""
     noun = "gap" if gaps == 1 else "gaps"
     return f"{gaps:,.4g} {noun}, {ms(part_ms)} ({percent(part_ms, excess_ms)})"
 

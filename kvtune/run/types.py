@@ -266,7 +266,7 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     kvtune: str
-    # engine; host: the engine on a device that only takes time; sim: replayed, nothing measured
+    # engine; host: the engine on a simulated device; sim: replayed, nothing measured
     source: Literal["engine", "host", "sim"]
     state: Literal["complete", "partial", "failed"] = "complete"
     why: str = ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PART = "sim.build"
 FITS = re.compile(r"estimated maximum model length is (\d+)")
-"""In vLLM's refusal of a pool that has no room for one request of the longest length."""
+"""In vLLM's message when the pool has no room for one request of the longest length."""
 
 LONGEST_QUOTE = 300
 """Characters of vLLM's own message in an error."""
@@ -70,7 +70,7 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
 
 
 def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
-    """Stock's decisions in less time: inlined loops of the pool, and for a stock scheduler the steady-decode path."""
+    """Make stock's decisions in less time: inline the pool's loops, give a stock scheduler the steady-decode path."""
     from kvtune.core.compat.parts import differing
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import scheduler as steady
@@ -202,7 +202,7 @@ def _is_vllms(scheduler: object) -> bool:
 
 
 def look_at_models_here() -> None:
-    """vLLM looks at a new model's class in a process that imports all of vLLM again: to look may take a GPU.
+    """Inspect model classes in this process. vLLM does so in one that imports all of vLLM again, as it may take a GPU.
 
     The simulator makes the model on no device, and imports its code in any case.
     """
@@ -213,7 +213,7 @@ def look_at_models_here() -> None:
 
 
 def _silence_vllm() -> None:
-    """vLLM logs each engine start; a simulator starts many engines."""
+    """Log no engine start: a simulator starts many engines."""
     import logging
 
     logging.getLogger("vllm").setLevel(logging.ERROR)

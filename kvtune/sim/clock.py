@@ -24,7 +24,7 @@ class VirtualClock:
             self.now_s = time_s
 
     def run(self, cost_s: float) -> float:
-        """Queue a step of this length behind those already sent, and return when it will be done."""
+        """Queue a step of this length after those already sent, and return when it will be done."""
         start = self.device_free_s if self.device_free_s > self.now_s else self.now_s
         self.device_free_s = start + cost_s
         return self.device_free_s

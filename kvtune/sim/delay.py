@@ -1,4 +1,4 @@
-"""Delays outside of the engine's steps: a request's transport to the engine and back, and the engine's loop.
+"""Delays outside the engine's steps: a request's transport to the engine and back, and the engine's loop.
 
 Medians over a recorded run, so that a pause of the machine between two steps does not count. Runs anywhere.
 """

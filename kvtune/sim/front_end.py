@@ -1,6 +1,6 @@
 """The client's side of a replay: requests reach the engine, and answers reach the client, after a transport delay.
 
-A `Feed` on the replay's clock. The engine polls it between steps; what happened during a step keeps its own time.
+A `Feed` on the replay's clock. The engine polls it between steps; an arrival during a step keeps its own time.
 Without delays (a nominal cost) it does what the Feed does.
 """
 

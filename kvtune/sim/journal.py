@@ -1,4 +1,4 @@
-"""What a replay writes down while it runs: columns that grow. `record.py` makes the run's tables of them."""
+"""The record that a replay writes while it runs: columns that grow. `record.py` makes the run's tables of them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ReplayJournal:
         self._watch = PoolWatch(scheduler.kv_cache_manager.block_pool)
         self.tiers = self._watch.tiers
         self.copies: list[Copies] | None = None
-        """What a tier of host memory did; None where there is none."""
+        """What the tier of host memory did; None without a tier."""
         self._offload: OffloadWatch | None = None
         if has_tier(scheduler.connector):
             self.copies = []
@@ -104,12 +104,12 @@ class ReplayJournal:
         self.token_s.extend([at_s] * count)
 
     def add_pool_changes(self, start_s: float, free_blocks: int) -> None:
-        """What the pool evicted for the step that starts now."""
+        """Add rows for what the pool evicted for the step that starts now."""
         evicted = self._watch.news() or ()
         self.pool += [(start_s, tier, count, 0, free_blocks) for tier, count in enumerate(evicted) if count]
 
     def add_copies(self, at_s: float) -> None:
-        """What a tier of host memory has done since the last call."""
+        """Add rows for what the tier of host memory has done since the last call."""
         if self._offload is not None and self.copies is not None:
             news = self._offload.news(round(at_s * 1e9))
             if news is not None:

@@ -43,7 +43,7 @@ BY_SPECS = (
     ),
     *("mamba-ssm-cache-dtype", "max-model-len", "quantization"),
 )
-"""Flags that the captured KV specs answer. A stand-in need not be able to do what they ask for."""
+"""Flags whose effect is in the captured KV specs. A model that stands in for the run's need not support them."""
 
 
 def model_and_flags(run: Run, *, named: str = "", trusted: bool = False) -> tuple[str, list[str]]:
@@ -75,7 +75,7 @@ def stand_in(specs: Mapping[str, Any]) -> str:
 
 
 def device_of(run: Run, *, trusted: bool = False) -> Device:
-    """A device that takes the time that the run's own took. KvtuneError where its steps do not say."""
+    """A simulated device with the step times of the run's own. KvtuneError where the run's steps do not show them."""
     engine = engine_of(run, trusted=trusted)
     stored = run.header.extra.step_cost
     cost = cost_of(run) if stored else fit(run, "device")

@@ -128,7 +128,7 @@ class Player:
         self.engine.add_request(request)
 
     def take(self, result: StepResult) -> bool:
-        """Write down what a step gave; True when it gave anything."""
+        """Write a step's outputs to the journal; True when there are any."""
         if not result.outputs:
             return False
         journal, now = self.journal, self.clock.now_s
@@ -193,7 +193,7 @@ class Player:
         self.clock.advance_to(due)
 
     def _check_for_stall(self, progressed: bool) -> None:
-        """After steps that scheduled nothing, move on to the next arrival; KvtuneError when there is none."""
+        """After steps that scheduled nothing, move on to the next arrival; KvtuneError if nothing will arrive."""
         self._stalled_steps = 0 if progressed else self._stalled_steps + 1
         if self._stalled_steps <= STALLED_STEPS:
             return
@@ -207,7 +207,7 @@ class Player:
         self._stalled_steps = 0
 
     def _next_event_s(self) -> float | None:
-        """When something comes that may be scheduled: the next arrival, or the end of a copy from host memory."""
+        """When something can be scheduled next: at the next arrival, or at the end of a copy from host memory."""
         tier = self.engine.model_executor.tier
         times = (self._front.next_time(), None if tier is None else tier.copies.next_end_s())
         return min((at for at in times if at is not None), default=None)

@@ -11,18 +11,18 @@ from kvtune.errors import UsageError
 from kvtune.sim.settings import SimSettings
 
 TOO_SMALL = "the pool holds"
-"""How the message begins that a pool has no room for one request of the longest length."""
+"""The beginning of the message about a pool without room for one request of the longest length."""
 
 
 def sized(settings: SimSettings) -> SimSettings:
-    """The settings with the memory of the simulated device, from which its pool follows where no flag sizes it.
+    """The settings with the memory of the simulated device, which gives the pool's size where no flag does.
 
-    UsageError where neither does, and for flags that ask for more than one engine.
+    UsageError where nothing gives the size, and for flags that ask for more than one engine.
     """
     engine_count = flag_value(settings.engine_args, "data-parallel-size") or "1"
     if engine_count != "1":
         raise UsageError(
-            f"--data-parallel-size {engine_count}: a replay is of one engine, with a cache that no other shares",
+            f"--data-parallel-size {engine_count}: a replay has one engine, whose cache no other engine shares",
             "leave it out and replay the requests that one engine gets; or measure all with --on engine: `kvtune "
             "explain RUN` then replays each",
         )

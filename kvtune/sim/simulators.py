@@ -26,8 +26,8 @@ from kvtune.workload.types import Workload
 
 STOP_S = 20.0
 ENVIRONMENT = {"KVTUNE_PROBE": "off", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONHASHSEED": "0"}
-"""The last makes replays repeatable: vLLM goes through requests that end in one step in the order of a set of names,
-and that decides which of them a tier of host memory still has room for.
+"""The last variable makes replays repeatable. vLLM handles requests that end in the same step in the order of a set of
+names, and this order decides which of them a full tier of host memory still stores.
 """
 
 

@@ -54,7 +54,7 @@ class StepResult:
 
 
 JOURNALED = StepResult(None, True)
-"""Steps that have already been written to the journal."""
+"""The result of steps that are in the journal already."""
 
 
 class Stepper(Protocol):

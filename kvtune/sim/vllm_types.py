@@ -163,7 +163,7 @@ class TierCopies(Protocol):
 
 
 class Tier(Protocol):
-    """Host memory behind the KV cache."""
+    """The tier of host memory."""
 
     @property
     def copies(self) -> TierCopies: ...

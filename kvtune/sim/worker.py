@@ -42,7 +42,7 @@ PRELOAD = (
     "kvtune.device.meta_model",
     "kvtune.sim.replay",
 )
-"""What nearly every job needs: imported once, before the first fork."""
+"""Modules that nearly every job needs: imported once, before the first fork."""
 
 
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ class Server:
 def prepare(model: str) -> None:
     """Import what every job needs, and `model`'s class. Must start no threads: forks would not have them.
 
-    The collector rests meanwhile: modules stay, and looking for garbage among them takes a quarter of the time.
+    The collector is off meanwhile: modules are no garbage, and searching them takes a quarter of the time.
     """
     gc.disable()
     for name in PRELOAD:
@@ -263,7 +263,7 @@ def accelerator_started() -> bool:
 
 
 def import_class(model: str) -> None:
-    """Import the code of a model's class, as far as it can be configured without a job's flags."""
+    """Import the code of a model's class, if the model can be configured without a job's flags."""
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
 

@@ -96,7 +96,7 @@ class Bout:
         return run
 
     def _pinned(self) -> Bench:
-        """The bench with the pool of stock's first run: at each start a GPU's memory would give another one."""
+        """The bench with the pool size of stock's first run: on a GPU it would differ from start to start."""
         engine = self._first.header.engine if self._first is not None else None
         if engine is None or engine.device != "cuda":
             return self._bench
@@ -177,7 +177,7 @@ def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) ->
 
 
 def outcome_text(confirmed: Confirmed, by: Objective) -> str:
-    """What the confirmation came to, as a verdict says it."""
+    """The outcome of the confirmation, in the words of a verdict."""
     if confirmed.winner is None:
         return f"no winner: {confirmed.why}"
     figure = next(f for f in confirmed.figures if f.path == by.path)
@@ -185,7 +185,7 @@ def outcome_text(confirmed: Confirmed, by: Objective) -> str:
 
 
 def figures_of(baseline: Contender, side: Contender) -> tuple[Figure, ...]:
-    """A side's runs against stock's."""
+    """The figures of a side's runs compared with those of stock's."""
     return compare_repeats(baseline.runs, side.runs).figures
 
 
@@ -197,7 +197,7 @@ def _wins(figures: Sequence[Figure], by: Objective) -> int:
 
 
 def _shown(baseline: Contender, finalists: Sequence[Contender], by: Objective) -> bool:
-    """Whether more rounds would change nothing: some finalist is shown to be better, or all to be worse."""
+    """Whether more rounds are useless: a finalist is shown to be better, or all are shown to be worse."""
     alive = [side for side in finalists if side.runs and not side.failed]
     wins = [_wins(figures_of(baseline, side), by) for side in alive]
     return not wins or max(wins) != 0
@@ -209,7 +209,7 @@ def _mean(side: Contender, by: Objective) -> float:
 
 
 def _only_drift(figure: Figure, drift: float | None) -> bool:
-    """Whether the machine drifted by as much as the figure differs."""
+    """Whether the machine drifted by as much as the figure differs from stock's."""
     return drift is not None and figure.relative is not None and abs(drift) >= abs(figure.relative)
 
 

@@ -30,9 +30,9 @@ def effects(trials: Sequence[Trial], by: Objective) -> list[Effect]:
 
 
 def around(leader: Trial, trials: Sequence[Trial], by: Objective) -> list[Effect]:
-    """The figures of the trials that differ from `leader` in one knob alone, and its own; the largest effect first.
+    """By knob, the figures of `leader` and of the trials that differ from it in this knob alone; largest effect first.
 
-    Nothing else changes from bar to bar, so that the knob is the cause. LEFT_OUT: the knob at its default.
+    Nothing else changes from bar to bar, so the knob is the cause. LEFT_OUT: the knob at its default.
     """
     effects = []
     for knob in dict.fromkeys(name for t in trials for name in t.settings):
@@ -54,7 +54,7 @@ def around(leader: Trial, trials: Sequence[Trial], by: Objective) -> list[Effect
 
 
 def notes(trials: Sequence[Trial]) -> list[str]:
-    """A remark where no trial hit anything: then no knob is what helps."""
+    """A remark if no trial hit anything: then no knob can help."""
     by = OBJECTIVES["hit-rate"]
     rates = [rate for t in trials if t.state == "complete" and (rate := by.of(t.summary)) is not None]
     if not rates or any(rates):

@@ -1,6 +1,6 @@
 """Guards: settings tuned for one workload must not hurt others. Candidates are replayed on them, beside stock.
 
-Runs in the simulator with the bench's model, flags and pool. A candidate holds if its hit rate is at most MARGIN below
+Runs in the simulator with the bench's model, flags and pool. A candidate passes if its hit rate is at most MARGIN below
 stock's. A replay takes seconds, so it is not journalled: a resumed study replays its guards.
 """
 
@@ -19,7 +19,7 @@ from kvtune.workload.spec import build
 
 MARGIN = 0.01
 TRIED = 16
-"""Most candidates that are replayed, the best first."""
+"""At most this many candidates are replayed, the best first."""
 
 
 def candidates(ranked: Sequence[Trial], simulated: Sequence[Trial]) -> list[Trial]:
@@ -42,7 +42,7 @@ def holding(
     like: EngineLike,
     say: Callable[[str], None],
 ) -> list[Trial]:
-    """The trials that hold on every guard, in the same order."""
+    """The trials that pass every guard, in the same order."""
     alive = list(trials)
     for spec in guards:
         if not alive:

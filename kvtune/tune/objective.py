@@ -17,8 +17,8 @@ from kvtune.errors import UsageError
 class Objective:
     """`better` is 1 where more is better, -1 where less is. `timed` figures mean little without an engine.
 
-    `simulated`: whether a replay has the figure. `drift_path`: by which figure of stock's first and last run a
-    machine's drift is told from a gain. `beside`: the other objectives, which must not get worse.
+    `simulated`: whether a replay has the figure. `drift_path`: the figure that shows the machine's drift between
+    stock's first and last run. `beside`: the other objectives, which must not get worse.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Objective:
 
     @property
     def replayed(self) -> bool:
-        """Whether a replay has all of them."""
+        """Whether a replay has the figures of all objectives."""
         return all(one.simulated for one in self.all)
 
     def of(self, summary: Mapping[str, object]) -> float | None:
@@ -93,7 +93,7 @@ def _read(name: str) -> Objective:
 
 
 def refuse_unless_replayed(by: Objective, flag: str, instead: str) -> None:
-    """UsageError for a flag that needs replays, where the objective is a figure that no replay has."""
+    """UsageError for a flag that needs replays, if the objective is a figure that no replay has."""
     if not by.replayed:
         missing = next(one.name for one in by.all if not one.simulated)
         raise UsageError(f"{flag} simulates, and a simulation has no {missing}", instead)

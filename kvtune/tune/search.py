@@ -28,7 +28,7 @@ from kvtune.tune.trials.simulated import SimPool
 AT_ONCE = 2
 REUSE = ("reuse_bonus_s", "ghost_factor")
 TIER_PARTS = (8, 4, 2, 1)
-"""A tier of the size that was asked for, and smaller ones: it, divided by these."""
+"""The tier sizes to try: the requested size divided by each of these."""
 
 
 def tuned_space(
@@ -39,7 +39,7 @@ def tuned_space(
 ) -> Space:
     """What `kvtune tune` searches for this model, without the settings that are fixed by flags after `--`.
 
-    `timed`: also at what intervals prompts are begun, which changes times and no hits. Of a tier of host memory, where
+    `timed`: also the interval at which prefills start, which changes times but no hits. Of a tier of host memory, where
     the flags have one: sizes up to theirs, eviction policies, chunks.
     """
     names = ["block_size"]
@@ -96,7 +96,8 @@ def search(
 ) -> list[Trial]:
     """The simulated trials of a study, different settings only, baseline included.
 
-    What `two_class` tries follows from the load's own distances, once the baseline tells how long it takes.
+    The values of `two_class` to try follow from the load's reuse distances, once the baseline has shown how long the
+    load takes.
     """
     study = OptunaStudy(bench, by, settings.seed, storage=settings.storage, join=settings.join)
     like = study.share_engine(like, mine=not settings.join)
@@ -144,7 +145,7 @@ def search(
 
 
 def _default_first(name: str, values: tuple[Scalar | Bundle, ...]) -> tuple[Scalar | Bundle, ...]:
-    """The values of a knob of the core with its default first. Those of vLLM's settings begin with the default."""
+    """The values of one of the core's knobs with the default first. Those of vLLM's settings begin with it already."""
     if name not in KNOBS:
         return values
     return tuple(sorted(values, key=lambda value: value != KNOBS[name].default))

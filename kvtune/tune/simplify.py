@@ -1,4 +1,4 @@
-"""Takes the knobs of a setting out, one by one, in replays: those that change nothing are left out of a recipe."""
+"""Removes the knobs of a setting one by one in replays: those that change nothing are left out of a recipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtune.tune.trials.simulated import SimPool
 
 @dataclass(frozen=True, slots=True)
 class Simplified:
-    """`trial`: the replay of what is left; the given trial itself where every knob matters."""
+    """`trial`: the replay of the remaining knobs; the given trial itself if every knob matters."""
 
     trial: Trial
     dropped: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ def simplify(
     like: EngineLike,
     say: Callable[[str], None],
 ) -> list[Simplified]:
-    """Each of the trials with only the knobs that matter. Replays are trials of the journal, made once."""
+    """Each of the trials with only the knobs that matter. Replays are trials in the journal, so each is made once."""
     if not any(trial.settings for trial in trials):
         return [Simplified(trial) for trial in trials]
     known = {t.key: t for t in journal.trials}

@@ -72,7 +72,7 @@ class OptunaStudy:
         return self._kept(ask)
 
     def propose_first(self, space: Space, settings: Mapping[str, Scalar]) -> None:
-        """The next trial is one of these settings, with all other knobs at the first of their values."""
+        """Make these settings the next trials, with all other knobs at the first of their values."""
         at = {name: values.index(settings[name]) if name in settings else 0 for name, values in space.items()}
         self._kept(lambda: self._study.enqueue_trial(at, skip_if_exists=True))
 
@@ -158,7 +158,7 @@ class OptunaStudy:
             ) from error
 
     def _first_line(self, error: BaseException) -> str:
-        """What the driver says, where it quotes neither the URL nor its password."""
+        """The first line of the driver's message, unless it quotes the URL or its password."""
         from sqlalchemy.engine import make_url
 
         line = (str(error).strip().splitlines() or ["no message"])[0]
@@ -184,7 +184,7 @@ def _with_driver(url: str) -> str:
 
 
 def _options(url: str) -> dict[str, object]:
-    """A new connection for each use: milliseconds against seconds per trial, and none goes stale or stays open.
+    """A new connection for each use: that takes milliseconds (a trial: seconds), and none goes stale or stays open.
 
     `client_encoding`: text is decoded whatever the database's encoding is.
     """

@@ -24,7 +24,7 @@ from kvtune.tune.trials.journal import FORMAT, Head
 
 START = b'{"kvtune_journal"'
 MOST_BYTES = 1 << 30
-"""Of a journal: 200,000 trials."""
+"""Size limit of a journal: 200,000 trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Study:
 class _Confirmation:
     """What the engine runs of a search showed. `drift`: of stock's first-token time, from its first run to its last.
 
-    `best`, `baseline`: the last run of the winner, or else of what came nearest, and of stock; `text`: the verdict's.
+    `best`: the last run of the winner, or else of the best other setting. `baseline`: the last run of stock. `text`:
+    the verdict's.
     """
 
     winner: bool = False
@@ -66,7 +67,7 @@ class _Tier(msgspec.Struct, frozen=True):
 
 
 class _Summary(msgspec.Struct, frozen=True):
-    """Of a trial's summary, what is reckoned with beside the objectives' figures."""
+    """The fields of a trial's summary that are used besides the objectives' figures."""
 
     prefix_cache: _Cache | None = None
     offload: _Tier | None = None
@@ -95,7 +96,8 @@ def is_study(path: Path) -> bool:
 def read_study(path: Path, *, own: bool = False) -> Study:
     """Read without the lock: a study may be looked at while it runs. An incomplete last line is ignored.
 
-    `own`: the command that asks wrote it, and its run files are where it says; else they are looked for beside it.
+    `own`: the calling command wrote the journal, so run files are where it says; otherwise they are looked for beside
+    it.
     """
     try:
         lines = read_regular(path, MOST_BYTES).split(b"\n")[:-1]
@@ -141,7 +143,8 @@ def recipe_of(journal: Path, saved: SavedResult | None) -> Path | None:
 def _beside(journal: Path, named: str) -> Path | None:
     """The file that a journal or result names, where it is below the journal's folder.
 
-    A journal may come from anyone: no path that it names elsewhere is opened. What was moved with it is found by name.
+    A journal may come from anyone: no path that it names elsewhere is opened. Files that were moved together with the
+    journal are found by name.
     """
     name = Path(named).name
     if not name or "\0" in named:
@@ -196,7 +199,7 @@ def view(
 
 
 def _busiest(trials: Sequence[Trial]) -> Place:
-    """Where most trials were completed: a search simulates many and runs few, and charts need many."""
+    """Engine or simulator, where most trials were completed: a search runs few on the engine, and charts need many."""
     places = [t.on for t in trials if t.role == "trial" and t.state == "complete"]
     return "engine" if 2 * places.count("engine") > len(places) else "sim"
 

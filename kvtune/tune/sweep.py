@@ -25,7 +25,7 @@ from kvtune.units import count
 from kvtune.workload.types import Workload
 
 LARGER = (1.25, 1.5, 2.0, 4.0, 8.0)
-"""Pools that are tried where nothing hits, in pools of the study's own size."""
+"""If nothing hits, pools of this many times the study's own size are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def run_sim(
 
 
 def pool_that_hits(bench: Bench, trials: Sequence[Trial]) -> str:
-    """Where no setting hit anything in simulation: the smallest of some larger pools in which the defaults do."""
+    """If no setting hit anything in simulation: the smallest of some larger pools in which the defaults do."""
     done = [t for t in trials if t.on == "sim" and t.state == "complete"]
     rates = [OBJECTIVES["hit-rate"].of(t.summary) for t in done]
     if not done or any(rates):
@@ -153,7 +153,7 @@ def run_engine(
 
 
 def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
-    """What the trials came to. Best is judged on the engine where there are engine trials, else in simulation."""
+    """The outcome of the trials. The best is chosen on the engine if there are engine trials, else in simulation."""
     place: Place = "engine" if any(t.on == "engine" for t in trials) else "sim"
     tried = sorted((t for t in trials if t.role == "trial"), key=lambda t: t.number)
     at_place = [t for t in trials if t.on == place]
@@ -207,7 +207,7 @@ RESULT = ".result.json"
 
 
 def refuse_foreign_outputs(journal: Path, recipe: Path | None, of: str, *, force: bool) -> None:
-    """UsageError, before anything starts, where something has the name of an output that the study did not write."""
+    """UsageError, before anything starts, if an output's file exists and the study did not write it."""
     for path in (journal.with_suffix(".html"), journal.with_suffix(RESULT), recipe):
         if path is not None:
             refuse_foreign(path, of, force=force)

@@ -1,7 +1,7 @@
-"""Which of several trials with equal figures is taken. Pure.
+"""Which of several trials with equal figures is chosen. Pure.
 
-Least host memory, nearest to the defaults, then fewest knobs, then the best mean figure of its neighbours (trials that
-differ in one knob), then the first.
+The one with the least host memory; of these, the nearest to the defaults; then the fewest knobs; then the best mean
+figure of its neighbours (trials that differ in one knob); then the first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvtune.tune.objective import OBJECTIVES, Objective
 EXACT = 1e-6
 """Figures that differ by less than this share are equal."""
 TTFT_SHARE = 0.01
-"""Predicted first-token times that differ by less are equal; of measured ones, one run each shows nothing."""
+"""Predicted first-token times that differ by less are equal; measured ones are not compared."""
 
 
 def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
@@ -35,7 +35,7 @@ def best(trials: Sequence[Trial], by: Objective) -> Trial | None:
 
 
 def among_equals(leader: Trial, trials: Sequence[Trial], by: Objective) -> Trial:
-    """Of the trials with the leader's figures, the one to take."""
+    """The trial to choose among those with the leader's figures."""
     tried = [t for t in trials if t.role == "trial" and t.on == leader.on and _complete(t, by)]
     equals = [t for t in tried if t is leader or equal(t, leader, by)]
     defaults = _engine_defaults(trials)
@@ -98,7 +98,7 @@ def _engine_defaults(trials: Sequence[Trial]) -> dict[str, Scalar]:
 
 
 def _neighbours(t: Trial, tried: Sequence[Trial], by: Objective) -> float:
-    """The mean figure (larger is better) of the trials that differ in one knob; its own where there are none."""
+    """The mean figure (larger is better) of the trials that differ in one knob; its own figure if there are none."""
     near = [other for other in tried if len(_differing(t, other)) == 1]
     scores = [by.score(other.summary) or 0.0 for other in near or [t]]
     return sum(scores) / len(scores)

@@ -35,7 +35,7 @@ JOINED = (
     "joined: the trials are in the shared study; the worker that began it confirms them and writes the recipe"
 )
 TRIED = ("stream_interval",)
-"""The knobs that are tried where the objective is a figure that no replay has."""
+"""The knobs to try if the objective is a figure that no replay has."""
 
 COLLECTOR: tuple[Settings, ...] = ({"gc_threshold0": 20_000}, {"collect_at_wait": True})
 """What `--gc` tries on the engine with the best simulated settings; the heap is frozen there by default."""
@@ -59,7 +59,7 @@ class TuneSettings:
     finalists: int = 2
     rounds: int = 4
     budget_s: float = 600.0
-    """Bounds the engine's part; a round that has begun is finished."""
+    """Time limit of the engine's part. A round that has begun is finished."""
     on_engine: bool = True
     guards: tuple[str, ...] = ()
     """Workloads on which no finalist may hit less than stock."""
@@ -67,11 +67,11 @@ class TuneSettings:
     collector: bool = False
     """Also try settings of the garbage collector, which only an engine can judge."""
     knobs: tuple[str, ...] = ()
-    """Where nothing is replayed: what to try in place of TRIED."""
+    """If nothing is replayed: the knobs to try instead of TRIED."""
 
 
 class Progress(Protocol):
-    """Is shown each trial as it ends, and the name of each phase as it begins."""
+    """Called with each trial when it ends, and with the name of each phase when it begins."""
 
     def __call__(self, trial: Trial) -> None: ...
 
@@ -86,7 +86,7 @@ def tune(settings: TuneSettings, journal: StudyJournal, progress: Progress) -> S
 
 
 def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why: list[str]) -> StudyResult:
-    """`why` gets the reasons for the settings that were taken."""
+    """`why` gets the reasons for the chosen settings."""
     begun = time.monotonic()
     s, bench, by = settings, settings.bench, settings.by
     bout = Bout(bench, s.workload, journal, s.output, progress)
@@ -139,7 +139,7 @@ def _keep(recipe: Recipe, s: TuneSettings) -> None:
 
 
 def tried_without_replays(s: TuneSettings) -> list[Settings]:
-    """What is tried where the objective is a figure that no replay has: knobs of the front end."""
+    """The settings to try if the objective is a figure that no replay has: knobs of the front end."""
     given = {flag.replace("-", "_") for flag in settings_given(s.bench.engine_args)}
     names = s.knobs or [name for name in TRIED if name not in given]
     space: Space = {name: candidates(name, s.facts) for name in names}
@@ -147,7 +147,7 @@ def tried_without_replays(s: TuneSettings) -> list[Settings]:
 
 
 def _least_time(baseline: Contender, sides: int) -> str:
-    """How long two rounds take, whatever the budget says, by stock's own run on this machine."""
+    """How long two rounds take, whatever the budget is, judged by stock's run on this machine."""
     if not baseline.runs:
         return ""
     header = baseline.runs[-1].header
@@ -181,7 +181,7 @@ def _space(s: TuneSettings) -> Space:
 def _finalists(
     s: TuneSettings, simulated: Sequence[Trial], measured: EngineLike, phase: Callable[[str], None]
 ) -> list[Trial]:
-    """The best simulated settings; with guards, the best of those that hold on all of them."""
+    """The best simulated settings; with guards, the best of those that pass all guards."""
     if not s.guards:
         return finalists(simulated, s.by, s.finalists)
     phase("guards in simulation")
@@ -218,7 +218,7 @@ def _simplified(
 def _simulated(
     s: TuneSettings, journal: StudyJournal, stock: Trial | None, best: Trial, simulated: int
 ) -> StudyResult:
-    """The end of a search without an engine: a recipe marked simulated where something beat stock."""
+    """The end of a search without an engine: a recipe marked simulated if a setting beat stock."""
     by = s.by
     mine = by.score(best.summary)
     theirs = by.score(stock.summary) if stock is not None else None
@@ -284,7 +284,7 @@ def _result(
     recipe: Path | None,
     sides: tuple[Finalist, ...] = (),
 ) -> StudyResult:
-    """`pareto` is of the engine's trials where the finalists ran there, else of the simulated ones."""
+    """`pareto` is about engine trials if finalists ran on the engine, else about simulated trials."""
     trials = tuple(journal.trials)
     return StudyResult(
         kind="tune",

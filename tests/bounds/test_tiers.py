@@ -1,4 +1,4 @@
-"""A second tier behind the pool, of both kinds, against models that move node by node."""
+"""A second tier of either kind, against models that move node by node."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Shape:
     log_stats: bool = True
     finished_sets: bool = False
     interval: int = 1
-    """Steps from one prefill to the next at the least; versions before 0.33 ignore it here."""
+    """The fewest steps from one prefill to the next; versions before 0.33 ignore it here."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The plugin: inert without its variables, part by part, one line in the log when something stands aside."""
+"""The plugin: inert without its variables, part by part, one line in the log when a part does not load."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Part:
 
 
 def stands(monkeypatch: pytest.MonkeyPatch, aside: dict[str, str]) -> None:
-    """Let these parts stand aside in this vLLM."""
+    """Let these parts not load in this vLLM."""
     monkeypatch.setattr(compat, "standing", lambda: Standing("0.32.0", True, aside))
 
 

@@ -1,4 +1,4 @@
-"""The device that only takes time, without an engine: which requests get tokens, and when results are ready."""
+"""The simulated device, without an engine: which requests get tokens, and when results are ready."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_missing_old_and_mixed_versions_are_named(monkeypatch: pytest.MonkeyPatc
         (False, {}, [("note", "core"), ("ok", "core loads")]),
         (
             False,
-            {"pool": "a.B is gone", "reuse": "pool stands aside"},
+            {"pool": "a.B is gone", "reuse": "pool is not loaded"},
             [("note", "core"), ("ok", "core loads"), ("note", "aside: pool"), ("note", "aside: reuse")],
         ),
     ],

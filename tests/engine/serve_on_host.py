@@ -1,4 +1,4 @@
-"""`vllm serve` on a device that only takes time: `python serve_on_host.py MODEL FLAGS`; KVTUNE_RUN_DIR has the device.
+"""`vllm serve` on a simulated device: `python serve_on_host.py MODEL FLAGS`; KVTUNE_RUN_DIR has the device.
 
 Each process that is spawned runs this module again: so each of several API servers has the same shape.
 """

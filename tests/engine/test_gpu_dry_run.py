@@ -1,4 +1,4 @@
-"""The dry run of `make gpu`: every rung but the search, on a device that only takes time."""
+"""The dry run of `make gpu`: every rung but the search, on a simulated device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--on host`: vLLM's real processes in a GPU engine's shape, on a device that only takes time; one engine start."""
+"""`--on host`: vLLM's real processes in a GPU engine's shape, on a simulated device; one engine start."""
 
 from __future__ import annotations
 

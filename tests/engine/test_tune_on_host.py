@@ -1,4 +1,4 @@
-"""Tuning in a GPU engine's shape, where no GPU is: stock and finalists run on a device that only takes time."""
+"""Tuning in a GPU engine's shape, where no GPU is: stock and finalists run on a simulated device."""
 
 from __future__ import annotations
 

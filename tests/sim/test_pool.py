@@ -43,7 +43,7 @@ def test_a_devices_memory_is_named_or_known() -> None:
 
 @pytest.mark.parametrize("flag", [["--data-parallel-size", "2"], ["-dp=2"], ["--data_parallel_size=2"]])
 def test_several_engines_are_refused_with_a_reason(flag: list[str]) -> None:
-    with pytest.raises(UsageError, match="a replay is of one engine"):
+    with pytest.raises(UsageError, match="a replay has one engine"):
         sized(engine(*flag, "--num-gpu-blocks-override", "9"))
     assert sized(engine("-dp", "1", "--num-gpu-blocks-override", "9"))
 

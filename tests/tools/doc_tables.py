@@ -126,7 +126,7 @@ def column_table() -> Iterator[str]:
 
 def version_table() -> Iterator[str]:
     """From what `make versions` wrote down: nothing here is tried out again."""
-    yield "| vLLM | parts that load | stand aside | engine, page, compare, export | simulator |\n|---|---|---|---|---|"
+    yield "| vLLM | parts that load | not loaded | engine, page, compare, export | simulator |\n|---|---|---|---|---|"
     found = json.loads((ROOT / "reports" / "tables" / "versions.json").read_text(encoding="utf-8"))
     for version, works in found.items():
         aside = [name for name in PARTS if name in works["aside"]]

@@ -200,4 +200,4 @@ def test_the_page_of_a_search_names_the_winner_and_not_its_best_single_run(
         and "not repeated" not in shown.result.verdict.text
     )
     assert next_step(shown)[1] == "kvtune recipe verify recipe.toml"
-    assert "kvtune serve" not in study_page(shown), "no server runs on a device that only takes time"
+    assert "kvtune serve" not in study_page(shown), "no server runs on a simulated device"

@@ -1,6 +1,6 @@
 """Runs beside each other: which figures differ by more than chance. Pure.
 
-measures.py   the figures that are compared, and the observations behind each
+measures.py   the figures that are compared, and the observations that each is made of
 compare.py    two runs: checked fields, bootstrap intervals, verdicts
 repeats.py    several runs a side: intervals that know the machine's drift
 average.py    the mean of the summaries of repeated runs

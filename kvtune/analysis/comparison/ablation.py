@@ -29,8 +29,10 @@ FIGURES = (
     "ceiling_us_per_token",
     "rss_growth_bytes_s",
 )
-"""Of the whole engine (every process). Less is better in each. `ceiling_us_per_token`: a million over the ceiling in
-tokens a second, the CPU time a token of the process that sets it."""
+"""Figures of the whole engine (every process); for each, less is better.
+
+`ceiling_us_per_token`: CPU time per token of the process that sets the ceiling: 20 µs for 50,000 tokens a second.
+"""
 
 Figures = Mapping[str, float | None]
 
@@ -93,7 +95,7 @@ def figures(run: Run) -> dict[str, float | None]:
 
 
 def as_result(sides: Sequence[AblationSide], *, planned: int, repeats: int, why: str) -> AblationResult:
-    """The form that a run file stores: what was run and its figures. Reading it computes the verdicts."""
+    """The form that a run file stores: what was run and its figures. The verdicts are computed when it is read."""
     variants = [
         AblationVariant(
             name=side.name,
@@ -109,7 +111,7 @@ def as_result(sides: Sequence[AblationSide], *, planned: int, repeats: int, why:
 
 
 def stored(run: Run) -> Ablation | None:
-    """The ablation that this run is the baseline of; None where it is of none, or what is stored has no baseline."""
+    """The ablation that this run is the baseline of; None if there is none, or the stored one has no baseline."""
     result = run.header.extra.ablation
     return read(result) if result is not None and any(not side.turned for side in result.sides) else None
 

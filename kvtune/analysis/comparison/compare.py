@@ -31,7 +31,7 @@ ONE_RUN = "one run a side: not judged"
 
 POOL_FLAGS = frozenset({"num-gpu-blocks-override", "kv-cache-memory-bytes", "gpu-memory-utilization"})
 POOL_SHARE = 0.01
-"""Measured pools that differ by more are named."""
+"""Measured pools whose sizes differ by more than this share are reported."""
 
 BATCH = ("max_num_batched_tokens", "max_num_seqs")
 
@@ -79,7 +79,7 @@ class Comparison:
 def mismatches(a: Run, b: Run) -> tuple[Mismatch, ...]:
     """Checked fields that differ.
 
-    The core and the engine's settings are not checked: runs are made to compare them. What no flag gave is.
+    The core and the engine's flags are not checked, as runs are made to compare them. Defaults that no flag gave are.
     """
     pairs = zip(_checked(a).items(), _checked(b).values(), strict=True)
     differing = [Mismatch(field, left, right) for (field, left), right in pairs if left != right]
@@ -143,7 +143,7 @@ def _defaults(a: Run, b: Run) -> Iterator[Mismatch]:
 
 
 def _machines(a: Run, b: Run) -> Iterator[Mismatch]:
-    """What decides a GPU's times beside its name, where both runs recorded it."""
+    """Properties besides a GPU's name that decide its times, where both runs recorded them."""
     pairs = zip(_machine(a).items(), _machine(b).values(), strict=True)
     yield from (
         Mismatch(field, left, right) for (field, left), right in pairs if left and right and left != right
@@ -163,7 +163,7 @@ def _machine(run: Run) -> dict[str, str]:
 
 
 def _pools(a: Run, b: Run) -> Iterator[Mismatch]:
-    """Pools that vLLM measured, each from the memory that was free then. Of other blocks they are no match anyhow."""
+    """Pools that vLLM sized from the memory free at the time. With different blocks the runs do not match anyhow."""
     pools = [_measured_blocks(run) for run in (a, b)]
     if all(pools) and _pages(a) == _pages(b) and abs(pools[1] - pools[0]) > POOL_SHARE * pools[0]:
         yield Mismatch("KV cache", *(f"{count(blocks)} blocks (measured by vLLM)" for blocks in pools))
@@ -251,7 +251,7 @@ def _interval(
 
 
 def _of_events(left: float, right: float) -> tuple[float, float]:
-    """The interval of the difference of two counts of events, by that of their ratio: none goes below zero events."""
+    """The interval of the difference of two counts, from that of their ratio, so that no count is below zero."""
     from scipy.stats import binomtest
 
     if not left:
@@ -268,7 +268,7 @@ def predicted(*runs: Run) -> bool:
 
 
 def distorted(run: Run) -> str:
-    """Why a run's times must not be compared, "" where they may. Predicted times compare among themselves."""
+    """Why a run's times must not be compared, "" where they may. Predicted times can be compared with each other."""
     if run.header.source == "sim" or run.header.valid.timings:
         return ""
     return f"times are distorted: {run.header.valid.why}"

@@ -1,7 +1,7 @@
 """`--fail-on`: conditions on two summaries, such as `ttft_ms.mean > +5%`. Pure.
 
-A number with a sign or % is a change from the first run to the second (`+5%`, `-3%`, `+200`); without, it is the second
-run's value (`prefix_cache.hit_rate < 0.5`). `and` binds tighter than `or`.
+A number with a sign or % is a change from the first run to the second (`+5%`, `-3%`, `+200`); without a sign or %, it
+is the second run's value (`prefix_cache.hit_rate < 0.5`). `and` binds tighter than `or`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FailOn:
         return tuple(c.text for allof in self.anyof for c in allof if is_timed(c.path))
 
     def evaluate(self, a: Mapping[str, object], b: Mapping[str, object]) -> FailOnOutcome:
-        """On the summaries of the first and the second run. KvtuneError where a run has no value for a field."""
+        """Evaluate it on the summaries of the two runs. KvtuneError where a run has no value for a field."""
         results = [[_check(condition, a, b) for condition in allof] for allof in self.anyof]
         reasons = tuple(reason for row in results if all(row) for reason in row)
         return FailOnOutcome(any(all(row) for row in results), reasons)

@@ -1,4 +1,4 @@
-"""The figures that two runs are compared by, and the observations behind each. Pure.
+"""The figures that two runs are compared by, and the observations that each is made of. Pure.
 
 A figure is a path into the summary (`ttft_ms.mean`). Its interval comes from resampling the observations; a figure
 that is one number a run needs repeated runs.
@@ -42,7 +42,7 @@ class Measure:
 
 
 def is_timed(path: str) -> bool:
-    """Whether a field of the summary is made of times, by its name: `ttft_ms.mean`, `throughput_tok_s`."""
+    """Whether a field of the summary is a time or a rate, by its name: `ttft_ms.mean`, `throughput_tok_s`."""
     return any(_TIMED.search(name) for name in path.split("."))
 
 
@@ -84,7 +84,7 @@ def _token_gaps(run: Run) -> Columns:
 
 
 def _host(run: Run) -> Columns:
-    """Sums over stretches of neighbouring steps: steps depend on their neighbours, stretches hardly do."""
+    """Sums over stretches of consecutive steps: a step depends on its neighbours, a stretch hardly does."""
     steps = run.table("steps")
     busy = (steps["requests"] > 0) & np.isfinite(steps["schedule_us"]) & np.isfinite(steps["update_us"])
     cost = (steps["schedule_us"] + steps["update_us"])[busy].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Repeated runs of two settings: differences larger than those between runs of one setting. Pure.
+"""Repeated runs of two settings: which differences are larger than those between runs of one setting. Pure.
 
 One observation is a whole run's figure, so the interval (Welch, 95 %) covers the machine's drift between runs, which
 the intervals of `compare` do not. Make the runs interleaved: A, B, A, B.
@@ -27,7 +27,7 @@ from kvtune.analysis.summary import Summary, summary
 from kvtune.run.types import Run
 
 FEWEST = 2
-"""Runs of each setting; with fewer the spread is unknown. Few runs give wide intervals."""
+"""Fewest runs of each setting; with fewer the spread is unknown. Few runs give wide intervals."""
 
 
 def compare_repeats(

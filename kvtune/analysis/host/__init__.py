@@ -1,4 +1,4 @@
-"""What the host costs beside the device: Run -> results. Pure.
+"""What the host costs besides the device: Run -> results. Pure.
 
 cost.py      time that EngineCore's Python takes besides the model
 overlap.py   what of it the device hides, in an engine that schedules ahead

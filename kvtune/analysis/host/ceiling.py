@@ -1,8 +1,8 @@
 """How many tokens a second this host can drive at most, and which process sets it: Run -> Ceiling. Pure.
 
-Each process needs so much CPU time for an output token, and has at most one core for it: vLLM's front end and
-EngineCore each run their Python in one thread at a time. Several API servers each carry a share of the tokens: the one
-with most to do counts. A run on a device that only takes time says it best.
+A process that needs 100 µs of CPU time for an output token makes at most 10,000 tokens a second: vLLM's front end and
+EngineCore each run their Python in one thread at a time, so on one core. Several API servers each carry a share of the
+tokens: the busiest one counts. A run on a simulated device measures the ceiling best.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from kvtune.run.types import Run
 PROCESSES = ("front_end", "engine_core")
 
 FEWEST_TOKENS = 1000
-"""Below that a token's share of a sampling interval says nothing."""
+"""With fewer tokens than this, CPU time per token is too inexact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
     """`tokens_s`: if each process has its own core; `process` sets it.
 
-    `cpu_us_per_token`: by process, None where not known; of several front ends the one with most. `phases_us`:
-    EngineCore's, by what it does; their sum is its. `front_ends_us`: of several front ends each one's CPU time over all
-    output tokens, most first.
+    `cpu_us_per_token`: by process, None where not known; of several front ends the busiest. `phases_us`: EngineCore's,
+    by what it does; they add up to its `cpu_us_per_token`. `front_ends_us`: the CPU time of each of several front ends
+    over all output tokens, the busiest first.
     """
 
     tokens_s: float
@@ -52,7 +52,7 @@ def ceiling(run: Run, overlap: Overlap | None) -> Ceiling | None:
 
 
 def unmeasured(run: Run, overlap: Overlap | None) -> str:
-    """Why a run that could have a ceiling has none; empty where it has one, or could not have one."""
+    """Why a run has no ceiling although runs of its kind can have one; empty otherwise."""
     if run.header.source == "sim" or overlap is None or not run.header.processes:
         return ""
     cpu_us = _cpu_us(run, overlap, _front_ends_us(run))
@@ -78,14 +78,14 @@ def _cpu_us(run: Run, overlap: Overlap, fronts: tuple[float, ...]) -> dict[str, 
 
 
 def _front_ends_us(run: Run) -> tuple[float, ...]:
-    """Most first; empty where one of them is not known."""
+    """The busiest first; empty where one of them is not known."""
     found = [_cpu_us_per_token(run, i) for i, p in enumerate(run.header.processes) if p.role == "front_end"]
     known = [value for value in found if value is not None]
     return tuple(sorted(known, reverse=True)) if len(known) == len(found) else ()
 
 
 def _of_the_only(run: Run, key: str) -> float | None:
-    """None for several, or none."""
+    """The value of a sole process; None for several, or for none."""
     keys = process_keys(run)
     return _cpu_us_per_token(run, keys.index(key)) if key in keys else None
 
@@ -103,7 +103,7 @@ def _cpu_us_per_token(run: Run, process: int) -> float | None:
 
 
 def _phases(run: Run, engine_core_us: float) -> dict[str, float]:
-    """EngineCore's CPU time a token by phase. Within steps by the phases' wall time: only their sum is CPU time."""
+    """EngineCore's CPU time a token by phase. Only the sum is measured: steps are divided by the phases' wall time."""
     steps = run.table("steps")
     tokens = float(run.table("tokens")["count"].sum())
     if not tokens:

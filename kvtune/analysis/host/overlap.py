@@ -17,7 +17,7 @@ from kvtune.run.types import Run
 MOSTLY_SHARE = 0.5
 
 IN_PROCESS = ("uni", "UniProcExecutor", "TimedExecutor", "sim", "")
-"""Executors whose worker runs in EngineCore's process: EngineCore does not wait for its Python."""
+"""Executors whose worker runs in EngineCore's process, so that EngineCore does not wait for the worker's Python."""
 
 Hidden = NDArray[np.bool_] | None
 
@@ -27,10 +27,10 @@ class Overlap:
     """Of an engine that schedules ahead; means over batches.
 
     `device_ms`: the device's time for a batch, over those that EngineCore waited for; None where it waited for none.
-    `host_ms`: EngineCore's own work. `waited_share`: share of the engine's time in batches that were waited for, where
-    this work is hidden. `exposed_share`: host work that was not hidden, as a share of the engine's time.
+    `host_ms`: EngineCore's own work. `waited_share`: share of the engine's time in batches that EngineCore waited for,
+    during which its work is hidden. `exposed_share`: host work that was not hidden, as a share of the engine's time.
     `busy_share`: share of the time in which NVML saw a kernel on the GPUs; None where it does not count that.
-    `workers`: the device is behind worker processes, whose Python EngineCore waits for, too.
+    `workers`: the device belongs to worker processes, and EngineCore waits for their Python, too.
     """
 
     batches: int
@@ -44,7 +44,7 @@ class Overlap:
 
     @property
     def host_limits(self) -> bool:
-        """Whether the host is what the engine waits for, most of its time."""
+        """Whether the engine waits for the host most of the time."""
         return self.exposed_share > MOSTLY_SHARE
 
     @property
@@ -53,7 +53,7 @@ class Overlap:
 
     @property
     def seen(self) -> str:
-        """What NVML saw, and that it contradicts the verdict where it does: a sentence, with a space before it."""
+        """A sentence, with a space before it, on what NVML saw and whether that contradicts the verdict."""
         if self.busy_share is None:
             return ""
         saw = f" NVML saw the GPUs busy {100 * self.busy_share:.0f} % of the time"

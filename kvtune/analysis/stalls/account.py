@@ -1,7 +1,7 @@
-"""The account of a run's slow tokens: each gap over the limit by cause, the worst of them in detail. Pure.
+"""A run's slow tokens: the cause of each gap over the limit, and the worst gaps in detail. Pure.
 
-A gap is slow if it is longer than twice the median. What it is longer than the median is its excess. The parts of an
-excess add up to it exactly: what no record explains is `unknown`, and where the records explain more than there is
+A gap is slow if it is longer than twice the median. The time by which it exceeds the median is its excess. The parts of
+an excess add up to it exactly: what no record explains is `unknown`, and where the records explain more than the excess
 (two processes waited at once), every part shrinks by the same factor. The largest part is the gap's cause.
 """
 
@@ -23,7 +23,7 @@ SLOW = 2.0
 """A gap is slow if it is longer than this many medians."""
 
 ROUNDING = 1e-6
-"""Less than this of an excess is no unexplained time, but the arithmetic."""
+"""A smaller rest of an excess is rounding, not unexplained time."""
 
 WORST = 5
 """Stalls that are described one by one."""
@@ -31,7 +31,7 @@ WORST = 5
 
 @dataclass(frozen=True, slots=True)
 class CauseShare:
-    """`gaps`: those of which this is the largest cause. `excess_ms`: its part of all gaps' excess."""
+    """`gaps`: the number of gaps that it is the largest cause of. `excess_ms`: its part of all gaps' excess."""
 
     gaps: int
     excess_ms: float
@@ -57,7 +57,7 @@ class Stall:
 class Stalls:
     """`slow` of `gaps` are over `limit_ms`, in `stalls` steps. `causes`: by cause, the largest part first.
 
-    `lost_ms`: time of the stalls in which nobody worked for a request, each step's once, by cause.
+    `lost_ms`: by cause, time of the stalls in which no process worked for a request; the time of a step counts once.
     """
 
     gaps: int = 0
@@ -109,9 +109,8 @@ def stalls(run: Run, shown: int = WORST) -> Stalls:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What the records say of the slow gaps: seconds over the usual by cause, which need not add up to the excess.
-
-    `way`: of each gap, time without a CPU on the token's way to the client.
+    """What the records show about the slow gaps: seconds above the usual by cause, which need not add up to the excess.
+    `way`: for each gap, time without a CPU on the token's way to the client.
     """
 
     parts_s: NDArray[np.float64]
@@ -143,7 +142,7 @@ def _records(run: Run, steps: StepTimes | None, gaps: Gaps, slow: Rows, slow_s: 
 
 
 def _engine_parts_s(run: Run, steps: StepTimes, engine: EngineTime, late: Gaps) -> NDArray[np.float64]:
-    """Of the steps from the last token's to this one's."""
+    """Parts from the steps after the last token's up to this token's."""
     so_far = np.concatenate((np.zeros((1, len(CAUSES))), np.cumsum(engine.parts, axis=0)))
     parts = so_far[late.made + 1] - so_far[late.before + 1]
     without = late.made - late.before - 1  # steps that made no token of the request
@@ -173,7 +172,7 @@ def _whole(parts_s: NDArray[np.float64], excess_s: NDArray[np.float64]) -> NDArr
 
 
 def _group(late: Gaps, limit_s: float) -> Rows:
-    """Equal for gaps that ended with the tokens of one step; by time where the steps are not known."""
+    """A number for each gap, equal for gaps that ended with one step's tokens; by time where steps are not known."""
     return np.where(late.known, late.made, -1 - np.floor(late.end_s / limit_s).astype(np.int64))
 
 

@@ -14,12 +14,12 @@ CAUSES = {
     "client": "the client took its tokens late",
     "unknown": "not explained",
 }
-"""In this order, which decides between equals."""
+"""The causes. Of two with equal parts the first one counts."""
 
 COLUMN = {cause: column for column, cause in enumerate(CAUSES)}
 
 LOST = ("off_cpu", "device", "engine_wait", "front_end", "client")
-"""Causes in which nobody works for a request. Collections and preemptions are separate limits (verdict.py)."""
+"""Causes during which no process works for a request. Collections and preemptions are separate limits (verdict.py)."""
 
 ADVICE = {
     "preemption": "Let fewer requests run at once (--max-num-seqs), or give the engine more blocks.",

@@ -17,13 +17,13 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """`parts`: seconds over the usual by gap and cause, after the token was made."""
+    """`parts`: seconds above the usual after the token was made, by gap and cause."""
 
     parts: NDArray[np.float64]
     off_cpu: OffCpu
 
     def without_cpu(self, row: int) -> WithoutCpu:
-        """Of one gap."""
+        """The part of one gap."""
         return WithoutCpu(
             float(self.parts[row, COLUMN["off_cpu"]]),
             int(self.off_cpu.process[row]),
@@ -41,7 +41,7 @@ class WithoutCpu:
 
 
 def delivery(run: Run, steps: StepTimes, gaps: Gaps, usual: Gaps, slow_s: float) -> Delivery:
-    """The steps of all these gaps are known."""
+    """The delivery of gaps whose steps are all known."""
     made_s, taken_s = _made_and_taken_s(run, steps, gaps)
     usual_made_s, usual_taken_s = _made_and_taken_s(run, steps, usual)
     way_s, usual_way_s = taken_s - made_s, _median(usual_taken_s - usual_made_s)
@@ -73,7 +73,7 @@ def _median(values: Seconds) -> float:
 
 
 def _made_and_taken_s(run: Run, steps: StepTimes, gaps: Gaps) -> tuple[Seconds, Seconds]:
-    """Within each gap, when its token was made, and when the front end took it: the first that it took after that.
+    """For each gap, when its token was made, and when the front end next took tokens.
 
     Where that was not recorded, the front end took it when the client got it.
     """

@@ -18,16 +18,16 @@ from kvtune.run.step_work import PREFILL_FEATURES, fit_step_time, step_work
 from kvtune.run.types import Run, Table
 
 FEWEST_STEPS = 20
-"""Steps of a kind that a fit needs. With fewer prefills, all that they take longer than their decodes is prefill."""
+"""Steps of a kind that a fit needs. With fewer prefills, all time above that of their decodes counts as prefill."""
 
 SPINS_SHARE = 0.8
 SPINS_S = 1.0
-"""EngineCore's thread spins while a worker computes, up to a second: then time without a CPU is time without a CPU."""
+"""EngineCore's thread spins while a worker computes, up to a second: it then needs a CPU all the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The steps that made tokens, in order; `work`: the rows whose work they did (in older files the ones before)."""
+    """The steps that made tokens, in order; `work`: the rows with their work (in older files, the rows before)."""
 
     start_s: Seconds
     end_s: Seconds
@@ -38,7 +38,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """`parts`: seconds over `usual_s` by step and cause. `fitted_s`: of each step, by its work."""
+    """`parts`: seconds above `usual_s` by step and cause. `fitted_s`: what each step's work usually takes."""
 
     usual_s: float
     fitted_s: Seconds
@@ -47,7 +47,7 @@ class EngineTime:
 
 
 def step_times(run: Run) -> StepTimes | None:
-    """None where no steps were recorded, or those of several engines: tokens do not say which made them."""
+    """The steps; None where none were recorded, or those of several engines, as a token does not name its engine."""
     steps = run.table("steps")
     if not len(steps["t_s"]) or len(np.unique(steps["process"])) > 1:
         return None
@@ -71,7 +71,7 @@ def step_times(run: Run) -> StepTimes | None:
 
 
 def engine_time(run: Run, steps: StepTimes, usual: Rows, collecting: Covered, paused: Covered) -> EngineTime:
-    """`usual`: the steps that made the tokens of gaps, one a gap. `collecting` of `paused` time is the collector's."""
+    """`usual`: for each gap the step that made its token. `collecting`: the collector's part of the `paused` time."""
     before_s = np.concatenate((steps.start_s[:1], steps.end_s[:-1]))
     whole_s = steps.end_s - before_s
     usual_s = _median(whole_s[usual])
@@ -147,8 +147,8 @@ def _lost_while_spinning(steps: StepTimes) -> Seconds:
 def collected(run: Run, processes: list[int], slow_s: float) -> tuple[Covered, Covered]:
     """Time that the collector took, and all pauses of collections, in these processes.
 
-    Time of a pause in which its thread had no CPU is not the collector's, unless the collection alone would have made a
-    token slow (`slow_s`): without it nothing would have waited there.
+    Time of a pause in which its thread had no CPU counts as the collector's only if the collection alone would have
+    made a token slow (`slow_s`): then nothing would have waited without it.
     """
     gc = run.table("gc")
     own = np.isin(gc["process"], processes)

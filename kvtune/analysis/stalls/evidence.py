@@ -18,10 +18,9 @@ MOST_REQUESTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Empty, None or 0 where it does not apply. `process`: of the collection, or the one that had no CPU.
-
-    `requests`: some of the `prefilling` ones, those that were done first. `step_ms`: of the longest step; `fitted_ms`:
-    what its work usually takes.
+    """Empty, None or 0 where it does not apply. `process`: the one that collected or had no CPU. `requests`: some of
+    the `prefilling` ones, the first to be done. `step_ms`: length of the longest step; `fitted_ms`: how long its work
+    usually takes.
     """
 
     process: str = ""
@@ -39,7 +38,7 @@ class Evidence:
 def evidence(
     run: Run, steps: StepTimes | None, engine: EngineTime | None, gap: Gaps, cause: str, way: WithoutCpu
 ) -> Evidence:
-    """Of a gap (one row) with this largest cause. `way`: of its token to the client."""
+    """The evidence for a gap (one row) with this largest cause. `way`: its token's way to the client."""
     if steps is None or engine is None or not gap.known[0]:
         return Evidence()
     own = np.arange(int(gap.before[0]) + 1, int(gap.made[0]) + 1)
@@ -62,7 +61,7 @@ def evidence(
 
 
 def _collection(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
-    """The longest that overlaps with the token's way: in the engine before it was made, in the front end after."""
+    """The longest collection on the token's way: in the engine before the token was made, then in the front end."""
     gc, keys = run.table("gc"), process_keys(run)
     front_end = np.isin(
         gc["process"], [i for i, p in enumerate(run.header.processes) if p.role == "front_end"]
@@ -85,7 +84,7 @@ def _collection(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
 
 
 def _prefill(run: Run, steps: StepTimes, gap: Gaps, own: Rows) -> Evidence:
-    """Which requests prefilled is not recorded: those that were sent, and had no token yet, first come first."""
+    """Requests that were sent and had no token yet, the oldest first: which ones prefilled is not recorded."""
     requests = run.table("requests")
     others = np.flatnonzero(np.isfinite(requests["sent_s"]))
     others = others[others != gap.request[0]]

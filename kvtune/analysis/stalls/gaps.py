@@ -1,6 +1,6 @@
 """Gaps between the deliveries of a request's tokens, and the step that made each token. Pure.
 
-EngineCore's own time of a token names its step. Files that do not have it get the latest step that is possible.
+EngineCore's own time of a token names its step. In files without that time it is the latest step that is possible.
 A delivery can hold several tokens: a front end that is late hands out what has piled up. A gap is the time without any.
 """
 
@@ -38,7 +38,7 @@ class Gaps:
 
 
 def token_gaps(run: Run, step_start_s: Seconds, step_end_s: Seconds) -> Gaps:
-    """All gaps of a run, by request and time, with the steps that made tokens, in order."""
+    """All gaps of a run in order of request and time. The steps that made tokens are given in order of time."""
     tokens = run.table("tokens")
     order = np.lexsort((tokens["t_s"], tokens["request"]))
     request = tokens["request"][order].astype(np.int64)
@@ -62,8 +62,8 @@ def token_gaps(run: Run, step_start_s: Seconds, step_end_s: Seconds) -> Gaps:
 def steps_of(t_s: Seconds, count: Rows, group: Rows, step_end_s: Seconds) -> Rows:
     """The step that made the last token of each delivery; -1 where none had ended.
 
-    The latest that is possible: it had ended by then, and each token after it took another step. So a delivery
-    that is late does not count as made late. `group` and, in a group, `t_s` ascend.
+    It is the latest step that is possible: it had ended by then, and each later token took another step. So a late
+    delivery does not count as a late step. `group` ascends, and so does `t_s` within a group.
     """
     ended = np.searchsorted(step_end_s, t_s, side="right").astype(np.int64) - 1
     if not len(ended):

@@ -1,8 +1,7 @@
 """When a process had no CPU: it waited for one in the machine's run queue, or a signal had stopped it. Pure.
 
-The waits are sampled, a few times a second: how long a process waited between two samples is exact, when within that
-time is not. The unexplained time between the samples gets it, all of it in the same proportion and never more than the
-wait.
+The waits are sampled, a few times a second: the length of a wait between two samples is exact, its place is not. So
+the same share of all unexplained time between them counts as waiting, at most the length of the wait.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kvtune.run.types import Run
 
 @dataclass(frozen=True, slots=True)
 class CpuWaits:
-    """One process: its wait so far at each sample, and the samples in which it was stopped."""
+    """One process: at each sample its total wait so far, and whether it was stopped."""
 
     process: int
     at_s: Seconds
@@ -27,7 +26,7 @@ class CpuWaits:
     stopped_s: Seconds
 
     def around(self, begin_s: Seconds, end_s: Seconds) -> tuple[Seconds, Seconds, Seconds]:
-        """From the last sample before each span to the first after it: begin, end, the wait between."""
+        """For each span, from the last sample before it to the first after it: begin, end, the wait between them."""
         if not len(self.at_s):
             return begin_s, end_s, np.zeros(len(begin_s))
         first = np.maximum(np.searchsorted(self.at_s, begin_s, side="right") - 1, 0)
@@ -39,7 +38,7 @@ class CpuWaits:
         )
 
     def only_stops(self) -> CpuWaits:
-        """Where the process is on the way, but the thread that waits for a CPU may be another."""
+        """Only the stops, for a process whose waits may be those of a thread that is not on the token's way."""
         return CpuWaits(self.process, np.empty(0), np.empty(0), self.stopped_s)
 
     def stopped_in(self, begin_s: Seconds, end_s: Seconds) -> NDArray[np.bool_]:
@@ -49,7 +48,7 @@ class CpuWaits:
 
 
 def cpu_waits(run: Run, *roles: str) -> list[CpuWaits]:
-    """Of the processes with these roles."""
+    """The waits of the processes with these roles."""
     memory = run.table("memory")
     found = []
     for index, process in enumerate(run.header.processes):
@@ -66,7 +65,7 @@ def cpu_waits(run: Run, *roles: str) -> list[CpuWaits]:
 
 @dataclass(frozen=True, slots=True)
 class OffCpu:
-    """Of each span: the share of its unexplained time that a process had no CPU, which one, whether stopped."""
+    """For each span: the share of its unexplained time without a CPU, of which process, and whether it was stopped."""
 
     share: Seconds
     process: NDArray[np.int64]
@@ -78,7 +77,7 @@ def off_cpu(
 ) -> OffCpu:
     """Of processes that wait in turns or side by side, the one that waited longest counts.
 
-    `unexplained`: unexplained time so far, of all spans; `least_s`: of each span, where that does not have it.
+    `unexplained`: unexplained time so far, over all spans; `least_s`: each span's own, where it is missing there.
     """
     share = np.zeros(len(begin_s))
     process = np.full(len(begin_s), -1, np.int64)

@@ -1,4 +1,4 @@
-"""Slow tokens of runs beside each other: of each side, the mean run by cause. Pure."""
+"""Slow tokens of a comparison: for each side, the mean of its runs by cause. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SideStalls:
 
 
 def side_stalls(accounts: Sequence[Mapping[str, Any]]) -> SideStalls | None:
-    """From the accounts of its runs, as `--json` has them; None where no run has gaps between tokens."""
+    """A side's means from the accounts of its runs, as in `--json`; None where no run has gaps between tokens."""
     known = [account for account in accounts if account["limit_ms"] is not None]
     if not known:
         return None

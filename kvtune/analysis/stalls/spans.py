@@ -12,7 +12,7 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """Covered time so far: rises within spans, constant between them. Spans side by side count once."""
+    """Covered time so far: rises within spans, constant between them. Where spans overlap, time counts once."""
 
     at_s: Seconds
     so_far_s: Seconds

@@ -8,7 +8,7 @@ from kvtune.cli import notices
 
 
 def open_page(page: Path) -> None:
-    """Where there is no browser, a line says so. The variable BROWSER names another one, as in other programs."""
+    """Open the page, or print a line if there is no browser. The variable BROWSER names another browser."""
     import webbrowser
 
     if not webbrowser.open(page.absolute().as_uri()):

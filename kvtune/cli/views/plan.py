@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from kvtune.tune.space.model import ModelFacts
 
 JOURNALS = 10
-"""Newest studies that are asked how long a replay of a load took."""
+"""The number of newest studies that are searched for how long a replay of the load took."""
 
 
 def begin(text: str) -> None:
-    """What takes a moment before there is anything to show."""
+    """Say what is being done before there is anything to show."""
     print(f"{text} ..", file=sys.stderr, flush=True)
 
 
 def say_device(like_device: str) -> None:
-    """Which device's engine is simulated, and what its chunk, seats and blocks are without a flag."""
+    """Say which device's engine is simulated, and what its chunk, seats and blocks are without a flag."""
     from kvtune.device.platforms import defaults
     from kvtune.engine.platform import engines
 
@@ -44,7 +44,7 @@ def say_device(like_device: str) -> None:
 
 
 def say_unknown(model: str, facts: ModelFacts) -> None:
-    """That a search knows nothing of the model's windows and states, and why."""
+    """Say that a search knows nothing of the model's windows and states, and why."""
     if facts.unknown:
         print(
             f"{model}: windows and states are not known, so only what suits every model is searched, the core's "

@@ -29,7 +29,7 @@ class Shown:
 def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators: Simulators | None) -> None:
     """Replay what other settings do to the run, write each run's page, print the run, open its page if asked.
 
-    Of several runs it is the one of median throughput, with all in `repeats`.
+    Of several runs, print the one with the median throughput, and all in `repeats`.
     """
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
@@ -67,7 +67,7 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
 
 
 def _advised(path: Path, analysis: RunAnalysis, tries: int, simulators: Simulators) -> RunAnalysis:
-    """The run with what its replays say, which its file has, too."""
+    """The run with the results of its replays, which are stored in its file, too."""
     from kvtune.analysis.run import RunAnalysis
     from kvtune.cli.views.progress import ProgressView, Replays
     from kvtune.explain.advice import advised

@@ -1,4 +1,4 @@
-"""The table of trials on a terminal: the baseline is a row, and settings that came to the same are one row."""
+"""The table of trials on a terminal: the baseline is a row, and settings with equal results are one row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDE = 120
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Trials of one place, core and state whose printed figures are equal; the first of them stands for all."""
+    """Trials with the same place, core, state and printed figures; the row shows the first one."""
 
     trials: tuple[Trial, ...]
 
@@ -36,7 +36,7 @@ class Row:
         return f"{self.first.number} and {more} more" if more else str(self.first.number)
 
     def value(self, knob: str) -> str:
-        """The knob's value; all of them where the row holds every combination of its trials' values."""
+        """The knob's value, or all values if the row holds every combination of its trials' values."""
         values = self._values(knob)
         return ", ".join(map(text, values)) if self._is_grid() else text(self.first.settings.get(knob))
 
@@ -53,7 +53,7 @@ class Row:
 
 
 def folded_rows(trials: Sequence[Trial]) -> list[Row]:
-    """The trials in their order; equal ones stand where the first of them stands."""
+    """The trials in their order; equal ones are at the place of the first."""
     rows: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
         alike = (trial.on, trial.core, trial.role, trial.state, trial.why, figures(trial), ceiling(trial))
@@ -112,7 +112,7 @@ def varied(trials: Sequence[Trial]) -> list[str]:
 
 
 def common(trials: Sequence[Trial]) -> str:
-    """`policy=first`: what all tried settings share; empty without such a knob."""
+    """`policy=first`: the settings that all trials share; empty if there are none."""
     tried = [trial for trial in trials if trial.role == "trial"]
     same = [knob for knob in named(tried) if knob not in varied(trials)]
     return shown({knob: tried[0].settings[knob] for knob in same}) if same else ""
@@ -129,7 +129,7 @@ def figures(trial: Trial) -> tuple[str, str, str]:
 
 
 def ceiling(trial: Trial) -> str:
-    """The host's, as printed; empty where the trial has none."""
+    """The host's ceiling, as printed; empty if the trial has none."""
     tokens_s = OBJECTIVES["ceiling"].of(trial.summary)
     return f"{tokens_s:,.0f}" if tokens_s is not None else ""
 

@@ -7,7 +7,7 @@ the tier of a grade and the order of eviction.
     tiers.py     the free blocks in queues that a policy orders
     breaker.py   the first error of the pool or the windows: stock decides from then on
     quick.py     vLLM's BlockPool with its loops over blocks inlined; the simulator has it, too
-    pool.py      TieredPool: that with tiers as its free queue; tells the policy of hits and evictions
+    pool.py      TieredPool: quick.py's pool with tiers as its free queue; tells the policy of hits and evictions
     windows.py   which sliding-window blocks are kept, and their grade
     manager.py   the end of a request: its last window is kept
     adopt.py     swaps classes of exact types in the managers that vLLM built, or says why not
@@ -25,8 +25,8 @@ The tiers of `first`, the default of models with sliding windows:
     what stock keeps                 aged             last, oldest first
 
 Which windows a prompt leaves (d = slack): `[spec] [spec] .. [far, near: d] [prompt's end]`, then `[output's end]`.
-Speculative windows end at the last multiples of d, 2d, 4d .. before the slack, which prompts of any length behind
-one prefix share.
+Speculative windows end at the last multiples of d, 2d, 4d .. before the slack, which prompts with the same
+prefix share, whatever their length.
 
 `packed.py` makes vLLM run the aggregate rule of `kvtune.layout` with three wraps: the hybrid block size (state pages
 are not padded), the list of layouts (block-outermost only), and groups that name their layers' one spec.

@@ -1,7 +1,7 @@
 """Puts the core's pool and window retention into the KV cache managers that vLLM builds. Runs in EngineCore.
 
-Contract: classes of exact types are swapped on objects that stock has built; what is not exactly the type that
-the core was written against (HiSparse's pools, other backends' managers) stays stock's, and the state says so.
+Contract: classes of exact types are swapped on objects that stock has built; any other type than the one that
+the core was written against (HiSparse's pools, other backends' managers) stays stock's, as the state says.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PART = "cache.adopt"
 
 
 def install(settings: CoreSettings) -> None:
-    """KV cache managers that are built from now on use the core's pool; again with other settings replaces them."""
+    """Build KV cache managers with the core's pool from now on. A second call replaces the settings."""
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     def wrap(init: Callable[..., None]) -> Callable[..., None]:
@@ -45,7 +45,7 @@ def install(settings: CoreSettings) -> None:
 
 
 def uninstall() -> None:
-    """KV cache managers that are built from now on are stock's."""
+    """Build stock's KV cache managers from now on."""
     PATCHES.undo(PART)
 
 
@@ -106,7 +106,7 @@ def _missed_windows(settings: CoreSettings, windows: Sequence[GroupManager]) -> 
 
 
 def effective_policy(settings: CoreSettings, has_windows: bool) -> str:
-    """The policy that runs. Without sliding windows all but a tuned `two_class` are stock's own queue."""
+    """The policy that runs. Without sliding windows that is stock's own queue, except for a tuned `two_class`."""
     policy = settings.policy
     if policy == AUTO:
         policy = "two_class" if settings.reuse_bonus_s else "first"

@@ -112,7 +112,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Schedulers that are built from now on are not checked."""
+    """Stop checking schedulers that are built from now on."""
     PATCHES.undo(PART)
 
 
@@ -146,7 +146,7 @@ def report(violations: list[str]) -> None:
 
 
 def _walk(queue: FreeQueue, most: int) -> tuple[list[int], str]:
-    """Block ids from head to tail, and how the links are broken."""
+    """Block ids from head to tail, and what is wrong with the links."""
     if not is_linked(queue):
         return [block.block_id for block in queue.get_all_free_blocks()], ""
     ids: list[int] = []
@@ -173,5 +173,5 @@ def _hash_map(pool: BlockPool) -> list[str]:
 
 
 def _waits_to_be_freed(scheduler: Scheduler) -> bool:
-    """Whether blocks of finished requests are held until a step in flight has ended."""
+    """Whether blocks of finished requests stay in use until a step in flight has ended."""
     return bool(scheduler.deferred_frees)

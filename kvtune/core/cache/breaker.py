@@ -1,8 +1,8 @@
 """What happens at the first error in the core's bookkeeping of the pool: all of it goes back to stock. EngineCore.
 
 Contract: an order of eviction that raises or answers nonsense, queues that contradict the reference counts and windows
-that cannot be computed never reach the engine. Blocks are evicted by age from then on, window groups are stock's, and
-one note says why. Nothing is put in again.
+that cannot be computed never reach the engine. Blocks are evicted oldest first from then on, window groups
+are stock's, and one note says why. The core's parts do not come back.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ logger = logging.getLogger("vllm.kvtune")
 
 
 class Breaker:
-    """One for each KV cache manager, of which an EngineCore has one.
-
-    `hand_back`: how each part leaves the rest to stock. Called in the middle of any of their methods.
+    """One for each KV cache manager; an EngineCore has one. `hand_back` has a function of each part that
+    leaves all further decisions to stock. They are called in the middle of any of the parts' methods.
     """
 
     def __init__(self, *hand_back: Callable[[], None]) -> None:
@@ -26,7 +25,7 @@ class Breaker:
         self.tripped = False
 
     def trip(self, error: Exception) -> None:
-        """Hand everything back; nothing where that was done before."""
+        """Hand everything back to stock. A second call does nothing."""
         if self.tripped:
             return
         self.tripped = True

@@ -36,9 +36,9 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
     def _as_in_stock(
         self, found: tuple[KVCacheBlocks, int, int], request: Request, *limit: int | None
     ) -> tuple[KVCacheBlocks, int, int]:
-        """Where this prompt resumes in an extra, stock would resume earlier: what it hits there becomes younger, too.
+        """A hit on an extra also does what stock's shorter hit would do: the blocks of that hit become younger.
 
-        And it would see the end of the prefix that it has in full attention as one that is shared.
+        Stock would also take the end of the prefix in full attention for the end of a shared prefix.
         """
         blocks, tokens, junction = found
         pool = self.block_pool

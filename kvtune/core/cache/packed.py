@@ -2,7 +2,8 @@
 
 Runs where vLLM decides block sizes and layouts: workers, EngineCore, a simulator. The layout is vLLM's own (packed
 groups of a block-outermost cache), and so are block tables, allocator and kernels: vLLM uses it once state pages are
-not padded to an attention page. An engine with a feature that was not tried keeps stock's blocks; the state names it.
+not padded to an attention page. An engine with a feature that was not tried keeps stock's blocks; the state
+names the feature.
 """
 
 from __future__ import annotations

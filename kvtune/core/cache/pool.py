@@ -34,7 +34,7 @@ class TieredPool(QuickPool):
 
     @property
     def extras_first(self) -> bool:
-        """What stock keeps is kept as stock would; extras only fill the rest of the pool."""
+        """Whether what stock keeps stays as long as in stock, and extras only fill the rest of the pool."""
         return self.free_block_queue.policy.extras_first
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -113,12 +113,12 @@ class TieredPool(QuickPool):
         return bool(self.free_block_queue.grade_of[block.block_id] == OUTPUT)
 
     def leave(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """A conversation went on behind these blocks: its next turn resumes farther on."""
+        """A conversation continued after these blocks: its next turn resumes at a later point."""
         if self.free_block_queue.tells_left:
             self._tell(self.free_block_queue.policy.left, _ids(blocks))
 
     def renew(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Make these blocks the youngest of their tiers, where they are free, as if a prompt had used them last."""
+        """Make the free ones of these blocks the youngest of their tiers, as if a prompt had just used them."""
         tiers = self.free_block_queue
         for block in blocks:
             if not block.ref_cnt and not block.is_null:

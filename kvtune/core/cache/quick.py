@@ -1,8 +1,8 @@
 """Stock's block pool with its loops over blocks inlined. EngineCore (under the core's tiers) and simulator.
 
-For pools of exactly the vLLM that they were written against (`kvtune/core/compat`). The decisions and every field of
-every block are stock's; anything but the plain case (events, metrics, watchers, a block with several hashes) goes to
-stock's own methods.
+The loops are only for pools of the vLLM that they were written against (`kvtune/core/compat`). The decisions
+and every field of every block are stock's; anything but the plain case (events, metrics, watchers, a block
+with several hashes) goes to stock's own methods.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class QuickPool(BlockPool):  # type: ignore[misc]
             BlockPool.free_blocks(self, foreign)
 
     def unusual(self) -> bool:
-        """Whether anything but the map and the queue has to hear of changes."""
+        """Whether something besides the map and the queue has to be told of changes."""
         return bool(
             self.enable_kv_cache_events
             or self.metrics_collector

@@ -129,7 +129,7 @@ class Tiers:
         self.num_free_blocks -= 1
 
     def use_again(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """What stock's `touch` does: out of the queues with those that are free, one more user for all."""
+        """As stock's `touch`: take the free ones among these blocks out of their queues, add one user to each block."""
         tier_of, queues = self.tier_of, self.queues
         last, count = 0, 0
         for block in blocks:
@@ -201,7 +201,7 @@ class Tiers:
 
     @property
     def fake_free_list_tail(self) -> KVCacheBlock:
-        """The sentinel behind the last block of that tier."""
+        """The sentinel after the last block of that tier."""
         return self._first().fake_free_list_tail
 
     def _first(self) -> FreeKVCacheBlockQueue:
@@ -220,7 +220,7 @@ class Tiers:
     # Failures of the policy or of the queues.
 
     def by_age(self) -> None:
-        """Place and choose as stock's queue does from now on; what lies in other tiers is given out first."""
+        """Place and choose as stock's queue does from now on; blocks in other tiers are given out first."""
         in_order = InOrder(self, self.settings)
         in_order.tiers = self.policy.tiers
         self.use(in_order)

@@ -8,9 +8,9 @@ window at the prompt's end and, from the second visit on, the one at the end of 
     ends at the last multiple of 4*slack, 2*slack, slack
 
 so that a prompt with a new suffix can resume at the second visit already. A block's grade tells the pool's policy why
-it is kept. When a prompt resumes in such a window, it becomes what stock makes of it at that visit: stock would compute
-the prompt again, and keep the window where the shared prefix ends. With policy `pin` the window at each chunk's end is
-kept instead (the published policy).
+it is kept. When a prompt resumes in such a window, blocks of it become ordinary if stock would keep them at
+that visit: stock would compute the prompt again, and keep the window where the shared prefix ends. With
+policy `pin` the window at each chunk's end is kept instead (the published policy).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         boundaries: Sequence[int],
         replays: int,
     ) -> None:
-        """A prompt resumed in a window of these blocks. What stock would keep of it at this visit becomes ordinary."""
+        """A prompt resumed in a window of these blocks: those that stock would keep at this visit become ordinary."""
         pool, end = self.block_pool, len(cached)
         start = max(0, end - self.need)
         window = cached[start:]

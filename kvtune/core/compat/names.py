@@ -1,4 +1,4 @@
-"""What versions of vLLM name or place otherwise. Decided by what is there, never by comparing versions."""
+"""What versions of vLLM name differently or define elsewhere. Decided by what is there, never by comparing versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Hashing(TypedDict):
 
 
 def hashing(scheduler: Scheduler) -> Hashing:
-    """vLLM before 0.32 does not put all of it into its KVCacheConfig."""
+    """The scheduler's units. vLLM before 0.32 does not have all of them in its KVCacheConfig."""
     config, coordinator = scheduler.kv_cache_config, scheduler.kv_cache_manager.coordinator
     hashed = getattr(config, "hash_block_size", None)
     aligned = getattr(config, "cache_hit_alignment_tokens", None)
@@ -55,12 +55,12 @@ def speculation_reads(setting: str) -> bool:
 
 
 def preemptions(finished: object) -> int:
-    """How often a finished request was preempted, of its statistics; 0 where vLLM does not say (before 0.30)."""
+    """How often a finished request was preempted, from its statistics; 0 where vLLM does not say (before 0.30)."""
     return int(getattr(finished, "num_preemptions", 0))
 
 
 def prefill_interval(scheduler: object) -> int:
-    """Steps from one prefill to the next at the least (`--prefill-schedule-interval`, single engines from 0.33 on)."""
+    """The fewest steps from one prefill to the next (`--prefill-schedule-interval`, single engines from 0.33 on)."""
     return int(getattr(scheduler, "local_prefill_interval", 1))
 
 
@@ -90,7 +90,7 @@ def _offloading_sources() -> list[bytes]:
 
 
 def holds_prefills(scheduler: Any) -> bool:
-    """Whether stock admits no prefill in the next step while requests decode, because the last was just now."""
+    """Whether stock admits no prefill in the next step while requests decode, because it has just admitted one."""
     interval = prefill_interval(scheduler)
     return interval > 1 and bool(
         not scheduler.prefill_capacity_bound
@@ -99,7 +99,7 @@ def holds_prefills(scheduler: Any) -> bool:
 
 
 def count_step(scheduler: Any) -> None:
-    """Count an executed step where this version does: `prefill_interval` is counted in them."""
+    """Count an executed step, in versions that do: `prefill_interval` is a number of executed steps."""
     if hasattr(scheduler, "num_executed_steps"):
         scheduler.num_executed_steps += 1
 

@@ -1,7 +1,8 @@
-"""Which parts of the core can load into the installed vLLM, and why the others stand aside. Imports nothing of vLLM.
+"""Which parts of the core can load into the installed vLLM, and why the others cannot. Imports nothing of vLLM.
 
-A part loads where one known version of vLLM has exactly the symbols that it needs: the installed version's own manifest
-where there is one, else any. So a new vLLM keeps what it has not changed. The others run as vLLM's own code.
+A part loads if the symbols that it needs are those of a known version of vLLM: of the installed version
+itself if that has a manifest, else of any. So in a new vLLM all parts load whose symbols did not change. In
+place of the others vLLM's own code runs.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from kvtune.core.compat import manifest as compat
 from kvtune.core.compat.symbols import PARTS, Symbol
 
 OLDEST = "0.29.0"
-"""Probes, run files and pages were tried from this version on."""
+"""The oldest version of vLLM with which probes, run files and pages were tried."""
 INSTEAD = "vLLM's own code runs in place of "
-"""What the line about parts that stand aside says; the page finds it by this."""
+"""In the line about parts that are not loaded; the page finds the line by these words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Of the installed vLLM: its version, and each part that stands aside, with the symbol that is the reason."""
+    """The installed vLLM: its version, and each part that cannot load, with the symbol that is the reason."""
 
     version: str
     known: bool
     aside: dict[str, str]
 
     def line(self, asked: Collection[str] = tuple(PARTS)) -> str:
-        """One line for the parts that were asked for and stand aside; empty when none does."""
+        """One line for the parts that were asked for and cannot load; empty when all can."""
         reasons: dict[str, list[str]] = {}
         for part, why in self.aside.items():
             if part in asked:
@@ -51,7 +52,7 @@ def standing() -> Standing:
     source = compat.Source()
     aside: dict[str, str] = {}
     for name, part in PARTS.items():
-        why = next((f"{other} stands aside" for other in part.requires if other in aside), "")
+        why = next((f"{other} is not loaded" for other in part.requires if other in aside), "")
         # The part's own reason says more than that of the part it rests on.
         why = _difference(source, manifests, part.symbols()) or why
         if why:
@@ -69,13 +70,13 @@ def unknown(version: str) -> str:
 
 
 def differing(parts: Collection[str]) -> str:
-    """The first reason for which one of these parts would stand aside; empty where all can load."""
+    """The first reason why one of these parts cannot load; empty when all can."""
     aside = standing().aside
     return next((aside[part] for part in parts if part in aside), "")
 
 
 def _difference(source: compat.Source, manifests: list[compat.Manifest], symbols: Iterable[Symbol]) -> str:
-    """The first difference from the first manifest, unless a manifest has none."""
+    """The first difference from the first manifest; empty if any manifest has no difference."""
     wanted = tuple(symbols)
     first = ""
     for manifest in manifests:

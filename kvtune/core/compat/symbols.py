@@ -1,8 +1,8 @@
 """The symbols of vLLM that each part of the core, and the simulator, replaces, wraps or relies on. Data only.
 
-`PARTS` names the parts that load or stand aside one by one. A part `needs` symbols whose parameters and code are known.
-`calls` are symbols that it only follows or calls: they must exist. `requires` are parts without which it does nothing.
-docs/patches.md lists what is replaced.
+`PARTS` names the parts, each of which loads or not by its symbols alone. A part `needs` symbols whose
+parameters and code are known. `calls` are symbols that it only follows or calls: they must exist. `requires`
+are parts without which it does nothing. docs/patches.md lists what is replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the core that loads or stands aside as a whole."""
+    """A part of the core, which loads as a whole or not at all."""
 
     needs: tuple[Modules, ...]
     calls: tuple[Modules, ...] = ()

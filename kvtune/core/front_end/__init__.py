@@ -6,9 +6,10 @@
         v                                            v
       ONE output: slots, tokens  ----socket---->   a caller takes what came since it last took
 
-The front end says to each EngineCore that it reads columns: an abort of a request that cannot exist, which an
-EngineCore without this part ignores, as it ignores every unknown id. An EngineCore sends columns to no client that has
-not said so, and every other output as stock does. So each side works with a stock one.
+The front end tells each EngineCore that it reads columns by aborting a request that cannot exist. An
+EngineCore without this part ignores that, as it ignores every unknown id. An EngineCore sends columns to no
+client that has not said so, and every other output as stock does. So each side also works with a stock one on
+the other side.
 
 message.py     the one output that carries a step's columns
 outlet.py      EngineCore: which outputs are plain, and the slots of their requests

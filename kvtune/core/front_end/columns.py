@@ -28,7 +28,7 @@ AT_ONCE = 128
 
 
 class States(dict[str, RequestState]):
-    """OutputProcessor.request_states. A request that leaves it leaves its column, and nothing else holds its state."""
+    """The type of OutputProcessor.request_states. Removing a request removes its row; nothing else holds its state."""
 
     def __init__(self, states: dict[str, RequestState]) -> None:
         super().__init__(states)
@@ -45,13 +45,13 @@ class States(dict[str, RequestState]):
 
 @dataclass(slots=True)
 class Layout:
-    """The requests of one message's slots, by what is done with a token of theirs."""
+    """The requests of one message's slots, grouped by what is done with their tokens."""
 
     rows: list[Row] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
-    """By slot of the message: whether it is one of `rows`."""
+    """For each slot of the message: whether its request is in `rows`."""
     whole: bool = False
-    """Whether all are."""
+    """Whether every slot's request is in `rows`."""
     text: list[tuple[int, Row]] = field(default_factory=list)
     """Rows that are detokenized, with their places in `rows`."""
     takers: list[ColumnCollector] = field(default_factory=list)
@@ -152,9 +152,9 @@ class FrontEnd:
         iteration: IterationStats | None,
         version: str | None,
     ) -> list[EngineCoreOutput]:
-        """Put a step's columns, its last output, into the states. Returns the outputs that vLLM's code processes.
+        """Put a step's columns, its last output, into the states. Returns the outputs that vLLM's code is to process.
 
-        They are in the step's order: the outputs of one caller's n answers are.
+        They are in the step's order: a caller with n answers gets them in that order.
         """
         columns = columns_of(outputs[-1])
         engine = self._engines.setdefault(columns.engine, EngineRows())
@@ -198,9 +198,9 @@ class FrontEnd:
             taker.wake()
 
     async def wake_all(self) -> None:
-        """Wake the callers that are left of a step, giving the loop away in between; before the next step is looked at.
+        """Wake the remaining callers of a step, with turns of the event loop in between.
 
-        With more callers than are woken at once each takes its token before the next comes, as with stock.
+        With more than `AT_ONCE` callers, each takes its token before the next one comes, as with stock.
         """
         while self._yields:
             self._yields = bool(self._to_wake)
@@ -217,7 +217,7 @@ def _put_one_each(layout: Layout, tokens: list[int]) -> None:
 
 
 def _put_chunks(layout: Layout, chunks: Iterable[list[int]]) -> int:
-    """Several tokens of a request in a step. Returns how many there are."""
+    """Put a step in which requests have several tokens each. Returns the number of tokens."""
     made = 0
     for row, chunk in zip(layout.rows, chunks, strict=True):
         row.detokenizer.update(chunk, False)

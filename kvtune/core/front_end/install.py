@@ -1,4 +1,4 @@
-"""Installs columns between EngineCore and AsyncLLM (`core.front_end`). Each process does its own side's part of it."""
+"""Installs columns between EngineCore and AsyncLLM (`core.front_end`). Each process installs its own side."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ logger = logging.getLogger("vllm.kvtune")
 PART = "front_end.install"
 
 FRONT_END = "kvtune_front_end"
-"""The attribute with the FrontEnd: of an OutputProcessor, and of the client that gets its outputs."""
+"""The attribute that holds the FrontEnd, of an OutputProcessor and of the client that gets its outputs."""
 Result = TypeVar("Result")
 
 
 def install(settings: CoreSettings) -> None:
-    """Columns for every AsyncLLM and EngineCore that is built from now on."""
+    """Send and read columns in every AsyncLLM and EngineCore that is built from now on."""
     uninstall()
     if not settings.front_end:
         return

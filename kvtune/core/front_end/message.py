@@ -18,7 +18,7 @@ MARK = "kvtune-columns/1"
 """The id of the output that carries columns; with the version of this format. No request has it: ids end in letters."""
 
 OUTLET = "kvtune_outlet"
-"""The attribute with the Outlet: of an EngineCore, and of its scheduler."""
+"""The attribute that holds the Outlet, of an EngineCore and of its scheduler."""
 
 Slots = NDArray[np.int32]
 
@@ -26,7 +26,7 @@ Slots = NDArray[np.int32]
 class Columns(NamedTuple):
     """Plain outputs of one step. `counts`: tokens of each request; None where each has one. `named`: slots and ids.
 
-    `before`: of each other output of the step, how many of the plain ones stand before it.
+    `before`: for each other output of the step, how many plain outputs come before it.
     """
 
     engine: int
@@ -38,7 +38,7 @@ class Columns(NamedTuple):
 
 
 def output_of(columns: Columns) -> EngineCoreOutput:
-    """The output that carries them."""
+    """The output that carries these columns."""
     from vllm.v1.engine import EngineCoreOutput
 
     fields: dict[str, object] = {"engine": columns.engine, "tokens": columns.tokens.tobytes()}
@@ -54,7 +54,7 @@ def output_of(columns: Columns) -> EngineCoreOutput:
 
 
 def columns_of(output: EngineCoreOutput) -> Columns:
-    """What `output_of` was given."""
+    """The columns that `output_of` put into this output."""
     fields = output.kv_transfer_params
     assert fields is not None
     slots, counts = fields.get("slots"), fields.get("counts")
@@ -69,11 +69,11 @@ def columns_of(output: EngineCoreOutput) -> Columns:
 
 
 def asking(client: int) -> str:
-    """What the client of this number asks EngineCore to abort, so that it knows that the client reads columns."""
+    """The request id that a client aborts to tell EngineCore that it reads columns."""
     return f"{MARK}/{client}"
 
 
 def asked_by(request_id: str) -> int | None:
-    """The client that asks for columns; None for a request's id."""
+    """The client that asks for columns by aborting this id; None for the id of a request."""
     name, _, client = request_id.rpartition("/")
     return int(client) if name == MARK and client.isdigit() else None

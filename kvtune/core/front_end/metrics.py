@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats
 
 FEWEST = 8
-"""Fewer observations are left to the logger."""
+"""The logger makes fewer observations than this one by one."""
 
 
 def observe_all(histogram: Histogram, amounts: Sequence[float]) -> None:
-    """`observe` each. In a decode most of a step's latencies are equal: each value looks for its bucket once."""
+    """Observe all values. Most latencies of a decode step are equal: the bucket of a value is looked up only once."""
     for amount, times in Counter(amounts).items():
         for bound, bucket in zip(histogram._upper_bounds, histogram._buckets, strict=True):
             if amount <= bound:

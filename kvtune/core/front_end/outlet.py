@@ -21,7 +21,7 @@ from kvtune.core.front_end.message import MARK, Columns, Slots, output_of
 logger = logging.getLogger("vllm.kvtune")
 
 FEWEST = 4
-"""Fewer plain outputs are sent as they are."""
+"""A step with fewer plain outputs than this is sent as it is."""
 SPARE = 64
 """Slots of ended requests are reused once there are more than twice as many slots as requests, plus this many."""
 
@@ -37,7 +37,7 @@ def is_plain(output: EngineCoreOutput) -> bool:
 
 
 class Rows(Protocol):
-    """Requests of one client that decode together (steps/steady.py); others are another object."""
+    """Requests of one client that decode together (steps/steady.py). Another set of requests is another object."""
 
     @property
     def ids(self) -> list[str]: ...
@@ -46,14 +46,14 @@ class Rows(Protocol):
 
 
 class Outlet:
-    """The columns of one EngineCore. `ask` for each client that reads them."""
+    """Makes the columns of one EngineCore. `ask` is called for each client that reads them."""
 
     def __init__(self, engine: int) -> None:
         self._engine = engine
         self._clients: dict[int, _Client] = {}
 
     def ask(self, client: int) -> None:
-        """Send columns to this client from now on. Asking twice is nothing."""
+        """Send columns to this client from now on. A second call changes nothing."""
         self._clients.setdefault(client, _Client(self._engine))
 
     def reads_columns(self, client: int) -> bool:
@@ -62,7 +62,7 @@ class Outlet:
     def pack(
         self, client: int, outputs: list[EngineCoreOutput], alive: Collection[str]
     ) -> list[EngineCoreOutput]:
-        """The outputs with the plain ones in columns. `alive`: ids of the requests that the scheduler knows."""
+        """The step's outputs, with the plain ones as columns. `alive`: ids of the requests that the scheduler knows."""
         to = self._clients.get(client)
         if to is None or len(outputs) < FEWEST or outputs[-1].request_id == MARK:
             return outputs
@@ -73,7 +73,7 @@ class Outlet:
             return outputs
 
     def rest(self) -> None:
-        """No request is left: those of the last step on the steady path are no longer referred to."""
+        """No request is left: drop the references to the requests of the last steady step."""
         for client in self._clients.values():
             client.forget_rows()
 
@@ -109,7 +109,7 @@ class Outlet:
         dead: Sequence[int],
         alive: Collection[str],
     ) -> EngineCoreOutput | None:
-        """One token of each row except special and dead ones: of a step that only decodes, of one client that asked.
+        """Columns of a step that only decodes, for a client that asked: one token of each row not special or dead.
 
         None where no row is left, or the columns could not be made.
         """
@@ -184,7 +184,7 @@ class _Client:
         return output_of(Columns(self._engine, None if same else slots, tokens, counts, named, before))
 
     def _name(self, new: list[str], ids: list[str], alive: Collection[str]) -> None:
-        """Give slots to new requests. `ids`: all of the step, of which some may be gone since it was scheduled."""
+        """Give slots to new requests. `ids`: all requests of the step; some may have ended since it was scheduled."""
         known = self._slot_of
         if len(known) + len(new) > 2 * len(alive) + SPARE:
             wanted = set(ids)

@@ -1,8 +1,8 @@
 """Which requests the front end serves by column, and what their callers take.
 
 A row's state is vLLM's own RequestState, up to date after each step. `ColumnCollector` makes an output only when a
-caller takes it, of all tokens since it last took: what stock's collector comes to, which makes one output for each step
-and adds those that a slow caller has not taken.
+caller takes it, of all tokens since the last one. The result is that of stock's collector, which makes one
+output for each step and merges those that a slow caller has not taken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NEW_OUTPUT, _NEW_COMPLETION = RequestOutput.__new__, CompletionOutput.__new__
 
 
 class Kind(Enum):
-    """What a caller wants of a step. END: nothing before the last; TAKE: what came; MADE: vLLM makes its output."""
+    """What a caller wants of a step. END: nothing until the last; TAKE: the new tokens; MADE: vLLM's own output."""
 
     END = 1
     TAKE = 2
@@ -28,20 +28,20 @@ class Kind(Enum):
 
 
 class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
-    """A collector whose outputs are made when they are taken. One caller waits for it at most, as AsyncLLM does.
-
-    It does not hold the request's state, which holds it: both go at once when vLLM lets go of the request.
+    """A collector whose outputs are made when they are taken. At most one caller waits for it, as in
+    AsyncLLM. The request's state refers to it, it does not refer to the state: so both are freed at once when
+    vLLM drops the request.
     """
 
     detokenizer: IncrementalDetokenizer
     token_ids: list[int]
     """The request's tokens so far; the detokenizer's own list."""
     taken: int
-    """How many of them are in outputs."""
+    """How many of these tokens are in outputs already."""
     output: RequestOutput | PoolingRequestOutput | Exception | None
     waiter: asyncio.Future[None] | None
     whole: dict[str, object] | None
-    """Fields of an output that is not the last; None until the prompt is computed."""
+    """Fields of every output except the last; None until the prompt is computed."""
     part: dict[str, object]
     """Fields of its one completion."""
 
@@ -58,7 +58,7 @@ class ColumnCollector(RequestOutputCollector):  # type: ignore[misc]
         self.part = vars(completion)
 
     def put(self, output: RequestOutput | PoolingRequestOutput | Exception) -> None:
-        """An output that vLLM made. Its text is all that was not taken; its tokens are only the last."""
+        """Take an output that vLLM made: it has all text that was not taken yet, but only the last tokens."""
         token_ids = self.token_ids
         if isinstance(output, RequestOutput):
             before = len(token_ids) - sum(len(part.token_ids) for part in output.outputs)
@@ -181,7 +181,7 @@ def _kind(state: RequestState) -> Kind | None:
 
 
 def is_ready(state: RequestState, weight_version: str | None) -> bool:
-    """Whether a step's token is all that there is to it. Else vLLM takes the step: a first token, other weights."""
+    """Whether a step adds only a token. Otherwise (a first token, changed weights) vLLM processes the step."""
     if state.is_prefilling:
         return False
     starts = state.weight_version_starts

@@ -7,7 +7,7 @@ out first and never reach it. It holds no blocks, only their numbers, so it cann
     place(block_ids) -> tiers                hashed blocks became free; each goes to the tail of its tier
     choose(wanted) -> (tier, count)          blocks are needed: take `count` (1..wanted) from the head of `tier`
     hit(block_ids)                           a prompt hit these blocks (free or in use)
-    left(block_ids)                          a conversation went on behind these: its next turn resumes farther on
+    left(block_ids)                          a conversation continued after these: its next turn resumes farther on
     stored(block_ids, keys, resident)        blocks got their hashes; `resident`: other blocks have the same
     evicted(block_ids, keys)                 blocks lost their hashes
     reset()                                  the whole prefix cache was dropped

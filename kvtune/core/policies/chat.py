@@ -1,7 +1,7 @@
 """For conversations: as `first`, but windows at outputs' ends go by age, and windows that a conversation left go first.
 
     tier         holds
-    speculative  windows at doubling distances; any window behind which a conversation went on
+    speculative  windows at doubling distances; any window after which a conversation continued
     far, near    slack
     aged         what stock keeps, and windows at outputs' ends, where next turns resume
 

@@ -6,8 +6,8 @@
     near         slack close to a prompt's end; windows at an output's end    then
     aged         what stock keeps: full attention, windows at prompts' ends   last
 
-Each tier goes oldest first. So an extra never takes the place of a block that stock would still have. An extra becomes
-an ordinary block when a prompt hits it that makes stock keep the same window.
+Each tier goes oldest first. So an extra never takes the place of a block that stock would still have. An
+extra becomes an ordinary block when it is hit by a prompt for which stock would keep the same window.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hashes that were evicted: the last ones, without a gap, by 32 bits each, with a small number.
+"""The last evicted hashes, without a gap: 32 bits of each, and a small number.
 
 Arrays only, 11 bytes a hash: a ring, and a hash table whose chains are slots of the ring.
 """
@@ -42,7 +42,7 @@ class Remembered:
             first[bucket] = at + 1
 
     def take_all(self, keys: Iterable[bytes]) -> dict[bytes, int]:
-        """The newest numbers of those of these hashes that were remembered; they are remembered no more."""
+        """The newest number of each of these hashes that is remembered. They are forgotten."""
         taken: dict[bytes, int] = {}
         if not self.size:
             return taken

@@ -1,14 +1,15 @@
-"""For prefixes that come back after long gaps: as `first`, but of what stock keeps, reused blocks outlive single ones.
+"""For prefixes that come back after long gaps: as `first`, but reused blocks outlive those used once.
 
     tier               holds
     speculative .. near  extras, as in `first`
     single             blocks that were used once
     reused             blocks that were hit, or came back after their eviction
 
-After the extras goes the older one of the two heads, but a reused block only if it is older by more than
-`reuse_bonus_s` seconds: 0 is `first`, 1e9 evicts single blocks as long as there are any. Evicted hashes are remembered
-for `ghost_factor` pool sizes without a gap: one missing hash would leave a single block in the middle of a prefix that
-came back. It would go first, and the rest of the prefix could not be hit any more.
+After the extras, the older of the two oldest blocks is evicted, the reused one only if it is older by more
+than `reuse_bonus_s` seconds: with 0 this is `first`, with 1e9 single blocks go as long as there are any.
+Evicted hashes are remembered for `ghost_factor` pool sizes without a gap: one missing hash would leave a
+single block in the middle of a prefix that came back. It would go first, and the rest of the prefix could not
+be hit any more.
 """
 
 from __future__ import annotations

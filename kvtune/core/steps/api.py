@@ -16,7 +16,7 @@ from kvtune.core.vllm_types import BlockIds, KVCacheBlocks, KVCacheManager, Requ
 
 
 class NoopManager(KVCacheManager, Protocol):
-    """A KV cache manager with `NoopSlots`. Whoever allocates without it drops the request's limits."""
+    """A KV cache manager with `NoopSlots`. Code that allocates by other means must drop the request's limits."""
 
     noop_limits: dict[str, NoopLimits]
 
@@ -25,7 +25,7 @@ class SteadyDecodeScheduler(Scheduler, Protocol):
     """A scheduler with `SteadyDecode`."""
 
     steady_off: str
-    """Why the path is not taken; empty while it may be."""
+    """Why the path is not taken; empty while it can be."""
     steady_runs_ahead: bool
     """Whether steps are scheduled before the last one's output is known (async scheduling)."""
     steady_cohort: Cohort | None

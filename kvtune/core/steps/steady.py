@@ -86,8 +86,8 @@ class Rows:
 class Cohort:
     """The current rows, and when each next needs more than a token.
 
-    `due` is, by row, the value of `scheduled` at which scheduling it is more than counting. `ahead` is how many
-    scheduled tokens have no output yet (0 or 1).
+    `due` is, for each row, the value of `scheduled` at which it next needs more than counting. `ahead` is how
+    many scheduled tokens have no output yet (0 or 1).
     """
 
     __slots__ = ("ahead", "due", "hash_size", "rows", "running", "scheduled", "stop_table", "updated")

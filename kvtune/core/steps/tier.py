@@ -14,7 +14,7 @@ from kvtune.core.steps.steady import Rows
 from kvtune.core.vllm_types import BlockIds, Request
 
 MANAGERS = ("CPUOffloadingManager",)
-"""Those that do nothing at the end of a step."""
+"""Managers that do nothing at the end of a step."""
 
 
 class Group(Protocol):
@@ -71,7 +71,7 @@ class Tier:
         self._stored: tuple[Rows | None, int] = (None, 0)
 
     def quiet(self, finished: Collection[str]) -> bool:
-        """Nothing is copied or about to be, and no request has ended that the connector was not told of."""
+        """Whether nothing is copied or about to be, and the connector was told of every request that ended."""
         side = self._side
         return not (
             finished
@@ -108,7 +108,7 @@ class Tier:
 
 
 def tier_of(connector: object) -> Tier | None:
-    """The tier behind a scheduler's connector; None where there is none, or another kind than the one known here."""
+    """The tier of a scheduler's connector; None without one, or for another kind than the one known here."""
     if type(connector).__name__ != "OffloadingConnector":
         return None
     offloading = cast("Connector", connector)
@@ -126,6 +126,6 @@ def tier_of(connector: object) -> Tier | None:
 
 
 def has_news(output: object) -> bool:
-    """Whether a worker's connector has something to say (KVConnectorOutput)."""
+    """Whether a worker's connector has something to report (KVConnectorOutput)."""
     is_empty: Callable[[], bool] | None = getattr(output, "is_empty", None)
     return output is not None and (is_empty is None or not is_empty())

@@ -54,13 +54,13 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
     hash_block_size: int
 
     steady_off: str
-    """Why the path is not taken; empty while it may be."""
+    """Why the path is not taken; empty while it can be."""
     steady_steps: int
     """Steps that were scheduled on the path."""
     steady_placed: dict[str, BlockIds]
     """Blocks that were allocated in a step that stock then had to decide: stock's output must still report them."""
     steady_tier: Tier | None
-    """Host memory behind the KV cache, where the engine offloads to it."""
+    """The tier of host memory, where the engine has one."""
     steady_last_rows: Rows | None
     """The rows of the last step on the path."""
     steady_runs_ahead: bool

@@ -141,7 +141,7 @@ def make_rows(output: ModelRunnerOutput) -> None:
 
 
 def pack(rows: object) -> Packed | None:
-    """None for anything that is not rows."""
+    """Rows as bytes; None for anything else."""
     if isinstance(rows, PassingRows):
         return np.array(rows.flat, dtype=np.int32).tobytes(), None
     if isinstance(rows, PackedRows):

@@ -92,7 +92,7 @@ def single_v2(output: AsyncOutput) -> None:
 
 
 def install_gpu_outputs() -> None:
-    """Wrap what GPU workers return; also called where a device that only takes time returns it on another platform."""
+    """Wrap what GPU workers return; also called for the simulated device of another platform."""
     from vllm.v1.worker.gpu.async_utils import AsyncOutput
     from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 

@@ -21,5 +21,5 @@ client.py        the driver that asks a server: HTTP in, times of tokens out
 api_servers.py   what `vllm serve` runs in a run: the device's shape, its facts for the host
 messages.py      what `vllm serve` leaves for the host, and what its answers say of a request
 metrics.py       a server's /metrics as the counters of a run
-processes.py     what each process of a run is; what a run behind a server cannot say
+processes.py     what each process of a run is; what a run through a server cannot record
 """

@@ -61,7 +61,7 @@ def install(folder: Path) -> None:
 
 
 def say_when_ready(folder: Path) -> None:
-    """An API server answers once uvicorn has started; /health answers as soon as the first of them does."""
+    """Write a file when this API server answers: once uvicorn has started. /health answers when any server does."""
     startup = uvicorn.Server.startup
 
     async def started(self: uvicorn.Server, sockets: list[socket] | None = None) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class InProcess:
-    """The front end of the host process. `fits` is asked for the longest request before the engine starts."""
+    """The front end in the host process. `fits` checks the longest request before the engine starts."""
 
     def __init__(self, plan: HostPlan, folder: Path, fits: Callable[[int], None]) -> None:
         from vllm.v1.engine.async_llm import AsyncLLM

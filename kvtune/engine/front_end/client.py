@@ -27,7 +27,7 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 def body(request: Request, ids: list[int]) -> bytes:
-    """The request as `/v1/completions` takes it: token ids in and out, all of the answer, at no temperature."""
+    """The request as `/v1/completions` takes it: token ids in and out, the whole answer, at temperature 0."""
     asked = {
         "model": NAME,
         "prompt": ids,

@@ -32,7 +32,7 @@ def parse_engine_args(arguments: list[str]) -> AsyncEngineArgs:
 
 
 def engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
-    """vLLM's configuration as its server makes it. Chunk and seats that no flag gives depend on who asks."""
+    """vLLM's configuration as its server makes it. Without flags, chunk and seats depend on the caller."""
     from vllm.usage.usage_lib import UsageContext
 
     config: VllmConfig = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)

@@ -6,7 +6,7 @@ import msgspec
 
 CONFIG_FILE = "server-config.json"
 READY = "ready-"
-"""With a process's number behind it: an API server that answers."""
+"""A file of this name plus a process's number: that API server answers."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""A server's /metrics as the counters of a run. Of several API servers each answers for all. Pure."""
+"""A server's /metrics as the counters of a run. Each of several API servers answers for all. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each process of a run is, by status files and titles, and what a run behind a server cannot say. Pure."""
+"""What each process of a run is, by status files and titles, and what a run through a server cannot record. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtune.probe.status import ProcessFacts
 from kvtune.run.types import ProcessInfo
 
 SERVER = "kvtune.engine.front_end.api_servers"
-"""In the command line of the process that runs `vllm serve`."""
+"""A word in the command line of the process that runs `vllm serve`."""
 
 
 def processes_of(
@@ -44,7 +44,7 @@ def _role(pid: int, root: int, name: str, api_servers: int) -> str:
 
 
 def server_note(api_servers: int) -> list[str]:
-    """What an HTTP client cannot see."""
+    """The note on what an HTTP client cannot see."""
     if not api_servers:
         return []
     servers = "one API server" if api_servers == 1 else f"{api_servers} API servers"

@@ -45,7 +45,7 @@ FLAGS = {
 
 
 def command(plan: HostPlan, port: int) -> list[str]:
-    """`vllm serve` with the plan's flags, and those that a run wants of it."""
+    """`vllm serve` with the plan's flags, and those that a run needs."""
     model = flag_value(plan.vllm_args, "model") or plan.model
     words = with_flag(plan.vllm_args, "model", None)
     flags: dict[str, str | int] = {**FLAGS, "port": port, "api-server-count": plan.api_servers}
@@ -61,7 +61,7 @@ def free_port() -> int:
 
 
 def allow_files() -> None:
-    """As many open connections as the machine allows; the server does the same."""
+    """Allow as many open connections as the machine does; the server does the same."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -91,7 +91,7 @@ class Server:
 
     @classmethod
     async def started(cls, plan: HostPlan, folder: Path, fits: Callable[[int], None]) -> Self:
-        """`fits` is asked for the longest request as soon as vLLM has read the model's configuration."""
+        """`fits` checks the longest request as soon as vLLM has read the model's configuration."""
         server = cls(plan, folder)
         try:
             await server._until(lambda: (folder / CONFIG_FILE).exists())
@@ -121,7 +121,7 @@ class Server:
         return RuntimeError(f"vLLM's server ended with exit code {code}")
 
     def warm_up(self, workload: Workload) -> Workload:
-        """The same requests often enough that each API server has some."""
+        """Send the same requests often enough that each API server gets some."""
         requests: list[Request] = []
         for copy in range(WARM_UPS * self._servers):
             requests += [replace(request, id=f"{request.id}-{copy}") for request in workload.requests]
@@ -138,7 +138,7 @@ class Server:
         self._before = counters(await self._metrics())
 
     def keep(self) -> None:
-        """The server keeps its own counts; a client that asks for them takes its time."""
+        """Do nothing: the server keeps its own counts, and asking for them would take its time."""
 
     async def end(self) -> None:
         with suppress(aiohttp.ClientError):  # the server died: the run has no counters

@@ -1,6 +1,6 @@
 """Counts the objects of the young generation by type, at every k-th collection. Level `types`, any engine process.
 
-A census is taken in the collector's start callback before the clocks are read, so it is no part of the pause; the
+A census is taken in the collector's start callback before the clocks are read, so it is not part of the pause; the
 step in which it happens takes longer.
 """
 
@@ -17,7 +17,7 @@ from kvtune.probe.phase import MEASURING, Phase
 
 EVERY = 16
 SIZED = 64
-"""Objects of each type that a census measures; the others count with their mean size."""
+"""Objects of each type whose size a census measures; the others count with the mean size of these."""
 
 
 class Census:

@@ -25,7 +25,7 @@ BUDGET = 0.08
 LONGEST_NS = 150_000_000
 """CPU time after which a sample without a second collection is given up."""
 FIRST = 4
-"""Samples taken before the budget applies, so that short passes have some."""
+"""Samples that are taken before the budget applies, so that short passes have some, too."""
 
 _MANAGED_DICT = 1 << 4
 _LIST_ITEMS = 24  # offset of the address of a list's items
@@ -35,7 +35,7 @@ _PRE_HEADER = 32  # the collector's header and the two words before it, on 3.11
 
 
 def own_folder() -> str:
-    """The folder of the instruments: objects allocated in here are left out."""
+    """The folder of the instruments: objects that its code allocated are left out."""
     return str(Path(__file__).parents[1])
 
 
@@ -79,7 +79,7 @@ def _address_reader() -> Callable[[int, int], Frames | None] | None:
 
 
 class Sites:
-    """A listener of the collector probe. Works in the second pass only; stops no tracing that others started."""
+    """A listener of the collector probe. Works in the second pass only. Tracing started by others goes on."""
 
     name = "sites"
 
@@ -135,7 +135,7 @@ class Sites:
                 self._tally.add((type_name(kind), file, line), n, size)
 
     def expire(self) -> None:
-        """Give up a sample whose second collection does not come: small batches may decode for ever without one."""
+        """Give up a sample whose second collection does not come: small batches may decode without any collection."""
         since = self._traced_since_ns
         if since and process_time_ns() - since > LONGEST_NS:
             self._stop()

@@ -78,7 +78,7 @@ def save(folder: Path, name: str, facts: Mapping[str, object]) -> None:
 
 
 def load(folder: Path, name: str) -> dict[int, dict[str, object]]:
-    """What a run's processes saved under `name`, by pid; files that cannot be read are left out."""
+    """The counts that a run's processes saved under `name`, by pid; files that cannot be read are left out."""
     saved: dict[int, dict[str, object]] = {}
     for path in sorted(folder.glob(f"{name}-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

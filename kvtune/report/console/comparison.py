@@ -80,7 +80,7 @@ def plain(contrast: Contrast, failed: Sequence[str]) -> dict[str, object]:
 
 
 def _columns(first: str, other: str) -> list[Column]:
-    """A narrow terminal does without the interval: the verdict says what it shows."""
+    """The columns. On a narrow terminal the interval is left out, as the verdict says what it shows."""
     figure, a, b, difference, interval, verdict = _heads(first, other)
     return [
         Column(figure, folds=True, least=22),

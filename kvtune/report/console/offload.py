@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def offload_rows(tier: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """What the console and the page say alike: name, amount, and a share or a time."""
+    """Rows for console and page: name, amount, and a share or a time."""
     prompt, copies = tier["prompt_tokens"], tier["copies"]
     rows = [
         (name, f"{count(tier[key])} tokens", percent(tier[key], prompt))

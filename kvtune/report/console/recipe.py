@@ -17,12 +17,12 @@ FIGURES = (
     *("prefix_cache.hit_rate", "ttft_ms.mean", "e2e_ms.mean", "throughput_tok_s", "goodput.requests_s"),
     "ceiling.tokens_s",
 )
-"""Those that recipes keep, by path; a recipe has `_` for `.`."""
+"""The figures that recipes keep, by path; in a recipe `_` stands for `.`."""
 OBJECTIVES = {"hit-rate": "prefix_cache.hit_rate", "ttft": "ttft_ms.mean", "throughput": "throughput_tok_s"}
 
 
 def recipe_lines(recipe: Recipe, name: str, state: str, width: int) -> Iterator[str]:
-    """Text and tables of at most `width` columns; commands on their own lines, however long. `state`: fits here?"""
+    """Text and tables of at most `width` columns; long commands stay on one line. `state`: whether it fits here."""
     for line in _head(recipe, name, state):
         yield from folded(line, width)
     yield ""

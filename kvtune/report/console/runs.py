@@ -14,7 +14,7 @@ PIPE_WIDTH = 240  # columns where there is no terminal: all are shown
 
 
 def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
-    """One row a run. `names`: what commands take in place of the file, as `last~1`; empty where there is none."""
+    """One row a run. `names`: what commands take instead of the file, such as `last~1`; or empty."""
     columns = [
         *([Column("run", right=False)] if names else []),
         Column("model", right=False, folds=True),
@@ -47,12 +47,12 @@ def _cells(run: ListedRun) -> tuple[str, ...]:
 
 
 def _state(run: ListedRun) -> str:
-    """`unreadable: WHY`; of the message's parts the last, which the file's name is not in."""
+    """`unreadable: WHY`, with the last part of the message, which does not repeat the file's name."""
     return f"unreadable: {run.why.rpartition(': ')[2]}" if run.state == "unreadable" else run.state
 
 
 def _when(started_at: str) -> str:
-    """Local time; of this year without the year."""
+    """Local time; without the year in this year."""
     try:
         at = datetime.fromisoformat(started_at).astimezone()
     except ValueError:

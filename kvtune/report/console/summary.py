@@ -40,7 +40,7 @@ def print_summary(summary: Summary, file: IO[str] | None = None, *, first_screen
 
 
 def screen_view(summary: Summary) -> RenderableType:
-    """What fits a terminal of 24 lines: the engine, five figures, what limits it, what to try and what it brings."""
+    """For a terminal of 24 lines: the engine, five figures, what limits it, what to try and what that brings."""
     from rich.console import Group
 
     parts = [_beside(summary), _head(summary), *_warnings(summary), _figures(summary), _verdict(summary)]
@@ -109,7 +109,7 @@ def _head(s: Summary) -> RenderableType:
     from rich.text import Text
 
     engine = s.get("engine", {})
-    places = {"sim": " (predicted by the simulator)", "host": " (no model: a device that only takes time)"}
+    places = {"sim": " (predicted by the simulator)", "host": " (no model: a simulated device)"}
     predicted = places.get(s.get("source", ""), "")
     head = Text()
     head.append(f"{s.get('model', '')}{predicted}", style="bold")
@@ -276,12 +276,12 @@ def _verdict(s: Summary) -> RenderableType | None:
 
 SHOWN_ROUNDS = 4
 SHOWN_REMEDIES = 2
-"""Besides the best, which the verdict names."""
+"""Remedies shown besides the best one, which the verdict names."""
 
 
 PATHS = ("made at", "where")
 DROPPED = ("CPU time", "frozen", "made at", "where", "median")
-"""Columns that a narrow terminal does without, the last of them first."""
+"""Columns that are left out on a narrow terminal, the last one first."""
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> RenderableType | None:

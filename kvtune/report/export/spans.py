@@ -32,8 +32,8 @@ class TimeSpan:
 def step_spans(run: Run, process: int) -> Iterator[TimeSpan]:
     """Steps of one process in order of time, each followed by its phases.
 
-    With a batch queue, schedule and update of a step belong to different batches: the phases stand in their
-    order, their durations are exact, what is between them is not recorded.
+    With a batch queue, schedule and update of a step belong to different batches: the order of the phases and their
+    durations are exact, the time between them is not recorded.
     """
     steps = run.table("steps")
     rows = [int(i) for i in (steps["process"] == process).nonzero()[0]]

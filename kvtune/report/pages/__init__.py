@@ -1,4 +1,4 @@
-"""The pages: which sections stand on them, and the frame around them.
+"""The pages: which sections they have, and the frame around them.
 
 frame.py          render: one HTML file, its security policy, escaping
 run.py            run_page, compare_page

@@ -1,4 +1,4 @@
-"""The page of a study: what came out and what to do, finalists, recipe, charts, every trial in a table."""
+"""The page of a study: the result and what to do with it, finalists, recipe, charts, all trials in a table."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def study_sections(study: StudyView) -> list[Section]:
 
 
 def _varied(trials: Sequence[Trial]) -> list[str]:
-    """The knobs that trials have at more than one value."""
+    """The knobs for which trials have more than one value."""
     knobs = dict.fromkeys(name for t in trials for name in t.settings)
     return [k for k in knobs if len({t.settings[k] for t in trials if k in t.settings}) > 1]
 
@@ -156,9 +156,7 @@ def _words(study: StudyView, by: str) -> tuple[str, str, str]:
     if study.why:
         result += f" {_capitalized(study.why)}."
     if study.result.recipe and bench.engine_on == "host":
-        advice = (
-            "Verify the recipe below: it is for the device that only takes time, and no server runs on that."
-        )
+        advice = "Verify the recipe below: it is for the simulated device, and no server runs on that."
         return result, advice, _command("recipe", "verify", PurePath(study.result.recipe).name)
     if study.result.recipe:
         return result, "Serve the model with the recipe below.", _serve(bench.model, study.result.recipe)
@@ -228,7 +226,7 @@ def _use(study: StudyView) -> Section | None:
         ("For plain vLLM: a configuration and its environment", _command("recipe", "export", name, "-o", "served")),
         ("and then", f"source served/env.sh && vllm serve {shlex.quote(model)} --config served/config.yaml"),
     ]  # fmt: skip
-    if study.bench.engine_on == "host":  # no server runs on a device that only takes time
+    if study.bench.engine_on == "host":  # no server runs on a simulated device
         commands = commands[1:2]
     lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     return Section(

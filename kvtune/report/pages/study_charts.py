@@ -274,7 +274,7 @@ def _axis(name: str) -> str:
 
 
 def _order(value: object) -> tuple[int, float, str]:
-    """Nothing, numbers by size, then words."""
+    """Sort key: no value first, then numbers by size, then words."""
     if value is None:
         return 0, 0.0, ""
     if isinstance(value, (int, float)):

@@ -1,4 +1,4 @@
-"""The sections of the pages: what costs most first, the others in reading order. A section: what its template draws."""
+"""The sections of the pages, the costliest limit first. A section holds what its template draws."""
 
 from __future__ import annotations
 

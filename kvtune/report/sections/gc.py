@@ -68,12 +68,12 @@ def _lead(analysis: RunAnalysis) -> str:
 
 
 def _hidden(analysis: RunAnalysis) -> str:
-    """What of EngineCore's pauses cost nothing because the device computed meanwhile; empty where it is not known."""
+    """How much of EngineCore's pauses cost nothing because the device computed meanwhile; empty if not known."""
     if analysis.hidden_steps is None:
         return ""
     time = analysis.step_time
     return (
-        f" Of {ms(1000 * time.gc_s)} of pauses, {ms(1000 * (time.gc_s - time.exposed_gc_s))} were hidden behind the "
+        f" Of {ms(1000 * time.gc_s)} of pauses, {ms(1000 * (time.gc_s - time.exposed_gc_s))} were hidden by the "
         "device and cost nothing."
     )
 

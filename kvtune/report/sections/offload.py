@@ -17,13 +17,13 @@ def section(analysis: RunAnalysis) -> Section | None:
     rows = offload_rows(asdict(tier))
     title = offload_title(asdict(tier))
     hits = percent(tier.tier_hit_tokens, tier.prompt_tokens)
-    lead = f"A second tier behind the KV cache gave back {hits} of the prompt tokens."
+    lead = f"The second tier, in host memory, gave back {hits} of the prompt tokens."
     if tier.copies is not None and tier.copies.stored_chunks:
         unread = percent(tier.copies.unread_chunks, tier.copies.stored_chunks)
         lead += f" Of what was stored in it, {unread} was not read again in this run."
     return Section(
         id="offload",
-        title="Host memory behind the KV cache",
+        title="KV cache tier in host memory",
         lead=lead,
         template="memory.html",
         values={"table": grid((title, "amount", "share or time"), rows, title), "devices": None},

@@ -19,19 +19,19 @@ from kvtune.run.types import Run, Table
 from kvtune.units import count, ms, percent
 
 Bar = tuple[str, float, float, str, str]
-"""Lane, from, to, kind, what the reader sees when pointing at it."""
+"""Lane, start, end, kind, and the text shown when the reader points at the bar."""
 
 MARGIN = 0.3
-"""What is drawn before and after a gap, of its length."""
+"""Time drawn before and after a gap, as a share of its length."""
 
 MOST_BARS = 200
-"""Of a lane; the longest are drawn."""
+"""At most this many bars are drawn in a lane, the longest ones."""
 
 LEAST_WIDTH = 0.002
-"""Of the axis: a moment is drawn this wide."""
+"""Share of the axis: shorter bars are drawn this wide."""
 
 LEAST_WAIT = 0.1
-"""A wait for a CPU is drawn from this share of the time between two samples on."""
+"""Shorter waits for a CPU, as a share of the time between two samples, are not drawn."""
 
 LEAST_OPEN = 0.05
 """Single stalls are folded where all of them cost less than this share of the time."""
@@ -93,7 +93,7 @@ def section(analysis: RunAnalysis) -> Section | None:
 
 
 def _folded(analysis: RunAnalysis) -> str:
-    """The line behind which single stalls are folded: where they cost little. "" where they stand open."""
+    """The line that single stalls are folded under if they cost little; "" if they are shown unfolded."""
     lost_s = sum(analysis.stalls.lost_ms.values()) / 1000.0
     share = lost_s / analysis.run.header.wall_s if analysis.run.header.wall_s > 0 else 0.0
     if share >= LEAST_OPEN:

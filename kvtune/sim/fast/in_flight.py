@@ -22,5 +22,5 @@ class InFlight:
         return len(self._queue) == 1 and self._queue[0][1].num_scheduled_tokens == cohort.rows.one_each
 
     def becomes_last(self, end_s: float) -> None:
-        """The batch in flight, for which `decodes` holds, stands for a later one of the same rows."""
+        """Let the batch in flight, for which `decodes` holds, stand for a later one of the same rows."""
         self._queue[0][0].end_s = end_s

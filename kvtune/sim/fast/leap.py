@@ -46,7 +46,7 @@ class Leaper:
         return ends[:steps], array("i", (free - self._taken(computed, held, steps)).astype("i4").tobytes())
 
     def _affordable(self, computed: Ints, held: Ints, steps: int) -> int:
-        """The steps for which there are free blocks: `steps`, halved until they suffice."""
+        """The number of steps for which there are free blocks: `steps`, halved until the blocks suffice."""
         free = self._pool.get_num_free_blocks()
         while steps >= SHORTEST:
             needed = np.maximum(-(-(computed + steps) // self._size) - held, 0).sum()

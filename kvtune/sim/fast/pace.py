@@ -13,14 +13,14 @@ from kvtune.sim.clock import VirtualClock
 
 
 class Pace:
-    """Of one stride. `in_flight_end_s`: when the batch in flight ends; None for a synchronous engine."""
+    """The times of one stride. `in_flight_end_s`: when the batch in flight ends; None for a synchronous engine."""
 
     def __init__(
         self, clock: VirtualClock, cost: StepCost, due: float | None, in_flight_end_s: float | None
     ) -> None:
         self._cost, self._due = cost, due
         self.turn_s = clock.now_s
-        """When the next turn is made: what has arrived by then takes part in it."""
+        """When the next turn is made. Requests that have arrived by then take part in it."""
         self.free_s = max(clock.now_s, clock.device_free_s)
         """When the device is free: the next step starts then."""
         self.first_s = self.free_s
@@ -53,5 +53,5 @@ class Pace:
         return ends
 
     def answers(self, ends: array[float]) -> array[float]:
-        """When each turn's tokens are known: those of its own step, or of the one that was in flight before it."""
+        """When each turn's tokens are known: the tokens of its own step, or of the step that was in flight before."""
         return array("d", [self._first_answer_s]) + ends[:-1] if self._ahead and ends else ends

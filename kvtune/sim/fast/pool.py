@@ -21,7 +21,7 @@ def adopt(pool: Pool) -> None:
 
 
 def lone_group(scheduler: EngineScheduler) -> GroupManager | None:
-    """The manager of the one full-attention group that lives in a QuickPool; None for any other engine."""
+    """The manager of the engine's one full-attention group in a QuickPool; None for any other engine."""
     manager = scheduler.kv_cache_manager
     groups = manager.coordinator.single_type_managers
     if (

@@ -37,11 +37,11 @@ class SteadyPath:
 
     @property
     def off(self) -> bool:
-        """Switched off for this engine, or since an error."""
+        """Whether the path is switched off, for this engine or since an error."""
         return bool(self._scheduler.steady_off)
 
     def next_event(self, request: EngineRequest, ahead: int) -> int:
-        """Computed tokens of a decoding request at which its blocks need attention again; asked for anew."""
+        """Computed tokens of a decoding request at which its blocks need attention again, computed anew."""
         forget_limits(self._scheduler.kv_cache_manager, request.request_id)
         return next_event(request, self._limits(request), ahead, self._scheduler.max_model_len)
 
@@ -75,11 +75,11 @@ def forget_limits(manager: CacheManager, request_id: str) -> None:
 
 
 def replace_allocation(scheduler: EngineScheduler, allocate: Allocate) -> None:
-    """Have the path ask `allocate` for the blocks of a request whose limits were reached."""
+    """Make the path call `allocate` for the blocks of a request that has reached its limits."""
     if has_path(scheduler):
         scheduler.steady_allocate = allocate
 
 
 def allocation_of(scheduler: EngineScheduler) -> Allocate | None:
-    """What the path asks for blocks; None for a scheduler without it."""
+    """The function that the path calls for blocks; None for a scheduler without the path."""
     return scheduler.steady_allocate if has_path(scheduler) else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TIER_CAUSES = ("evicted_from_both", "never_stored", "stored_late", "store_refused", "window_not_stored")
-"""Of engines with a tier of host memory, in the place of `lagging_group`, `draft_group` and `evicted` (tier.py)."""
+"""In engines with a tier of host memory they replace `lagging_group`, `draft_group` and `evicted` (tier.py)."""
 
 CAUSES = (
     "cold",
@@ -30,7 +30,7 @@ CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """Token positions in one prompt: how far each of a row of ever better caches could have hit.
+    """Token positions in one prompt: how far each of several caches, each better than the one before, could have hit.
 
     `hit`: this engine. `alone`: the KV cache group that holds least, looked up by itself. `ever`: this engine with a
     pool that never evicts. `reachable`: and with every window and state kept. `whole`: and without a last token to
@@ -40,8 +40,8 @@ class Boundaries:
     alone; `alone` and `ever` are of these groups, too. `undropped`: `reachable`, if the drafter used the last block
     that matches. `evicted_for_draft`: the evicted block went to the draft model's group.
 
-    With a tier of host memory `hit` is what both gave, and `tier_cause` says what the tier lacked of the rest that the
-    pool once held.
+    With a tier of host memory `hit` is what pool and tier gave, and `tier_cause` says why the tier did not have the
+    tokens that the pool once held.
     """
 
     prompt: int

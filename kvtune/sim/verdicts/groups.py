@@ -62,7 +62,7 @@ def draft_groups(scheduler: EngineScheduler) -> frozenset[int]:
 
 
 def is_draft_layer(name: str, target_layers: int) -> bool:
-    """vLLM numbers a drafter's layers behind the model's own, or puts a prefix before them."""
+    """vLLM numbers a drafter's layers after the model's own, or puts a prefix before their names."""
     words = name.split(".")
     number = next((int(word) for word in words if word.isdigit()), 0)
     return words[0] in ("draft_model", "mtp") or number >= target_layers

@@ -1,4 +1,4 @@
-"""Watches a scheduler's prefix-cache lookups and gives a verdict on each new request: what which cache could have hit.
+"""Watches a scheduler's prefix-cache lookups and gives a verdict on each new request: what each cache could hit.
 
 Runs where vLLM runs (a sim worker, a test). `attach` wraps methods of one scheduler's own objects, so it works with
 stock's pool and managers and with the kvtune core's; it changes no decision.
@@ -42,7 +42,7 @@ class Fate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptVerdict:
-    """One request's lookup: its boundaries, and the KV cache group behind each kind of loss ("" for none)."""
+    """One request's lookup: its boundaries, and the KV cache group that caused each kind of loss ("" for none)."""
 
     request_id: str
     at_s: float
@@ -121,7 +121,7 @@ class LookupListener:
         manager.get_computed_blocks = get_computed_blocks
 
     def _tier_looked_up(self, request_id: str, computed: int, more: int) -> None:
-        """The tier's lookup follows the pool's at once, until it has an answer."""
+        """Called for each lookup in the tier, right after the pool's, until the tier has an answer."""
         request, local = self._looked_up
         if (
             request.request_id == request_id
@@ -151,7 +151,7 @@ class LookupListener:
         manager.allocate_slots = allocate_slots
 
     def _wrap_steady_path(self, scheduler: EngineScheduler) -> None:
-        """The steady-decode path allocates without `allocate_slots`."""
+        """Watch the steady-decode path, which allocates without `allocate_slots`."""
         from kvtune.sim.fast.steady_path import allocation_of, replace_allocation
 
         original = allocation_of(scheduler)

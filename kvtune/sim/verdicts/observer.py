@@ -1,4 +1,4 @@
-"""The replay's observer behind `SimSettings.verdicts`: a LookupListener on the scheduler, its verdicts into the run."""
+"""The replay's observer with `SimSettings.verdicts`: attaches a LookupListener and puts its verdicts into the run."""
 
 from __future__ import annotations
 

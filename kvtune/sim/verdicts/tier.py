@@ -58,9 +58,8 @@ class TierMemory:
     def cause(
         self, groups: Sequence[LookupGroup], block_hashes: Sequence[bytes], local: int, boundary: int
     ) -> tuple[str, str]:
-        """Why a hit did not go on from `local`, where the pool's ends, to `boundary`; and the group that lacks a chunk.
-
-        Both empty where the tier held all of it.
+        """Why the hit in the tier did not reach from `local`, the end of the pool's hit, to `boundary`; and the group
+        that lacks a chunk. Both are empty where the tier held everything up to there.
         """
         per_hash = self._side.config.tokens_per_hash
         for group in groups:

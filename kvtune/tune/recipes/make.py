@@ -59,7 +59,7 @@ def recipe_of(bench: Bench, by: Objective, confirmed: Confirmed, side: Contender
 
 
 def _served(run: Run) -> dict[str, object]:
-    """What another machine may have otherwise, as far as it is known: stock's chunk and seats, the GPU's memory."""
+    """What may differ on another machine, as far as it is known: stock's chunk and seats, the GPU's memory."""
     settings, gpus = run.header.engine.settings, run.header.extra.gpus
     served = {name: settings.get(name) for name in ("max_num_batched_tokens", "max_num_seqs")}
     served["gpu_memory_bytes"] = gpus[0].memory_bytes if gpus else None
@@ -165,7 +165,7 @@ def bench_of(
 ) -> tuple[Bench, Settings]:
     """The bench of the recipe's evidence, and the recipe's settings. UsageError if the evidence is incomplete.
 
-    `model`, `trace`: those that the user named. `trusted`: the user vouches for the file. Else the model must be
+    `model`, `trace`: named by the user. `trusted`: the user vouches for the file. Else the model must be
     kvtune's own, the workload no trace, and the flags those that a file may give.
     """
     e, own = recipe.evidence, recipe.recipe.model
@@ -206,7 +206,7 @@ def _spec(spec: str, where: str, trace: Path | None, trusted: bool) -> str:
 
 
 def simulated_like(recipe: Recipe) -> EngineLike:
-    """The engine of the evidence, as far as a replay needs it; recipes before this field have flags alone."""
+    """The engine of the evidence, as far as a replay needs it. Recipes older than this field have only flags."""
     try:
         return msgspec.convert(recipe.evidence.get("pool", {}), EngineLike)
     except msgspec.ValidationError:
@@ -214,7 +214,7 @@ def simulated_like(recipe: Recipe) -> EngineLike:
 
 
 def finalists(trials: Sequence[Trial], by: Objective, most: int) -> list[Trial]:
-    """The best simulated settings with different figures; of equal ones the one that ties.py takes."""
+    """The best simulated settings with different figures; ties.py chooses among settings with equal ones."""
     from kvtune.tune.objective import OBJECTIVES, front
     from kvtune.tune.ties import among_equals, equal
 

@@ -25,7 +25,7 @@ from kvtune.tune.recipes.verify import refuse_foreign, usable
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The caller execs `command` with `environment`. `notes`: settings of the recipe that stand aside."""
+    """The caller execs `command` with `environment`. `notes`: settings of the recipe that have no effect here."""
 
     command: list[str]
     environment: dict[str, str]
@@ -42,7 +42,7 @@ def serving(
     anyway: bool = False,
     dummy: bool = False,
 ) -> Serving:
-    """Flags after `--` win over the recipe's."""
+    """The command for a model. Flags after `--` win over the recipe's."""
     recipe = load(recipe_path) if recipe_path is not None else None
     if recipe is not None:
         refuse_foreign(recipe, str(recipe_path), anyway, model=model)

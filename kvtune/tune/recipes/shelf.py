@@ -71,7 +71,7 @@ def find(name: str) -> Path:
 def export(recipe: Recipe, folder: Path) -> tuple[Path, Path]:
     """`config.yaml` and `env.sh` for plain `vllm serve --config config.yaml`. The folder must not hold them.
 
-    What the recipe says is written by PyYAML and quoted by shlex; in comments it is JSON, one line of ASCII.
+    The recipe's values are written by PyYAML and quoted by shlex; in comments they are JSON, one line of ASCII.
     """
     import yaml
 

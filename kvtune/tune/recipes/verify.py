@@ -1,4 +1,4 @@
-"""Checks whether a recipe's evidence holds here: its workload again, stock against the recipe, on the engine.
+"""Checks whether a recipe's evidence holds here: runs its workload with stock and with the recipe on the engine.
 
 A recipe marked simulated is verified in simulation, and stays simulated. One that was made by other versions of vLLM or
 kvtune is simulated first, so that the answer says in which of the two its gain survives.
@@ -33,16 +33,16 @@ from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 
 POOL_SHARE = 0.1
-"""Pools that differ by more are said to."""
+"""Pools that differ by more than this share are reported."""
 
 
 def expired(recipe: Recipe) -> list[str]:
-    """Versions that differ from those of the evidence, so that it may not hold any more."""
+    """Versions that differ from those of the evidence, which may therefore no longer hold."""
     return differences(recipe, vllm=check_engine(), kvtune=__version__)
 
 
 def other_states(recipe: Recipe) -> list[str]:
-    """A different type of recurrent states on this machine: blocks and hits differ, but the recipe is not refused."""
+    """A note if recurrent states have another type here: blocks and hits differ, but the recipe is not refused."""
     about, flags = recipe.recipe, recipe.evidence.get("engine_args", [])
     if builtin(about.model) is None or (about.device and about.device != installed_device()):
         return []  # what a model is that only the file names is not looked up
@@ -72,7 +72,7 @@ def refuse_foreign(
             f"{where} is for the model {about.model}, not {model}",
             "tune this model, or add --anyway to use it nevertheless",
         )
-    # To verify is to measure again, and a device that only takes time is here, too.
+    # To verify is to measure again, and a simulated device is here, too.
     timed = not versions and recipe.evidence.get("engine_on") == "host"
     if about.device and here != about.device and not timed:
         raise UsageError(
@@ -93,7 +93,7 @@ def _other_gpu(name: str) -> str:
 
 
 def other_pool(recipe: Recipe, blocks: int, block_tokens: int) -> str:
-    """That a pool holds over a tenth more or less than the one in which the recipe was confirmed; "" otherwise."""
+    """A note if a pool is over a tenth larger or smaller than the one of the recipe's confirmation; "" otherwise."""
     pool = recipe.evidence.get("pool", {})
     confirmed = int(pool.get("blocks", 0)) * int(pool.get("block_tokens", 0))
     tokens = blocks * block_tokens
@@ -109,7 +109,7 @@ def usable(recipe: Recipe) -> tuple[dict[str, Scalar], list[str]]:
     """The recipe's settings of vLLM that this vLLM acts on; and a line for each that it does not."""
     aside = {name: why for name in recipe.engine if (why := without_effect(name))}
     kept = {name: value for name, value in recipe.engine.items() if name not in aside}
-    return kept, [f"{name}={recipe.engine[name]} stands aside: {why}" for name, why in aside.items()]
+    return kept, [f"{name}={recipe.engine[name]} has no effect here: {why}" for name, why in aside.items()]
 
 
 def state_of(recipe: Recipe) -> dict[str, str]:

@@ -78,7 +78,7 @@ def engine_only(space: Space) -> None:
 
 
 def needs_tier(space: Space, given: Collection[str]) -> None:
-    """UsageError if the space has knobs of a tier and neither the space nor the flags (`given`) have a tier."""
+    """UsageError if the space has knobs of a host-memory tier, but neither it nor the flags (`given`) have a tier."""
     named = [name for name in TIER[1:] if name in space]
     if named and TIER[0] not in space and TIER[0] not in given:
         raise UsageError(

@@ -42,7 +42,7 @@ DEFAULTS: dict[str, Scalar] = {
     "blocks_per_chunk": 1,
     "store_threshold": 0,
 }
-"""Of knobs that not every vLLM acts on."""
+"""Defaults of knobs that not every vLLM acts on."""
 
 COLLECTOR = ("freeze", "gc_threshold0", "gc_threshold1", "gc_threshold2", "collect_at_wait")
 FRONT_END = ("stream_interval", API_SERVERS)
@@ -96,7 +96,7 @@ def candidates(name: str, facts: ModelFacts) -> tuple[Scalar | Bundle, ...]:
 
 
 def _with(values: tuple[Scalar, ...], served: Scalar) -> tuple[Scalar, ...]:
-    """The values, and what an engine takes where nothing sets it."""
+    """The values, with vLLM's own default among them."""
     return values if served in values else (*values, served)
 
 
@@ -136,7 +136,7 @@ def read_value(name: str, text: object, facts: ModelFacts) -> Scalar:
     if name == "kv_offloading_size":
         return _gib(text)
     if name in facts.aside and str(text).strip() != str(DEFAULTS[name]):
-        raise UsageError(f"{name}={text} stands aside: {facts.aside[name]}", f"leave {name} out")
+        raise UsageError(f"{name}={text} has no effect here: {facts.aside[name]}", f"leave {name} out")
     if name == "eviction_policy":
         policy = str(text).strip().lower()
         if policy not in TIER_POLICIES:

@@ -104,7 +104,7 @@ def _layouts(
 ) -> tuple[Bundle, ...]:
     """Stock's layout at the sizes worth a trial, then packed blocks, smallest first, each about twice the last.
 
-    `caching_off`: the model starts without prefix caching unless it is asked for, and no layout is worth anything then.
+    `caching_off`: the model starts without prefix caching unless a flag asks for it; then no layout is worth a trial.
     """
     from kvtune.layout.plan import packed_plans
 
@@ -168,7 +168,7 @@ def _shape(
 def packed_pool(
     model: str, blocks: int, block_tokens: int, states: int, platform: Platform, *, state_dtype: str = "auto"
 ) -> int:
-    """As many packed blocks as take the memory of `blocks` blocks of stock's layout at `block_tokens`."""
+    """The number of packed blocks that take the memory of `blocks` blocks of stock's layout at `block_tokens`."""
     from kvtune.layout.plan import least_aggregate_tokens, plan_aggregate, plan_per_layer
 
     config = model_config(model).fields
@@ -185,5 +185,5 @@ def packed_pool(
 
 
 def installed_device() -> str:
-    """What the installed vLLM runs on, as its engine calls it."""
+    """The device of the installed vLLM, as its engine calls it."""
     return "cpu" if is_cpu_build() else "cuda"

@@ -13,7 +13,7 @@ from kvtune.core.settings import KNOBS
 from kvtune.workload.types import Workload
 
 SHARES = (0.25, 0.5, 0.9)
-"""Of the tokens that come back: those that do so within this distance."""
+"""Shares of the tokens that come back. The distance within which each share comes back is tried."""
 
 
 def reuse_values(workload: Workload, baseline: Mapping[str, object]) -> dict[str, tuple[float, ...]]:

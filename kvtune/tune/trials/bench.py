@@ -76,7 +76,7 @@ def set_up(
 
 
 def behind_server(bench: Bench) -> Bench:
-    """The bench with `vllm serve` as the front end of all trials, of one API server where nothing says how many."""
+    """The bench with `vllm serve` as the front end of all trials, with one API server unless flags give the number."""
     if flag_value(bench.engine_args, "api-server-count") is not None:
         return bench
     flags = [*bench.engine_args, "--api-server-count", "1"]
@@ -109,8 +109,8 @@ def study_path(study: str, output: Path, kind: str, bench: Bench) -> Path:
 
 
 def stored_study_path(url: str, output: Path, bench: Bench) -> Path:
-    """This machine's journal of a study in a database. The same command has the same journal, so that it resumes with
-    the engine runs that were made before.
+    """This machine's journal of a study in a database. The same command has the same journal, so it continues after the
+    engine runs that it made before.
     """
     named = Bench(model="", spec="", seed=0, workload_hash="")
     later = ("engine_on", "like_device")  # a journal keeps its name where they have their defaults

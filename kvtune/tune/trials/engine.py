@@ -24,7 +24,7 @@ def engine_trial(
     role: Role,
     output: Path,
 ) -> tuple[Trial, Run | None]:
-    """The trial and its run. If the engine failed, the trial has the cause; KeyboardInterrupt if it was stopped."""
+    """The trial and its run. If the engine failed, the trial has the cause. KeyboardInterrupt if it was stopped."""
     from kvtune.analysis.run import RunAnalysis
     from kvtune.analysis.summary import summary
 

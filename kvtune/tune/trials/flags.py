@@ -22,7 +22,7 @@ def core_part(settings: Mapping[str, Scalar]) -> Settings:
 
 
 def check_settings(settings: Mapping[str, Scalar], where: str) -> None:
-    """UsageError for a trial of a file with settings that are no knobs of the core, nor what a file may set of vLLM."""
+    """UsageError if a file's trial has a setting that is neither the core's nor one of vLLM's that a file may set."""
     from kvtune.core.settings import parse
 
     check_engine_settings(engine_part(settings), where, "a trial's settings")
@@ -33,7 +33,7 @@ def check_settings(settings: Mapping[str, Scalar], where: str) -> None:
 
 
 def packing_failure(summary: Mapping[str, Any]) -> str:
-    """Why the engine could not pack blocks although the settings require it; empty if it did or need not."""
+    """Why the engine could not pack blocks although the settings require it; empty if it did or did not have to."""
     core = summary.get("core", {})
     if core.get("parts", {}).get("packed") is not False:
         return ""
@@ -83,7 +83,7 @@ def flags_of(bench: Bench, settings: Mapping[str, Scalar]) -> list[str]:
 
 
 def _whole(value: Scalar, flag: str) -> int:
-    """A flag's value as a number from 1 up; UsageError names the flag, which may stand in anyone's study."""
+    """A flag's value as a number from 1 up. UsageError names the flag, as the study may be from anyone."""
     text = str(value)
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text)):
         raise UsageError(f"--{flag} {text[:40]} is not a whole number from 1 up", "give for instance 3000")

@@ -28,9 +28,9 @@ SCHEDULING = (
     "api_server_count",
     *TIER,
 )
-"""Settings of vLLM that leave a model's KV specs as they are. A trial that sets another one builds them anew."""
+"""Settings of vLLM that do not change a model's KV specs. A trial with any other setting builds the specs anew."""
 LAYOUT = ("packed", "states_per_block")
-"""Settings of the core that do not."""
+"""Settings of the core that change the KV specs."""
 
 
 class EngineLike(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,14 +47,14 @@ class EngineLike(msgspec.Struct, frozen=True, kw_only=True):
     copy: CopyTime = CopyTime()
 
     def pool_of(self, bench: Bench) -> Bench:
-        """The bench with the run's pool, where its own flags give none."""
+        """The bench with the run's pool, unless its own flags give a pool."""
         if not self.blocks or gives_pool(bench):
             return bench
         flags = [*bench.engine_args, "--num-gpu-blocks-override", str(self.blocks)]
         return structs.replace(bench, engine_args=flags, block_tokens=self.block_tokens)
 
     def specs_for(self, settings: Settings) -> dict[str, Any]:
-        """The run's KV specs, where these settings leave them as they are."""
+        """The run's KV specs, if these settings do not change them."""
         from kvtune.core.settings import KNOBS
 
         kept = all(n in SCHEDULING or (n in KNOBS and n not in LAYOUT) for n in settings)

@@ -31,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class SimPool:
     """Open with `with`. Replays two trials at a time; a trial's core is stock or the bench's.
 
-    `like`: what a run of the engine has shown about it. UsageError for an engine that no replay simulates.
+    `like`: what an engine run has shown about the engine. UsageError for an engine that cannot be replayed.
     """
 
     def __init__(self, bench: Bench, like: EngineLike = UNMEASURED) -> None:
@@ -68,7 +68,7 @@ class SimPool:
 
     @property
     def free(self) -> bool:
-        """Whether another trial would begin now."""
+        """Whether another trial would start at once."""
         return self.running < self._simulators.parallel
 
     def submit(self, number: int, settings: Settings, *, stock: bool = False) -> None:

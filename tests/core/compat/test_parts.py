@@ -1,4 +1,4 @@
-"""Parts of the core load or stand aside one by one, each by the symbols that it needs."""
+"""Parts of the core load or not, one by one, each by the symbols that it needs."""
 
 from __future__ import annotations
 

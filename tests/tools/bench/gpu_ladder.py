@@ -6,7 +6,7 @@ Each rung is a few `kvtune` commands. No command begins that has no time left, o
 Ctrl-C stops it, and what was measured stays: run files, each command's output, `summary.json` and `summary.md`. A later
 call with the same folder goes on where this one stopped. No network is needed. The first start of each model compiles
 and fills caches: its figures are thrown away. `--dry` puts every command through the checks that need no device, and
-then climbs with tiny models on a device that only takes time (`--on host`). Not run on a GPU yet.
+then climbs with tiny models on a simulated device (`--on host`). Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure what wants a GPU, cheapest first.")
     parser.add_argument("--budget", type=float, default=10.0, help="minutes")
     parser.add_argument("-o", "--output", type=Path, default=Path("reports/gpu"))
-    parser.add_argument("--dry", action="store_true", help="tiny models on a device that only takes time")
+    parser.add_argument("--dry", action="store_true", help="tiny models on a simulated device")
     options = parser.parse_args(words)
     options.output.mkdir(parents=True, exist_ok=True)
     ladder = Ladder(options.output, time.monotonic() + 60 * options.budget, options.dry)

@@ -1,5 +1,5 @@
 """What vLLM's own tests that start engines and servers want, made here: a model with tokenizer and chat template under
-the names of a hub, a `vllm` command, fixtures that are coroutines, and a device that only takes time for a GPU.
+the names of a hub, a `vllm` command, fixtures that are coroutines, and a simulated device for a GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TEMPLATE = (
 
 SERVE = Path(__file__).parents[2] / "engine" / "serve_on_host.py"
 SCRIPT = """#!/bin/sh
-# `vllm serve ..` on a device that only takes time, whose memory has to be said.
+# `vllm serve ..` on a simulated device, whose memory has to be said.
 shift
 exec "{python}" "{serve}" "$@" --kv-cache-memory-bytes 1073741824
 """
@@ -72,7 +72,7 @@ def fixture(function=None, **options):
 
 PLUGIN = "on_device"
 ON_DEVICE = '''
-"""AsyncLLM's engines of a test process run on a device that only takes time, as those of `vllm serve` do."""
+"""AsyncLLM's engines of a test process run on a simulated device, as those of `vllm serve` do."""
 from kvtune.device.settings import read_device
 from kvtune.device.shape import shape
 from vllm.engine.arg_utils import AsyncEngineArgs

@@ -182,7 +182,9 @@ def run(
                 portion.in_lockstep += here.lockstep(round_)
             now = state.state()
             if now["notes"] != notes or now["parts"] != parts:
-                raise Failed(f"the core stands aside: {now['notes'][len(notes) :]} {now['parts']}", round_)
+                raise Failed(
+                    f"parts of the core are off: {now['notes'][len(notes) :]} {now['parts']}", round_
+                )
             if number % CENSUS == 0:
                 del played
                 census.append(growth.count())

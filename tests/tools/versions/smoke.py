@@ -2,7 +2,7 @@
 
 Two engine starts of tiny-opt (stock and core), their pages, a comparison, an export, the load in the simulator. The
 answer is added to the results, from which `make docs` writes the table of docs/versions.md. Exit code 1 where something
-fails that this version should do: everything on a known version; all but the parts that stand aside on another.
+fails that this version should do: everything on a known version; all but the parts that do not load on another.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def try_out(folder: Path) -> tuple[dict[str, Any], list[str]]:
             f"simulated hits: {facts['prefix_cache']['hit_tokens']}, measured: {works.get('hit_tokens')}"
         )
     if bool(why) != ("simulator" in found.aside):
-        faults.append(f"simulator: {why or 'runs, though it should stand aside'}")
+        faults.append(f"simulator: {why or 'runs, though it should not load'}")
     return works, faults
 
 

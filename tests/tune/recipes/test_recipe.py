@@ -424,7 +424,7 @@ def test_serving_becomes_vllm_serve(written: Path, tmp_path: Path) -> None:
     ],
 )
 def test_foreign_recipes_are_refused(tmp_path: Path, field: str, value: str, says: str) -> None:
-    """Also one that `tune --on host` made: it may be verified on a device that only takes time, not served here."""
+    """Also one that `tune --on host` made: it may be verified on a simulated device, not served here."""
     path = tmp_path / "r.toml"
     about = msgspec.structs.replace(ABOUT, **{field: value})
     evidence = {**RECIPE.evidence, **({"engine_on": "host"} if value == "timed" else {})}

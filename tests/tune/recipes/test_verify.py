@@ -143,7 +143,7 @@ def test_a_setting_that_this_vllm_does_nothing_with_stands_aside_by_name(
     )
     engine = {"prefill_schedule_interval": 4, "max_num_seqs": 8}
     one = msgspec.structs.replace(recipe(), engine=engine)
-    said = "prefill_schedule_interval=4 stands aside: no such thing"
+    said = "prefill_schedule_interval=4 has no effect here: no such thing"
     assert usable(one) == (engine if acts else {"max_num_seqs": 8}, [] if acts else [said])
     assert (said in verified(tmp_path, one)["text"]) != acts
     assert tried == [{**(engine if acts else {"max_num_seqs": 8}), "slack": 128}]

@@ -195,7 +195,7 @@ def test_intervals_between_prompts_are_tried_where_the_scheduler_keeps_them() ->
     inert = ModelFacts(aside={"prefill_schedule_interval": "the scheduler does nothing with it"})
     assert "prefill_schedule_interval" not in tuned_space(inert, {}, timed=True)
     assert read_value("prefill_schedule_interval", "1", inert) == 1
-    with pytest.raises(UsageError, match="=4 stands aside: the scheduler does nothing with it"):
+    with pytest.raises(UsageError, match="=4 has no effect here: the scheduler does nothing with it"):
         build_space([], ["prefill_schedule_interval=1,4"], inert)
 
 
@@ -317,7 +317,7 @@ def test_a_knob_of_a_tier_that_this_vllm_does_not_read_stands_aside_by_name() ->
     facts = ModelFacts(aside={"store_threshold": "nothing reads it"})
     assert "store_threshold" not in tuned_space(facts, {"kv_offloading_size": "4"})
     assert read_value("store_threshold", "0", facts) == 0
-    with pytest.raises(UsageError, match="store_threshold=2 stands aside: nothing reads it"):
+    with pytest.raises(UsageError, match="store_threshold=2 has no effect here: nothing reads it"):
         build_space([], ["store_threshold=0,2"], facts)
 
 

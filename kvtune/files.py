@@ -27,7 +27,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def creating(path: Path) -> Iterator[IO[bytes]]:
-    """As `replacing`, but FileExistsError where something has the name at the end of the block, a link included."""
+    """As `replacing`, but FileExistsError if the name is taken at the end of the block, even by a link."""
     with _part(path, None) as (part, file):
         yield file
         file.close()
@@ -61,7 +61,7 @@ def _part(path: Path, mode: int | None) -> Iterator[tuple[Path, IO[bytes]]]:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """The file, open for reading. OSError where it is none: a pipe would wait for ever, a device never ends."""
+    """The file, open for reading. OSError if it is not a regular file: a pipe could block, a device never ends."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

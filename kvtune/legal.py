@@ -1,4 +1,4 @@
-"""What a setting may be: its type, its range or its choices. For the core's knobs, and for what files set of vLLM."""
+"""What a setting may be: its type, its range or its choices. For the core's knobs, and vLLM's settings in files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Legal:
         return int(text if isinstance(text, int) else number) if self.kind == "integer" else number
 
     def is_legal(self, value: object) -> bool:
-        """Whether it is legal as it stands: of the type, not text for a number or a switch."""
+        """Whether the value is legal without conversion: of the type, not text for a number or a switch."""
         if isinstance(value, str):
             return value in self.choices
         if self.kind == "switch" or isinstance(value, bool):

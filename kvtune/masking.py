@@ -11,7 +11,7 @@ KEYS = ("api-key", "hf-token")
 
 
 def without_password(url: str) -> str:
-    """The URL of a database as it may be shown: no password, nor anything that may be a part of one."""
+    """The URL of a database as it may be shown: no password, and nothing that may be part of one."""
     from sqlalchemy.engine import URL, make_url
     from sqlalchemy.exc import ArgumentError
 

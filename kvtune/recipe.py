@@ -25,7 +25,7 @@ Scalar = str | int | float | bool
 Status = Literal["confirmed", "simulated", "hand-written"]
 
 MOST = 1 << 31
-"""Above any count of tokens, blocks or requests."""
+"""More than any count of tokens, blocks or requests."""
 MOST_BYTES = 1 << 50
 
 TIER_POLICIES = ("lru", "arc")
@@ -153,7 +153,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def tuning_command(raw: Mapping[str, Any]) -> str:
-    """The command that tunes a recipe's model for its load again, from the file's tables as far as they say."""
+    """The command that tunes a recipe's model for its load again, as far as the file's tables name them."""
     tables: list[dict[str, Any]] = [
         table if isinstance(table := raw.get(name), dict) else {} for name in ("recipe", "evidence")
     ]
@@ -168,7 +168,7 @@ def tuning_command(raw: Mapping[str, Any]) -> str:
 def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str) -> None:
     """UsageError for a setting that no file may have, or one of another type or out of its range.
 
-    `where`, `part`: the file, and what of it has the settings.
+    `where`, `part`: the file, and the part of it that has the settings.
     """
     for name, value in settings.items():
         if name not in ENGINE_SETTINGS:
@@ -184,7 +184,7 @@ def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str)
 
 
 def _check_text(about: About, path: Path) -> None:
-    """UsageError for text that is no line: what follows could pass for something else wherever the text is shown."""
+    """UsageError for text that is more than one line: where it is shown, the next line could look like kvtune's own."""
     for name, text in msgspec.structs.asdict(about).items():
         if not text.isprintable():
             raise UsageError(
@@ -259,7 +259,7 @@ def text_of(value: Scalar) -> str:
 
 
 def in_vllms_names(engine: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Engine settings as vLLM's command line has them: those of a tier are one, `kv_transfer_config`, in JSON."""
+    """Engine settings as vLLM's command line has them: those of a tier become one, `kv_transfer_config`, in JSON."""
     tier = {name: value for name, value in engine.items() if name in TIER_SETTINGS}
     named = {name: value for name, value in engine.items() if name not in tier}
     if tier:
@@ -288,7 +288,7 @@ def differences(
     kvtune: str = "",
     state_dtype: str = "",
 ) -> list[str]:
-    """How the recipe differs from the place of its use, in words. Empty fields are not compared."""
+    """How the recipe differs from where it is to be used, in words. Empty fields are not compared."""
     about = recipe.recipe
     pairs = (
         ("model", about.model, model),

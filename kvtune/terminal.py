@@ -32,12 +32,12 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 
 
 def printable(text: str) -> str:
-    """The text with U+FFFD for each character that would steer a terminal. What every line that is printed passes."""
+    """The text with U+FFFD for each character that would steer a terminal. Every printed line goes through this."""
     return STEERING.sub("\ufffd", text)
 
 
 def one_line(text: str) -> str:
-    """For a line that a person reads as ours: text of a file begins no other."""
+    """The text on one line, for lines that a person takes for kvtune's own: a file's text cannot begin another."""
     return printable(" ".join(text.splitlines()))
 
 
@@ -74,7 +74,7 @@ def screened() -> Iterator[None]:
 
 
 def redraw(text: str) -> None:
-    """Put this text in the place of the line on standard error, which is a terminal."""
+    """Put this text in place of the line on standard error, which is a terminal."""
     stream = _behind(sys.stderr)
     stream.write(f"\r\x1b[K{one_line(text)}")
     stream.flush()
@@ -109,7 +109,7 @@ def width(piped: int) -> int:
 def folded(line: str, width: int) -> list[str]:
     """The line, cut between words where it is too long; what follows is indented as its last column.
 
-    What stands between backticks is never cut, nor is a word, though it be longer than the line.
+    What stands between backticks is never cut, nor is a word that is longer than the line.
     """
     if len(line) <= width:
         return [line]

@@ -53,7 +53,7 @@ def tried(told: Replayed) -> list[Remedy]:
 
 
 def ranked(remedies: Iterable[Remedy]) -> list[Remedy]:
-    """By hits; equal ones as they were proposed, the cheaper first."""
+    """The settings by hits; of equal ones the first proposed, which is the cheaper, comes first."""
     return sorted(remedies, key=lambda one: -one.gain_tokens)
 
 

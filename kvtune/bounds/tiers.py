@@ -29,7 +29,7 @@ class TierRung(msgspec.Struct, frozen=True, kw_only=True):
 def tier_rungs(
     paths: Paths, prompts: Paths, blocks: int, factors: Sequence[float], block_tokens: int, token_bytes: int
 ) -> list[TierRung]:
-    """`prompts`: the same requests without their answers, which vLLM does not store."""
+    """A rung for each tier size. `prompts`: the same requests without their answers, which vLLM does not store."""
     nodes = blocks * block_tokens // paths.node_tokens
     pool = lru(paths, nodes)
     rungs = []

@@ -185,7 +185,7 @@ def answer_bash(complete: Callable[[], object]) -> None:
     finally:
         lines = [line[cut:] for line in answer.getvalue().splitlines()]
         if len(lines) == 1 and lines[0].endswith(tuple(BREAKS)):
-            lines.append(f"{lines[0]}..")  # a value follows: bash puts no space behind what two answers share
+            lines.append(f"{lines[0]}..")  # a value follows: bash puts no space after what two answers share
         print("\n".join(lines))
 
 

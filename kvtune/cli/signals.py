@@ -40,7 +40,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _act(act: Handler) -> dict[signal.Signals, Handler | int | None]:
-    """Handle the signals that are not ignored; the handlers before."""
+    """Set a handler for the signals that are not ignored; returns the previous handlers."""
     before = {number: signal.getsignal(number) for number in STOPS}
     heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in heard:

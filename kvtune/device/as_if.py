@@ -1,7 +1,7 @@
 """Makes vLLM decide as on another platform: chunk and seats, blocks, data types of states. In processes that have vLLM.
 
-vLLM's own tables answer: only what they ask of the device is replaced. A CPU's kernels take blocks of another size than
-a GPU's, so their answer is the platform's.
+vLLM's own tables are used, with answers about the device replaced. A CPU's kernels take other block sizes than a GPU's,
+so the platform answers for them, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Batch = tuple[dict[object, int], dict[object, int]]
 
 
 def decide_as_on(platform: Platform) -> None:
-    """From here on this process makes configurations as on `platform`. UsageError where its vLLM cannot."""
+    """From now on this process makes configurations as on `platform`. UsageError where its vLLM cannot."""
     from vllm.engine import arg_utils
     from vllm.platforms import current_platform
 
@@ -68,7 +68,7 @@ def give_blocks(config: VllmConfig, platform: Platform) -> None:
 
 
 def _asked(platform: Platform) -> SimpleNamespace:
-    """What EngineArgs.get_batch_defaults asks of vLLM's platform."""
+    """The methods of vLLM's platform that EngineArgs.get_batch_defaults calls."""
     return SimpleNamespace(
         get_device_total_memory=lambda *_: platform.memory_bytes,
         get_device_name=lambda *_: platform.name,

@@ -14,11 +14,11 @@ NO_POOL = (
 )
 
 ENOUGH_BYTES = 1 << 50
-"""For any number of blocks that a flag asks for."""
+"""Enough memory for any number of blocks that a flag asks for."""
 
 
 def give_pool(config: VllmConfig, memory_bytes: int, weight_bytes: int) -> None:
-    """Where no flag sizes the pool: what vLLM leaves for it in a device's memory beside the weights.
+    """If no flag gives the pool's size: the memory that vLLM leaves for it on a device beside the weights.
 
     vLLM also keeps room for a step's activations, which only an engine measures. UsageError where nothing is left.
     """

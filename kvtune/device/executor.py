@@ -12,7 +12,7 @@ from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec
 NOTHING_TO_DO = frozenset(
     ("update_max_model_len", "reset_mm_cache", "reset_encoder_cache", "synchronize_device", "profile")
 )
-"""What EngineCore asks of all workers, and a worker without a model has done at once."""
+"""Calls of EngineCore to all workers for which a worker without a model has nothing to do."""
 
 
 class ModellessExecutor(Executor):  # type: ignore[misc]
@@ -38,7 +38,7 @@ class ModellessExecutor(Executor):  # type: ignore[misc]
         pass
 
     def get_kv_connector_handshake_metadata(self) -> list[object]:
-        """A tier in host memory has none."""
+        """None: a tier in host memory needs no handshake."""
         return []
 
     def compile_or_warm_up_model(self) -> None:

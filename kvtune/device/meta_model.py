@@ -48,7 +48,7 @@ def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], lis
 def of_one_rank(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
     """The specs of one of several tensor-parallel ranks. The model was built as on one, with all KV heads.
 
-    KvtuneError for a model with states: its blocks follow from a rank's states, and are others.
+    KvtuneError for a model with states: its blocks differ, as they follow from one rank's states.
     """
     from vllm.v1.kv_cache_interface import AttentionSpec
 
@@ -64,7 +64,7 @@ def of_one_rank(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> dict[
 
 
 def _share(spec: Any, ranks: int) -> KVCacheSpec:
-    """As vLLM shares KV heads out: at least one a rank. Latent attention (MLA) has one, which every rank keeps."""
+    """A rank's KV heads, by vLLM's rule: at least one. Latent attention (MLA) has one, which every rank keeps."""
     shared: KVCacheSpec = replace(spec, num_kv_heads=max(1, spec.num_kv_heads // ranks))
     return shared
 

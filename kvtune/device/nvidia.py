@@ -11,7 +11,7 @@ FIELDS = ("name", "memory.total", "memory.used", "driver_version", "compute_cap"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`total`, `used`: MiB of memory, 0 where nvidia-smi does not say. `capability` (0, 0): it does not say either."""
+    """`total`, `used`: MiB of memory, 0 where nvidia-smi does not say. `capability`: (0, 0) where it does not say."""
 
     name: str
     total: int = 0
@@ -21,7 +21,7 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """None where there is no GPU, or no nvidia-smi."""
+    """The GPUs; None without a GPU or without nvidia-smi."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return []

@@ -1,7 +1,7 @@
 """A host-memory tier for an engine without a model: vLLM's own connector; copies take time and copy nothing.
 
 The scheduler's side of vLLM's OffloadingConnector, its manager and its policies run as they are, and so does the
-worker's bookkeeping; in the place of the worker that copies stands one that queues copies in each direction, on the
+worker's bookkeeping; only the worker that copies is replaced by one that queues copies in each direction, on the
 simulator's virtual clock or, with `--on host`, on the machine's.
 """
 
@@ -39,7 +39,7 @@ class Copies(OffloadingWorker):  # type: ignore[misc]
     def __init__(self, clock: DeviceClock, copy: CopyTime, page_bytes: list[int]) -> None:
         self._clock, self._copy, self._page_bytes = clock, copy, page_bytes
         self.submitted_s = 0.0
-        """When what is submitted now may start at the earliest."""
+        """The earliest time at which a copy that is submitted now may start."""
         self.now_s = 0.0
         self._stores: deque[tuple[float, float, int, int]] = deque()  # end, length, bytes, job
         self._loads: deque[tuple[float, float, int, int]] = deque()
@@ -75,7 +75,7 @@ class Copies(OffloadingWorker):  # type: ignore[misc]
         return done
 
     def wait(self, job_ids: set[int]) -> None:
-        """The next step starts when these are done."""
+        """Let the next step start when these copies are done."""
         ends = [end for queue in (self._stores, self._loads) for end, _, _, job in queue if job in job_ids]
         self._clock.device_free_s = max([self._clock.device_free_s, *ends])
 
@@ -94,7 +94,7 @@ class Tier:
         self._worker.worker = self.copies
 
     def before(self, step: SchedulerOutput, now_s: float) -> None:
-        """Preemptions: blocks that are about to be written again are stored first."""
+        """Handle preemptions: blocks that are about to be overwritten are stored first."""
         self.copies.submitted_s = now_s
         self._connector.handle_preemptions(step.kv_connector_metadata)
 
@@ -114,7 +114,7 @@ class Tier:
         return output
 
     def quiet(self, connector: Any) -> bool:
-        """Nothing is copied or waits to be, and decodes will not have anything copied. `connector`: the scheduler's."""
+        """Whether nothing is copied or waits to be, and decodes start no copy. `connector`: the scheduler's."""
         return (
             self.copies.next_end_s() is None
             and not self._worker._unsubmitted_store_jobs

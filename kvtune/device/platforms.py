@@ -1,4 +1,4 @@
-"""Platforms that vLLM runs on, and what its server takes on each where no flag says otherwise. Plain data; any process.
+"""Platforms that vLLM runs on, and its server's defaults on each. Plain data; any process.
 
 `DEVICES` are those that `--like-device` names. vLLM's own code has each figure where `Default.source` says;
 tests/device/test_platforms.py asks vLLM for them, with its platform forced.
@@ -42,7 +42,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """What vLLM takes where no flag gives it, and where its code says so."""
+    """A value that vLLM takes without a flag, and where its code says so."""
 
     value: int | bool | str
     source: str
@@ -83,7 +83,7 @@ def cpu(key: str = "") -> Platform:
 
 
 def defaults(platform: Platform, ranks: int = 1) -> dict[str, Default]:
-    """By vLLM's name of the setting. `ranks`: tensor times pipeline parallel size."""
+    """The defaults by vLLM's name of the setting. `ranks`: tensor times pipeline parallel size."""
     tokens, sequences = _batch(platform, ranks)
     batch = "EngineArgs.get_batch_defaults for a server"
     both = {
@@ -114,7 +114,7 @@ def defaults(platform: Platform, ranks: int = 1) -> dict[str, Default]:
 
 
 def _batch(platform: Platform, ranks: int) -> tuple[int, int]:
-    """Tokens of a step and requests in it. vLLM takes an A100's and a GB10's compute for too small for large chunks."""
+    """Tokens and requests of a step. vLLM gives an A100 and a GB10 smaller chunks, as their compute is lower."""
     if platform.kind == "cpu":
         return 2048 * ranks, 128 * ranks
     if platform.memory_bytes >= 160 * GIB:
@@ -128,7 +128,7 @@ def _batch(platform: Platform, ranks: int) -> tuple[int, int]:
 def origins(given: frozenset[str], recipe: frozenset[str], platform: str) -> dict[str, str]:
     """Where chunk, seats and block size come from: `flag`, `recipe`, or vLLM's default, with the device.
 
-    `given`: settings that the flags give, those of a recipe among them. `recipe`: those that it alone gives.
+    `given`: settings that flags or a recipe give. `recipe`: settings that only the recipe gives.
     """
     return {
         name: "recipe"

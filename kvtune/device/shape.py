@@ -34,7 +34,7 @@ class GpuShaped(VllmConfig):  # type: ignore[misc]
 
 
 def decide_as(device: Device) -> None:
-    """From here on this process makes configurations as on the GPU that the device stands for."""
+    """From now on this process makes configurations as on the GPU that the device stands for."""
     if device.like_device:
         decide_as_on(known_device(device.like_device))
 

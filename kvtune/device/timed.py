@@ -31,7 +31,7 @@ from kvtune.device.shape import decide_as
 from kvtune.probe.work import WorkFollower
 
 TIMER_SLACK_NS = 1_000
-"""How late a sleep may end; Linux's default of 50 us would be part of every step."""
+"""How late a sleep may end. Linux's default of 50 µs would be added to every step."""
 
 _SET_TIMER_SLACK = 29
 
@@ -102,7 +102,7 @@ class Prefills:
 
 
 class HostClock:
-    """When the device will have done everything that it was given, in nanoseconds; a tier counts in seconds."""
+    """When the device will have done all its work, in nanoseconds (for a tier of host memory in seconds)."""
 
     __slots__ = ("free_ns",)
 
@@ -119,7 +119,7 @@ class HostClock:
 
 
 class TimedExecutor(ModellessExecutor):
-    """Sleeps in the place of a device."""
+    """An executor that sleeps instead of using a device."""
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:

@@ -11,7 +11,7 @@ Imported by: cli.
     ask_vllm.py      facts from vLLM, by a child process
     child.py         the child process: vLLM's configuration, the model on the meta device, a few prompts replayed
     planned.py       facts that the planner works out from config.json
-    facts.py         Facts: plain data, from either
+    facts.py         Facts: plain data, from vLLM or the planner
     rules.py         findings from Facts, one function per rule
     text.py          lines for a terminal
     host.py          How many tokens a second this host can drive at most, measured

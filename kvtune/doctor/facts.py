@@ -32,8 +32,8 @@ class Visits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """`source`: `vllm` resolved the settings; else planned from config.json: `arithmetic` for the engine that is
-    installed, `config` for an assumed one.
+    """`source`: `vllm` resolved the settings; `arithmetic` and `config` are planned from config.json: for the installed
+    engine, and for an assumed one.
     """
 
     source: Literal["vllm", "arithmetic", "config"]

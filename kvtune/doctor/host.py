@@ -1,4 +1,4 @@
-"""How many tokens a second this host can drive at most, measured: vLLM's processes on a device that takes no time."""
+"""Measures how many tokens a second this host can drive at most: vLLM's processes, with steps that take no time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from kvtune.workload.spec import build
 
 MODEL, LOAD = "tiny-opt", "decode:requests=512,prompt=16,output={output}"
 OUTPUTS = (200, 800, 3200)
-"""A second or two of steps in which every request decodes. On a fast or a busy host too few samples of the processes
-fall into that: then four times as long, and again."""
+"""A second or two of steps in which every request decodes.
+
+On a fast or a busy host that gives too few samples of the processes: then it is done again, four times as long.
+"""
 
 TOPIC = "host"
 NAMES = {"front_end": "vLLM's front end", "engine_core": "EngineCore"}
@@ -52,7 +54,7 @@ def host_findings() -> Iterator[Finding]:
 
 
 def _measured(output: int) -> Ceiling | None:
-    """None where the run was too short for it."""
+    """The ceiling of one run; None if the run was too short."""
     workload = build(LOAD.format(output=output), seed=0)
     with scratch("doctor-host") as folder:
         done = profile(ProfileJob(model=MODEL, workload=workload, device=constant(0.0), output=folder))

@@ -36,10 +36,10 @@ from kvtune.units import count, size
 from kvtune.workload.types import Workload
 
 NOMINAL_POOL_BYTES = 16 << 30
-"""Pool for the table of layouts, where only a started engine knows its memory."""
+"""The pool's size in the table of layouts, where only a started engine would know its memory."""
 
 KNOWN = ("gemma3", "gpt_oss", "llama", "opt", "qwen2", "qwen3", "qwen3_moe", "qwen3_next")
-"""Families for which arithmetic says what vLLM says (tests/doctor/test_doctor_vllm.py)."""
+"""Families for which arithmetic gives vLLM's own answers (tests/doctor/test_doctor_vllm.py)."""
 
 UNBUILDABLE = "cannot be built without weights"
 
@@ -108,7 +108,7 @@ def examine_model(
     """The report on a model under vLLM's flags, and findings about its settings; `workload` weighs block layouts.
 
     `like_device`: the device of --like-device; "": this machine's. `ask`: ask vLLM also where arithmetic answers: a
-    known family without flags. Flags are vLLM's to judge, and what it packs into a block for a `workload`.
+    known family without flags. With flags, or a `workload` to weigh packed blocks for, only vLLM can answer.
     """
     from kvtune.doctor.environment import installed
     from kvtune.doctor.rules import settings_findings

@@ -36,7 +36,7 @@ from kvtune.layout.plan import (
 )
 
 SOME_GPU = Platform("cuda", "a GPU")
-"""One of which nothing is known: chunk and seats are not, either."""
+"""A GPU of which nothing is known, not even chunk and seats."""
 
 
 def planners_backend(facts: Facts) -> Backend:
@@ -61,7 +61,7 @@ def requested_block(facts: Facts) -> int | None:
 
 
 def assumed_platform() -> Platform:
-    """Of a machine without vLLM: a GPU where `nvidia-smi` is on PATH, else its CPU."""
+    """The platform of a machine without vLLM: a GPU if `nvidia-smi` is on PATH, else its CPU."""
     if not shutil.which("nvidia-smi"):
         return cpu()
     first = next(iter(gpus()), None)
@@ -69,7 +69,7 @@ def assumed_platform() -> Platform:
 
 
 def with_origins(facts: Facts, platform: Platform, engine_args: Sequence[str]) -> Facts:
-    """Add where chunk, seats and block size come from; and what vLLM would take, where only config.json was read."""
+    """Add where chunk, seats and block size come from; where only config.json was read, also vLLM's defaults."""
     taken = defaults(platform, ranks(engine_args))
     decided = origins(settings_given(engine_args), frozenset(), platform.title)
     said = {

@@ -172,7 +172,7 @@ def _floor(report: ModelReport) -> Iterator[Line]:
 
 
 def hits_begin(floor: Floor, facts: Facts) -> str:
-    """At which visit of a shared prefix the first hit comes, with an example where it is a late one."""
+    """The visit of a shared prefix at which the first hit comes, with an example if that is a late one."""
     early, late = floor.first_visit, floor.last_first_visit
     if late == early:
         return f"at visit {early} of a shared prefix"
@@ -181,7 +181,7 @@ def hits_begin(floor: Floor, facts: Facts) -> str:
     return (
         f"at visit {early} of a shared prefix; at visit {late} where at least a block of the prompt follows the "
         f"last whole block that is shared. For example {count(example.prefix_tokens)} shared tokens, each time with "
-        f"{example.suffix_tokens} new ones behind them, hit {visits} tokens at visits 1 to {len(example.hit_tokens)}"
+        f"{example.suffix_tokens} new ones after them, hit {visits} tokens at visits 1 to {len(example.hit_tokens)}"
     )
 
 

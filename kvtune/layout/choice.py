@@ -27,7 +27,7 @@ LEAST_CAPACITY = 0.98
 """Least capacity over stock's. A layout below it must save a larger share of the prompt work than it loses capacity."""
 
 WORTH_SHARE = 0.01
-"""Least gain in hits, as a share of the prompt tokens, that is worth another layout."""
+"""The least gain in hits, as a share of the prompt tokens, for which another layout is worth it."""
 
 REQUEST_TOKENS = 4096
 """Length of a request where no workload is given."""
@@ -51,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`states`: per packed block; 0 for stock's layout. `fit`: requests that run at once; `capacity`: over stock's."""
+    """`states` in a packed block; 0 for stock's layout. `fit`: requests that run at once; `capacity`: times stock's."""
 
     states: int
     plan: BlockPlan
@@ -86,7 +86,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """A model's layouts, stock's first. `refusal`: why packed blocks are not available; stock's is then alone."""
+    """A model's layouts, stock's first. `refusal`: why there are no packed blocks; stock's is then the only layout."""
 
     rows: tuple[Layout, ...]
     pool_bytes: int
@@ -170,7 +170,7 @@ def layouts_of(
 def recommend(rows: Sequence[Layout], refusal: str = "") -> tuple[int, str]:
     """Index of the recommended layout, and why. Stock's stays where no other gains enough.
 
-    Of layouts that hit about as much, the one with the fewest groups: each group costs host time in every step.
+    Among layouts that hit about as much it is the one with the fewest groups: each costs host time in every step.
     """
     stock = rows[0]
     if refusal:

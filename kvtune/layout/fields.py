@@ -13,12 +13,12 @@ from kvtune.errors import UsageError
 Config = dict[str, Any]
 
 MOST = 1 << 31
-"""Of a number of heads, elements or tokens."""
+"""The largest number of heads, elements or tokens."""
 MOST_LAYERS = 100_000
 
 
 def text_config(config: Config) -> Config:
-    """The part that describes the language model, where there are others."""
+    """The part of the config that describes the language model; the whole config if it has no other part."""
     text = config.get("text_config") or config
     if not isinstance(text, dict):
         raise UsageError("field text_config is no JSON object", "give the model's whole config.json")
@@ -85,7 +85,7 @@ class Fields:
         )
 
     def share(self, name: str, whole: int, parts: int) -> int:
-        """Of the field `name`, which is `whole`, what each of so many parts has. UsageError where that is nothing."""
+        """`whole` (the value of field `name`) divided by the number of parts. UsageError where that is 0."""
         if whole < parts:
             raise UsageError(
                 f"{self.source}: field {name} is too small for {parts:,} heads",

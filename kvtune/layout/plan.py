@@ -121,13 +121,13 @@ def backend_of(platform: Platform, attention: str = "") -> Backend:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """The bytes that a running sequence holds: `useful`, and wasted by cause. Together they are all of them."""
+    """The bytes that a running sequence holds: useful ones, and wasted ones by cause, which add up to all of them."""
 
     useful: int  # keys and values of its tokens, and one state of each state layer
     state_slot: (
         int  # second slot of each state: vLLM writes the next state there while it reads the current one
     )
-    page_pad: int  # of state blocks: bytes behind the states in them
+    page_pad: int  # of state blocks: bytes after the states in them
     padding: int  # layers (stock) or states (packed) that pad a group to full size
     tail: int  # of the last attention blocks: room for tokens to come
 
@@ -149,7 +149,7 @@ class BlockPlan:
     state_groups: int
     states_per_block: int
     padding_layers: int
-    page_pad_bytes: int  # of each state block, behind the states in it
+    page_pad_bytes: int  # of each state block, after the states in it
     tail_bytes: int  # lost on average in the last, half filled attention blocks of a sequence
     shape: ModelShape
 

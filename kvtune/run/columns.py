@@ -1,4 +1,4 @@
-"""A column of a run file: one .npy array, read without numpy's own reader, which makes room before it looks. Pure.
+"""A column of a run file: one .npy array, read without numpy's own reader, which allocates before it checks. Pure.
 
 What analyses rely on is checked here, once: one dimension, the declared type, text that can be printed, numbers where
 numbers must be.
@@ -19,13 +19,13 @@ HEAD = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([<>|]?[a-zA-Z]\d+)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n",
     re.DOTALL,
 )
-"""As numpy writes a column of numbers or text."""
+"""The head that numpy writes for a column of numbers or text."""
 LAST_CHARACTER = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
 LARGEST = 1e15
-"""Of a time in seconds or microseconds."""
+"""The largest time in seconds or microseconds."""
 MOST_TOKENS = 1 << 28
-"""Of all `tokens.count`: analyses hold a number for each. Ten hours at 7,000 tokens a second."""
+"""The largest sum of `tokens.count`, as analyses hold a number for each token. Ten hours at 7,000 tokens a second."""
 
 
 def read_column(raw: bytes, table: str, column: str) -> NDArray[Any]:
@@ -67,7 +67,7 @@ def _text(values: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _finite(values: NDArray[Any], may_be_nan: bool) -> bool:
-    """Whether these are numbers with which one can reckon."""
+    """Whether one can compute with these numbers."""
     fine = np.abs(values) <= LARGEST
     return bool((fine | np.isnan(values)).all() if may_be_nan else fine.all())
 
@@ -85,7 +85,7 @@ def check_table(name: str, table: Mapping[str, NDArray[Any]]) -> None:
 
 
 def check_tables(tables: Mapping[str, Table]) -> None:
-    """ValueError where a row of `tokens` is of no request, or there are more tokens than a run has."""
+    """ValueError where a row of `tokens` belongs to no request, or there are more tokens than a run can have."""
     tokens, requests = tables.get("tokens"), tables.get("requests")
     if tokens is None or not len(tokens["request"]):
         return

@@ -1,6 +1,7 @@
 """Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml, here or in a folder above.
 
-Only the user's own files count, up to the root of a repository or the home folder: what others put above has no say.
+Only the user's own files count, up to the root of a repository or the home folder: files of others above it are
+ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kvtune.errors import UsageError, did_you_mean
 
 OUTPUT_VARIABLE = "KVTUNE_OUTPUT"
 KEYS: dict[str, type] = {"output": str, "slo": str, "open": bool, "quiet": bool}
-"""What a file may set. Nothing that changes what is measured: the command line says that."""
+"""Settings that a file may have. What is measured can be set only on the command line."""
 EXAMPLES = {"output": '"runs"', "slo": '"ttft=500,tpot=50"', "open": "true", "quiet": "true"}
 REPORTS = Path("reports")
 """Where commands write unless -o, KVTUNE_OUTPUT or a file names another folder."""
@@ -55,7 +56,7 @@ def read_config(start: Path | None = None) -> Config:
 
 
 def _is_own(path: Path) -> bool:
-    """A regular file of this user, no link of another user's, in a folder where others cannot replace it."""
+    """Whether it is this user's regular file, not another user's link, in a folder where others cannot replace it."""
     try:
         named, file, folder = path.lstat(), path.stat(), path.parent.stat()
     except OSError:

@@ -14,7 +14,7 @@ from kvtune.run.machine import this_host
 from kvtune.run.types import RunLabel
 
 NEWEST = 40
-"""Files that are looked at: what older ones say is seldom true any more, and reading takes time."""
+"""At most this many files are read, the newest ones: older ones are seldom right, and reading takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Known:
 
 
 def known_durations(folder: Path, model: str, workload_hash: str, source: str = "engine") -> Known:
-    """Medians over the newest runs on this machine. A start is this model's, or where there is none any model's.
+    """Medians over the newest runs on this machine. A start is one of this model, or of any model if there is none.
 
     `source`: where they ran, engine or host.
     """

@@ -13,7 +13,7 @@ from kvtune.run.types import ProcessInfo, Run, Table
 _RANK = re.compile(r"EngineCore_DP(\d+)")
 
 BY_PROCESS = ("steps", "pool")
-"""Tables of EngineCores alone."""
+"""Tables that only EngineCores write."""
 
 
 def rank_of(process: ProcessInfo) -> int:
@@ -23,7 +23,7 @@ def rank_of(process: ProcessInfo) -> int:
 
 
 def ranks(run: Run) -> list[int]:
-    """The numbers of the run's EngineCores; [0] where it had one, or did not say."""
+    """The numbers of the run's EngineCores; [0] where it had one, or the run does not say."""
     found = {rank_of(p) for p in run.header.processes if p.role == "engine_core"}
     return sorted(found) or [0]
 
@@ -37,7 +37,7 @@ def served_by(run: Run, rank: int) -> NDArray[np.bool_]:
 
 
 def of_engine(run: Run, rank: int) -> Run:
-    """The run as this engine saw it: its steps, its requests and their tokens. The same run where it had one engine."""
+    """The run as this engine saw it: its steps, its requests and their tokens. A run of one engine is not changed."""
     if len(ranks(run)) == 1:
         return run
     indexes = [

@@ -137,10 +137,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """The run replayed with other settings. `gain_tokens`: its hits less those of the run replayed as it was.
+    """The run replayed with other settings. `gain_tokens`: its hits minus those with the run's own.
 
     `core`, `core_settings` and `flags` (vLLM's; None removes one) are what differs from the run, `change` says it in
-    words. `cost`: what else it takes. `cause`: the cause of misses that it was tried for. `error`: why it did not run.
+    words. `cost`: what it costs. `cause`: the cause of misses that it was tried for. `error`: why it did not run.
     """
 
     change: str
@@ -158,7 +158,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Replays of the run: with the other core, and with remedies. `why`: why nothing was replayed.
 
-    Of the run itself: its requests, their tokens and hits, how often it preempted one.
+    About the run itself: its requests, their tokens and hits, and how many preemptions there were.
     """
 
     requests: int = 0
@@ -171,7 +171,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What NVML says of a GPU once; 0 and "" where it does not."""
+    """Constant facts about a GPU from NVML; 0 or "" for those that it does not give."""
 
     memory_bytes: int = 0
     driver: str = ""

@@ -40,7 +40,7 @@ MOST_LIST_BYTES = 1 << 20  # the zip's list of its parts: a run has about a hund
 MOST_LISTED_BYTES = 64 << 20  # columns that `kvtune runs` reads for its figures: two million requests
 
 END_BYTES = 22 + (1 << 16)
-"""Where a zip's end record is looked for: it has 22 bytes and a comment."""
+"""The last bytes, in which a zip's end record is searched: it has 22 bytes and a comment."""
 ENCRYPTED = 1
 DAMAGE = (
     zipfile.BadZipFile,
@@ -94,7 +94,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_label(path: Path) -> RunLabel:
-    """What lists of runs ask of a run file; costs the same whatever else is in it."""
+    """What lists of runs need from a run file; takes the same time whatever else is in the file."""
     with _readable(path), _archive(path) as archive:
         raw = _part(archive, HEADER)
         if msgspec.json.decode(raw, type=_Schema).schema == SCHEMA:
@@ -103,7 +103,7 @@ def read_label(path: Path) -> RunLabel:
 
 
 def read_columns(path: Path, table: str, columns: Sequence[str]) -> Table:
-    """Columns of one table, without rows where the file has none of them, or so many bytes that a list waits."""
+    """Columns of one table; no rows if the file has none, or so large ones that listing runs takes long."""
     with _readable(path), _archive(path) as archive:
         wanted = {_name(table, column) for column in columns}
         if sum(info.file_size for info in archive.infolist() if info.filename in wanted) > MOST_LISTED_BYTES:
@@ -112,9 +112,8 @@ def read_columns(path: Path, table: str, columns: Sequence[str]) -> Table:
 
 
 def store_extra(path: Path, **changes: object) -> None:
-    """Replace these fields of `header.extra` in a run file. All else stays, also what this kvtune does not know.
-
-    So do its permissions. Where `path` is a link, the file that it leads to is written.
+    """Replace these fields of `header.extra` in a run file. Everything else stays, also fields that this kvtune does
+    not know, and so do the file's permissions. If `path` is a link, the file that it points to is written.
     """
     hint = "free space, or copy the file to a folder that you may write to"
     target = path.resolve()
@@ -185,7 +184,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _listed(file: IO[bytes]) -> IO[bytes]:
-    """The same file. ValueError where its list of parts, which zipfile reads whole, is longer than any run's."""
+    """The same file. ValueError if its list of parts (which zipfile reads whole) is longer than any run's."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - END_BYTES))
     end = file.read(END_BYTES)
@@ -198,7 +197,7 @@ def _listed(file: IO[bytes]) -> IO[bytes]:
 
 
 def _part(archive: zipfile.ZipFile, name: str) -> bytes:
-    """One part whole. No more is decompressed than its entry says, whatever its data would become."""
+    """A whole part. No more is decompressed than its entry says, however much its data would give."""
     info = archive.getinfo(name)
     with archive.open(info) as member:
         content = member.read(info.file_size)
@@ -256,7 +255,7 @@ def _tables(archive: zipfile.ZipFile) -> dict[str, Table]:
 
 
 def _columns(archive: zipfile.ZipFile, table: str, columns: Sequence[str]) -> Table:
-    """A column that an older writer did not have is filled with zeros, NaN or empty text. Most times no file lacks."""
+    """A column that an older writer did not have is filled with zeros, NaN or empty text. Most files have them all."""
     names = set(archive.namelist())
     known = {
         column: read_column(_part(archive, _name(table, column)), table, column)

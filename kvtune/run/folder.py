@@ -22,7 +22,7 @@ BESIDE = (".html", "-compared.html", ".trace.json", ".speedscope.json", ".log")
 """Endings of what kvtune writes beside a run file of the same name, and a folder that ends with `.csv`."""
 
 LOCAL = struct.Struct("<4s4xH16xHH")
-"""Of a zip file's first member: magic, method, and how long its name and extra field are."""
+"""Fields of a zip file's first member: magic, method, and the lengths of its name and extra field."""
 
 
 def run_files(folder: Path) -> Iterator[Path]:
@@ -33,7 +33,7 @@ def run_files(folder: Path) -> Iterator[Path]:
 
 
 def newest_first(paths: Sequence[Path]) -> list[Path]:
-    """By when the runs began, not by when their files were written; unreadable files are last."""
+    """In order of the runs' start, not of their files' times; unreadable files are last."""
 
     def began(path: Path) -> tuple[str, float]:
         try:
@@ -45,14 +45,14 @@ def newest_first(paths: Sequence[Path]) -> list[Path]:
 
 
 def taken(folder: Path, name: str) -> bool:
-    """Whether the folder has a run of this name, or anything that is named as what belongs to such a run."""
+    """Whether the folder has a run of this name, or a file named like one that belongs to such a run."""
     return any(each.name.startswith((f"{name}.", f"{name}-compared.")) for each in folder.iterdir())
 
 
 def belongings(path: Path) -> list[Path]:
     """The run file last, after what kvtune wrote for it beside it: page, exports, engine's log. Never another's file.
 
-    Empty for a file that is no run file, and for one of a newer kvtune: it is whole, only not for this one to judge.
+    Empty for a file that is no run file, and for one of a newer kvtune, which this one cannot read.
     """
     if path.suffix != SUFFIX:
         return []
@@ -66,7 +66,7 @@ def belongings(path: Path) -> list[Path]:
 
 
 def _exported(folder: Path, of: str) -> list[Path]:
-    """Of a folder with a run's CSV files those that kvtune wrote: their names, beside the header of this very run."""
+    """The names of the CSV files that kvtune wrote in a folder, if the header beside them is this run's."""
     header, tables = folder / HEADER, {f"{name}.csv" for name in TABLES}
     if folder.is_symlink() or header.is_symlink():
         return []
@@ -80,7 +80,7 @@ def _exported(folder: Path, of: str) -> list[Path]:
 
 
 def is_torn(path: Path) -> bool:
-    """Whether the file begins as kvtune's run files of a known schema do, but does not go on so: it was cut short."""
+    """Whether the file begins like a run file of a known schema, but was cut short."""
     begun = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         with path.open("rb") as file:
@@ -97,7 +97,7 @@ def is_torn(path: Path) -> bool:
 
 
 def delete(paths: Sequence[Path]) -> list[str]:
-    """Delete files, and their folders where these are empty then; the errors, of which none keeps the others."""
+    """Delete files, and then folders that are empty. Returns the errors; after one the other files are deleted, too."""
     errors = []
     for path in paths:
         try:

@@ -61,7 +61,7 @@ CAUSES = {
 
 
 def cause_title(cause: str) -> str:
-    """A cause that this version does not know is shown by its key."""
+    """The title of a cause; for one that this version does not know, its key."""
     return CAUSES[cause].title if cause in CAUSES else cause.replace("_", " ")
 
 

@@ -14,7 +14,7 @@ from kvtune.errors import UsageError
 def read_rows(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     """The complete lines with these fields. The run of an incomplete line, cut off by a crash, is made again.
 
-    UsageError where the file does not begin as a row does: it is somebody else's, and nothing is added to it.
+    UsageError if the file does not begin like a row: it is not kvtune's, and nothing is added to it.
     """
     if not os.path.lexists(path):
         return []
@@ -36,7 +36,7 @@ def read_rows(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def add_row(path: Path, row: Mapping[str, object]) -> None:
-    """Add a line, after what a crash left of another. Call `read_rows` first: it refuses a file that is not ours."""
+    """Add a line, after any incomplete one left by a crash. Call `read_rows` first: it refuses others' files."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o666), "r+b") as file:
         length = file.seek(0, os.SEEK_END)

@@ -1,9 +1,9 @@
 """Folders of kvtune's own, removed when no process uses them any more, also after a kill. Any process.
 
 The first thing in such a folder is a mark: a fixed line, the folder's name and inode, and its maker's pid and start
-time. `sweep` runs whenever a folder is made. It removes only folders whose mark fits, whose maker has ended and that no
-process holds: a name proves nothing, nor does a mark that was copied or moved with its folder. A process that uses a
-folder holds a shared lock on the mark; the kernel releases it when the process ends.
+time. `sweep` runs whenever a folder is made. It removes only folders with a valid mark whose maker has ended and that
+no process holds. A name proves nothing, and a mark that was copied, or moved with its folder, is not valid. A process
+that uses a folder holds a shared lock on the mark; the kernel releases it when the process ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HIDDEN = f".{PREFIX}"
 MARK = ".kvtune-scratch"
 LINE = "kvtune made this folder, and removes it with everything in it when the command that uses it has ended"
 MARKING_S = 1.0
-"""The time between a folder and its mark, on a busy machine."""
+"""The longest time between making a folder and its mark, on a busy machine."""
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def sweep(parent: Path) -> list[Path]:
 
 
 def _take(folder: Path, *, while_maker_lives: bool = False) -> bool:
-    """Remove a folder of ours that nobody holds; nobody can hold it meanwhile. Whether it was one."""
+    """Remove a folder of ours that nobody holds, and let nobody hold it meanwhile. Returns whether it was one."""
     lock = os.open(folder / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fields = _fields(folder, lock)
@@ -138,7 +138,7 @@ def _take(folder: Path, *, while_maker_lives: bool = False) -> bool:
 
 
 def _remove(folder: Path, lock: int) -> None:
-    """Remove what is in the folder, the mark last: a removal that is killed half way is taken up by a later sweep."""
+    """Remove what is in the folder, the mark last: a later sweep completes a removal that was killed half way."""
     with contextlib.suppress(OSError):
         if _fields(folder, lock) is None:
             return

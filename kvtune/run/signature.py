@@ -31,12 +31,12 @@ def identity(kind: str, *facts: object) -> str:
 
 
 def run_identity(run: Header | RunLabel) -> str:
-    """The same when the run file is written again with more in it."""
+    """A run's identity, which stays the same when its file is written again with more in it."""
     return identity("run", run.started_at, run.model, run.workload.hash, run.core, run.wall_s)
 
 
 def wrote(path: Path, of: str) -> bool:
-    """Whether the file is one that kvtune wrote for this run or study. A link is not: it is somebody's."""
+    """Whether the file is one that kvtune wrote for this run or study. A link never is."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -60,7 +60,7 @@ def refuse_foreign(path: Path, of: str, *, force: bool = False) -> None:
 
 
 def write_own(data: bytes, path: Path, of: str, *, force: bool = False, hint: str = "") -> Path:
-    """Write the file, whole or not at all, over nothing but what kvtune wrote for the same run or study."""
+    """Write the file, whole or not at all. It replaces only a file that kvtune wrote for the same run or study."""
     refuse_foreign(path, of, force=force)
     put = replacing if os.path.lexists(path) else creating
     with explained(path, hint or "free space or choose another place with -o"), put(path) as part:

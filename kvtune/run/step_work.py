@@ -24,7 +24,7 @@ PREFILL_FEATURES = (1, 4, 5)
 
 
 def waited_for(steps: Table) -> NDArray[np.bool_]:
-    """Of each step of an engine that schedules ahead, whether EngineCore waited for the device in it."""
+    """For each step of an engine that schedules ahead, whether EngineCore waited for the device in it."""
     waited: NDArray[np.bool_] = steps["wait_us"] > LEAST_WAIT_SHARE * steps["step_us"]
     return waited
 
@@ -46,8 +46,8 @@ def step_work(steps: Table) -> NDArray[np.float64]:
 def fit_step_time(work: NDArray[np.float64], time_us: NDArray[np.float64]) -> NDArray[np.float64]:
     """Microseconds for each column of `work`, none negative.
 
-    Least squares of relative errors, so that long prefills and short decodes weigh the same. Refitted without outliers
-    among the steps of each kind: a pause of the machine fell into them.
+    Least squares of relative errors, so that long prefills and short decodes weigh the same. Fitted again without the
+    outliers among the steps of each kind, in which the machine had paused.
     """
     from scipy.optimize import nnls
 

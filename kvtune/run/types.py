@@ -198,7 +198,7 @@ SETTINGS_OF_CACHE = (
     "policy",
     "tiers",
 )
-"""What an engine's settings take from the description of its KV cache."""
+"""Fields that an engine's settings take from the description of its KV cache."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +222,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_specs: dict[str, Any] = {}  # from which `sim` rebuilds this engine's KV config without the model
 
     def with_cache(self, cache: Mapping[str, Any]) -> EngineInfo:
-        """The engine with what `probe.describe` says of its KV cache."""
+        """The engine with the description of its KV cache by `probe.describe`."""
         taken = {name: cache[name] for name in SETTINGS_OF_CACHE if name in cache}
         return msgspec.structs.replace(
             self,
@@ -292,7 +292,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLabel(msgspec.Struct, frozen=True, kw_only=True):
-    """What lists of runs and plans ask of a header. The rest of it is skipped, whatever it holds."""
+    """The fields of a header that lists of runs and plans need. Its other fields are skipped, whatever they hold."""
 
     source: Literal["engine", "host", "sim"]
     state: Literal["complete", "partial", "failed"] = "complete"

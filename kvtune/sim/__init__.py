@@ -19,7 +19,7 @@ Imported by: cli, doctor, explain, tune.
     profile.py      `kvtune profile --on sim`: one replay, from job to run file
     build.py        EngineCore on the executor without a model
     vllm_types.py   Protocols: what the simulator uses of vLLM's objects
-    pool.py         that an engine can be simulated, and how large its pool is
+    pool.py         whether an engine can be simulated, and how large its pool is
     replay.py       a replay from settings to run
     player.py       the loop: sends requests, asks the steppers, takes outputs
     steps.py        Stepper and StepResult; EngineStepper: one step of vLLM's own EngineCore
@@ -30,7 +30,7 @@ Imported by: cli, doctor, explain, tune.
     executor.py     a token for every request whose prompt is computed, after a virtual time
     cost.py         the length of a step, fitted to a recorded run
     clock.py        virtual time
-    offload.py*     a tier of host memory: vLLM's own connector, copies that only take virtual time
+    offload.py*     a tier of host memory: vLLM's own connector, copies take virtual time and copy nothing
     journal.py      what a replay writes down while it runs
     record.py       the run, from the journal
     like.py         What `--like RUN` takes from a recorded run: its engine's flags and KV specs

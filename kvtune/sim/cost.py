@@ -113,7 +113,7 @@ def _held_out(features: NDArray[np.float64], time_us: NDArray[np.float64]) -> fl
 
 
 def _unexplained(run: Run, steps: Table, predicted_us: NDArray[np.float64], delay: TransportDelay) -> float:
-    """The difference between steps and delays and the time with a request in flight, as a share of that time.
+    """How far the sum of steps and delays is from the time with a request in flight, as a share of that time.
 
     On a busy machine front end and EngineCore wait for each other, which no step and no median shows.
     """

@@ -124,7 +124,7 @@ class SimExecutor(ModellessExecutor):
             req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=rows
         )
         if tier is not None:
-            # A synchronous worker looks for finished copies behind the model, an asynchronous one as it sends it off.
+            # A synchronous worker looks for finished copies after the model, an asynchronous one as it sends it off.
             at_s = clock.now_s if self.runs_ahead else end
             output.kv_connector_output = tier.after(scheduler_output, at_s)
         self._pending = VirtualResult(clock, end, output)

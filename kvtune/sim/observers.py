@@ -29,13 +29,13 @@ class Observer(Protocol):
     """Whether `stepped` has to be called for each step; else many steps may be taken at once."""
 
     def started(self, engine: EngineCore) -> None:
-        """EngineCore is built; nothing has been sent."""
+        """Called when EngineCore is built and nothing has been sent."""
 
     def sent(self, index: int, request: EngineRequest) -> None:
-        """vLLM's Request, before the scheduler has it."""
+        """Called with vLLM's Request before the scheduler has it."""
 
     def stepped(self, engine: EngineCore, outputs: Outputs | None) -> None:
-        """One or more steps are over; `outputs` as EngineCore returned them."""
+        """Called after one or more steps, with the `outputs` that EngineCore returned."""
 
     def finished(self, index: int) -> None:
-        """The request has its last token."""
+        """Called when the request has its last token."""

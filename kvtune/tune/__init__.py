@@ -19,12 +19,12 @@ The data of a study (`Bench`, `Trial`, `StudyResult`, ..) is in `analysis/study.
     confirm.py     finalists and stock on the engine, interleaved, until a difference is shown or time is up
     guard.py       `--guard W`: other workloads that the settings must not hurt
     objective.py   the figure trials are judged by
-    ties.py        which of equal trials is taken, and why
+    ties.py        which of equal trials is chosen, and why
     simplify.py    knobs that change nothing are left out
     effects.py     what each knob did
     storage.py     Optuna's study, in memory or in a database shared by several machines
     study.py       a journal, read at any moment of its life, as the `StudyView` that its page draws
     space/         what may be searched: knobs, groups, legal values, grids
     trials/        one setting tried once, and the journal
-    recipes/       a confirmed winner as a recipe; its evidence again; its files for plain vLLM
+    recipes/       a confirmed winner as a recipe; its evidence measured again; its files for plain vLLM
 """

@@ -1,4 +1,4 @@
-"""What is sent to an engine, and when: the same spec is the same tokens on every machine.
+"""What is sent to an engine, and when: the same spec gives the same tokens on every machine.
 
 In: a spec `name:key=value,..` or a trace file. Out: a `Workload`: requests whose prompts are spans of seeded token
 streams (no tokens yet). Imports `errors` only.

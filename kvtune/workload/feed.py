@@ -19,8 +19,8 @@ class Feed:
     A request is due when its arrival, its predecessor's finish + think time and its round's start have passed. Due
     requests are sent in the order in which they became due (ties: workload order), up to the concurrency.
 
-    `only`: the workload has no other requests than these (positions; empty: it has all), as in a run that ended early.
-    `at_once`: a lower concurrency than the workload's (0: the workload's), as each of several engines has.
+    `only`: send only these requests (positions; empty: all), as for a run that ended early. `at_once`: a lower
+    concurrency than the workload's (0: the workload's), as for one of several engines.
     """
 
     def __init__(self, workload: Workload, only: Collection[int] = (), at_once: int = 0) -> None:
@@ -91,7 +91,7 @@ class Feed:
                 self._open_rounds(now_s)
 
     def next_time(self) -> float | None:
-        """When the next request becomes ready without another one finishing; None if none does.
+        """When the next request becomes ready without another one finishing; None if no request does.
 
         If the time has passed, `ready(now)` returns requests.
         """
@@ -99,7 +99,7 @@ class Feed:
 
     @property
     def done(self) -> bool:
-        """Every request has finished."""
+        """Whether every request has finished."""
         return self._unfinished == 0
 
     @property

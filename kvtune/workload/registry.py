@@ -91,7 +91,7 @@ _ROUNDS = WorkloadKind(
     (
         _count("prefixes", 12, "different prefixes"),
         _count("prefix", 1500, "tokens of each prefix"),
-        _count("suffix", 64, "new tokens behind the prefix in every request", 0),
+        _count("suffix", 64, "new tokens after the prefix in every request", 0),
         _OUTPUT,
         _count("rounds", 3, "how often each prefix is sent; a round waits for the one before"),
         _concurrency(1),
@@ -105,7 +105,7 @@ _ZIPF = WorkloadKind(
     (
         _count("prefixes", 40, "different prefixes"),
         _count("prefix", 1500, "tokens of each prefix"),
-        _count("suffix", 64, "new tokens behind the prefix in every request", 0),
+        _count("suffix", 64, "new tokens after the prefix in every request", 0),
         _OUTPUT,
         _count("requests", 120, "requests"),
         Key("s", 1.0, "exponent of the popularity; 0: all alike", 0, 20),
@@ -117,7 +117,7 @@ _ZIPF = WorkloadKind(
 )
 _CHAT = WorkloadKind(
     "chat",
-    "sessions that grow turn by turn, interleaved, behind one system prompt",
+    "sessions that grow turn by turn, interleaved, after one system prompt",
     (
         _count("sessions", 12, "conversations"),
         _count("turns", 4, "turns of each conversation"),
@@ -146,7 +146,7 @@ _MIX = WorkloadKind(
     (
         _count("prefixes", 8, "hot prefixes"),
         _count("prefix", 1500, "tokens of each hot prefix"),
-        _count("suffix", 64, "new tokens behind the prefix in every hot request", 0),
+        _count("suffix", 64, "new tokens after the prefix in every hot request", 0),
         _OUTPUT,
         _count("requests", 120, "requests, hot and cold"),
         _count("cold", 1564, "tokens of each cold prompt"),

@@ -44,9 +44,8 @@ def build(spec: str, *, seed: int = 0) -> Workload:
 
 
 def traced(spec: str, trace: Path | None) -> str:
-    """The spec of someone else's workload with the user's trace in the place of the path that it names.
-
-    UsageError where it is a trace and the user named none, or where they named one for another workload.
+    """The spec of someone else's workload, with the user's trace instead of the path that it names. UsageError for a
+    trace workload without a trace from the user, and for a trace given to any other workload.
     """
     name, _, rest = spec.partition(":")
     kind = WORKLOADS.get(name.strip())

@@ -16,7 +16,7 @@ from kvtune.workload.types import STREAM_ANSWER, Request, Span
 
 MOST_REQUESTS = 5_000_000
 MOST_SPANS = 50_000_000
-"""Of all prompts of a chat, whose turns repeat what was said before."""
+"""The most spans in all prompts of a chat, whose turns repeat what was said before."""
 _most: ContextVar[int] = ContextVar("most", default=MOST_REQUESTS)
 
 

@@ -93,7 +93,7 @@ def hash_arrays(requests: Iterable[Request], block_tokens: int, ahead: int = 0) 
 
 
 def _hash_batch(prompts: Sequence[tuple[Span, ...]], block_tokens: int, ahead: int = 0) -> list[Hashes]:
-    """The hash at a block's end (`ahead` tokens behind it) is a sum over the merged spans before it, the last one cut.
+    """The hash at a block's end (`ahead` tokens after it) is a sum over the merged spans before it, the last one cut.
 
     Merged spans are the only way to write a prompt in the fewest spans, so equal content gives equal sums;
     each term is scattered over 64 bits together with its place in the prompt, so other content does not.

@@ -163,7 +163,7 @@ def _machine(run: Run) -> dict[str, str]:
 
 
 def _pools(a: Run, b: Run) -> Iterator[Mismatch]:
-    """Pools that vLLM sized from the memory free at the time. With different blocks the runs do not match anyhow."""
+    """Pools that vLLM sized by the free memory. With different blocks the runs do not match in any case."""
     pools = [_measured_blocks(run) for run in (a, b)]
     if all(pools) and _pages(a) == _pages(b) and abs(pools[1] - pools[0]) > POOL_SHARE * pools[0]:
         yield Mismatch("KV cache", *(f"{count(blocks)} blocks (measured by vLLM)" for blocks in pools))

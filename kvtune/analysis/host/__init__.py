@@ -1,6 +1,6 @@
 """What the host costs besides the device: Run -> results. Pure.
 
 cost.py      time that EngineCore's Python takes besides the model
-overlap.py   what of it the device hides, in an engine that schedules ahead
+overlap.py   how much of it the device hides, in an engine that schedules ahead
 ceiling.py   how many tokens a second the host can drive at most, and the process that sets it
 """

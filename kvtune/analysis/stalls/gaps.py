@@ -1,7 +1,8 @@
 """Gaps between the deliveries of a request's tokens, and the step that made each token. Pure.
 
 EngineCore's own time of a token names its step. In files without that time it is the latest step that is possible.
-A delivery can hold several tokens: a front end that is late hands out what has piled up. A gap is the time without any.
+A delivery can hold several tokens: a front end that is late hands out what has piled up. A gap is the time between two
+deliveries.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
         if request.shared_prefix_boundary:
             boundaries.append(request.shared_prefix_boundary)
             if self.use_eagle:
-                # A sibling that diverges right behind the junction cannot use the block past it as EAGLE's extra one.
+                # A sibling that diverges right after the junction cannot use the block past it as EAGLE's extra one.
                 boundaries.append(request.shared_prefix_boundary - self.block_size)
         blocks = self.req_to_blocks[request.request_id]
         try:

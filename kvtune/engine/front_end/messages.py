@@ -1,4 +1,4 @@
-"""What `vllm serve` leaves for the host in the work folder, and what its answers say of a request."""
+"""What `vllm serve` leaves for the host in the work folder, and what its answers say about a request."""
 
 from __future__ import annotations
 

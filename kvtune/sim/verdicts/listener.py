@@ -215,7 +215,7 @@ class LookupListener:
         unit = self._alignment
         undropped = reachable = min(seen, prompt - 1) // unit * unit
         if self._ahead:
-            # A block's hash covers tokens behind it: only where these were seen, too, can the block be found.
+            # A block's hash covers tokens after it: only where these were seen, too, can the block be found.
             reachable = min(reachable, max(seen - self._ahead, 0) // unit * unit)
         if dropping_groups(self._coordinator):
             # EAGLE drops the last block that matches; where there are several groups, vLLM looks up one block more.

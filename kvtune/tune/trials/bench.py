@@ -85,7 +85,7 @@ def behind_server(bench: Bench) -> Bench:
 
 
 def workload_spec(workload: str, trace: Path | None) -> str:
-    """The spec of -w or of --trace; UsageError for both."""
+    """The spec of -w or of --trace; UsageError if both are given."""
     if trace is None:
         return workload
     if workload:

@@ -1,4 +1,4 @@
-"""What a run of the engine says about the engine that trials simulate: step cost, pool, KV specs, scheduling. Pure."""
+"""What an engine run shows about the engine that trials simulate: step cost, pool, KV specs, scheduling. Pure."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def triton_has_compiled() -> bool:
 
 
 def check_gpu_needs(*, cpu_build: bool) -> None:
-    """KvtuneError where a GPU engine cannot start here; nothing on a CPU's vLLM."""
+    """KvtuneError where a GPU engine cannot start here; does nothing if vLLM is built for the CPU."""
     if cpu_build:
         return
     found = [*old_drivers(gpus()), *(() if triton_has_compiled() else toolchain())]

@@ -91,7 +91,7 @@ def use(folder: Path) -> int:
 
 
 def counted(metrics: str) -> Path | None:
-    """The folder for EngineCore's counters; None without one. A folder that cannot be used ends no recording."""
+    """The folder for EngineCore's counters; None without one. Recording goes on without a usable folder."""
     if not metrics:
         return None
     try:

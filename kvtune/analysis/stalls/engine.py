@@ -114,7 +114,7 @@ def _fitted(work: Table, clean_s: Seconds) -> tuple[Seconds, Seconds]:
 
 
 def _without_cpu(run: Run, steps: StepTimes, before_s: Seconds, parts: NDArray[np.float64]) -> OffCpu:
-    """Moves what a wait for a CPU or a stop explains of `device` and `engine_wait` to `off_cpu`."""
+    """Moves the part of `device` and `engine_wait` that a wait for a CPU or a stop explains to `off_cpu`."""
     device, wait = COLUMN["device"], COLUMN["engine_wait"]
     unexplained_s = parts[:, device] + parts[:, wait]
     so_far = np.cumsum(unexplained_s)

@@ -139,7 +139,7 @@ class Row:
             self.collector.adopt(state.detokenizer)
 
     def hand_out(self) -> bool:
-        """Of kind MADE: the step's output as vLLM makes it, if it makes one now. Returns whether it does."""
+        """For kind MADE: hand out the output that vLLM makes for this step. Returns whether it makes one."""
         state, made = self.state, len(self.detokenizer.token_ids)
         sent, interval = state.sent_tokens_offset, state.stream_interval
         if interval > 1 and sent and made - sent < interval:

@@ -46,7 +46,7 @@ class Policy(Protocol):
     name: str
     tiers: tuple[str, ...]
     extras_first: bool
-    """Extras go before all that stock keeps, so that the pool keeps that as stock would (cache/manager.py)."""
+    """Extras are evicted before all blocks that stock keeps, which then stay as long as in stock (cache/manager.py)."""
 
     def place(self, block_ids: Sequence[int]) -> list[int]: ...
     def choose(self, wanted: int) -> tuple[int, int]: ...

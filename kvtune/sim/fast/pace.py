@@ -34,7 +34,7 @@ class Pace:
         return self._due is not None and self._due <= self.turn_s
 
     def step(self, decodes: int, context: int) -> float:
-        """Make a turn that sends a step of this size; its end."""
+        """Make a turn that sends a step of this size; returns the step's end."""
         self.free_s += self._cost.seconds(0, decodes, context)
         if self._ahead:
             self.turn_s, self._next_turn_s = self._next_turn_s, self.free_s

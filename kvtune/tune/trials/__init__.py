@@ -5,7 +5,7 @@ A pool given in blocks keeps its size in tokens when a trial changes the block s
     bench.py       model, workload and flags -> `Bench`, checked before anything starts
     flags.py       settings -> vLLM's flags and the core's settings
     simulated.py   trials in the simulator
-    like.py        what a run of the engine says about the engine that trials simulate
+    like.py        what an engine run shows about the engine that trials simulate
     engine.py      a trial on the real engine
     journal.py     JSON lines under a lock; a torn last line is cut off, so a study continues after any crash
 """

@@ -50,12 +50,12 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: tuple[Path, s
             {"rows", "empty_blocks", "steady", "freeze", "front_end"},
             (
                 "pool (vllm.v1.core.block_pool.BlockPool.free_blocks has another body)",
-                "pinning, reuse (pool is not loaded)",
+                "pinning (pool is not loaded)",
             ),
         ),
         (
             UPDATE,
-            {"pool", "reuse", "empty_blocks", "freeze", "front_end"},
+            {"pool", "empty_blocks", "freeze", "front_end"},
             ("rows, steady (vllm.v1.core.sched.scheduler.Scheduler.update_from_output has another body)",),
         ),
     ],

@@ -203,7 +203,7 @@ def _plain(group: KVCacheGroupSpec) -> KVCacheGroupSpec:
 
 
 def _install_whole_states(*, asked: bool) -> None:
-    """End chunks at states: on the CPU a Mamba-2 chunk has no state in its middle, and stock crashes when it asks for one."""
+    """End chunks at states: on the CPU a Mamba-2 chunk has none in its middle, and stock would crash without one."""
     from vllm.model_executor.layers.mamba.abstract import MambaBase
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
     from vllm.platforms import current_platform

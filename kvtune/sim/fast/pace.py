@@ -53,5 +53,5 @@ class Pace:
         return ends
 
     def answers(self, ends: array[float]) -> array[float]:
-        """When each turn's tokens are known: the tokens of its own step, or of the step that was in flight before."""
+        """When each turn gets its tokens: at the end of its step or, with async scheduling, of the step before it."""
         return array("d", [self._first_answer_s]) + ends[:-1] if self._ahead and ends else ends

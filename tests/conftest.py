@@ -92,7 +92,7 @@ def avx512_bf16(request: pytest.FixtureRequest) -> Iterator[bool]:
         if find_spec("vllm") is None:
             yield request.param
             return
-        from kvtune.core import cpu_flags
+        from kvtune.vllm import cpu_flags
 
         with answered_here(cpu_flags):
             yield request.param

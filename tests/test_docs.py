@@ -13,9 +13,9 @@ import pytest
 from packaging.requirements import Requirement
 
 import kvtune
-from kvtune.core.compat.manifest import known_versions, release
 from kvtune.core.settings import KNOBS, POLICIES
 from kvtune.doctor.environment import VARIABLES
+from kvtune.vllm.manifest import known_versions, release
 from tests.documents import (
     DOCUMENTS,
     PACKAGE,

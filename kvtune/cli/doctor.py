@@ -64,9 +64,9 @@ def doctor(
     """Check this machine and, if named, MODEL under vLLM's own flags (after `--`). Needs no weights."""
     from kvtune.cli.app import engine_args
     from kvtune.cli.views.plan import begin
-    from kvtune.device.nvidia import gpus
     from kvtune.doctor.diagnosis import examine
     from kvtune.doctor.finding import LEVELS
+    from kvtune.engine.nvidia import gpus
     from kvtune.workload.spec import build
 
     level = options.choice("--fail-on", fail_on, [known for known in LEVELS if known != "ok"])

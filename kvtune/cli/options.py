@@ -145,7 +145,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 
 def like_device(name: str, *, on: str) -> str:
     """The key of a known device; "" for this machine's own. UsageError for a run that is not simulated."""
-    from kvtune.device.platforms import device
+    from kvtune.vllm.platforms import device
 
     if name and on != "sim":
         raise UsageError(

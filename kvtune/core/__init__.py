@@ -2,25 +2,19 @@
 
 In: settings from the environment. Out: vLLM's own objects with other classes, and a record of what is in force.
 Runs in vLLM's processes, and in the ones with vLLM in them that sim and doctor start. The command's own process reads
-`settings.py`, `state.py` and `compat/` only. docs/core.md describes the ideas and their switches for people.
+`settings.py` and `state.py` only. docs/core.md describes the ideas and their switches for people.
 Imported by: analysis, cli, device, doctor, engine, explain, probe, report, sim, tune.
 
     plugin.py      the entry point: installs each part whose symbols this vLLM has unchanged
     settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values
     state.py       what is in force in this process; the probe copies it into the run file
-    patches.py     the registry of everything that kvtune replaces in vLLM; docs/patches.md has the table
-    vllm_types.py  the parts of vLLM's objects that the core and the probe use, as Protocols
-    vllm_config.py the same for its configuration, KV cache specs and attention backends
     freeze.py      the garbage collector: frozen heaps, thresholds, collections while the engine waits
-    cpu_flags.py   another machine's CPU flags for vLLM's decisions (KVTUNE_AVX512_BF16)
-    waits.py       Where EngineCore waits for a step's tokens: `result()` of what the executor returned
     cache/         which blocks are kept: the tiered pool, sliding windows, packed layouts
     policies/      which free block is evicted next: one policy a file, numbers only
     steps/         the short path of steps that only decode
     tokens/        sampled tokens as arrays between worker and scheduler
     front_end/     outputs as columns from EngineCore to AsyncLLM's callers
     offload/       host memory as a second tier, on a CPU engine
-    compat/        what differs between versions of vLLM, and which parts can load
 
 The first error in the pool or in the windows hands both back to stock for good (`cache/breaker.py`): blocks
 are evicted oldest first, queues are filled again from reference counts, and the state notes why.

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kvtune.core import state
-from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
-from kvtune.core.vllm_types import EngineCore
-from kvtune.core.waits import Future, WatchedFuture, watch_waits
+from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.types import EngineCore
+from kvtune.vllm.waits import Future, WatchedFuture, watch_waits
 
 HEADROOM = 20
 """With collect_at_wait, the factor by which the first threshold is raised for all other collections."""

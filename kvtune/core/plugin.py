@@ -12,10 +12,11 @@ import logging
 import os
 from types import ModuleType
 
-from kvtune.core import cpu_flags, state
+from kvtune.core import state
 from kvtune.core.offload import install as offload
 from kvtune.core.settings import CoreSettings, from_environment, without
 from kvtune.errors import KvtuneError
+from kvtune.vllm import cpu_flags
 
 logger = logging.getLogger("vllm.kvtune")
 
@@ -58,7 +59,7 @@ def install(settings: CoreSettings) -> None:
     KvtuneError where none is left, or where core.strict or KVTUNE_STRICT=1 asks for all of them.
     """
     from kvtune.core.cache import audit
-    from kvtune.core.compat import parts
+    from kvtune.vllm import parts
 
     asked = settings.parts()
     standing = parts.standing()

@@ -5,7 +5,7 @@ Out: to vLLM, an executor that hands out KV blocks without memory and one token 
 virtual clock (kvtune/sim/executor.py). `--on host` is vLLM's real front end, EngineCore and scheduler on the real
 clock: `engine/front_end` gives vLLM's configuration a GPU engine's shape, and everything else is the engine's own path
 (launcher, driver, probe, ring files, run file).
-Imported by: cli, doctor, engine, layout, sim, tune.
+Imported by: cli, doctor, engine, sim, tune.
 
     settings.py     Device: what the launcher writes into the work folder, and the executor reads
     cost.py         StepCost: how long a step takes by the work in it
@@ -16,9 +16,6 @@ Imported by: cli, doctor, engine, layout, sim, tune.
     meta_model.py   a model's KV specs, from torch's meta device
     kv_specs.py     vLLM's KV specs, from captured ones (probe/kv_specs.py captures them)
     copies.py       How long copies between the KV cache and a tier of host memory take
-    as_if.py        Makes vLLM decide as on another platform: chunk and seats, blocks, data types of states
-    nvidia.py       The GPUs of this machine by nvidia-smi
-    platforms.py    Platforms that vLLM runs on, and what its server takes on each where no flag says otherwise
     offload.py*     A host-memory tier for an engine without a model: vLLM's own connector
 
     a GPU engine's                     with --on host

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvtune.core.vllm_config import VllmConfig
-from kvtune.device.platforms import GIB
 from kvtune.errors import UsageError
 from kvtune.units import size
+from kvtune.vllm.config import VllmConfig
+from kvtune.vllm.platforms import GIB
 
 NO_POOL = (
     "a device without a model has no memory to measure: how large is its KV cache?",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from vllm.v1.executor.abstract import Executor
 
-from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec
+from kvtune.vllm.config import KVCacheConfig, KVCacheSpec
 
 NOTHING_TO_DO = frozenset(
     ("update_max_model_len", "reset_mm_cache", "reset_encoder_cache", "synchronize_device", "profile")

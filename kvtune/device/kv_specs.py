@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
 from kvtune.errors import KvtuneError
 from kvtune.probe.kv_specs import CONFIG_FIELDS, VERSION
+from kvtune.vllm.config import KVCacheSpec, VllmConfig
 
 if TYPE_CHECKING:
     from vllm.v1 import kv_cache_interface

@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
 from kvtune.errors import KvtuneError
+from kvtune.vllm.config import KVCacheSpec, VllmConfig
 
 
 def specs_of_model(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], list[str], int]:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from vllm.config import VllmConfig
 
-from kvtune.device.as_if import decide_as_on, give_blocks
 from kvtune.device.blocks import pool_bytes
 from kvtune.device.kv_specs import apply
-from kvtune.device.platforms import device as known_device
 from kvtune.device.settings import Device
+from kvtune.vllm.as_if import decide_as_on, give_blocks
+from kvtune.vllm.platforms import device as known_device
 
 if TYPE_CHECKING:
-    from kvtune.core import vllm_config
+    from kvtune.vllm import config as vllm_config
 
 EXECUTOR = "kvtune.device.timed.TimedExecutor"
 

@@ -19,8 +19,6 @@ from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
 from kvtune.core import state
 from kvtune.core.tokens import runners
-from kvtune.core.vllm_config import KVCacheConfig
-from kvtune.core.vllm_types import SchedulerOutput
 from kvtune.device.blocks import pool_bytes
 from kvtune.device.executor import ModellessExecutor
 from kvtune.device.kv_specs import restore
@@ -29,6 +27,8 @@ from kvtune.device.offload import Tier, tier_of
 from kvtune.device.settings import read_device
 from kvtune.device.shape import decide_as
 from kvtune.probe.work import WorkFollower
+from kvtune.vllm.config import KVCacheConfig
+from kvtune.vllm.types import SchedulerOutput
 
 TIMER_SLACK_NS = 1_000
 """How late a sleep may end. Linux's default of 50 µs would be added to every step."""

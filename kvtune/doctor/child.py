@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from kvtune.device.platforms import device
 from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
 from kvtune.errors import KvtuneError
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
 from kvtune.sim.vllm_types import EngineCore, EngineScheduler
+from kvtune.vllm.platforms import device
 from kvtune.workload.types import Request, Span
 
 POOL_BYTES = 4 << 30  # assumed where only a started engine knows its memory
@@ -248,8 +248,8 @@ def visits(engine: Any, block: int, max_model_len: int) -> tuple[list[Visits], l
 
 def replay(engine: EngineCore, prompts: Sequence[tuple[Span, ...]]) -> list[int]:
     """Hit tokens of each prompt, sent one after another to an engine whose cache is empty at first."""
-    from kvtune.core.compat.names import hash_lookahead
     from kvtune.sim.requests import Factory
+    from kvtune.vllm.names import hash_lookahead
 
     engine.reset_prefix_cache()
     requests = [Request(str(index), prompt, 2) for index, prompt in enumerate(prompts)]

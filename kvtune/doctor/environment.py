@@ -16,14 +16,14 @@ from pathlib import Path
 
 import psutil
 
-from kvtune.core.compat.parts import OLDEST, standing
-from kvtune.core.compat.symbols import PARTS
 from kvtune.doctor.device import device_findings
 from kvtune.doctor.finding import Finding
 from kvtune.engine.resolve import ENGINES, is_too_old
 from kvtune.run.config import OUTPUT_VARIABLE
 from kvtune.run.limits import memory_limit_bytes, memory_used_bytes
 from kvtune.units import size
+from kvtune.vllm.parts import OLDEST, standing
+from kvtune.vllm.symbols import PARTS
 
 ENTRY_POINTS = ("kvtune_core", "kvtune_probe", "kvtune_recorder", "kvtune_weights")
 VARIABLES = {

@@ -11,7 +11,6 @@ from math import ceil
 
 import msgspec
 
-from kvtune.device.platforms import Platform
 from kvtune.doctor.ask_vllm import ask_vllm
 from kvtune.doctor.facts import Facts, Group, Visits
 from kvtune.doctor.finding import Finding
@@ -33,6 +32,7 @@ from kvtune.layout.choice import Layouts, layouts_of, load_of
 from kvtune.layout.config import family_of
 from kvtune.layout.plan import match_units, plan_per_layer
 from kvtune.units import count, size
+from kvtune.vllm.platforms import Platform
 from kvtune.workload.types import Workload
 
 NOMINAL_POOL_BYTES = 16 << 30

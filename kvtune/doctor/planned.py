@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvtune.device.nvidia import gpus
-from kvtune.device.platforms import MIB, Platform, cpu, defaults, origins
 from kvtune.doctor.facts import Facts, Group
 from kvtune.engine.flags import flag_texts, flag_value, settings_given
 from kvtune.engine.model_config import model_config
 from kvtune.engine.models import engine_defaults
+from kvtune.engine.nvidia import gpus
 from kvtune.engine.resolve import ranks
 from kvtune.errors import UsageError
 from kvtune.layout.config import (
@@ -34,6 +33,7 @@ from kvtune.layout.plan import (
     cpu_backend,
     plan_per_layer,
 )
+from kvtune.vllm.platforms import MIB, Platform, cpu, defaults, origins
 
 SOME_GPU = Platform("cuda", "a GPU")
 """A GPU of which nothing is known, not even chunk and seats."""

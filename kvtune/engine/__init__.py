@@ -33,6 +33,7 @@ the measured part is kept and marked partial.
     sockets.py       Where vLLM's processes make their sockets: a Unix socket's path holds 107 characters
     offload_flags.py Flags of a tier of host memory, checked before a process starts
     model_config.py  A model's config.json: of a built-in model, a folder, or a name on the hub
+    nvidia.py        The GPUs of this machine by nvidia-smi
     platform.py      The platform of the engines that kvtune starts or replays here
     recorded.py      An engine as a file describes it: vLLM's flags
     gpu_needs.py     What a GPU engine needs of its machine: a driver, a C compiler, Python's headers

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtune.device.nvidia import Gpu, gpus
+from kvtune.engine.nvidia import Gpu, gpus
 from kvtune.errors import EXIT_USAGE, KvtuneError
 
 DRIVERS = {"13": 580, "12": 525}

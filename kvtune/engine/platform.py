@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtune.device.nvidia import gpus
-from kvtune.device.platforms import LARGE_GPU, MIB, Platform, cpu, device
+from kvtune.engine.nvidia import gpus
 from kvtune.engine.resolve import installed_for
+from kvtune.vllm.platforms import LARGE_GPU, MIB, Platform, cpu, device
 
 
 def here() -> Platform:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from kvtune.device.platforms import Platform, origins
 from kvtune.device.settings import TIMED, Device, write_device
 from kvtune.engine.flags import settings_given
 from kvtune.engine.gpu_needs import check_gpu_needs
@@ -37,6 +36,7 @@ from kvtune.run.scratch import HIDDEN, made, sweep
 from kvtune.run.signature import run_identity, signature, write_own, wrote
 from kvtune.run.slo import with_slo
 from kvtune.run.types import CoreInfo, Run
+from kvtune.vllm.platforms import Platform, origins
 from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:

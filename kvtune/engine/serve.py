@@ -13,7 +13,7 @@ def main() -> None:
     from vllm.entrypoints.cli import serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from kvtune.core.compat.names import cli_env_setup
+    from kvtune.vllm.names import cli_env_setup
 
     sys.argv = ["vllm", "serve", *sys.argv[1:]]
     cli_env_setup()()

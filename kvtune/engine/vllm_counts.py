@@ -12,8 +12,8 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from kvtune.core.compat.names import preemptions
 from kvtune.files import replacing
+from kvtune.vllm.names import preemptions
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

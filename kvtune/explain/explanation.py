@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from kvtune.analysis.cache import prefix_cache
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import CORES, helping, preempts, ranked
-from kvtune.core.compat.names import speculation_reads
 from kvtune.core.settings import of_an_old_run
 from kvtune.engine.flags import with_flag
 from kvtune.errors import KvtuneError, UsageError
@@ -33,6 +32,7 @@ from kvtune.sim.verdicts.causes import CAUSES, TIER_CAUSES, split
 from kvtune.sim.verdicts.listener import PromptVerdict
 from kvtune.sim.verdicts.observer import verdicts_of
 from kvtune.units import count
+from kvtune.vllm.names import speculation_reads
 from kvtune.workload.types import Workload
 
 if TYPE_CHECKING:

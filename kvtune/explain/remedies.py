@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from kvtune.analysis.replayed import WORTH_SHARE
-from kvtune.core.compat.names import speculation_reads
 from kvtune.core.settings import KNOBS, CoreSettings
 from kvtune.engine.flags import flag_texts, with_flag
 from kvtune.layout.plan import CPU, GPU, match_units
@@ -21,6 +20,7 @@ from kvtune.legal import Value
 from kvtune.run.types import EngineInfo
 from kvtune.sim.settings import SimSettings
 from kvtune.units import size
+from kvtune.vllm.names import speculation_reads
 
 GIB = 1 << 30
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, prod
 
-from kvtune.device.platforms import Platform
 from kvtune.errors import UsageError
+from kvtune.vllm.platforms import Platform
 
 PER_LAYER = "per-layer"
 AGGREGATE = "aggregate"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from kvtune.core.compat.names import hashing
-from kvtune.core.offload.vllm_types import has_tier
-from kvtune.core.vllm_config import VllmConfig
-from kvtune.core.vllm_types import BlockPool, Scheduler
 from kvtune.probe.kv_specs import capture
 from kvtune.probe.offload import tier_facts
 from kvtune.probe.status import CacheFacts
+from kvtune.vllm.config import VllmConfig
+from kvtune.vllm.names import hashing
+from kvtune.vllm.offloading import has_tier
+from kvtune.vllm.types import BlockPool, Scheduler
 
 
 def describe_cache(scheduler: Scheduler) -> CacheFacts:

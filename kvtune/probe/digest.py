@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable
 from zlib import crc32
 
-from kvtune.core.vllm_types import ScheduledStep
+from kvtune.vllm.types import ScheduledStep
 
 
 def digest(scheduler_output: ScheduledStep, seed: int = 0) -> int:

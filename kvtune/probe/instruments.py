@@ -13,13 +13,13 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from kvtune.core import state
-from kvtune.core.vllm_types import EngineCore, Scheduler
 from kvtune.probe.gc import CollectorProbe, collector_kind
 from kvtune.probe.heap import Heap
 from kvtune.probe.phase import CULPRITS, OVER, STARTING, Phase
 from kvtune.probe.ring import Ring
 from kvtune.probe.status import Status, role
 from kvtune.probe.steps import StepProbe
+from kvtune.vllm.types import EngineCore, Scheduler
 
 STATUS_EVERY_S = 1.0
 STATUS_POLL_S = 0.1

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 from fractions import Fraction
 
-from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec, VllmConfig
+from kvtune.vllm.config import KVCacheConfig, KVCacheSpec, VllmConfig
 
 VERSION = 1
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from kvtune.core.offload.vllm_types import (
+from kvtune.probe.records import Copies
+from kvtune.vllm.config import VllmConfig
+from kvtune.vllm.offloading import (
     Connector,
     Context,
     Key,
@@ -18,8 +20,6 @@ from kvtune.core.offload.vllm_types import (
     Stores,
     WorkerOutput,
 )
-from kvtune.core.vllm_config import VllmConfig
-from kvtune.probe.records import Copies
 
 
 def tier_facts(connector: Connector, config: VllmConfig) -> dict[str, object]:

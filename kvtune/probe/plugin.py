@@ -12,11 +12,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from kvtune.core.patches import PATCHES
-from kvtune.core.vllm_types import EngineCore
 from kvtune.probe.instruments import Instruments
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import role
+from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.types import EngineCore
 
 PART = "probe.plugin"
 LEVELS = ("off", "light", "types", "sites")

@@ -7,8 +7,8 @@ comparisons.
 
 from __future__ import annotations
 
-from kvtune.core.vllm_types import BlockPool, FreeQueue, KVCacheBlock, has_tiers
 from kvtune.probe.records import MOST_TIERS
+from kvtune.vllm.types import BlockPool, FreeQueue, KVCacheBlock, has_tiers
 
 FIRST_HASHED = 2
 """In the core's pool (core/cache/tiers.py) queue 0 means none, queue 1 holds blocks without a hash, tiers follow."""

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from kvtune.core.patches import PATCHES
-from kvtune.core.vllm_types import PrefillStats, Request, Scheduler
 from kvtune.files import replacing
 from kvtune.probe.status import role
 from kvtune.run.scratch import leave, share, sweep
+from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.types import PrefillStats, Request, Scheduler
 from kvtune.workload.recording import Line, PrefixHasher, TraceWriter
 
 if TYPE_CHECKING:

@@ -16,9 +16,6 @@ from threading import get_ident
 from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
-from kvtune.core.offload.vllm_types import has_tier
-from kvtune.core.vllm_types import EngineCore, Executor, Scheduler, SchedulerOutput
-from kvtune.core.waits import Future, watch_waits
 from kvtune.probe.digest import digest
 from kvtune.probe.gc import CollectorProbe
 from kvtune.probe.offload import OffloadWatch
@@ -26,6 +23,9 @@ from kvtune.probe.pool import PoolWatch
 from kvtune.probe.records import Digest, PoolChange, Step
 from kvtune.probe.ring import Ring
 from kvtune.probe.work import Work, WorkFollower
+from kvtune.vllm.offloading import has_tier
+from kvtune.vllm.types import EngineCore, Executor, Scheduler, SchedulerOutput
+from kvtune.vllm.waits import Future, watch_waits
 
 
 class StepSampler(Protocol):

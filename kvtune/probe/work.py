@@ -10,7 +10,7 @@ from itertools import compress
 from operator import not_
 from typing import NamedTuple
 
-from kvtune.core.vllm_types import SchedulerOutput
+from kvtune.vllm.types import SchedulerOutput
 
 
 class Work(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvtune.core.compat.parts import INSTEAD
 from kvtune.report.contrast import Contrast
 from kvtune.run.types import Run
 from kvtune.units import count
+from kvtune.vllm.parts import INSTEAD
 
 NO_STATES = "the model has no recurrent states beside attention that blocks could hold"
 NOTES = "Notes on this run."

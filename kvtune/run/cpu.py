@@ -2,7 +2,7 @@
 
 With AVX-512 BF16, vLLM's CPU platform keeps recurrent states in float32 whatever the model's data type is: state pages
 double, and blocks with them. `KVTUNE_AVX512_BF16=0|1` overrides the CPU's answer, here and in the vLLM that kvtune
-starts (core/cpu_flags.py), to reproduce another machine's blocks.
+starts (vllm/cpu_flags.py), to reproduce another machine's blocks.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from kvtune.core.patches import PATCHES
-from kvtune.core.vllm_config import KVCacheSpec, VllmConfig
 from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import settings_given
 from kvtune.errors import KvtuneError, UsageError
@@ -21,6 +19,8 @@ from kvtune.sim.pool import TOO_SMALL
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.vllm_types import EngineCore, EngineScheduler
 from kvtune.units import count
+from kvtune.vllm.config import KVCacheSpec, VllmConfig
+from kvtune.vllm.patches import PATCHES
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -71,10 +71,10 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
 
 def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
     """Make stock's decisions in less time: inline the pool's loops, give a stock scheduler the steady-decode path."""
-    from kvtune.core.compat.parts import differing
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import scheduler as steady
     from kvtune.sim.fast import pool as quick_pool
+    from kvtune.vllm.parts import differing
 
     if differing(("pool", "empty_blocks", "steady")):
         return  # the path was written for another vLLM
@@ -88,14 +88,14 @@ def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
 
 def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
     """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
-    from kvtune.core.compat.parts import differing
-    from kvtune.device.as_if import decide_as_on, give_blocks
     from kvtune.device.blocks import give_pool
     from kvtune.device.kv_specs import apply, restore
     from kvtune.device.meta_model import specs_of_model
-    from kvtune.device.platforms import defaults, device
     from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import check_engine, resolve
+    from kvtune.vllm.as_if import decide_as_on, give_blocks
+    from kvtune.vllm.parts import differing
+    from kvtune.vllm.platforms import defaults, device
 
     version = check_engine()
     if why := differing(("simulator",)):

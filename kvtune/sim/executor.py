@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
-from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec
 from kvtune.device.copies import CopyTime
 from kvtune.device.cost import StepCost
 from kvtune.device.executor import ModellessExecutor
@@ -19,6 +18,7 @@ from kvtune.device.offload import Tier, tier_of
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.steps import ExecutedStep
 from kvtune.sim.vllm_types import EngineRequest, ModelOutput, SchedulerOutput
+from kvtune.vllm.config import KVCacheConfig, KVCacheSpec
 
 _TOKEN = [0]
 """What every request generates. Shared by all rows: nothing downstream changes a row of one token."""

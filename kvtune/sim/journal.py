@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.core.offload.vllm_types import has_tier
 from kvtune.probe.offload import OffloadWatch
 from kvtune.probe.pool import PoolWatch
 from kvtune.probe.records import Copies
 from kvtune.sim.steps import ExecutedStep
 from kvtune.sim.vllm_types import EngineScheduler
+from kvtune.vllm.offloading import has_tier
 
 
 def _integers() -> array[int]:

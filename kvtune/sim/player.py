@@ -10,7 +10,6 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 
-from kvtune.core.compat.names import hash_lookahead
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock
@@ -22,6 +21,7 @@ from kvtune.sim.requests import Factory
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.steps import ExecutedStep, StepResult
 from kvtune.sim.vllm_types import EngineCore
+from kvtune.vllm.names import hash_lookahead
 from kvtune.workload.types import Workload
 
 POLL_S = 0.05

@@ -11,8 +11,6 @@ import msgspec
 import numpy as np
 
 from kvtune import __version__
-from kvtune.core.vllm_config import VllmConfig
-from kvtune.device.platforms import device, origins
 from kvtune.engine.flags import settings_given
 from kvtune.masking import without_secrets
 from kvtune.probe.records import Copies
@@ -34,6 +32,8 @@ from kvtune.sim.clock import VirtualClock
 from kvtune.sim.journal import ReplayJournal, StepColumns
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.vllm_types import EngineCore
+from kvtune.vllm.config import VllmConfig
+from kvtune.vllm.platforms import device, origins
 from kvtune.workload.types import Workload
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvtune.core.vllm_types import BlockIds, NewRequestData
 from kvtune.sim.vllm_types import EngineCore, Outputs, ScheduledStep
+from kvtune.vllm.types import BlockIds, NewRequestData
 
 
 @dataclass(frozen=True, slots=True)

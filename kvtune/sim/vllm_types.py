@@ -1,4 +1,4 @@
-"""The parts of vLLM's objects that the simulator reads, calls or replaces, as Protocols; core/vllm_types.py has more.
+"""The parts of vLLM's objects that the simulator reads, calls or replaces, as Protocols; vllm/types.py has more.
 
 Types only: importing this module imports nothing of vLLM. Methods that the simulator replaces on an instance are
 declared as callables.
@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from kvtune.core import vllm_types as core
-from kvtune.core.vllm_config import VllmConfig
 from kvtune.device.cost import StepCost
 from kvtune.sim.clock import VirtualClock
+from kvtune.vllm import types as core
+from kvtune.vllm.config import VllmConfig
 
 EngineRequest = core.Request
 Block = core.KVCacheBlock

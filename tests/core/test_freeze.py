@@ -11,7 +11,7 @@ import pytest
 
 from kvtune.core import freeze
 from kvtune.core.settings import CoreSettings
-from kvtune.core.waits import watch_waits
+from kvtune.vllm.waits import watch_waits
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from kvtune.core import plugin, state
-from kvtune.core.compat import parts as compat
-from kvtune.core.compat.parts import Standing
-from kvtune.core.compat.symbols import PARTS
 from kvtune.core.settings import KNOBS, CoreSettings, from_environment, of_an_old_run, parse
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.vllm import parts as compat
+from kvtune.vllm.parts import Standing
+from kvtune.vllm.symbols import PARTS
 
 VARIABLES = ("KVTUNE_CORE", "KVTUNE_RECIPE", "KVTUNE_SET", "KVTUNE_STRICT", "KVTUNE_AUDIT")
 

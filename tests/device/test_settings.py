@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtune.device.nvidia import Gpu
-from kvtune.device.platforms import defaults
 from kvtune.device.settings import Device, constant, read_device, write_device
 from kvtune.engine import platform
+from kvtune.engine.nvidia import Gpu
 from kvtune.engine.profile import ProfileJob, engine_arguments
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
 from kvtune.sim.like import device_of
+from kvtune.vllm.platforms import defaults
 from kvtune.workload.spec import build
 
 GALLERY = Path(__file__).parents[2] / "reports" / "gallery"

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from kvtune.cli.app import run as cli
-from kvtune.device.platforms import DEVICES
 from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor import model as doctor_model
 from kvtune.doctor.diagnosis import Diagnosis
@@ -25,6 +24,7 @@ from kvtune.errors import KvtuneError, UsageError
 from kvtune.layout.choice import layouts_of, load_of
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import GPU
+from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 

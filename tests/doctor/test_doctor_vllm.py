@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kvtune.device.platforms import cpu
 from kvtune.doctor import model as doctor_model
 from kvtune.doctor.facts import Facts
 from kvtune.doctor.model import ModelReport, floor_of
@@ -18,6 +17,7 @@ from kvtune.engine import models
 from kvtune.engine.flags import flag_texts
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import cpu_backend, plan_per_layer
+from kvtune.vllm.platforms import cpu
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from kvtune.core.compat.parts import Standing
-from kvtune.core.compat.symbols import PARTS
 from kvtune.doctor import device as doctor_device
 from kvtune.doctor import environment as doctor_environment
 from kvtune.doctor.environment import (
@@ -29,6 +27,8 @@ from kvtune.doctor.environment import (
 )
 from kvtune.doctor.finding import Finding
 from kvtune.engine import gpu_needs
+from kvtune.vllm.parts import Standing
+from kvtune.vllm.symbols import PARTS
 
 
 def levels(findings: Any) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import kvtune
-from kvtune.device.platforms import DEVICES
 from kvtune.tune.space.knobs import candidates
 from kvtune.tune.space.model import model_facts
+from kvtune.vllm.platforms import DEVICES
 
 MODELS = ("tiny-opt", "tiny-gemma3", "tiny-qwen3next", "tiny-granite", "gemma-3-4b")
 
@@ -24,8 +24,8 @@ from pathlib import Path
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from kvtune import __version__
-from kvtune.device.as_if import decide_as_on
-from kvtune.device.platforms import DEVICES
+from kvtune.vllm.as_if import decide_as_on
+from kvtune.vllm.platforms import DEVICES
 from kvtune.doctor.child import facts_of
 from kvtune.engine.front_end.config import engine_config, parse_engine_args
 from kvtune.engine.resolve import resolve

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from kvtune.analysis.rebuild import rebuilt
 from kvtune.analysis.replayed import helping
-from kvtune.core.compat.names import speculation_reads
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.explain.explanation import (
     Explanation,
@@ -33,6 +32,7 @@ from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, HostInfo, Run
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.verdicts.causes import CAUSES, Boundaries
 from kvtune.sim.verdicts.listener import Fate, PromptVerdict
+from kvtune.vllm.names import speculation_reads
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 

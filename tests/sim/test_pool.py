@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from kvtune.device.blocks import give_pool
-from kvtune.device.platforms import GIB, MIB, Platform
 from kvtune.errors import UsageError
 from kvtune.sim import pool
 from kvtune.sim.pool import sized
 from kvtune.sim.settings import SimSettings
+from kvtune.vllm.platforms import GIB, MIB, Platform
 
 
 def engine(*flags: str, model: str = "gemma-3-4b", **more: Any) -> SimSettings:

@@ -21,12 +21,12 @@ import typer
 from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.cli.app import build_app
-from kvtune.core.compat.symbols import PARTS
 from kvtune.core.settings import KNOBS
 from kvtune.engine.recorded import FLAGS, JSON_FLAGS, Fields
 from kvtune.legal import Legal
 from kvtune.recipe import ENGINE_SETTINGS, TIER_SETTINGS
 from kvtune.run.types import TABLES
+from kvtune.vllm.symbols import PARTS
 from kvtune.workload.registry import WORKLOADS
 
 ROOT = Path(__file__).parents[2]

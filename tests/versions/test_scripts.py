@@ -16,7 +16,7 @@ COPIED = (
     ".ci/overrides.txt",
     "tests/tools/contracts/overlay.py",
     "pyproject.toml",
-    "kvtune/core/compat/manifests/vllm-0.33.0.json",
+    "kvtune/vllm/manifests/vllm-0.33.0.json",
 )
 NO_NETWORK = (
     'echo "error: Failed to fetch: https://example.invalid/simple/: error sending request" >&2; exit 2'

@@ -26,8 +26,8 @@ def begin(text: str) -> None:
 
 def say_device(like_device: str) -> None:
     """Say which device's engine is simulated, and what its chunk, seats and blocks are without a flag."""
-    from kvtune.device.platforms import defaults
     from kvtune.engine.platform import engines
+    from kvtune.vllm.platforms import defaults
 
     platform = engines(like_device)
     take = defaults(platform)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvtune.core import state
-from kvtune.core.patches import PATCHES
 from kvtune.core.settings import AUTO, CoreSettings
+from kvtune.vllm.patches import PATCHES
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-    from kvtune.core.vllm_types import GroupManager
+    from kvtune.vllm.types import GroupManager
 
 logger = logging.getLogger("vllm.kvtune")
 

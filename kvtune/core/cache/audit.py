@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from kvtune.core import state
-from kvtune.core.patches import PATCHES
-from kvtune.core.vllm_types import BlockPool, FreeQueue, Scheduler, has_tiers, is_linked
 from kvtune.errors import KvtuneError
+from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.types import BlockPool, FreeQueue, Scheduler, has_tiers, is_linked
 
 PART = "cache.audit"
 

@@ -8,7 +8,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
 
 from kvtune.core.cache.windows import KeepingWindowManager
-from kvtune.core.vllm_types import KVCacheBlock
+from kvtune.vllm.types import KVCacheBlock
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks

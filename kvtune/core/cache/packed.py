@@ -15,10 +15,10 @@ from math import ceil, lcm
 from typing import TYPE_CHECKING
 
 from kvtune.core import state
-from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
-from kvtune.core.vllm_config import Backend, HybridPlatform, KVCacheGroup, KVCacheSpec, Layout, VllmConfig
 from kvtune.errors import KvtuneError
+from kvtune.vllm.config import Backend, HybridPlatform, KVCacheGroup, KVCacheSpec, Layout, VllmConfig
+from kvtune.vllm.patches import PATCHES
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec
@@ -51,7 +51,7 @@ def install(settings: CoreSettings) -> None:
     from vllm.v1.kv_cache_interface import MambaSpec
     from vllm.v1.worker import worker_base
 
-    from kvtune.core.compat.names import home_of
+    from kvtune.vllm.names import home_of
 
     def wrap_align(stock_align: Callable[..., None]) -> Callable[..., None]:
         def align(cls: HybridPlatform, vllm_config: VllmConfig, backend_cls: type) -> None:

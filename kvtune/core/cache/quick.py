@@ -1,6 +1,6 @@
 """Stock's block pool with its loops over blocks inlined. EngineCore (under the core's tiers) and simulator.
 
-The loops are only for pools of the vLLM that they were written against (`kvtune/core/compat`). The decisions
+The loops are only for pools of the vLLM that they were written against (`kvtune/vllm`). The decisions
 and every field of every block are stock's; anything but the plain case (events, metrics, watchers, a block
 with several hashes) goes to stock's own methods.
 """

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvtune.core import state
 from kvtune.core.front_end.message import MARK, OUTLET, asked_by, asking
-from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
+from kvtune.vllm.patches import PATCHES
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest

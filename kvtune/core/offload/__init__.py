@@ -4,7 +4,6 @@ In: vLLM's own `--kv-offloading-size`. Out: an OffloadingSpec whose copies are m
 Imported by: core/plugin.py (install); vLLM imports the module marked * by the name that install.py gives it.
 
     install.py   names the spec in the configuration
-    vllm_types.py What is used of vLLM's offloading connector on the scheduler's side
     memcpy.py*   the spec and its worker: copies between the KV cache and the tier's tensors
 
 The module marked * imports vLLM.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from kvtune.core.patches import PATCHES
-from kvtune.core.vllm_config import Transfer
+from kvtune.vllm.config import Transfer
+from kvtune.vllm.patches import PATCHES
 
 PART = "offload"
 SPEC, MODULE = "MemcpyOffloadingSpec", "kvtune.core.offload.memcpy"

@@ -12,7 +12,7 @@ from typing import Protocol
 from kvtune.core.steps.empty import NoopLimits
 from kvtune.core.steps.steady import Cohort, Rows
 from kvtune.core.steps.tier import Tier
-from kvtune.core.vllm_types import BlockIds, KVCacheBlocks, KVCacheManager, Request, Scheduler
+from kvtune.vllm.types import BlockIds, KVCacheBlocks, KVCacheManager, Request, Scheduler
 
 
 class NoopManager(KVCacheManager, Protocol):

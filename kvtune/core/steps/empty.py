@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvtune.core.vllm_types import (
+from kvtune.vllm.types import (
     KVCacheBlock,
     KVCacheBlocks,
     KVCacheManager,

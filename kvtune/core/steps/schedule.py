@@ -17,12 +17,12 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from kvtune.core import state
-from kvtune.core.compat.names import count_step, holds_prefills
 from kvtune.core.steps import empty
 from kvtune.core.steps.steady import Cohort, gather, is_plain_decode, next_event
 from kvtune.core.steps.tier import tier_of
 from kvtune.core.steps.update import SteadyUpdate
-from kvtune.core.vllm_types import BlockIds, KVCacheBlocks, Request
+from kvtune.vllm.names import count_step, holds_prefills
+from kvtune.vllm.types import BlockIds, KVCacheBlocks, Request
 
 
 class SteadyDecode(SteadyUpdate):

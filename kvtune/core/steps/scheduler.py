@@ -13,11 +13,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvtune.core import state
-from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.core.steps import empty
 from kvtune.core.steps.schedule import SteadyDecode
 from kvtune.core.steps.tier import tier_of
+from kvtune.vllm.patches import PATCHES
 
 logger = logging.getLogger("vllm.kvtune")
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vllm.v1.request import RequestStatus
 
 from kvtune.core.steps.empty import NoopLimits
-from kvtune.core.vllm_types import Request
+from kvtune.vllm.types import Request
 
 VLLM_HASHER = "get_request_block_hasher.<locals>.request_block_hasher"
 """The qualified name of vLLM's own block hasher."""

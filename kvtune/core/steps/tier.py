@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, cast
 
 from kvtune.core.steps.steady import Rows
-from kvtune.core.vllm_types import BlockIds, Request
+from kvtune.vllm.types import BlockIds, Request
 
 MANAGERS = ("CPUOffloadingManager",)
 """Managers that do nothing at the end of a step."""

@@ -26,7 +26,7 @@ from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished
 from kvtune.core.steps.tier import Tier, has_news
 from kvtune.core.tokens.outputs import out_rows
 from kvtune.core.tokens.rows import make_rows, one_each
-from kvtune.core.vllm_types import BlockIds, KVCacheManager, Request
+from kvtune.vllm.types import BlockIds, KVCacheManager, Request
 
 if TYPE_CHECKING:
     from kvtune.core.front_end.outlet import Outlet

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvtune.core import state
-from kvtune.core.patches import PATCHES
 from kvtune.core.settings import CoreSettings
 from kvtune.core.tokens import outputs, runners
 from kvtune.core.tokens.rows import Packed, pack, unpack
+from kvtune.vllm.patches import PATCHES
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc

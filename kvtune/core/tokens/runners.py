@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from kvtune.core import state
-from kvtune.core.patches import PATCHES
 from kvtune.core.tokens.rows import PassingRows
+from kvtune.vllm.patches import PATCHES
 
 if TYPE_CHECKING:
     import torch

@@ -19,8 +19,6 @@ import msgspec
 import uvicorn
 from vllm.engine.arg_utils import EngineArgs
 
-from kvtune.core.patches import PATCHES
-from kvtune.core.vllm_config import VllmConfig
 from kvtune.device.settings import DEVICE_FILE, TIMED, read_device
 from kvtune.device.shape import decide_as, shape
 from kvtune.engine.flags import flag_value
@@ -30,6 +28,8 @@ from kvtune.engine.serve import main as vllm_serve
 from kvtune.files import replacing
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import FRONT_END
+from kvtune.vllm.config import VllmConfig
+from kvtune.vllm.patches import PATCHES
 
 PART = "engine.front_end"
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvtune.core.vllm_config import VllmConfig
 from kvtune.errors import UsageError
+from kvtune.vllm.config import VllmConfig
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs

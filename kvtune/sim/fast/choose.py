@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtune.core.compat.names import prefill_interval
 from kvtune.sim.executor import SimExecutor
 from kvtune.sim.fast.in_flight import InFlight
 from kvtune.sim.fast.steady_path import SteadyPath, available
@@ -12,6 +11,7 @@ from kvtune.sim.fast.stride import StrideStepper
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.steps import EngineStepper, Stepper
 from kvtune.sim.vllm_types import EngineCore
+from kvtune.vllm.names import prefill_interval
 
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock

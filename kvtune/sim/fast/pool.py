@@ -9,9 +9,9 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from kvtune.core.cache.quick import QuickPool
-from kvtune.core.vllm_types import KVCacheBlocks
 from kvtune.sim.fast.steady_path import forget_limits, remembers_limits, replace_allocation
 from kvtune.sim.vllm_types import EngineRequest, EngineScheduler, GroupManager, Pool
+from kvtune.vllm.types import KVCacheBlocks
 
 
 def adopt(pool: Pool) -> None:

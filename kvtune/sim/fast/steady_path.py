@@ -10,8 +10,8 @@ from typing import Protocol, TypeGuard, cast
 
 from kvtune.core.steps.api import NoopManager, SteadyDecodeScheduler
 from kvtune.core.steps.steady import Cohort, Rows, next_event
-from kvtune.core.vllm_types import BlockIds, KVCacheBlocks
 from kvtune.sim.vllm_types import CacheManager, EngineRequest, EngineScheduler
+from kvtune.vllm.types import BlockIds, KVCacheBlocks
 
 DEPTH = 2
 """Batches in flight at most, with asynchronous scheduling and no pipeline parallelism."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras
-from kvtune.core.vllm_types import BlockIds
 from kvtune.probe.digest import digest
 from kvtune.sim.fast.leap import Leaper
 from kvtune.sim.fast.pace import Pace
@@ -22,6 +21,7 @@ from kvtune.sim.fast.pool import lone_group
 from kvtune.sim.fast.steady_path import SteadyPath
 from kvtune.sim.steps import JOURNALED, BulkStep, DecodedRows, StepResult
 from kvtune.sim.vllm_types import EngineCore
+from kvtune.vllm.types import BlockIds
 
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtune.core.compat.names import dropping_groups
 from kvtune.sim.vllm_types import Coordinator, EngineScheduler
+from kvtune.vllm.names import dropping_groups
 
 if TYPE_CHECKING:
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager

@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvtune.core.compat.names import dropping_groups, hash_lookahead
-from kvtune.core.offload.vllm_types import has_tier
-from kvtune.core.vllm_types import BlockMap, KVCacheBlocks
 from kvtune.sim.verdicts.causes import Boundaries
 from kvtune.sim.verdicts.groups import LookupGroup, draft_groups, hit_alignment, lookup_groups
 from kvtune.sim.verdicts.tier import TierMemory
@@ -25,6 +22,9 @@ from kvtune.sim.vllm_types import (
     GroupManager,
     LookupPool,
 )
+from kvtune.vllm.names import dropping_groups, hash_lookahead
+from kvtune.vllm.offloading import has_tier
+from kvtune.vllm.types import BlockMap, KVCacheBlocks
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import Span
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from kvtune.core.offload.vllm_types import Context, Key, Request, SchedulerSide, Stores
 from kvtune.sim.verdicts.groups import LookupGroup
+from kvtune.vllm.offloading import Context, Key, Request, SchedulerSide, Stores
 
 
 class TierMemory:

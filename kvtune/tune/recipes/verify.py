@@ -13,7 +13,6 @@ from typing import Any
 
 from kvtune import __version__
 from kvtune.analysis.study import Bench, Settings, Trial
-from kvtune.core.compat.names import without_effect
 from kvtune.engine.flags import flag_value
 from kvtune.engine.models import builtin
 from kvtune.engine.platform import here as this_platform
@@ -29,6 +28,7 @@ from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.like import EngineLike
 from kvtune.tune.trials.simulated import SimPool
 from kvtune.units import count
+from kvtune.vllm.names import without_effect
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvtune.analysis.knobs import ENGINE_KNOBS
-from kvtune.core.compat.names import without_effect
-from kvtune.device.platforms import Platform, defaults
 from kvtune.engine.model_config import model_config
 from kvtune.engine.platform import here
 from kvtune.engine.resolve import installed_for, is_cpu_build
 from kvtune.errors import KvtuneError
 from kvtune.layout.plan import Backend, ModelShape, backend_of
 from kvtune.recipe import Scalar
+from kvtune.vllm.names import without_effect
+from kvtune.vllm.platforms import Platform, defaults
 
 Bundle = tuple[tuple[str, Scalar], ...]
 """Settings that are set together: one value of a searched knob that stands for several (a layout of blocks)."""

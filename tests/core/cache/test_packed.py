@@ -57,8 +57,8 @@ def test_whole_states_on_another_device_changes_nothing_and_says_so(monkeypatch:
     from vllm.platforms import current_platform
 
     from kvtune.core import state
-    from kvtune.core.patches import PATCHES
     from kvtune.core.settings import parse
+    from kvtune.vllm.patches import PATCHES
 
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     state.clear()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.core.patches import PATCHES
 from kvtune.core.tokens import runners
 from kvtune.core.tokens.rows import PassingRows
+from kvtune.vllm.patches import PATCHES
 
 # vLLM's imports warn (deprecations of torch): not ours to turn into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.analysis.offload import offload
-from kvtune.core.compat.manifest import installed_version
 from kvtune.device.copies import GIB, CopyTime
 from kvtune.errors import KvtuneError
 from kvtune.run.machine import this_host
@@ -26,6 +25,7 @@ from kvtune.run.types import Run
 from kvtune.sim.replay import replay
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators
+from kvtune.vllm.manifest import installed_version
 from kvtune.workload.spec import build
 
 if __package__ in (None, ""):

@@ -24,13 +24,13 @@ import numpy as np
 
 from kvtune.bounds.paths import paths_of
 from kvtune.bounds.policies import hit_share, optimum
-from kvtune.core.compat.manifest import installed_version
 from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.errors import KvtuneError
 from kvtune.run.machine import this_host
 from kvtune.run.types import Run
 from kvtune.sim.settings import MODES, Mode, SimSettings
 from kvtune.sim.simulators import Simulators
+from kvtune.vllm.manifest import installed_version
 from kvtune.workload.spec import build
 from kvtune.workload.types import Workload
 

@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kvtune.core.compat.parts import standing
-from kvtune.core.compat.symbols import PARTS
 from kvtune.core.settings import CoreSettings
 from kvtune.run.file import read_run
+from kvtune.vllm.parts import standing
+from kvtune.vllm.symbols import PARTS
 
 LOAD = "rounds:prefixes=3,prefix=400,suffix=16,output=8,rounds=2"
 RESULTS = Path(__file__).parents[3] / "reports" / "tables" / "versions.json"

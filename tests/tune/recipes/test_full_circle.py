@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from kvtune import __version__
-from kvtune.core.compat.manifest import installed_version
 from kvtune.recipe import read_recipe
+from kvtune.vllm.manifest import installed_version
 from tests.engine.serving import metric, served
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]

@@ -10,7 +10,6 @@ import pytest
 
 from kvtune import __version__
 from kvtune.analysis.study import Bench
-from kvtune.device.platforms import DEVICES
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import About, Recipe
 from kvtune.run.folder import run_files
@@ -21,6 +20,7 @@ from kvtune.tune.recipes import verify as verifying
 from kvtune.tune.recipes.make import bench_of
 from kvtune.tune.recipes.verify import other_pool, refuse_foreign, usable, verify
 from kvtune.tune.trials.like import EngineLike
+from kvtune.vllm.platforms import DEVICES
 from kvtune.workload.spec import build
 
 SPEC = "rounds:prefixes=2"

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.analysis.study import Bench
-from kvtune.device.platforms import DEVICES
 from kvtune.engine.flags import flag_value
 from kvtune.errors import UsageError
 from kvtune.tune.search import tuned_space
@@ -18,6 +17,7 @@ from kvtune.tune.space.grid import build_space, choose, engine_only, grid, needs
 from kvtune.tune.space.knobs import GROUPS, candidates, canonical, front_end_knobs, read_value
 from kvtune.tune.space.model import ModelFacts, model_facts
 from kvtune.tune.trials.flags import core_part, engine_part, flags_of, packing_failure
+from kvtune.vllm.platforms import DEVICES
 
 FACTS = ModelFacts(window=512, alignment=32, block_tokens=128, blocks=(32, 64, 128))
 

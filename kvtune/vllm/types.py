@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from typing import Protocol, TypeGuard
 
-from kvtune.core.vllm_config import KVCacheConfig, KVCacheSpec, VllmConfig
+from kvtune.vllm.config import KVCacheConfig, KVCacheSpec, VllmConfig
 
 BlockIds = tuple[list[int], ...]
 """Ids of KV cache blocks, one list per KV cache group."""

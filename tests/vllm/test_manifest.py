@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.core.compat import manifest as compat
-from kvtune.core.compat.symbols import PARTS, SYMBOLS
-from tests.core.compat.edited import Edit, editing
+from kvtune.vllm import manifest as compat
+from kvtune.vllm.symbols import PARTS, SYMBOLS
+from tests.vllm.edited import Edit, editing
 
 MODULE = "vllm.v1.core.block_pool"
 
@@ -115,7 +115,7 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch, manifest: di
 def test_checking_imports_nothing_of_vllm() -> None:
     code = (
         "import sys\n"
-        "from kvtune.core.compat.parts import standing\n"
+        "from kvtune.vllm.parts import standing\n"
         "standing()\n"
         "print([m for m in sys.modules if m.partition('.')[0] in ('vllm', 'torch')])\n"
     )

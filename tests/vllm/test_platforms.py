@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvtune.device.platforms import DEVICES, GIB, Platform, cpu, defaults, device, origins
 from kvtune.errors import UsageError
 from kvtune.run.cpu import VARIABLE
+from kvtune.vllm.platforms import DEVICES, GIB, Platform, cpu, defaults, device, origins
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own, when it is imported
 
@@ -21,9 +21,9 @@ H200 = Platform("cuda", "NVIDIA H200", 140 * GIB, (9, 0))
 def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """vLLM's own answers again after a test that forced others."""
     pytest.importorskip("vllm")
-    from kvtune.core import cpu_flags
-    from kvtune.core.patches import PATCHES
-    from kvtune.device.as_if import PART
+    from kvtune.vllm import cpu_flags
+    from kvtune.vllm.as_if import PART
+    from kvtune.vllm.patches import PATCHES
 
     monkeypatch.setenv(VARIABLE, "1")  # so that it is put back
     was = cpu_flags.installed()
@@ -51,7 +51,7 @@ def test_vllms_own_table_says_the_same(platform: Platform, ranks: int, undone: N
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    from kvtune.device.as_if import decide_as_on
+    from kvtune.vllm.as_if import decide_as_on
 
     decide_as_on(platform)
     tokens, sequences = AsyncEngineArgs.get_batch_defaults(ranks)
@@ -64,7 +64,7 @@ def test_blocks_are_those_that_vllms_kernels_take(undone: None) -> None:
     from vllm.config.cache import CacheConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    from kvtune.device.as_if import decide_as_on
+    from kvtune.vllm.as_if import decide_as_on
 
     def multiple() -> int:
         return int(CPUAttentionBackend.get_supported_kernel_block_sizes()[0].base)

@@ -2,7 +2,7 @@
 
 Each part of kvtune (`steps.scheduler`, `probe.plugin` ..) adds its own patches and takes them back as a whole. Several
 parts may wrap one symbol: the last one added is the outermost, and any of them can be undone without the others.
-docs/patches.md lists them all; tests/core/test_patches.py compares it with what is installed.
+docs/patches.md lists them all; tests/vllm/test_patches.py compares it with what is installed.
 """
 
 from __future__ import annotations

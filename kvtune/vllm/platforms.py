@@ -1,7 +1,7 @@
 """Platforms that vLLM runs on, and its server's defaults on each. Plain data; any process.
 
 `DEVICES` are those that `--like-device` names. vLLM's own code has each figure where `Default.source` says;
-tests/device/test_platforms.py asks vLLM for them, with its platform forced.
+tests/vllm/test_platforms.py asks vLLM for them, with its platform forced.
 """
 
 from __future__ import annotations

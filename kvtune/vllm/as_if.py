@@ -11,17 +11,17 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kvtune.core import cpu_flags
-from kvtune.core.patches import PATCHES
-from kvtune.core.vllm_config import VllmConfig
-from kvtune.device.platforms import Platform, defaults
 from kvtune.errors import UsageError
 from kvtune.run.cpu import VARIABLE
+from kvtune.vllm import cpu_flags
+from kvtune.vllm.config import VllmConfig
+from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.platforms import Platform, defaults
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
-PART = "device.as_if"
+PART = "vllm.as_if"
 
 Batch = tuple[dict[object, int], dict[object, int]]
 

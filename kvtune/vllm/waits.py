@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from kvtune.core.vllm_types import Executor
+from kvtune.vllm.types import Executor
 
 CALLS = ("execute_model", "sample_tokens")
 

@@ -1,6 +1,6 @@
 """The parts of vLLM's configuration, KV cache specs and attention backends that kvtune reads and changes, as Protocols.
 
-Types only, as in vllm_types.py: importing this imports nothing of vLLM. Each is named as vLLM's class.
+Types only, as in types.py: importing this imports nothing of vLLM. Each is named as vLLM's class.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.core.compat import names
+from kvtune.vllm import names
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.core.compat import manifest as compat
-from kvtune.core.compat import parts
-from kvtune.core.compat.parts import Standing, differing, standing
-from kvtune.core.compat.symbols import PARTS
 from kvtune.core.settings import CoreSettings, parse, without
-from tests.core.compat.edited import Edit, editing
+from kvtune.vllm import manifest as compat
+from kvtune.vllm import parts
+from kvtune.vllm.parts import Standing, differing, standing
+from kvtune.vllm.symbols import PARTS
+from tests.vllm.edited import Edit, editing
 
 CORE = "vllm.v1.core."
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvtune.core import cpu_flags
 from kvtune.errors import UsageError
 from kvtune.run.cpu import VARIABLE
+from kvtune.vllm import cpu_flags
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from kvtune.core.compat import manifest as compat
-from kvtune.core.compat.symbols import PARTS, Symbol
+from kvtune.vllm import manifest
+from kvtune.vllm.symbols import PARTS, Symbol
 
 OLDEST = "0.29.0"
 """The oldest version of vLLM with which probes, run files and pages were tried."""
@@ -45,11 +45,11 @@ class Standing:
 
 def standing() -> Standing:
     """Compare the installed vLLM, symbol by symbol, with what the parts need."""
-    version = compat.installed_version()
-    versions = compat.known_versions()
+    version = manifest.installed_version()
+    versions = manifest.known_versions()
     known = version in versions
-    manifests = [compat.read(v) for v in ([version] if known else nearest_first(version, versions))]
-    source = compat.Source()
+    manifests = [manifest.read(v) for v in ([version] if known else nearest_first(version, versions))]
+    source = manifest.Source()
     aside: dict[str, str] = {}
     for name, part in PARTS.items():
         why = next((f"{other} is not loaded" for other in part.requires if other in aside), "")
@@ -62,7 +62,7 @@ def standing() -> Standing:
 
 def unknown(version: str) -> str:
     """One line for a version without a manifest; empty for one with."""
-    known = compat.known_versions()
+    known = manifest.known_versions()
     version = version.partition("+")[0]
     if version in known:
         return ""
@@ -75,12 +75,14 @@ def differing(parts: Collection[str]) -> str:
     return next((aside[part] for part in parts if part in aside), "")
 
 
-def _difference(source: compat.Source, manifests: list[compat.Manifest], symbols: Iterable[Symbol]) -> str:
+def _difference(
+    source: manifest.Source, manifests: list[manifest.Manifest], symbols: Iterable[Symbol]
+) -> str:
     """The first difference from the first manifest; empty if any manifest has no difference."""
     wanted = tuple(symbols)
     first = ""
-    for manifest in manifests:
-        why = next((w for symbol in wanted if (w := source.difference(manifest, symbol))), "")
+    for known in manifests:
+        why = next((w for symbol in wanted if (w := source.difference(known, symbol))), "")
         if not why:
             return ""
         first = first or why
@@ -89,6 +91,6 @@ def _difference(source: compat.Source, manifests: list[compat.Manifest], symbols
 
 def nearest_first(version: str, versions: list[str]) -> list[str]:
     """Known versions: the newest that is not newer than this one, then older ones, then newer ones."""
-    mine = compat.release(version)
-    older = [v for v in versions if compat.release(v) <= mine]
+    mine = manifest.release(version)
+    older = [v for v in versions if manifest.release(v) <= mine]
     return older[::-1] + [v for v in versions if v not in older]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.core.compat.symbols import MOVED
-from kvtune.core.patches import Patch, Patches
+from kvtune.vllm.patches import Patch, Patches
+from kvtune.vllm.symbols import MOVED
 
 DOCS = Path(__file__).parents[2] / "docs" / "patches.md"
 
@@ -102,14 +102,15 @@ def test_undoing_a_part_that_has_no_patches_is_nothing(patches: Patches) -> None
 INSTALL_ALL = """
 import json, pathlib, sys, warnings
 warnings.simplefilter("ignore")
-from kvtune.core import cpu_flags, plugin
+from kvtune.core import plugin
+from kvtune.vllm import cpu_flags
 from kvtune.core.cache import audit
 from kvtune.core.offload import install as offload
-from kvtune.core.patches import PATCHES
+from kvtune.vllm.patches import PATCHES
 from kvtune.core.settings import parse
 from kvtune.core.tokens import runners
-from kvtune.device import as_if
-from kvtune.device.platforms import DEVICES
+from kvtune.vllm import as_if
+from kvtune.vllm.platforms import DEVICES
 from kvtune.probe import plugin as probe
 from kvtune.probe import recorder
 from kvtune.sim import build

@@ -1,4 +1,4 @@
-"""What changed between two versions of vLLM: `python -m kvtune.core.compat.changes OLD NEW [PART ..]`.
+"""What changed between two versions of vLLM: `python -m kvtune.vllm.changes OLD NEW [PART ..]`.
 
 OLD and NEW are folders that hold `vllm/` (an environment's site-packages). Each symbol that differs is
 printed with the parts that need it and a unified diff. Reads files, imports nothing of vLLM.
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvtune.core.compat.manifest import describe
-from kvtune.core.compat.symbols import MOVED, PARTS, Symbol
+from kvtune.vllm.manifest import describe
+from kvtune.vllm.symbols import MOVED, PARTS, Symbol
 
 
 def definition(root: Path, symbol: Symbol) -> tuple[str, str, object]:

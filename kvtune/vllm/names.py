@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable, Collection
 from typing import Any, TypedDict
 
-from kvtune.core.compat.manifest import installed_version, source_path
-from kvtune.core.compat.symbols import MOVED
-from kvtune.core.vllm_types import Coordinator, Scheduler
+from kvtune.vllm.manifest import installed_version, source_path
+from kvtune.vllm.symbols import MOVED
+from kvtune.vllm.types import Coordinator, Scheduler
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
 

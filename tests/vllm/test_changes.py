@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.core.compat.changes import changes, main
-from kvtune.core.compat.symbols import MOVED
+from kvtune.vllm.changes import changes, main
+from kvtune.vllm.symbols import MOVED
 
 GC = "vllm/utils/gc_utils.py"
 UTILS, PLANNING = "vllm/v1/core/kv_cache_utils.py", "vllm/v1/core/kv_cache_planning.py"

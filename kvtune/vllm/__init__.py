@@ -1,0 +1,22 @@
+"""What kvtune uses of vLLM: types, fingerprints, patches, and what differs between versions and platforms.
+
+kvtune's modules are imported by their full names and no code puts kvtune/ on sys.path, so this is never taken for vLLM.
+Modules marked * import vLLM inside their functions; the others import nothing of it. No version is compared elsewhere.
+Imported by: cli, core, device, doctor, engine, explain, layout, probe, report, sim, tune.
+
+    types.py       vLLM's scheduler, requests, blocks, pool and outputs, as Protocols: what is used of them
+    config.py      the same for its configuration, KV cache specs and attention backends
+    offloading.py  the same for its offloading connector, on the scheduler's side
+    symbols.py     by part of the core: every symbol of vLLM that it replaces, wraps or whose code it relies on
+    manifest.py    those symbols of the installed vLLM against a known version's;
+                   `python -m kvtune.vllm.manifest` writes the manifest of the installed vLLM
+    manifests/     one JSON file a known version of vLLM
+    parts.py       standing(): which parts of the core can load, and why the others cannot
+    changes.py     what changed between two versions, symbol by symbol, as a diff
+    names.py*      what versions name differently or define elsewhere, decided by what is there
+    patches.py     the registry of everything that kvtune replaces in vLLM; docs/patches.md has the table
+    waits.py       where EngineCore waits for a step's tokens: `result()` of what the executor returned
+    platforms.py   platforms that vLLM runs on, and what its server takes on each where no flag says otherwise
+    as_if.py*      makes vLLM decide as on another platform: chunk and seats, blocks, data types of states
+    cpu_flags.py*  another machine's CPU flags for vLLM's decisions (KVTUNE_AVX512_BF16)
+"""

@@ -34,21 +34,18 @@ def spread(values: Values) -> Spread:
     return Spread(float(finite.mean()), float(p50), float(p99), float(finite.max()), len(finite))
 
 
-def welch_half_width(a: Sequence[float], b: Sequence[float]) -> float:
-    """Half the width of Welch's interval of a difference of means; takes at least two values a side.
+def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Welch's interval (low, high) of mean(b) - mean(a); takes at least two values a side.
 
-    0 where no side varies: hits of replays, for example, whose difference is exact. scipy's own test warns there.
+    Of no width where no side varies: hits of replays, for example, whose difference is exact. scipy's own test warns
+    there.
     """
     from scipy.stats import t
 
+    difference = float(np.mean(b)) - float(np.mean(a))
     one, two = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
     if one + two == 0.0:
-        return 0.0
+        return difference, difference
     freedom = (one + two) ** 2 / (one**2 / (len(a) - 1) + two**2 / (len(b) - 1))
-    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(one + two)
-
-
-def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """The interval (low, high) of mean(b) - mean(a), by Welch."""
-    difference, half = float(np.mean(b)) - float(np.mean(a)), welch_half_width(a, b)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(one + two)
     return difference - half, difference + half

@@ -101,11 +101,11 @@ def run_of(pause_us: float, step_us: float) -> Run:
 def test_verdicts() -> None:
     base = [figures(run_of(1000 + n, 5000 + 900 * n)) for n in range(3)]
     better = [figures(run_of(500 + n, 5100 + 900 * n)) for n in range(3)]
-    result = {w.figure: w for w in worths(base, better)}
+    result = {w.path: w for w in worths(base, better)}
     assert result["pause_ms"].verdict == "better" and result["pause_ms"].difference == pytest.approx(-1.0)
     assert result["step_ms"].verdict == "no difference shown"
     assert result["collections"].difference == 0 and result["collections"].verdict == "no difference shown"
-    assert worths(base, better[:1])[0].verdict == "too few runs"
+    assert worths(base, better[:1])[0].verdict == "not judged"
     assert base[0]["rss_growth_bytes_s"] is None
 
 
@@ -129,7 +129,7 @@ def test_what_is_stored_is_read_again() -> None:
         {"freeze": False},
         ("died",),
     )
-    assert {w.figure: w.verdict for w in side.worths}["pause_ms"] == "better"
+    assert {w.path: w.verdict for w in side.worths}["pause_ms"] == "better"
 
 
 @pytest.mark.parametrize("damaged", [None, 7, {}, {"sides": []}, {"sides": [{"name": "x"}], "planned": 1}])
@@ -275,6 +275,6 @@ def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
     run = read_run(Path(printed["run_file"]))
     kept = stored(run)
     assert kept is not None and kept.why == "" and Path(printed["page"]).is_file()
-    assert {w.figure: w.verdict for w in kept.turned[0].worths}["pause_ms"] in ("worse", "too few runs")
+    assert {w.path: w.verdict for w in kept.turned[0].worths}["pause_ms"] in ("worse", "not judged")
     assert kept.turned[0].worths[0].verdict == "no difference shown"  # as many collections, exactly
     assert not (folder_of(job) / JOURNAL).exists()  # the next one begins anew

@@ -65,9 +65,9 @@ def test_an_ablation_is_cut_off_goes_on_and_ends_in_one_run_file(tmp_path: Path)
     kept = stored(read_run(Path(printed["run_file"])))
     assert kept is not None and (kept.done, kept.planned, kept.why) == (4, 4, "")
     (freeze,) = kept.turned
-    assert [w.figure for w in freeze.worths] == list(FIGURES)
+    assert [w.path for w in freeze.worths] == list(FIGURES)
     longer_runs = {"ceiling_us_per_token", "rss_growth_bytes_s"}  # figures that a run of a second may lack
-    assert all(w.low is not None and w.high is not None for w in freeze.worths if w.figure not in longer_runs)
+    assert all(w.low is not None and w.high is not None for w in freeze.worths if w.path not in longer_runs)
     assert Path(printed["page"]).is_file()
     assert len(list(Path(printed["folder"]).glob("*.kvrun"))) == 4
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvtune.analysis.comparison.measures import MEASURES
-from kvtune.analysis.comparison.repeats import Comparison, _figure, value_at
+from kvtune.analysis.comparison.repeats import Comparison, repeated, value_at
 from kvtune.analysis.study import Bench, Settings, StudyResult, Trial
 from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
@@ -46,7 +46,7 @@ def compared(a: Sequence[Any], b: Sequence[Any]) -> Comparison:
     for measure in MEASURES:
         if measure.path in ("ceiling.tokens_s", "ttft_ms.mean"):
             one, two = ([float(value_at(run.summary, measure.path) or 0) for run in runs] for runs in (a, b))
-            figures.append(_figure(measure, one, two, ""))
+            figures.append(repeated(measure, one, two, ""))
     return Comparison((), tuple(figures))
 
 

@@ -35,7 +35,7 @@ def side(role: Any, ttft: Sequence[float], hits: float) -> Contender:
 def summaries_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison over summaries instead of runs: the rule under test is what follows from its figures."""
     from kvtune.analysis.comparison.measures import MEASURES
-    from kvtune.analysis.comparison.repeats import Comparison, _figure, value_at
+    from kvtune.analysis.comparison.repeats import Comparison, repeated, value_at
 
     def compared(a: Sequence[Any], b: Sequence[Any]) -> Comparison:
         figures = []
@@ -44,7 +44,7 @@ def summaries_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
                 one, two = (
                     [v for s in values if (v := value_at(s, m.path)) is not None] for values in (a, b)
                 )
-                figures.append(_figure(m, one, two, ""))
+                figures.append(repeated(m, one, two))
         return Comparison((), tuple(figures))
 
     monkeypatch.setattr(module, "compare_repeats", compared)

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
-import numpy as np
-
+from kvtune.analysis.comparison.compare import Figure
+from kvtune.analysis.comparison.measures import Measure
+from kvtune.analysis.comparison.repeats import repeated
 from kvtune.analysis.gc import collectors
 from kvtune.analysis.host.cost import host_cost
 from kvtune.analysis.memory import memory
 from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.spread import mean_difference
 from kvtune.run.extras import AblationResult, AblationVariant
 from kvtune.run.types import Run
-
-Verdict = Literal["better", "worse", "no difference shown", "too few runs"]
 
 FIGURES = (
     "collections",
@@ -38,24 +35,11 @@ Figures = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
-    """One figure of a variant. `difference` is variant minus baseline, between `low` and `high` at 95 %."""
-
-    figure: str
-    baseline: float | None
-    value: float | None
-    difference: float | None
-    low: float | None
-    high: float | None
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
 class AblationSide:
     """A variant: the baseline with one setting turned `off` or `on` (`turned` is "" for the baseline itself).
 
     `runs` has the FIGURES of each completed run, `files` their names in the folder of the baseline's run, `failed` why
-    others failed. `worths` has one entry for each of FIGURES, none for the baseline.
+    others failed. `worths` compares each of FIGURES with the baseline's; the baseline has none.
     """
 
     name: str
@@ -64,7 +48,7 @@ class AblationSide:
     runs: tuple[Figures, ...] = ()
     files: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
-    worths: tuple[Worth, ...] = ()
+    worths: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +109,15 @@ def read(result: AblationResult) -> Ablation:
     return Ablation(result.planned, done, result.repeats, result.why, base, turned)
 
 
-def worths(baseline: Sequence[Figures], turned: Sequence[Figures]) -> tuple[Worth, ...]:
+def worths(baseline: Sequence[Figures], turned: Sequence[Figures]) -> tuple[Figure, ...]:
     """One for each of FIGURES."""
-    return tuple(_worth(figure, baseline, turned) for figure in FIGURES)
+
+    def values(runs: Sequence[Figures], name: str) -> list[float]:
+        return [value for run in runs if (value := run[name]) is not None]
+
+    return tuple(
+        repeated(Measure(name, -1), values(baseline, name), values(turned, name)) for name in FIGURES
+    )
 
 
 def _side(variant: AblationVariant) -> AblationSide:
@@ -139,16 +129,3 @@ def _side(variant: AblationVariant) -> AblationSide:
         files=tuple(variant.files),
         failed=tuple(variant.failed),
     )
-
-
-def _worth(figure: str, base: Sequence[Figures], other: Sequence[Figures]) -> Worth:
-    a = [value for run in base if (value := run[figure]) is not None]
-    b = [value for run in other if (value := run[figure]) is not None]
-    one = float(np.mean(a)) if a else None
-    two = float(np.mean(b)) if b else None
-    difference = two - one if one is not None and two is not None else None
-    if min(len(a), len(b)) < 2:
-        return Worth(figure, one, two, difference, None, None, "too few runs")
-    low, high = mean_difference(a, b)
-    verdict: Verdict = "better" if high < 0 else "worse" if low > 0 else "no difference shown"
-    return Worth(figure, one, two, difference, low, high, verdict)

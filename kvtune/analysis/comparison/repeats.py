@@ -45,11 +45,12 @@ def compare_repeats(
         one = [value for s in left if (value := value_at(s, m.path)) is not None]
         two = [value for s in right if (value := value_at(s, m.path)) is not None]
         if one or two:
-            figures.append(_figure(m, one, two, why if m.timed else ""))
+            figures.append(repeated(m, one, two, why if m.timed else ""))
     return Comparison(tuple(differing.values()), tuple(figures))
 
 
-def _figure(m: Measure, a: list[float], b: list[float], why: str) -> Figure:
+def repeated(m: Measure, a: Sequence[float], b: Sequence[float], why: str = "") -> Figure:
+    """The figure with its verdict, from one value a run. `why`: why these values are not judged."""
     one = float(np.mean(a)) if a else None
     two = float(np.mean(b)) if b else None
     fewest = min(len(a), len(b))

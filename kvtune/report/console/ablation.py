@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import IO
 
-from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth
+from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide
+from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.knobs import knob_lines
 from kvtune.core.settings import KNOBS
 from kvtune.terminal import Column, FittedTable, console
@@ -60,13 +61,13 @@ def _means(side: AblationSide) -> list[str]:
     return means
 
 
-def _cell(worth: Worth) -> str:
+def _cell(worth: Figure) -> str:
     if worth.difference is None:
         return "–"
-    change = _number(worth.difference, worth.figure, sign="+")
+    change = _number(worth.difference, worth.path, sign="+")
     if worth.low is None or worth.high is None:
         return f"{change} (too few runs)"
-    between = f"[{_number(worth.low, worth.figure)}, {_number(worth.high, worth.figure)}]"
+    between = f"[{_number(worth.low, worth.path)}, {_number(worth.high, worth.path)}]"
     return f"{change} {between} {'=' if worth.verdict == 'no difference shown' else worth.verdict}"
 
 

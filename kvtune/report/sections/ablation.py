@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, Worth, stored
+from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, stored
+from kvtune.analysis.comparison.compare import Figure
 from kvtune.core.settings import KNOBS
 from kvtune.report.charts import Cell, Chart, Grid, Section, columns, forest, grid
 from kvtune.run.types import Run
@@ -56,11 +57,11 @@ def _lead(ablation: Ablation) -> str:
         changes = [
             f"{_name(side)} ({', '.join(names)})"
             for side in ablation.turned
-            if (names := [TITLES[w.figure] for w in side.worths if w.verdict == verdict])
+            if (names := [TITLES[w.path] for w in side.worths if w.verdict == verdict])
         ]
         if changes:
             sentences.append(f"{word}: {'; '.join(changes)}.")
-    few = [s for s in ablation.turned if all(w.verdict == "too few runs" for w in s.worths)]
+    few = [s for s in ablation.turned if all(w.verdict == "not judged" for w in s.worths)]
     quiet = [
         side
         for side in ablation.turned
@@ -89,16 +90,16 @@ def _table(ablation: Ablation) -> Grid:
     return grid(heads, rows, "Each switch toggled, against the baseline")
 
 
-def _baseline(worth: Worth) -> Cell:
-    return Cell(_text(worth.baseline, worth.figure), worth.baseline)
+def _baseline(worth: Figure) -> Cell:
+    return Cell(_text(worth.a, worth.path), worth.a)
 
 
-def _cell(worth: Worth) -> Cell:
+def _cell(worth: Figure) -> Cell:
     if worth.difference is None:
         return Cell("–")
-    word = {"no difference shown": " =", "too few runs": ""}.get(worth.verdict, f" {worth.verdict}")
+    word = {"no difference shown": " =", "not judged": ""}.get(worth.verdict, f" {worth.verdict}")
     css = worth.verdict if worth.verdict in ("better", "worse") else "quiet"
-    return Cell(_text(worth.difference, worth.figure, sign=True) + word, worth.difference, css)
+    return Cell(_text(worth.difference, worth.path, sign=True) + word, worth.difference, css)
 
 
 def _about(side: AblationSide) -> tuple[str, str]:
@@ -106,9 +107,9 @@ def _about(side: AblationSide) -> tuple[str, str]:
     return side.name, knob.help if knob is not None else "the thresholds of Python's collector"
 
 
-def _whole(worth: Worth) -> str:
+def _whole(worth: Figure) -> str:
     """The change with its interval."""
-    change, low, high = (_text(v, worth.figure, sign=True) for v in (worth.difference, worth.low, worth.high))
+    change, low, high = (_text(v, worth.path, sign=True) for v in (worth.difference, worth.low, worth.high))
     return f"{change} ({low} to {high})"
 
 
@@ -125,7 +126,7 @@ def _text(value: float | None, figure: str, sign: bool = False) -> str:
 
 def _forest(ablation: Ablation, number: int, figure: str) -> Chart | None:
     sides = [(side, side.worths[number]) for side in ablation.turned]
-    shown = [(s, w, b) for s, w in sides if w.low is not None and w.high is not None and (b := w.baseline)]
+    shown = [(s, w, b) for s, w in sides if w.low is not None and w.high is not None and (b := w.a)]
     shown = [row for row in shown if row[2] > 0]
     if not shown:
         return None

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
+from math import inf
 
 from kvtune.cli.notices import always
 from kvtune.cli.views.browser import open_page
 from kvtune.cli.views.plan import minutes
-from kvtune.engine.ablate import (
-    BASELINE,
-    Ablated,
-    AblationProgress,
-    Variant,
-    ablate,
-    ended,
-    folder_of,
-    known,
-    variants,
-)
-from kvtune.engine.messages import Event
+from kvtune.engine.ablate import Variant, folder_of, run_files, variants
+from kvtune.engine.experiment import INTERRUPTED, Ended, Progress, RunFiles, experiment
 from kvtune.engine.profile import ProfileJob, check_output
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
 from kvtune.run.durations import known_durations
@@ -48,47 +38,62 @@ def run_ablation(
     chosen = variants(job, tuple(name for name in only.split(",") if name))
     repeats = max(repeats, FEWEST) if repeats > 1 else REPEATS
     check_output(job.output)
-    _tell_plan(job, chosen, repeats, budget_min)
-    ablated = ablate(job, chosen, repeats, _tell, budget_s=60 * budget_min)
-    baseline = ablated.made[BASELINE].files
-    if not baseline:
+    files = run_files(job)
+    _tell_plan(job, chosen, files, repeats, budget_min)
+    ended = experiment(
+        chosen,
+        repeats,
+        files.measure,
+        kept=files.kept,
+        seconds=files.seconds,
+        budget_s=60 * budget_min or inf,
+        before=_tell,
+    )
+    if not chosen[0].runs:
         folder = folder_of(job)
-        kept = known(job, chosen, repeats)[0]
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+        if chosen[0].failed is not None:
+            raise chosen[0].failed
         raise KvtuneError(
-            f"no run of --ablate's baseline ended: {ablated.why}",
+            f"no run of --ablate's baseline ended: {ended.why}",
             "run the same command again: it resumes where this one stopped"
-            if kept
+            if any(variant.runs for variant in chosen)
             else "no run is kept: the same command starts from the beginning",
-            EXIT_INTERRUPTED if ablated.why == "interrupted" else 1,
+            EXIT_INTERRUPTED if ended.why == INTERRUPTED else 1,
         )
-    run = _store(ablated, chosen, repeats)
+    first = chosen[0].runs[0]
+    run = _store(chosen, repeats, ended)
     html = run_page(RunAnalysis(run, job.workload))
-    page = write_own(html.encode(), baseline[0].with_suffix(".html"), run_identity(run.header))
+    page = write_own(html.encode(), first.with_suffix(".html"), run_identity(run.header))
     result = stored(run)
     assert result is not None
-    if not ablated.why:
-        ended(job)
+    if not ended.why:
+        files.end()
     if as_json:
-        files = {"run_file": str(baseline[0]), "page": str(page), "folder": str(folder_of(job))}
-        print(json.dumps({"ablation": plain(result), **files}))
+        places = {"run_file": str(first), "page": str(page), "folder": str(folder_of(job))}
+        print(json.dumps({"ablation": plain(result), **places}))
     else:
         print_ablation(result)
-        print(f"run file  {baseline[0]}")
+        print(f"run file  {first}")
         print(f"page      {page}")
     if opened:
         open_page(page)
-    if ablated.why:
-        always(f"kvtune: {ablated.why}; run the same command again to resume")
-    return EXIT_INTERRUPTED if ablated.why == "interrupted" else 0
+    if ended.why:
+        always(f"kvtune: {ended.why}; run the same command again to resume")
+    return EXIT_INTERRUPTED if ended.why == INTERRUPTED else 0
 
 
-def _tell_plan(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int, budget_min: float) -> None:
+def _tell_plan(
+    job: ProfileJob, chosen: Sequence[Variant], files: RunFiles, repeats: int, budget_min: float
+) -> None:
     """Print what is going to run and how long it takes, before anything starts."""
     total = len(chosen) * repeats
-    held, run_s = known(job, chosen, repeats)
-    if run_s is None:
+    held = sum(min(files.held(variant), repeats) for variant in chosen)
+    run_s: float | None = None
+    if files.seconds:
+        run_s = sum(files.seconds) / len(files.seconds)
+    else:
         run_s = known_durations(
             job.output, job.model, job.workload.hash, "engine" if job.device is None else "host"
         ).run_s
@@ -105,30 +110,31 @@ def _tell_plan(job: ProfileJob, chosen: tuple[Variant, ...], repeats: int, budge
     print(f"  {', '.join(f'{v.name} {v.turned}'.strip() for v in chosen)}", file=sys.stderr, flush=True)
 
 
-def _tell(now: AblationProgress) -> Callable[[Event], None]:
+def _tell(now: Progress) -> None:
     left = ""
     if now.left_s is not None:
         at = datetime.now() + timedelta(seconds=now.left_s)
         left = f"; {minutes(now.left_s)} left, until {at:%H:%M}"
     print(f"{now.number}/{now.total} {now.name}{left}", file=sys.stderr, flush=True)
-    return lambda event: None
 
 
-def _store(ablated: Ablated, chosen: tuple[Variant, ...], repeats: int) -> Run:
+def _store(chosen: Sequence[Variant], repeats: int, ended: Ended) -> Run:
     """Store the result in the baseline's first run file, which its page is drawn from."""
     from kvtune.analysis.comparison.ablation import AblationSide, as_result, figures
 
-    sides = []
-    for variant in chosen:
-        made = ablated.made[variant.name]
-        runs = tuple(figures(read_run(path)) for path in made.files)
-        files = tuple(path.name for path in made.files)
-        sides.append(
-            AblationSide(variant.name, variant.turned, variant.settings, runs, files, tuple(made.failed))
+    sides = [
+        AblationSide(
+            variant.name,
+            variant.turned,
+            variant.settings,
+            tuple(figures(read_run(path)) for path in variant.runs),
+            tuple(path.name for path in variant.runs),
+            (variant.failed.message,) if variant.failed is not None else (),
         )
-    path: Path = ablated.made[BASELINE].files[0]
-    run = read_run(path)
-    result = as_result(sides, planned=ablated.planned, repeats=repeats, why=ablated.why)
-    stored = run.with_extra(ablation=result)
+        for variant in chosen
+    ]
+    path = chosen[0].runs[0]
+    result = as_result(sides, planned=len(chosen) * repeats, repeats=repeats, why=ended.why)
+    stored = read_run(path).with_extra(ablation=result)
     store_extra(path, ablation=result)
     return stored

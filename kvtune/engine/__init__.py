@@ -25,7 +25,8 @@ the measured part is kept and marked partial.
     culprits.py      the probes' counts of objects -> header.extra
     shared_memory.py  whether /dev/shm has room for the engine's message queues, before it starts
     faults.py        an engine's log -> its cause
-    ablate.py        `--ablate`: variants interleaved, with a journal so that the same command continues
+    experiment.py    sides measured in turns, with a journal and a budget: `--repeat`, `--ablate`, the runs of `tune`
+    ablate.py        `--ablate`: the sides of its experiment
     models.py        the built-in models; `models/` holds their config.json
     weights.py       `--load-format kvtune-seeded`: random weights under which answers depend on the whole prompt
     gemma.py         Gemma-3 270M from the package index (`kvtune prepare`)

@@ -13,7 +13,6 @@ measuring phase began. Units stand in the names. docs/run-file.md describes the 
     cpu.py       CPU features that change vLLM's decisions (KVTUNE_AVX512_BF16)
     states.py    the data type of a recorded engine's recurrent states
     slo.py       limits in milliseconds: `ttft=500,tpot=50`
-    rows.py      the journal from which an interrupted command resumes, one JSON object a line
     scratch.py   temporary folders, removed when no process uses them, also after a kill
     config.py    Defaults of options from a file: `kvtune.toml`, or `[tool.kvtune]` in pyproject.toml
     folder.py    The run files of a folder: which there are, which is the newest, and which files belong to each

@@ -1,10 +1,9 @@
-"""Ablation: variants flip one setting, runs are interleaved, verdicts follow from the intervals."""
+"""Ablation: variants flip one setting, verdicts follow from the intervals, an interrupted command resumes."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,18 +23,8 @@ from kvtune.cli import ablate as cli
 from kvtune.core.settings import KNOBS, CoreSettings, parse
 from kvtune.device.settings import constant
 from kvtune.engine import ablate as module
-from kvtune.engine.ablate import (
-    BASELINE,
-    JOURNAL,
-    NAMED_ONLY,
-    THRESHOLDS,
-    AblationProgress,
-    Variant,
-    ablate,
-    folder_of,
-    order,
-    variants,
-)
+from kvtune.engine.ablate import JOURNAL, NAMED_ONLY, THRESHOLDS, folder_of, variants
+from kvtune.engine.experiment import BASELINE
 from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.report.console.ablation import print_ablation
@@ -75,18 +64,6 @@ def test_a_wrong_name_and_the_stock_core_are_refused() -> None:
         variants(JOB, ("rovs",))
     with pytest.raises(UsageError, match="--core stock"):
         variants(ProfileJob(model="m", workload=JOB.workload, core="stock"))
-
-
-@pytest.mark.parametrize(("count", "repeats"), [(1, 1), (3, 4), (10, 3)])
-def test_the_order_is_interleaved(count: int, repeats: int) -> None:
-    pairs = list(order(count, repeats))
-    assert Counter(variant for _, variant in pairs) == dict.fromkeys(range(count), repeats)
-    assert [repeat for repeat, _ in pairs] == sorted(repeat for repeat, _ in pairs)
-    if repeats >= 2 and count > 1:
-        first = [v for r, v in pairs if r == 0]
-        assert [v for r, v in pairs if r == 1] == first[::-1]
-    if repeats >= 3 and count > 2:
-        assert len({tuple(v for r, v in pairs if r == n) for n in range(repeats)}) > 1
 
 
 def run_of(pause_us: float, step_us: float) -> Run:
@@ -163,9 +140,6 @@ class Engine:
         return Profiled(run, path, KvtuneError("no", "", code) if code else None)
 
 
-CHOSEN = (Variant(BASELINE, {}, ""), Variant("freeze", {"freeze": False}, "off"))
-
-
 def job_in(folder: Path) -> ProfileJob:
     return replace(JOB, output=folder)
 
@@ -174,62 +148,6 @@ def with_engine(monkeypatch: pytest.MonkeyPatch, *codes: int | type[BaseExceptio
     engine = Engine(iter(codes))
     monkeypatch.setattr(module, "profile", engine)
     return engine
-
-
-def silent(now: AblationProgress) -> object:
-    return lambda event: None
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> ProfileJob:
-    result = job_in(tmp_path)
-    folder_of(result).mkdir()
-    return result
-
-
-@pytest.mark.parametrize("stop", [130, KeyboardInterrupt])
-def test_a_failed_run_is_reported_and_an_interrupted_command_resumes(
-    job: ProfileJob, monkeypatch: pytest.MonkeyPatch, stop: int | type[BaseException]
-) -> None:
-    with_engine(monkeypatch, 0, 1, 0, stop)
-    ablation = ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
-    assert ablation.why == "interrupted" and ablation.planned == 6
-    assert (len(ablation.made[BASELINE].files), len(ablation.made["freeze"].files)) == (1, 1)
-    assert ablation.made["freeze"].failed == ["no"]
-    with (folder_of(job) / JOURNAL).open("a") as journal:
-        journal.write('{"variant": "fre')  # cut off by a crash
-    again = with_engine(monkeypatch)
-    again.ran = 10
-    ablation = ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
-    assert again.ran - 10 == 4 and ablation.why == ""
-    assert [len(made.files) for made in ablation.made.values()] == [3, 3]
-
-
-def test_an_ablation_ends_at_once_if_its_baseline_fails(
-    job: ProfileJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = with_engine(monkeypatch, 1)
-    with pytest.raises(KvtuneError, match="no"):
-        ablate(job, CHOSEN, 3, silent)  # type: ignore[arg-type]
-    assert engine.ran == 1
-
-
-def test_no_run_starts_that_would_exceed_the_budget(job: ProfileJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, shown = [0.0], []
-    engine = with_engine(monkeypatch)
-
-    def start(progress: AblationProgress) -> object:
-        shown.append(progress)
-        now[0] += 30.0  # what a run takes
-        return lambda event: None
-
-    ablation = ablate(job, CHOSEN, 3, start, budget_s=100.0, clock=lambda: now[0])  # type: ignore[arg-type]
-    assert engine.ran == 3 and "budget" in ablation.why
-    assert [(p.number, p.run_s, p.left_s) for p in shown] == [
-        (1, None, None),
-        (2, 30.0, 150.0),
-        (3, 30.0, 120.0),
-    ]
 
 
 def test_other_work_has_another_folder(tmp_path: Path) -> None:
@@ -256,6 +174,15 @@ def test_stopped_at_once_it_promises_nothing_and_leaves_no_empty_folder(
     assert raised.value.exit_code == 130 and "starts from the beginning" in raised.value.hint
     assert "resumes" not in raised.value.hint
     assert not folder_of(job).exists()
+
+
+def test_an_ablation_ends_at_once_if_its_baseline_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = with_engine(monkeypatch, 1)
+    with pytest.raises(KvtuneError, match="no"):
+        cli.run_ablation(job_in(tmp_path), "freeze", 2, 0.0, as_json=False)
+    assert engine.ran == 1
 
 
 def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(

@@ -21,8 +21,9 @@ from kvtune.doctor.facts import Facts, Group, GroupKind, Visits
 from kvtune.errors import KvtuneError
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.run.cpu import avx512_bf16
-from kvtune.sim.vllm_types import EngineCore, EngineScheduler
+from kvtune.sim.engine_types import EngineCore
 from kvtune.vllm.platforms import device
+from kvtune.vllm.types import Scheduler
 from kvtune.workload.types import Request, Span
 
 POOL_BYTES = 4 << 30  # assumed where only a started engine knows its memory
@@ -218,7 +219,7 @@ def _block_layers(kv: Any) -> int:
     return max((len(group.layer_names) for group in kv.kv_cache_groups), default=0)
 
 
-def _hit_alignment(scheduler: EngineScheduler) -> int:
+def _hit_alignment(scheduler: Scheduler) -> int:
     coordinator = scheduler.kv_cache_manager.coordinator
     tokens = getattr(coordinator, "_cache_hit_alignment_tokens", None)
     return int(tokens if tokens is not None else coordinator.scheduler_block_size)

@@ -24,7 +24,7 @@ from kvtune.probe.records import Digest, PoolChange, Step
 from kvtune.probe.ring import Ring
 from kvtune.probe.work import Work, WorkFollower
 from kvtune.vllm.offloading import has_tier
-from kvtune.vllm.types import EngineCore, Executor, Scheduler, SchedulerOutput
+from kvtune.vllm.types import EngineCore, Executor, Outputs, Scheduler, SchedulerOutput
 from kvtune.vllm.waits import Future, watch_waits
 
 
@@ -115,12 +115,12 @@ class StepProbe:
                     self._ring.write(Digest(start, digest(output)))
             return output
 
-        def timed_update(output: SchedulerOutput, *args: object, **kwargs: object) -> object:
+        def timed_update(output: SchedulerOutput, *args: object, **kwargs: object) -> Outputs:
             if self.sampler is not None:
                 self._notify("output_is_in")
             made = collector.counted + get_count()[0]
             start = monotonic_ns()
-            result: object = (
+            result = (
                 audited(output, *args, **kwargs)
                 if audited is not None
                 else kind(scheduler).update_from_output(scheduler, output, *args, **kwargs)

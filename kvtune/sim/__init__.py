@@ -18,7 +18,7 @@ Imported by: cli, doctor, explain, tune.
     settings.py     SimSettings, MODES: plain data, sent as JSON
     profile.py      `kvtune profile --on sim`: one replay, from job to run file
     build.py        EngineCore on the executor without a model
-    vllm_types.py   Protocols: what the simulator uses of vLLM's objects
+    engine_types.py Protocols: an EngineCore on the executor without a model
     pool.py         whether an engine can be simulated, and how large its pool is
     replay.py       a replay from settings to run
     player.py       the loop: sends requests, asks the steppers, takes outputs

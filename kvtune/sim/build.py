@@ -15,12 +15,13 @@ from kvtune.engine.faults import hub_fault
 from kvtune.engine.flags import settings_given
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.sim.clock import VirtualClock
+from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.pool import TOO_SMALL
 from kvtune.sim.settings import SimSettings
-from kvtune.sim.vllm_types import EngineCore, EngineScheduler
 from kvtune.units import count
 from kvtune.vllm.config import KVCacheSpec, VllmConfig
 from kvtune.vllm.patches import PATCHES
+from kvtune.vllm.types import Scheduler
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -69,7 +70,7 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
     return engine
 
 
-def _take_shortcuts(scheduler: EngineScheduler, settings: SimSettings) -> None:
+def _take_shortcuts(scheduler: Scheduler, settings: SimSettings) -> None:
     """Make stock's decisions in less time: inline the pool's loops, give a stock scheduler the steady-decode path."""
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import scheduler as steady

@@ -17,8 +17,8 @@ from kvtune.device.executor import ModellessExecutor
 from kvtune.device.offload import Tier, tier_of
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.steps import ExecutedStep
-from kvtune.sim.vllm_types import EngineRequest, ModelOutput, SchedulerOutput
 from kvtune.vllm.config import KVCacheConfig, KVCacheSpec
+from kvtune.vllm.types import Request, SchedulerOutput
 
 _TOKEN = [0]
 """What every request generates. Shared by all rows: nothing downstream changes a row of one token."""
@@ -41,13 +41,13 @@ class VirtualResult:
 
     __slots__ = ("_clock", "end_s", "value")
 
-    def __init__(self, clock: VirtualClock, end_s: float, value: ModelOutput) -> None:
+    def __init__(self, clock: VirtualClock, end_s: float, value: ModelRunnerOutput) -> None:
         self._clock, self.end_s, self.value = clock, end_s, value
 
     def done(self) -> bool:
         return self._clock.now_s >= self.end_s
 
-    def result(self, timeout: float | None = None) -> ModelOutput:
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
         self._clock.advance_to(self.end_s)
         return self.value
 
@@ -63,7 +63,7 @@ class SimExecutor(ModellessExecutor):
 
     def reset(self) -> None:
         """The state before the first step. Tests give it to real executors, too."""
-        self.requests: dict[str, EngineRequest] = {}  # the scheduler's, set once it exists
+        self.requests: dict[str, Request] = {}  # the scheduler's, set once it exists
         self.on_step: Callable[[ExecutedStep], None] | None = None
         self.tier: Tier | None = None
         """The tier of host memory, where the engine has one."""

@@ -13,8 +13,8 @@ from kvtune.probe.offload import OffloadWatch
 from kvtune.probe.pool import PoolWatch
 from kvtune.probe.records import Copies
 from kvtune.sim.steps import ExecutedStep
-from kvtune.sim.vllm_types import EngineScheduler
 from kvtune.vllm.offloading import has_tier
+from kvtune.vllm.types import Scheduler
 
 
 def _integers() -> array[int]:
@@ -54,7 +54,7 @@ class ReplayJournal:
     def __init__(
         self,
         requests: int,
-        scheduler: EngineScheduler,
+        scheduler: Scheduler,
         now_s: Callable[[], float],
         *,
         token_rows: bool,

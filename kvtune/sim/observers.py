@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvtune.sim.vllm_types import EngineCore, EngineRequest, Outputs
+from kvtune.sim.engine_types import EngineCore
+from kvtune.vllm.types import Outputs, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Observer(Protocol):
     def started(self, engine: EngineCore) -> None:
         """Called when EngineCore is built and nothing has been sent."""
 
-    def sent(self, index: int, request: EngineRequest) -> None:
+    def sent(self, index: int, request: Request) -> None:
         """Called with vLLM's Request before the scheduler has it."""
 
     def stepped(self, engine: EngineCore, outputs: Outputs | None) -> None:

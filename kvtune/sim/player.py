@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from kvtune.errors import KvtuneError
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock
+from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.fast.choose import steppers
 from kvtune.sim.front_end import FrontEnd
 from kvtune.sim.journal import ReplayJournal
@@ -20,7 +21,6 @@ from kvtune.sim.observers import Observer, ReplayProgress
 from kvtune.sim.requests import Factory
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.steps import ExecutedStep, StepResult
-from kvtune.sim.vllm_types import EngineCore
 from kvtune.vllm.names import hash_lookahead
 from kvtune.workload.types import Workload
 

@@ -29,9 +29,9 @@ from kvtune.run.types import (
     empty_table,
 )
 from kvtune.sim.clock import VirtualClock
+from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.journal import ReplayJournal, StepColumns
 from kvtune.sim.settings import SimSettings
-from kvtune.sim.vllm_types import EngineCore
 from kvtune.vllm.config import VllmConfig
 from kvtune.vllm.platforms import device, origins
 from kvtune.workload.types import Workload

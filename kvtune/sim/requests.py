@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.sim.vllm_types import EngineRequest
+from kvtune.vllm.types import Request as EngineRequest
 from kvtune.workload.answers import with_answers
 from kvtune.workload.tokens import hash_arrays
 from kvtune.workload.types import Request

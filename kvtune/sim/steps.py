@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvtune.sim.vllm_types import EngineCore, Outputs, ScheduledStep
-from kvtune.vllm.types import BlockIds, NewRequestData
+from kvtune.sim.engine_types import EngineCore
+from kvtune.vllm.types import BlockIds, NewRequestData, Outputs, ScheduledStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,16 @@
-"""The parts of vLLM's objects that the core and the probe read and change, as Protocols; vllm_config.py has more.
+"""The parts of vLLM's objects that kvtune reads, calls and replaces, as Protocols; more in config.py and offloading.py.
 
 Types, and how to distinguish objects of which there are several kinds. Importing this imports nothing of vLLM, and
 mypy, which does not see vLLM, checks our use of it against these. Each is named as vLLM's class, and holds what is
-used here and no more.
+used here and no more. Methods that are replaced on an instance are declared as callables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
 from typing import Protocol, TypeGuard
 
-from kvtune.vllm.config import KVCacheConfig, KVCacheSpec, VllmConfig
+from kvtune.vllm.config import KVCacheConfig, KVCacheSpec, SchedulerConfig, VllmConfig
 
 BlockIds = tuple[list[int], ...]
 """Ids of KV cache blocks, one list per KV cache group."""
@@ -144,9 +144,19 @@ class BlockMap(Protocol):
     def get_one_block(self, key: bytes) -> KVCacheBlock | None: ...
 
 
-class BlockPool(Protocol):
-    num_gpu_blocks: int
+class LookupPool(Protocol):
+    """What vLLM's prefix lookups need of a pool."""
+
     hash_block_size: int
+    null_block: KVCacheBlock
+
+    def get_cached_block(
+        self, block_hash: bytes, kv_cache_group_ids: list[int]
+    ) -> list[KVCacheBlock] | None: ...
+
+
+class BlockPool(LookupPool, Protocol):
+    num_gpu_blocks: int
     blocks: list[KVCacheBlock]
     free_block_queue: FreeQueue
 
@@ -156,10 +166,12 @@ class BlockPool(Protocol):
     def cached_block_hashes_by_block(self) -> Mapping[int, Collection[bytes]]: ...
 
     def get_num_free_blocks(self) -> int: ...
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]: ...
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None: ...
 
 
 class GroupManager(Protocol):
-    """SingleTypeKVCacheManager: the blocks of one KV cache group."""
+    """SingleTypeKVCacheManager: the blocks of one KV cache group, by request."""
 
     block_size: int
     block_pool: BlockPool
@@ -169,6 +181,8 @@ class GroupManager(Protocol):
     req_to_blocks: dict[str, list[KVCacheBlock]]
     num_cached_block: dict[str, int]
     dcp_world_size: int
+    pcp_world_size: int
+    allocate_new_blocks: Callable[..., list[KVCacheBlock]]
     _record_new_block_ids: bool
 
 
@@ -205,6 +219,8 @@ class Coordinator(Protocol):
 
     eagle_group_ids: Sequence[int]
     num_reprefillable_tokens: int
+    scheduler_block_size: int
+    cache_blocks: Callable[[Request, int], None]
 
     def find_longest_cache_hit(
         self, block_hashes: Sequence[bytes], max_cache_hit_length: int
@@ -221,11 +237,15 @@ class KVCacheManager(Protocol):
     block_pool: BlockPool
     coordinator: Coordinator
     enable_caching: bool
+    watermark_blocks: int
     empty_kv_cache_blocks: KVCacheBlocks
+    get_computed_blocks: Callable[..., tuple[KVCacheBlocks, int, int]]
+    allocate_slots: Callable[..., KVCacheBlocks | None]
+    free: Callable[[Request], None]
+    pop_blocks_for_free: Callable[[Request], list[KVCacheBlock]]
+    estimate_cached_tokens: Callable[[Request], int]
 
-    def allocate_slots(
-        self, request: Request, num_new_tokens: int, *args: object, **options: object
-    ) -> KVCacheBlocks | None: ...
+    def create_kv_cache_blocks(self, blocks: tuple[list[KVCacheBlock], ...]) -> KVCacheBlocks: ...
     def prefix_cache_lookup_enabled(self, request: Request) -> bool: ...
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None: ...
     def new_step_starts(self) -> None: ...
@@ -277,6 +297,34 @@ class SchedulerOutput(ScheduledStep, Protocol):
     kv_connector_metadata: object
 
 
+class ModelRunnerOutput(Protocol):
+    """One row of sampled tokens for each scheduled request."""
+
+    req_ids: list[str]
+    sampled_token_ids: list[list[int]]
+    kv_connector_output: object
+
+
+class EngineCoreOutput(Protocol):
+    """What one request gets from a step."""
+
+    request_id: str
+    new_token_ids: list[int]
+    prefill_stats: PrefillStats | None
+    events: Sequence[Event] | None
+    finish_reason: object
+
+
+class EngineCoreOutputs(Protocol):
+    """What one client gets from a step."""
+
+    outputs: Sequence[EngineCoreOutput]
+
+
+Outputs = Mapping[int, EngineCoreOutputs]
+"""A step's outputs by client."""
+
+
 class Scheduler(Protocol):
     """Scheduler or AsyncScheduler. `running` is in the order in which requests are scheduled."""
 
@@ -287,12 +335,30 @@ class Scheduler(Protocol):
     kv_cache_manager: KVCacheManager
     kv_cache_config: KVCacheConfig
     vllm_config: VllmConfig
+    scheduler_config: SchedulerConfig
+    policy: object
     connector: object
+    hash_block_size: int
+    num_spec_tokens: int
+    max_model_len: int
+    max_num_scheduled_tokens: int
+    max_num_active_reqs: int
+    need_mamba_block_aligned_split: bool
+    kv_holding_waiting: Collection[object]
     deferred_frees: Collection[object]
+    finished_req_ids: set[str]
+    reset_preempted_req_ids: set[str]
+    prev_step_scheduled_req_ids: set[str]
     schedule: Callable[..., SchedulerOutput]
-    update_from_output: Callable[..., object]
+    update_from_output: Callable[..., Outputs]
     add_request: Callable[[Request], object]
+    make_spec_decoding_stats: Callable[..., object]
     _free_request: Callable[..., object]
+    _pause_state: object
+    _update_request_with_output: Callable[..., tuple[list[int], bool]]
+
+    def has_requests(self) -> bool: ...
+    def shutdown(self) -> None: ...
 
 
 class Executor(Protocol):

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from kvtune.core import state
 from kvtune.errors import KvtuneError
 from kvtune.vllm.patches import PATCHES
-from kvtune.vllm.types import BlockPool, FreeQueue, Scheduler, has_tiers, is_linked
+from kvtune.vllm.types import BlockPool, FreeQueue, Outputs, Scheduler, has_tiers, is_linked
 
 PART = "cache.audit"
 
@@ -119,7 +119,7 @@ def uninstall() -> None:
 def watch(scheduler: Scheduler) -> None:
     """Check this scheduler after each of its steps."""
 
-    def audited(*args: object, **options: object) -> object:
+    def audited(*args: object, **options: object) -> Outputs:
         result = type(scheduler).update_from_output(scheduler, *args, **options)
         try:
             problems = check(scheduler)

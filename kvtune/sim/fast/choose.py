@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.executor import SimExecutor
 from kvtune.sim.fast.in_flight import InFlight
 from kvtune.sim.fast.steady_path import SteadyPath, available
 from kvtune.sim.fast.stride import StrideStepper
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.steps import EngineStepper, Stepper
-from kvtune.sim.vllm_types import EngineCore
 from kvtune.vllm.names import prefill_interval
 
 if TYPE_CHECKING:

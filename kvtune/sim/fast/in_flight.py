@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtune.core.steps.steady import Cohort
-from kvtune.sim.vllm_types import EngineCore
+from kvtune.sim.engine_types import EngineCore
 
 
 class InFlight:

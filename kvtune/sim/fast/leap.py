@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvtune.core.steps.steady import Cohort
 from kvtune.sim.fast.pace import Pace
 from kvtune.sim.fast.steady_path import SteadyPath
-from kvtune.sim.vllm_types import EngineScheduler, GroupManager
+from kvtune.vllm.types import GroupManager, Scheduler
 
 SHORTEST = 2
 
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 class Leaper:
-    def __init__(self, scheduler: EngineScheduler, path: SteadyPath, group: GroupManager) -> None:
+    def __init__(self, scheduler: Scheduler, path: SteadyPath, group: GroupManager) -> None:
         self._path, self._group = path, group
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool

@@ -10,17 +10,17 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from kvtune.core.cache.quick import QuickPool
 from kvtune.sim.fast.steady_path import forget_limits, remembers_limits, replace_allocation
-from kvtune.sim.vllm_types import EngineRequest, EngineScheduler, GroupManager, Pool
-from kvtune.vllm.types import KVCacheBlocks
+from kvtune.vllm import types
+from kvtune.vllm.types import GroupManager, KVCacheBlocks, Request, Scheduler
 
 
-def adopt(pool: Pool) -> None:
+def adopt(pool: types.BlockPool) -> None:
     """Give a pool of exactly vLLM's class the loops above; others stay as they are."""
     if type(pool) is BlockPool:
         pool.__class__ = QuickPool
 
 
-def lone_group(scheduler: EngineScheduler) -> GroupManager | None:
+def lone_group(scheduler: Scheduler) -> GroupManager | None:
     """The manager of the engine's one full-attention group in a QuickPool; None for any other engine."""
     manager = scheduler.kv_cache_manager
     groups = manager.coordinator.single_type_managers
@@ -35,7 +35,7 @@ def lone_group(scheduler: EngineScheduler) -> GroupManager | None:
     return group if plain and remembers_limits(manager) else None
 
 
-def adopt_events(scheduler: EngineScheduler) -> None:
+def adopt_events(scheduler: Scheduler) -> None:
     """Give the steady path a shorter allocation for its events, where `lone_group` has a group."""
     group = lone_group(scheduler)
     if group is None:
@@ -43,7 +43,7 @@ def adopt_events(scheduler: EngineScheduler) -> None:
     manager, size = scheduler.kv_cache_manager, group.block_size
     pool, blocks_of, cached_of = manager.block_pool, group.req_to_blocks, group.num_cached_block
 
-    def allocate(request: EngineRequest) -> KVCacheBlocks:
+    def allocate(request: Request) -> KVCacheBlocks:
         name = request.request_id
         forget_limits(manager, name)
         blocks, upto = blocks_of[name], request.num_computed_tokens + 1

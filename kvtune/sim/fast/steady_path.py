@@ -10,23 +10,22 @@ from typing import Protocol, TypeGuard, cast
 
 from kvtune.core.steps.api import NoopManager, SteadyDecodeScheduler
 from kvtune.core.steps.steady import Cohort, Rows, next_event
-from kvtune.sim.vllm_types import CacheManager, EngineRequest, EngineScheduler
-from kvtune.vllm.types import BlockIds, KVCacheBlocks
+from kvtune.vllm.types import BlockIds, KVCacheBlocks, KVCacheManager, Request, Scheduler
 
 DEPTH = 2
 """Batches in flight at most, with asynchronous scheduling and no pipeline parallelism."""
 
-Allocate = Callable[[EngineRequest], KVCacheBlocks | None]
+Allocate = Callable[[Request], KVCacheBlocks | None]
 
 
-class SteadyScheduler(SteadyDecodeScheduler, EngineScheduler, Protocol):
+class SteadyScheduler(SteadyDecodeScheduler, Scheduler, Protocol):
     """The simulator's scheduler, with the path."""
 
 
 class SteadyPath:
     """`scheduler` must have the path (`available`)."""
 
-    def __init__(self, scheduler: EngineScheduler) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         assert has_path(scheduler)
         self._scheduler = adopted = scheduler
         self.lockstep: Callable[[], Cohort | None] = adopted.find_steady_cohort
@@ -40,7 +39,7 @@ class SteadyPath:
         """Whether the path is switched off, for this engine or since an error."""
         return bool(self._scheduler.steady_off)
 
-    def next_event(self, request: EngineRequest, ahead: int) -> int:
+    def next_event(self, request: Request, ahead: int) -> int:
         """Computed tokens of a decoding request at which its blocks need attention again, computed anew."""
         forget_limits(self._scheduler.kv_cache_manager, request.request_id)
         return next_event(request, self._limits(request), ahead, self._scheduler.max_model_len)
@@ -54,32 +53,32 @@ class SteadyPath:
             scheduler.steady_last_rows = rows
 
 
-def has_path(scheduler: EngineScheduler) -> TypeGuard[SteadyScheduler]:
+def has_path(scheduler: Scheduler) -> TypeGuard[SteadyScheduler]:
     return hasattr(scheduler, "steady_allocate")
 
 
-def available(scheduler: EngineScheduler, *, batches: int) -> bool:
+def available(scheduler: Scheduler, *, batches: int) -> bool:
     """Whether this scheduler takes the steady path in an engine that has at most this many batches in flight."""
     if not has_path(scheduler) or scheduler.steady_off:
         return False
     return batches == (DEPTH if scheduler.steady_runs_ahead else 1)
 
 
-def remembers_limits(manager: CacheManager) -> bool:
+def remembers_limits(manager: KVCacheManager) -> bool:
     """Whether the manager remembers up to which token each request needs nothing of it."""
     return hasattr(manager, "noop_limits")
 
 
-def forget_limits(manager: CacheManager, request_id: str) -> None:
+def forget_limits(manager: KVCacheManager, request_id: str) -> None:
     cast(NoopManager, manager).noop_limits.pop(request_id, None)
 
 
-def replace_allocation(scheduler: EngineScheduler, allocate: Allocate) -> None:
+def replace_allocation(scheduler: Scheduler, allocate: Allocate) -> None:
     """Make the path call `allocate` for the blocks of a request that has reached its limits."""
     if has_path(scheduler):
         scheduler.steady_allocate = allocate
 
 
-def allocation_of(scheduler: EngineScheduler) -> Allocate | None:
+def allocation_of(scheduler: Scheduler) -> Allocate | None:
     """The function that the path calls for blocks; None for a scheduler without the path."""
     return scheduler.steady_allocate if has_path(scheduler) else None

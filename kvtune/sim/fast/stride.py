@@ -15,12 +15,12 @@ import numpy as np
 
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras
 from kvtune.probe.digest import digest
+from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.fast.leap import Leaper
 from kvtune.sim.fast.pace import Pace
 from kvtune.sim.fast.pool import lone_group
 from kvtune.sim.fast.steady_path import SteadyPath
 from kvtune.sim.steps import JOURNALED, BulkStep, DecodedRows, StepResult
-from kvtune.sim.vllm_types import EngineCore
 from kvtune.vllm.types import BlockIds
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtune.sim.vllm_types import Coordinator, EngineScheduler
 from kvtune.vllm.names import dropping_groups
+from kvtune.vllm.types import Coordinator, Scheduler
 
 if TYPE_CHECKING:
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
@@ -49,7 +49,7 @@ def hit_alignment(coordinator: Coordinator) -> int:
     return int(tokens if tokens is not None else coordinator.scheduler_block_size)
 
 
-def draft_groups(scheduler: EngineScheduler) -> frozenset[int]:
+def draft_groups(scheduler: Scheduler) -> frozenset[int]:
     """The KV cache groups that hold layers of the draft model alone."""
     config = scheduler.vllm_config
     if config.speculative_config is None:

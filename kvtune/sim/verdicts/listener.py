@@ -13,18 +13,19 @@ from typing import NamedTuple
 from kvtune.sim.verdicts.causes import Boundaries
 from kvtune.sim.verdicts.groups import LookupGroup, draft_groups, hit_alignment, lookup_groups
 from kvtune.sim.verdicts.tier import TierMemory
-from kvtune.sim.vllm_types import (
-    Block,
-    CacheManager,
-    Coordinator,
-    EngineRequest,
-    EngineScheduler,
-    GroupManager,
-    LookupPool,
-)
 from kvtune.vllm.names import dropping_groups, hash_lookahead
 from kvtune.vllm.offloading import has_tier
-from kvtune.vllm.types import BlockMap, KVCacheBlocks
+from kvtune.vllm.types import (
+    BlockMap,
+    Coordinator,
+    GroupManager,
+    KVCacheBlock,
+    KVCacheBlocks,
+    KVCacheManager,
+    LookupPool,
+    Request,
+    Scheduler,
+)
 from kvtune.workload.prefix_tree import PrefixTree
 from kvtune.workload.types import Span
 
@@ -69,7 +70,7 @@ class LookupListener:
         self._caching = False
         self._for_draft = False  # blocks are being given to the draft model's own group
 
-    def attach(self, scheduler: EngineScheduler) -> None:
+    def attach(self, scheduler: Scheduler) -> None:
         """Listen to `scheduler` from now on."""
         manager = scheduler.kv_cache_manager
         self._manager = manager
@@ -97,7 +98,7 @@ class LookupListener:
         """Notes when blocks go to the draft model's own group."""
         original = manager.allocate_new_blocks
 
-        def allocate_new_blocks(*args: object, **kwargs: object) -> list[Block]:
+        def allocate_new_blocks(*args: object, **kwargs: object) -> list[KVCacheBlock]:
             self._for_draft = True
             try:
                 return original(*args, **kwargs)
@@ -106,10 +107,10 @@ class LookupListener:
 
         manager.allocate_new_blocks = allocate_new_blocks
 
-    def _wrap_lookup(self, manager: CacheManager) -> None:
+    def _wrap_lookup(self, manager: KVCacheManager) -> None:
         original = manager.get_computed_blocks
 
-        def get_computed_blocks(request: EngineRequest, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
+        def get_computed_blocks(request: Request, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
             lookup = original(request, *limit)
             if request.num_preemptions == 0 and request.num_output_tokens == 0:
                 if self._tier is None:
@@ -130,11 +131,11 @@ class LookupListener:
         ):
             self.verdicts[request_id] = self._judge(request, max(local, computed + more), local)
 
-    def _wrap_allocation(self, manager: CacheManager) -> None:
+    def _wrap_allocation(self, manager: KVCacheManager) -> None:
         original = manager.allocate_slots
 
         def allocate_slots(
-            request: EngineRequest,
+            request: Request,
             num_new_tokens: int,
             num_new_computed_tokens: int = 0,
             *args: object,
@@ -150,7 +151,7 @@ class LookupListener:
 
         manager.allocate_slots = allocate_slots
 
-    def _wrap_steady_path(self, scheduler: EngineScheduler) -> None:
+    def _wrap_steady_path(self, scheduler: Scheduler) -> None:
         """Watch the steady-decode path, which allocates without `allocate_slots`."""
         from kvtune.sim.fast.steady_path import allocation_of, replace_allocation
 
@@ -158,18 +159,18 @@ class LookupListener:
         if original is None:
             return
 
-        def allocate(request: EngineRequest) -> KVCacheBlocks | None:
+        def allocate(request: Request) -> KVCacheBlocks | None:
             self._allocating = (request.request_id, "decode")
             return original(request)
 
         replace_allocation(scheduler, allocate)
 
-    def _wrap_end(self, manager: CacheManager) -> None:
+    def _wrap_end(self, manager: KVCacheManager) -> None:
         # With async scheduling a request's blocks are popped now and freed later.
         for name in ("free", "pop_blocks_for_free"):
             original = getattr(manager, name)
 
-            def end(request: EngineRequest, original: Callable[[EngineRequest], object] = original) -> object:
+            def end(request: Request, original: Callable[[Request], object] = original) -> object:
                 # The last token of an answer is never computed: no step reads it.
                 self.seen.insert(self.spans_of(request.request_id), request.num_computed_tokens)
                 return original(request)
@@ -179,7 +180,7 @@ class LookupListener:
     def _wrap_caching(self, coordinator: Coordinator) -> None:
         original = coordinator.cache_blocks
 
-        def cache_blocks(request: EngineRequest, num_computed_tokens: int) -> None:
+        def cache_blocks(request: Request, num_computed_tokens: int) -> None:
             self._caching = True
             try:
                 original(request, num_computed_tokens)
@@ -192,11 +193,11 @@ class LookupListener:
         insert, pop = cached.insert, cached.pop
         fates = self._fates
 
-        def listening_insert(key: bytes, block: Block) -> None:
+        def listening_insert(key: bytes, block: KVCacheBlock) -> None:
             insert(key, block)
             fates[key] = None
 
-        def listening_pop(key: bytes, block_id: int) -> Block | None:
+        def listening_pop(key: bytes, block_id: int) -> KVCacheBlock | None:
             block = pop(key, block_id)
             if block is not None and cached.get_one_block(key) is None:
                 by, phase = self._allocating
@@ -208,7 +209,7 @@ class LookupListener:
 
         cached.insert, cached.pop = listening_insert, listening_pop
 
-    def _judge(self, request: EngineRequest, hit: int, local: int = 0) -> PromptVerdict:
+    def _judge(self, request: Request, hit: int, local: int = 0) -> PromptVerdict:
         """`local`: with a tier of host memory, how much of `hit` the pool had."""
         prompt = request.num_tokens
         seen = max(self.seen.match(self.spans_of(request.request_id), prompt), hit)
@@ -263,7 +264,7 @@ class LookupListener:
         )
 
     def _reach(
-        self, group: LookupGroup, pool: LookupPool, request: EngineRequest, limit: int, drop: bool = True
+        self, group: LookupGroup, pool: LookupPool, request: Request, limit: int, drop: bool = True
     ) -> int:
         """How far `group` alone could serve this request from `pool`, by vLLM's own lookup, within `limit`."""
         drop = drop and group.use_eagle
@@ -283,7 +284,7 @@ class LookupListener:
         )
         return min(int(lookup[1]), limit)
 
-    def _together(self, pool: LookupPool, request: EngineRequest, limit: int) -> int:
+    def _together(self, pool: LookupPool, request: Request, limit: int) -> int:
         """The longest boundary within `limit` that all groups of the model itself could serve from `pool`."""
         first = True
         while True:
@@ -294,7 +295,7 @@ class LookupListener:
                 return length
             limit, first = length, False
 
-    def _lost(self, group: LookupGroup, request: EngineRequest, boundary: int) -> Fate | None:
+    def _lost(self, group: LookupGroup, request: Request, boundary: int) -> Fate | None:
         """The fate of the first evicted block among those that `group` would need for a hit at `boundary`."""
         unit = self._pool.hash_block_size
         for end in group.needed_ends(boundary):
@@ -314,7 +315,7 @@ class _History:
         self.null_block = pool.null_block
         self._fates = fates
 
-    def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> list[Block] | None:
+    def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> list[KVCacheBlock] | None:
         if all(_key(block_hash, group_id) in self._fates for group_id in kv_cache_group_ids):
             return [self.null_block] * len(kv_cache_group_ids)
         return None

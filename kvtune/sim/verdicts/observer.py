@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from kvtune.run.types import Run
+from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.verdicts.listener import LookupListener, PromptVerdict
-from kvtune.sim.vllm_types import EngineCore, EngineRequest, Outputs
+from kvtune.vllm.types import Outputs, Request
 from kvtune.workload.types import Span, Workload
 
 
@@ -27,7 +28,7 @@ class VerdictObserver:
         self.listener = LookupListener(lambda request_id: spans[int(request_id)], clock)
         self.listener.attach(engine.scheduler)
 
-    def sent(self, index: int, request: EngineRequest) -> None: ...
+    def sent(self, index: int, request: Request) -> None: ...
 
     def stepped(self, engine: EngineCore, outputs: Outputs | None) -> None: ...
 

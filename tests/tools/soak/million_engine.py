@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvtune.sim.clock import VirtualClock
+from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.settings import SimSettings
-from kvtune.sim.vllm_types import EngineCore
 from tests.tools.soak.trouble import LONGEST, SEQUENCES
 
 Kind = Literal["core", "alike", "stock", "fast core", "fast alike", "fast stock"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtune.core.cache import audit
 from kvtune.core.front_end.message import OUTLET
-from kvtune.sim.vllm_types import EngineCore
+from kvtune.sim.engine_types import EngineCore
 
 if TYPE_CHECKING:
     from kvtune.core.front_end.outlet import Outlet, _Client

@@ -35,7 +35,7 @@ from kvtune.sim.clock import policies_see
 from kvtune.sim.fast.choose import steppers
 from kvtune.sim.journal import ReplayJournal, StepColumns
 from kvtune.sim.steps import ExecutedStep, StepResult
-from kvtune.sim.vllm_types import EngineRequest
+from kvtune.vllm.types import Request
 from tests.tools.soak.million_engine import Built
 from tests.tools.soak.million_messages import Messages, stops_first
 from tests.tools.soak.trouble import ERRORS, Ask, Round
@@ -208,7 +208,7 @@ class Rounds:
         self._next_id += 1
         engine = self.engine
         message = self._messages.of(number, ask, self.clock.now_s, ask.number % 2 if self._two_clients else 0)
-        request: EngineRequest
+        request: Request
         request, _ = engine.preprocess_add_request(message)  # type: ignore[attr-defined]
         engine.add_request(request)
         played = self.played

@@ -1,0 +1,70 @@
+"""An EngineCore on the executor without a model, as Protocols: vLLM's own parts are in vllm/types.py. Types only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from kvtune.device.cost import StepCost
+from kvtune.sim.clock import VirtualClock
+from kvtune.vllm import types
+from kvtune.vllm.config import VllmConfig
+from kvtune.vllm.types import ModelRunnerOutput, Outputs, Request, Scheduler, SchedulerOutput
+
+
+class Machine(Protocol):
+    @property
+    def clock(self) -> VirtualClock: ...
+    @property
+    def cost(self) -> StepCost: ...
+
+
+class PendingOutput(Protocol):
+    """A future of a step's output, done at a virtual time. The fast steppers change it while it waits in the queue."""
+
+    end_s: float
+    value: ModelRunnerOutput
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput: ...
+
+
+class TierCopies(Protocol):
+    def next_end_s(self) -> float | None: ...
+
+
+class Tier(Protocol):
+    """The tier of host memory."""
+
+    @property
+    def copies(self) -> TierCopies: ...
+    def quiet(self, connector: object) -> bool: ...
+
+
+class Executor(types.Executor, Protocol):
+    """SimExecutor, or a real one that lives on virtual time."""
+
+    execute_model: Callable[..., PendingOutput]
+    requests: dict[str, Request]
+    on_step: Callable[..., None] | None  # takes a steps.ExecutedStep
+    tier: Tier | None
+
+    @property
+    def machine(self) -> Machine: ...
+
+
+class EngineCore(Protocol):
+    """vLLM's EngineCore with a SimExecutor."""
+
+    scheduler: Scheduler  # the core's subclasses have more: fast/steady_path.py
+    model_executor: Executor
+    vllm_config: VllmConfig
+    batch_queue: deque[tuple[PendingOutput, SchedulerOutput, PendingOutput]] | None
+    """Batches sent and not yet updated, the newest first; None where scheduling is synchronous."""
+    batch_queue_size: int
+
+    @property
+    def step_fn(self) -> Callable[[], tuple[Outputs | None, bool]]: ...
+    def post_step(self, model_executed: bool) -> None: ...
+    def add_request(self, request: Request) -> None: ...
+    def reset_prefix_cache(self) -> bool: ...

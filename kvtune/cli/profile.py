@@ -169,6 +169,7 @@ def profile(
     from kvtune.cli.views.plan import announce, engine_plan
     from kvtune.cli.views.progress import ProgressView
     from kvtune.cli.views.results import show
+    from kvtune.engine.experiment import BASELINE, Side, experiment
     from kvtune.sim.simulators import Simulators
 
     resolve(
@@ -176,24 +177,29 @@ def profile(
     )  # a wrong MODEL is refused before a plan is made
     announce(engine_plan(model, job.workload, repeat, output, source=on))
     done: list[Profiled] = []
-    for number in range(repeat):
-        label = model if repeat == 1 else f"{model} {number + 1}/{repeat}"
+
+    def measure(side: Side[Profiled]) -> Profiled:
+        label = model if repeat == 1 else f"{model} {len(done) + 1}/{repeat}"
         with ProgressView(len(job.workload.requests), label) as view:
             view.phase("starting")
             result = run_profile(job, view)
             view.phase("analysing")
         done.append(result)
         if result.error is not None:
-            break
+            raise result.error
+        return result
+
+    ended = experiment([Side(BASELINE, {})], repeat, measure)
+    if ended.error is not None and not done:
+        raise ended.error
     # Whoever pressed Ctrl-C, or reads why an engine died, does not wait for replays: `explain RUN` has them.
-    replays = tries and done[-1].error is None
+    replays = tries and ended.error is None
     with Simulators(model=model) if replays else nullcontext() as simulators:
         show(done, job.workload, shown, simulators)
     if recipe:
         say_other_pool(recipe, done[-1].run)
-    error = done[-1].error
-    if error is not None:
-        raise error
+    if ended.error is not None:
+        raise ended.error
     return 0
 
 

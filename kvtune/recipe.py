@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvtune.commands import command
 from kvtune.errors import UsageError, reason
 from kvtune.files import explained, read_regular, replacing
 from kvtune.legal import Legal
@@ -160,9 +160,8 @@ def tuning_command(raw: Mapping[str, Any]) -> str:
     about, evidence = tables
     words = ["tune", about.get("model", "MODEL"), "-w", evidence.get("workload", "WORKLOAD")]
     flags = list(evidence.get("engine_args") or ())
-    return "kvtune " + shlex.join(
-        " ".join(str(word).split()) for word in words + (["--", *flags] if flags else [])
-    )
+    one_line = [" ".join(str(word).split()) for word in words]
+    return command(*one_line, flags=(" ".join(str(flag).split()) for flag in flags))
 
 
 def check_engine_settings(settings: Mapping[str, Scalar], where: str, part: str) -> None:

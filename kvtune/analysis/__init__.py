@@ -23,7 +23,7 @@ Imported by: cli, doctor, explain, report, tune.
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
     knobs.py         What a knob is, in one line with its unit
     offload.py       What a tier of host memory gave back, and what it cost: Run -> Offload
-    again.py         The `kvtune` command that repeats a run, with other settings
+    again.py         The `kvtune` command that repeats a run, as it was or with other settings
     replayed.py      What replays of a run with other settings say (`header.extra.replayed`): which settings help
     stalls/         slow token gaps, and the one largest cause of each
     comparison/     two runs, or repeats of two settings, side by side; ablations; --fail-on

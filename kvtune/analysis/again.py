@@ -1,10 +1,10 @@
-"""The `kvtune` command that repeats a run, with other settings. Pure."""
+"""The `kvtune` command that repeats a run, as it was or with other settings. Pure."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 
+from kvtune.commands import command, core_words
 from kvtune.core.settings import of_an_old_run
 from kvtune.engine.flags import with_flag
 from kvtune.run.extras import Remedy, Scalar
@@ -29,12 +29,11 @@ def profile_line(
     if core != "kvtune" or core != header.core.name:
         words += ["--core", core]
     if core == "kvtune":
-        for name, value in settings.items():
-            words += ["--set", f"core.{name}={str(value).lower() if isinstance(value, bool) else value}"]
+        words += core_words(settings)
     args = list(header.engine.args)
     for name, flag in (flags or {}).items():
         args = with_flag(args, name, flag)
-    return command(*words, *options, *(("--", *args) if args else ()))
+    return command(*words, *options, flags=args)
 
 
 def with_remedy(run: Run, remedy: Remedy) -> str:
@@ -58,5 +57,20 @@ def _place(run: Run) -> list[str]:
     return place
 
 
-def command(*words: str) -> str:
-    return shlex.join(("kvtune", *words))
+OWN_OUTPUT = {"-o": 1, "--output": 1, "--repeat": 1, "--json": 0, "--open": 0, "-q": 0, "--quiet": 0}
+"""Options of `profile` that say where results go or how often it runs, and how many values each takes."""
+
+
+def profile_again(run: Run, output: str) -> str:
+    """The run's own `kvtune profile` line with another output folder; "" where another command made the run."""
+    words = iter(run.header.command[1:])
+    kept: list[str] = []
+    for word in words:
+        if word == "--":
+            break
+        if word in OWN_OUTPUT:
+            for _ in range(OWN_OUTPUT[word]):
+                next(words, "")
+        elif word.split("=")[0] not in OWN_OUTPUT:
+            kept.append(word)
+    return command(*kept, "-o", output, flags=words) if kept[:1] == ["profile"] else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvtune.analysis.again import command, profile_line, with_remedy, workload_words
+from kvtune.analysis.again import profile_line, with_remedy, workload_words
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, match_unit
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
@@ -20,6 +20,7 @@ from kvtune.analysis.replayed import brings, helping, preempts, tried
 from kvtune.analysis.stalls.account import Stalls
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.analysis.step_time import StepTime
+from kvtune.commands import command
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent
 
@@ -171,9 +172,9 @@ def _advice(run: Run) -> tuple[str, str]:
         return f"{none}: see what any cache of this size could hit.", command(
             "bounds", *workload_words(run), "--model", run.header.model
         )
-    return (
-        "No other setting was replayed on this run: see which one helps before you change any."
-    ), "kvtune explain RUN"
+    return ("No other setting was replayed on this run: see which one helps before you change any."), command(
+        "explain", "RUN"
+    )
 
 
 def _unknown(run: Run, cache: PrefixCache, time: StepTime) -> Verdict:
@@ -307,5 +308,4 @@ def _model(run: Run, cache: PrefixCache, time: StepTime, overlap: Overlap | None
 
 
 def _tune(run: Run) -> str:
-    args = run.header.engine.args
-    return command("tune", run.header.model, *workload_words(run), *(("--", *args) if args else ()))
+    return command("tune", run.header.model, *workload_words(run), flags=run.header.engine.args)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvtune.cli import options
+from kvtune.commands import command
 
 if TYPE_CHECKING:
     from kvtune.run.types import Run
@@ -78,7 +78,7 @@ def _store(explained: Run, file: Path, trace: Path | None) -> None:
     print(f"stored the causes in {file}", file=sys.stderr)
     page, of = file.with_suffix(".html"), run_identity(explained.header)
     if not wrote(page, of):
-        print(f"  next: `kvtune report {shlex.quote(str(file))}` draws them", file=sys.stderr)
+        print(f"  next: `{command('report', str(file))}` draws them", file=sys.stderr)
         return
     write_own(run_page(RunAnalysis(explained, workload_of(explained, trace))).encode(), page, of)
     print(f"drew {page} again", file=sys.stderr)

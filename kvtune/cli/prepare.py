@@ -21,6 +21,7 @@ def prepare(
     import os
     import sys
 
+    from kvtune.commands import command
     from kvtune.engine import gemma
     from kvtune.errors import UsageError
 
@@ -36,5 +37,5 @@ def prepare(
     gemma.prepare(folder)
     print(f"{model} is ready: {folder}")
     work = "rounds:prefixes=4,prefix=800,suffix=32,output=16,rounds=3"
-    print(f"next  kvtune profile {model if output is None else folder} -w {work}")
+    print(f"next  {command('profile', model if output is None else str(folder), '-w', work)}")
     return 0

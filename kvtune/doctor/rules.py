@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from kvtune.commands import command
 from kvtune.doctor.facts import Facts
 from kvtune.doctor.finding import Finding
 from kvtune.doctor.planned import planners_backend
@@ -85,7 +86,7 @@ def block_default(facts: Facts) -> Iterator[Finding]:
         f"{least - 1} cached tokens again in place of {facts.block_tokens - 1}; the scheduler handles {times} times "
         "as many blocks",
         f"--block-size {least}; what it is worth for a load: "
-        f"`kvtune sweep {facts.model} -w LOAD --block-size`",
+        f"`{command('sweep', facts.model, '-w', 'LOAD', '--block-size')}`",
     )
 
 

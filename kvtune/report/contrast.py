@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvtune.analysis.again import profile_again
 from kvtune.analysis.comparison.compare import ONE_RUN, Comparison, Figure, Mismatch, compare, predicted
 from kvtune.analysis.comparison.repeats import compare_repeats
 from kvtune.analysis.run import RunAnalysis
@@ -19,7 +20,6 @@ from kvtune.analysis.spread import Values
 from kvtune.analysis.summary import Summary, summary
 from kvtune.core.settings import KNOBS
 from kvtune.report.measures import change_text, measure_title
-from kvtune.report.names import profile_again
 from kvtune.run.types import Run
 from kvtune.workload.types import Workload
 

@@ -49,29 +49,6 @@ def command_text(run: Run) -> str:
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
 
 
-OWN_OUTPUT = {"-o": 1, "--output": 1, "--repeat": 1, "--json": 0, "--open": 0, "-q": 0, "--quiet": 0}
-"""Options of `profile` that say where results go or how often it runs, and how many values each takes."""
-
-
-def profile_again(run: Run, output: str) -> str:
-    """The run's `kvtune profile` line with another output folder; "" where another command made the run."""
-    words = iter(run.header.command[1:])
-    kept: list[str] = []
-    for word in words:
-        if word == "--":
-            kept += [word, *words]
-            break
-        if word in OWN_OUTPUT:
-            for _ in range(OWN_OUTPUT[word]):
-                next(words, "")
-        elif word.split("=")[0] not in OWN_OUTPUT:
-            kept.append(word)
-    if kept[:1] != ["profile"]:
-        return ""
-    end = kept.index("--") if "--" in kept else len(kept)
-    return shlex.join(["kvtune", *kept[:end], "-o", output, *kept[end:]])
-
-
 def source_line(file: str, line: int) -> str:
     """A file's path from its package on, without the folder it was installed in."""
     if not file:

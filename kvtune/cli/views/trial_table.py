@@ -8,7 +8,7 @@ from math import prod
 
 from kvtune.analysis.knobs import knob_note
 from kvtune.analysis.study import Trial
-from kvtune.recipe import Scalar
+from kvtune.recipe import Scalar, text_of
 from kvtune.terminal import Column, FittedTable
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.space.grid import shown
@@ -38,7 +38,7 @@ class Row:
     def value(self, knob: str) -> str:
         """The knob's value, or all values if the row holds every combination of its trials' values."""
         values = self._values(knob)
-        return ", ".join(map(text, values)) if self._is_grid() else text(self.first.settings.get(knob))
+        return ", ".join(map(_text, values)) if self._is_grid() else _text(self.first.settings.get(knob))
 
     def settings(self, knobs: Sequence[str]) -> str:
         words = [f"{knob}={self.value(knob).replace(' ', '')}" for knob in knobs if self.value(knob)]
@@ -134,5 +134,5 @@ def ceiling(trial: Trial) -> str:
     return f"{tokens_s:,.0f}" if tokens_s is not None else ""
 
 
-def text(value: Scalar | None) -> str:
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _text(value: Scalar | None) -> str:
+    return "" if value is None else text_of(value)

@@ -8,8 +8,9 @@ from typing import Any
 
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.knobs import knob_note
+from kvtune.commands import command
 from kvtune.core.settings import KNOBS
-from kvtune.recipe import Recipe, Scalar
+from kvtune.recipe import Recipe, Scalar, text_of
 from kvtune.report.measures import change_text, interval_text, measure_text, measure_title
 from kvtune.terminal import Column, FittedTable, folded
 
@@ -69,16 +70,9 @@ def _settings(recipe: Recipe, width: int) -> Iterator[str]:
 
 def _setting(of: str, name: str, value: Scalar) -> tuple[str, ...]:
     note = knob_note(name)
-    text = (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
     unit = note.unit if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
     default = " (default)" if name in KNOBS and value == KNOBS[name].default else ""
-    return name, of, f"{text} {unit}".strip() + default, note.help
+    return name, of, f"{text_of(value)} {unit}".strip() + default, note.help
 
 
 def _evidence(recipe: Recipe, width: int) -> Iterator[str]:
@@ -143,8 +137,8 @@ def _table(figures: list[Figure]) -> FittedTable:
 
 
 def _commands(recipe: Recipe, name: str) -> Iterator[str]:
-    model, recipe_name = shlex.quote(recipe.recipe.model), shlex.quote(name)
-    yield f"  kvtune serve {model} --recipe {recipe_name}"
-    yield f"  kvtune profile {model} --recipe {recipe_name} -w YOUR_LOAD"
-    yield f"  kvtune recipe verify {recipe_name}"
-    yield f"  kvtune recipe export {recipe_name} -o FOLDER    # for plain `vllm serve --config`"
+    model = recipe.recipe.model
+    yield f"  {command('serve', model, '--recipe', name)}"
+    yield f"  {command('profile', model, '--recipe', name, '-w', 'YOUR_LOAD')}"
+    yield f"  {command('recipe', 'verify', name)}"
+    yield f"  {command('recipe', 'export', name, '-o', 'FOLDER')}    # for plain `vllm serve --config`"

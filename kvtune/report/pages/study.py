@@ -8,7 +8,8 @@ from pathlib import PurePath
 
 from kvtune.analysis.knobs import API_SERVERS, knob_note
 from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial, study_identity
-from kvtune.recipe import Scalar
+from kvtune.commands import command, core_words
+from kvtune.recipe import Scalar, text_of
 from kvtune.report.banners import Banner
 from kvtune.report.charts import Cell, Section, grid
 from kvtune.report.pages.study_charts import (
@@ -16,13 +17,12 @@ from kvtune.report.pages.study_charts import (
     OBJECTIVES,
     effects_section,
     figure_of,
+    figure_text,
     front_section,
     maps_section,
     phrase,
     quantity,
     settings_text,
-    shown,
-    text_of,
 )
 from kvtune.report.sections.verdict import Tile
 from kvtune.units import count
@@ -139,7 +139,7 @@ def _words(study: StudyView, by: str) -> tuple[str, str, str]:
         return (
             "No trial was completed, so these settings cannot be judged.",
             "The table of trials has the reasons; check this model's settings with the command below.",
-            _command("doctor", bench.model, *_dashed(bench)),
+            command("doctor", bench.model, flags=bench.engine_args),
         )
     simulated = verdict.on == "sim"
     where = "in simulation" if simulated else "on the engine"
@@ -157,7 +157,7 @@ def _words(study: StudyView, by: str) -> tuple[str, str, str]:
         result += f" {_capitalized(study.why)}."
     if study.result.recipe and bench.engine_on == "host":
         advice = "Verify the recipe below: it is for the simulated device, and no server runs on that."
-        return result, advice, _command("recipe", "verify", PurePath(study.result.recipe).name)
+        return result, advice, command("recipe", "verify", PurePath(study.result.recipe).name)
     if study.result.recipe:
         return result, "Serve the model with the recipe below.", _serve(bench.model, study.result.recipe)
     if not verdict.winner:
@@ -222,8 +222,8 @@ def _use(study: StudyView) -> Section | None:
     name, model = PurePath(recipe).name, study.bench.model
     commands = [
         ("Serve with it", _serve(model, name)),
-        ("Check it on this machine: run its evidence again", _command("recipe", "verify", name)),
-        ("For plain vLLM: a configuration and its environment", _command("recipe", "export", name, "-o", "served")),
+        ("Check it on this machine: run its evidence again", command("recipe", "verify", name)),
+        ("For plain vLLM: a configuration and its environment", command("recipe", "export", name, "-o", "served")),
         ("and then", f"source served/env.sh && vllm serve {shlex.quote(model)} --config served/config.yaml"),
     ]  # fmt: skip
     if study.bench.engine_on == "host":  # no server runs on a simulated device
@@ -251,7 +251,7 @@ def _table(study: StudyView, by: str) -> Section:
         "state",
     )
     given = ((knob, t.settings[knob]) for t in trials for knob in knobs if knob in t.settings)
-    example = next((f"{knob}={shown(value)}" for knob, value in given), "complete")
+    example = next((f"{knob}={text_of(value)}" for knob, value in given), "complete")
     lead = "All trials, in the order they ran. Times of simulated trials are predictions."
     notes = [knob_note(knob) for knob in knobs]
     values = {"table": grid(heads, rows, "All trials"), "example": example, "knobs": notes}
@@ -261,7 +261,7 @@ def _table(study: StudyView, by: str) -> Section:
 def _trial_row(t: Trial, names: Sequence[str], knobs: Sequence[str], best: bool) -> tuple[Cell, ...]:
     name = "stock" if t.role == "baseline" else f"{t.number} (best)" if best else str(t.number)
     failed = t.state == "failed"
-    figures = [Cell("–") if failed else Cell(text_of(t, by), figure_of(t, by)) for by in names]
+    figures = [Cell("–") if failed else Cell(figure_text(t, by), figure_of(t, by)) for by in names]
     settings = [_setting(t.settings.get(knob)) for knob in knobs]
     number = Cell(name, float(t.number), "best" if best else "")
     return number, Cell(t.on), *figures, *settings, Cell(t.why or t.state)
@@ -269,7 +269,7 @@ def _trial_row(t: Trial, names: Sequence[str], knobs: Sequence[str], best: bool)
 
 def _setting(value: Scalar | None) -> Cell:
     number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-    return Cell("" if value is None else shown(value), number)
+    return Cell("" if value is None else text_of(value), number)
 
 
 def _capitalized(text: str) -> str:
@@ -280,27 +280,22 @@ def _args(bench: Bench) -> str:
     return shlex.join(bench.engine_args)
 
 
-def _dashed(bench: Bench) -> tuple[str, ...]:
-    return ("--", *bench.engine_args) if bench.engine_args else ()
-
-
 def _tune(study: StudyView) -> str:
     bench, by = study.bench, ",".join(study.result.objectives)
     flags = list(bench.engine_args)
     tier = study.result.best.settings.get("kv_offloading_size") if study.result.best else None
     if tier and not any("kv-offloading-size" in word.replace("_", "-") for word in flags):
         # `tune` adds no tier by itself.
-        flags += ["--kv-offloading-size", shown(tier)]
+        flags += ["--kv-offloading-size", text_of(tier)]
     where = ["--on", "host"] if bench.engine_on == "host" else []
     if API_SERVERS in (study.result.best.settings if study.result.best else ()):
         # `tune` tries it on request alone.
         where += ["--knobs", API_SERVERS]
-    after = ("--", *flags) if flags else ()
-    return _command("tune", bench.model, "-w", bench.spec, *where, "--objective", by, *after)
+    return command("tune", bench.model, "-w", bench.spec, *where, "--objective", by, flags=flags)
 
 
 def _serve(model: str, recipe: str) -> str:
-    return _command("serve", model, "--recipe", PurePath(recipe).name)
+    return command("serve", model, "--recipe", PurePath(recipe).name)
 
 
 def _profile(study: StudyView, best: Trial) -> str:
@@ -310,10 +305,4 @@ def _profile(study: StudyView, best: Trial) -> str:
     core = {**bench.core_settings, **{n: v for n, v in best.settings.items() if n in KNOBS}}
     words = ["profile", bench.model, "-w", bench.spec, "--core", best.core]
     words += ["--on", "host"] if bench.engine_on == "host" else []
-    for name, value in core.items():
-        words += ["--set", f"core.{name}={shown(value)}"]
-    return _command(*words, *(("--", *args) if args else ()))
-
-
-def _command(*words: str) -> str:
-    return shlex.join(("kvtune", *words))
+    return command(*words, *core_words(core), flags=args)

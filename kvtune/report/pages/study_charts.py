@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.study import Effect, EngineRuns, Place, Trial
+from kvtune.recipe import Scalar, text_of
 from kvtune.report.charts import Cell, Chart, Section, columns, grid, spec_of
 
 
@@ -58,14 +59,14 @@ def figure_of(trial: Trial, by: str) -> float | None:
     return None if value is None else OBJECTIVES[by].scale * value
 
 
-def text_of(trial: Trial, by: str) -> str:
+def figure_text(trial: Trial, by: str) -> str:
     figure = figure_of(trial, by)
     return "–" if figure is None else f"{figure:,.4g}"
 
 
 def quantity(trial: Trial, by: str) -> str:
     """The figure with its unit."""
-    return f"{text_of(trial, by)} {OBJECTIVES[by].unit}"
+    return f"{figure_text(trial, by)} {OBJECTIVES[by].unit}"
 
 
 def phrase(trial: Trial, by: str) -> str:
@@ -73,15 +74,9 @@ def phrase(trial: Trial, by: str) -> str:
     return OBJECTIVES[by].before + quantity(trial, by)
 
 
-def shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def settings_text(trial: Trial | EngineRuns) -> str:
     core = "stock vLLM" if trial.core == "stock" else "kvtune core"
-    return f"{core}, {', '.join(f'{n} {shown(v)}' for n, v in trial.settings.items()) or 'defaults'}"
+    return f"{core}, {', '.join(f'{n} {text_of(v)}' for n, v in trial.settings.items()) or 'defaults'}"
 
 
 def effects_section(
@@ -104,7 +99,7 @@ def effects_section(
     for number, effect in enumerate(effects):
         name, knob = f"effect-{number}", effect.knob
         means = sorted(effect.means, key=lambda each: _order(each.value))
-        data = columns(value=[shown(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
+        data = columns(value=[text_of(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
         top = alt.Scale(domain=[0, highest * 1.05 or 1])  # one axis for all: their sizes can be compared
         drawing = alt.Chart(alt.NamedData(name=name), height=150).mark_bar(color="var(--c1)").encode(
             x=alt.X("value:N", sort=None, axis=alt.Axis(title=knob, labelAngle=0)),
@@ -114,9 +109,9 @@ def effects_section(
                 alt.Tooltip("figure:Q", title=title, format=",.4~g"),
             ],
         )  # fmt: skip
-        rows = [(shown(v), Cell(f"{scale * m:,.4g}", scale * m)) for v, m, _ in means]
+        rows = [(text_of(v), Cell(f"{scale * m:,.4g}", scale * m)) for v, m, _ in means]
         table = grid((knob, title), rows, f"The best setting with another {knob}")
-        said = ", ".join(f"{scale * m:,.4g} at {shown(v)}" for v, m, _ in means)
+        said = ", ".join(f"{scale * m:,.4g} at {text_of(v)}" for v, m, _ in means)
         label = f"{title[0].upper()}{title[1:]}: {said}."
         charts.append(Chart(name, knob, label, spec_of(drawing), table, {name: data}))
     lead = (
@@ -131,7 +126,7 @@ def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Sect
     pair = PAIR if all(name in knobs for name in PAIR) else tuple(k for k in knobs if k != "block_size")[:2]
     if len(pair) < 2:
         return None
-    panels: dict[object, list[Trial]] = {}
+    panels: dict[Scalar | None, list[Trial]] = {}
     for trial in trials:
         if all(name in trial.settings for name in pair):
             panels.setdefault(trial.settings.get("block_size"), []).append(trial)
@@ -152,7 +147,7 @@ def _map(
     name: str,
     trials: Sequence[Trial],
     pair: Sequence[str],
-    block: object,
+    block: Scalar | None,
     by: str,
     ends: tuple[float, float],
 ) -> Chart:
@@ -160,7 +155,7 @@ def _map(
 
     title = OBJECTIVES[by].title
     pick = min if by in LESS_IS_BETTER else max
-    cells: dict[tuple[object, object], float] = {}
+    cells: dict[tuple[Scalar, Scalar], float] = {}
     for trial in trials:
         at = (trial.settings[pair[0]], trial.settings[pair[1]])
         figure = figure_of(trial, by) or 0.0
@@ -168,13 +163,13 @@ def _map(
     order = sorted(cells, key=lambda at: (_order(at[0]), _order(at[1])))
     best = pick(order, key=lambda at: cells[at])
     drawn = columns(
-        x=[shown(x) for x, _ in order],
-        y=[shown(y) for _, y in order],
+        x=[text_of(x) for x, _ in order],
+        y=[text_of(y) for _, y in order],
         figure=[cells[at] for at in order],
         text=[f"{cells[at]:,.3g}" for at in order],
         best=[at == best for at in order],
     )
-    rows_of_y = [shown(y) for y in sorted({y for _, y in cells}, key=_order)]
+    rows_of_y = [text_of(y) for y in sorted({y for _, y in cells}, key=_order)]
     shades = alt.Scale(domain=list(ends), range=list(SHADES))
     base = alt.Chart(alt.NamedData(name=name), height=38 * len(rows_of_y) + 4).encode(
         x=alt.X("x:N", sort=None, axis=alt.Axis(title=pair[0], labelAngle=0)),
@@ -192,11 +187,11 @@ def _map(
         fill=None, filled=False, stroke="var(--ink)", strokeWidth=2
     )
     figures = base.mark_text(color="var(--ink)", tooltip=None).encode(text="text:N")
-    rows = [(shown(x), shown(y), Cell(f"{cells[x, y]:,.4g}", cells[x, y])) for x, y in order]
+    rows = [(text_of(x), text_of(y), Cell(f"{cells[x, y]:,.4g}", cells[x, y])) for x, y in order]
     heading = f"block_size {block}" if block is not None else " and ".join(pair)
     label = (
-        f"{title[:1].upper()}{title[1:]}: best {cells[best]:,.4g}, at {pair[0]} {shown(best[0])} and "
-        f"{pair[1]} {shown(best[1])}; from {min(cells.values()):,.4g} to {max(cells.values()):,.4g}."
+        f"{title[:1].upper()}{title[1:]}: best {cells[best]:,.4g}, at {pair[0]} {text_of(best[0])} and "
+        f"{pair[1]} {text_of(best[1])}; from {min(cells.values()):,.4g} to {max(cells.values()):,.4g}."
     )
     table = grid((*pair, title), rows, f"{heading}: {title}")
     return Chart(name, heading, label, spec_of(alt.layer(shade, frame, figures)), table, {name: drawn})
@@ -243,7 +238,7 @@ def front_section(
         (
             Cell(str(t.number), t.number),
             settings_text(t),
-            *(Cell(text_of(t, name), figure_of(t, name)) for name in axes),
+            *(Cell(figure_text(t, name), figure_of(t, name)) for name in axes),
         )
         for t in best
     ]

@@ -1,0 +1,20 @@
+"""Commands that kvtune prints to be copied. Every word is quoted, so that a shell takes it as it is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+
+
+def command(*words: str, flags: Iterable[str] = ()) -> str:
+    """`kvtune` with these words, and vLLM's `flags` after `--`."""
+    after = list(flags)
+    return shlex.join(["kvtune", *words, *(["--", *after] if after else [])])
+
+
+def core_words(settings: Mapping[str, object]) -> list[str]:
+    """`--set core.NAME=VALUE` for each setting, with every digit."""
+    values = {
+        name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()
+    }
+    return [word for name, value in values.items() for word in ("--set", f"core.{name}={value}")]

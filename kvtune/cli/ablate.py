@@ -53,8 +53,8 @@ def run_ablation(
         folder = folder_of(job)
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-        if chosen[0].failed is not None:
-            raise chosen[0].failed
+        if chosen[0].failed and ended.error is not None:
+            raise ended.error
         raise KvtuneError(
             f"no run of --ablate's baseline ended: {ended.why}",
             "run the same command again: it resumes where this one stopped"
@@ -129,7 +129,7 @@ def _store(chosen: Sequence[Variant], repeats: int, ended: Ended) -> Run:
             variant.settings,
             tuple(figures(read_run(path)) for path in variant.runs),
             tuple(path.name for path in variant.runs),
-            (variant.failed.message,) if variant.failed is not None else (),
+            (variant.failed,) if variant.failed else (),
         )
         for variant in chosen
     ]

@@ -26,7 +26,7 @@ def tune(
         int, typer.Option(min=2, help="Engine runs of stock and of each finalist, at most.")
     ] = 4,
     budget: Annotated[
-        float, typer.Option(help="Seconds after which no new round of engine runs begins.")
+        float, typer.Option(help="Seconds for the engine runs; two rounds run in any case.")
     ] = 600.0,
     on: Annotated[
         str,

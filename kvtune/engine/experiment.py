@@ -37,12 +37,12 @@ FIELDS = ("variant", "repeat", "file", "seconds")
 
 @dataclass(slots=True)
 class Side(Generic[R]):
-    """A setting: its runs in the order in which they were made; `failed`: why it is not run again."""
+    """A setting and its runs, in the order in which they were made. `failed`: why it is not run again."""
 
     name: str
     settings: dict[str, Value]
     runs: list[R] = field(default_factory=list)
-    failed: KvtuneError | None = None
+    failed: str = ""
 
 
 S = TypeVar("S", bound=Side[Any])
@@ -94,7 +94,7 @@ def experiment(
         side = sides[at]
         if (number - 1) % len(sides) == 0 and repeat >= least and enough():
             break
-        if side.failed is not None or len(side.runs) > repeat:
+        if side.failed or len(side.runs) > repeat:
             continue
         run = kept(side)
         if run is None:
@@ -111,7 +111,7 @@ def experiment(
             except KvtuneError as error:
                 if error.exit_code == EXIT_INTERRUPTED:
                     return Ended(INTERRUPTED, error)
-                side.failed = error
+                side.failed = error.message
                 if side is sides[0]:
                     return Ended(f"the baseline failed: {error.message}", error)
                 continue

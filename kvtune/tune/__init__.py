@@ -9,14 +9,14 @@ The data of a study (`Bench`, `Trial`, `StudyResult`, ..) is in `analysis/study.
                                        |
        search.py (Optuna, seeded) -----+     --> trials/engine.py: one profiled run, one at a time
                                                          |
-    sweep.py: trials -> trials/journal.py             confirm.py: stock, A, B, .. stock
+    sweep.py: trials -> trials/journal.py             confirm.py: stock, A, B, B, A, .. stock
                                                          |
                                                       recipes/make.py --> recipe (TOML)
 
     sweep.py       named knobs: settings in, trials out
     tune.py        stock on the engine (its pool and step cost are simulated), search, finalists, recipe or "no winner"
     search.py      the search in simulation
-    confirm.py     finalists and stock on the engine, interleaved, until a difference is shown or time is up
+    confirm.py     the experiment (`engine/experiment.py`) of stock and the finalists, and what it shows
     guard.py       `--guard W`: other workloads that the settings must not hurt
     objective.py   the figure trials are judged by
     ties.py        which of equal trials is chosen, and why

@@ -1,19 +1,20 @@
 """Stage two of tuning: stock and the finalists on the real engine, until a difference is shown or time is up.
 
-Rounds are interleaved (stock, A, B, stock, A, B, ..), so that the intervals include the machine's drift. Stock runs
-once more at the end; how far it drifted is reported.
+An experiment (`engine/experiment.py`) whose journal is the study's. Stock runs once more at the end; how far it drifted
+is reported.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from kvtune.analysis.comparison.compare import Figure, value_at
 from kvtune.analysis.comparison.repeats import compare_repeats
-from kvtune.analysis.study import Bench, Role, Settings, Trial
+from kvtune.analysis.study import Bench, Role, Trial
+from kvtune.engine.experiment import BASELINE, Side, experiment
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
@@ -27,14 +28,14 @@ FEWEST_ROUNDS = 2
 
 
 @dataclass(slots=True)
-class Contender:
-    """One setting and its engine runs."""
+class Contender(Side[Run]):
+    """Stock or a finalist: its complete `runs`, and the `trials` on the engine, those that failed included."""
 
-    settings: Settings
-    role: Role
     trials: list[Trial] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    failed: str = ""
+
+    @property
+    def role(self) -> Role:
+        return "baseline" if self.name == BASELINE else "trial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,32 @@ class Bout:
     ) -> None:
         self._bench, self._workload, self._journal, self._output = bench, workload, journal, output
         self._say = say
-        self._first: Run | None = None  # stock's
-        self._kept = [t for t in journal.trials if t.on == "engine" and t.state == "complete"]
+        self._stock: Contender | None = None
+        self._made = [t for t in journal.trials if t.on == "engine" and t.state == "complete"]
 
-    def run(self, side: Contender) -> Run | None:
-        """One more run of a side; None if the engine failed, which drops the side."""
-        kept = self._from_journal(side)
-        if kept is not None:
-            return self._seen(side, kept)
+    def run(
+        self,
+        sides: Sequence[Contender],
+        rounds: int,
+        *,
+        budget_s: float = inf,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Run the sides in turns, stock first. KvtuneError if stock fails, KeyboardInterrupt if somebody stops it."""
+        self._stock = sides[0]
+        ended = experiment(
+            sides,
+            rounds,
+            self._measure,
+            kept=self._kept,
+            least=FEWEST_ROUNDS,
+            budget_s=budget_s,
+            enough=enough,
+        )
+        if ended.error is not None:
+            raise ended.error
+
+    def _measure(self, side: Contender) -> Run:
         number = 1 + max((t.number for t in self._journal.trials), default=-1)
         trial, run = engine_trial(
             self._pinned(),
@@ -85,33 +104,31 @@ class Bout:
         self._say(trial)
         side.trials.append(trial)
         if run is None or trial.state != "complete":
-            side.failed = trial.why
-            return None
-        side.runs.append(run)
-        return self._seen(side, run)
-
-    def _seen(self, side: Contender, run: Run) -> Run:
-        if side.role == "baseline":
-            self._first = self._first or run
+            if side.role == "baseline":
+                raise KvtuneError(
+                    f"stock vLLM failed: {trial.why}", "make the model run with plain vLLM first"
+                )
+            raise KvtuneError(trial.why)
         return run
 
     def _pinned(self) -> Bench:
         """The bench with the pool size of stock's first run: on a GPU it would differ from start to start."""
-        engine = self._first.header.engine if self._first is not None else None
-        if engine is None or engine.device != "cuda":
+        if self._stock is None or not self._stock.runs:
+            return self._bench
+        engine = self._stock.runs[0].header.engine
+        if engine.device != "cuda":
             return self._bench
         return EngineLike(blocks=engine.num_blocks, block_tokens=engine.block_size).pool_of(self._bench)
 
-    def _from_journal(self, side: Contender) -> Run | None:
-        for i, trial in enumerate(self._kept):
+    def _kept(self, side: Contender) -> Run | None:
+        for i, trial in enumerate(self._made):
             if trial.role == side.role and trial.settings == side.settings:
-                del self._kept[i]
+                del self._made[i]
                 try:
                     run = read_run(Path(trial.run_file))
                 except KvtuneError:
                     return None  # its run file is gone: measure again
                 side.trials.append(trial)
-                side.runs.append(run)
                 return run
         return None
 
@@ -124,25 +141,11 @@ def confirm(
     *,
     rounds: int,
     budget_s: float,
-    until_shown: bool = True,
 ) -> Confirmed:
-    """Run at least two rounds and at most `rounds`; no new round begins after `budget_s`."""
-    begun = time.monotonic()
-    done = 0
-    while done < rounds:
-        if done >= FEWEST_ROUNDS and (
-            time.monotonic() - begun > budget_s or (until_shown and _shown(baseline, finalists, by))
-        ):
-            break
-        for side in (baseline, *finalists):
-            if not side.failed and len(side.runs) <= done:
-                bout.run(side)
-        if baseline.failed:
-            raise KvtuneError(
-                f"stock vLLM failed: {baseline.failed}", "make the model run with plain vLLM first"
-            )
-        done += 1
-    bout.run(baseline)
+    """At most `rounds` rounds. `budget_s` and a difference that is shown end it after two."""
+    sides = (baseline, *finalists)
+    bout.run(sides, rounds, budget_s=budget_s, enough=lambda: _shown(baseline, finalists, by))
+    bout.run((baseline,), len(baseline.runs) + 1)
     return judge(baseline, finalists, by)
 
 

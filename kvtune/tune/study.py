@@ -11,6 +11,7 @@ import msgspec
 from msgspec import structs
 
 from kvtune.analysis.study import Bench, EngineRuns, Finalist, Kind, Place, StudyView, Trial, Verdict
+from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import without_overridden
 from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import open_regular, read_regular
@@ -208,12 +209,12 @@ def _engine_runs(
     trials: Sequence[Trial], by: Objective, saved: SavedResult | None
 ) -> tuple[tuple[EngineRuns, ...], _Confirmation | None]:
     """Stock and every setting that ran on the engine more than once, and what their runs show."""
-    stock = Contender({}, "baseline")
+    stock = Contender(BASELINE, {})
     sides: dict[str, Contender] = {}
     for t in trials:
         if t.on != "engine" or t.state != "complete":
             continue
-        side = stock if t.role == "baseline" else sides.setdefault(t.key, Contender(t.settings, "trial"))
+        side = stock if t.role == "baseline" else sides.setdefault(t.key, Contender("trial", t.settings))
         side.trials.append(t)
     repeated = [side for side in sides.values() if len(side.trials) > 1]
     if not repeated or not stock.trials:

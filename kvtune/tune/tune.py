@@ -12,6 +12,7 @@ from msgspec import structs
 
 from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.study import Bench, Finalist, Settings, StudyResult, Trial, Verdict, study_identity
+from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.offload_flags import tier_given
 from kvtune.errors import KvtuneError
@@ -59,7 +60,7 @@ class TuneSettings:
     finalists: int = 2
     rounds: int = 4
     budget_s: float = 600.0
-    """Time limit of the engine's part. A round that has begun is finished."""
+    """Time limit of the engine's part: after two rounds no run begins that would end later."""
     on_engine: bool = True
     guards: tuple[str, ...] = ()
     """Workloads on which no finalist may hit less than stock."""
@@ -90,17 +91,14 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     begun = time.monotonic()
     s, bench, by = settings, settings.bench, settings.by
     bout = Bout(bench, s.workload, journal, s.output, progress)
-    baseline = Contender({}, "baseline")
+    baseline = Contender(BASELINE, {})
     measured = UNMEASURED
     if s.guards and (gives_pool(bench) or not s.on_engine):
         progress.phase("stock on the guards")
         guard.check(bench, s.guards)
     if s.on_engine and not s.search.join:
         progress.phase("stock on the engine")
-        if bout.run(baseline) is None:
-            raise KvtuneError(
-                f"stock vLLM failed: {baseline.failed}", "make the model run with plain vLLM first"
-            )
+        bout.run((baseline,), 1)
         measured = like(baseline.runs[0])
         if s.guards and not gives_pool(bench):
             progress.phase("stock on the guards, with the pool of its run")
@@ -121,9 +119,9 @@ def _tune(settings: TuneSettings, journal: StudyJournal, progress: Progress, why
     best = _simplified(s, best, journal, measured, progress.phase, why)
     if not s.on_engine:
         return _simulated(s, journal, stock, best[0], len(simulated))
-    sides = [Contender(t.settings, "trial") for t in best]
+    sides = [Contender("trial", t.settings) for t in best]
     if s.collector:
-        sides += [Contender({**best[0].settings, **more}, "trial") for more in COLLECTOR]
+        sides += [Contender("trial", {**best[0].settings, **more}) for more in COLLECTOR]
     progress.phase(f"finalists on the engine{_least_time(baseline, len(sides))}")
     left_s = max(0.0, s.budget_s - (time.monotonic() - begun))
     confirmed = confirm(bout, baseline, sides, by, rounds=s.rounds, budget_s=left_s)
@@ -164,7 +162,7 @@ def _on_engine_alone(
                 f"this engine's runs have no {one.name}", "add --on host: its runs always record this figure"
             )
     progress.phase("settings of the front end on the engine")
-    sides = [Contender(settings, "trial") for settings in tried_without_replays(s)]
+    sides = [Contender("trial", settings) for settings in tried_without_replays(s)]
     confirmed = confirm(bout, baseline, sides, s.by, rounds=s.rounds, budget_s=s.budget_s)
     if confirmed.winner is not None:
         _keep(recipe_of(s.bench, s.by, confirmed, confirmed.winner, 0), s)

@@ -28,7 +28,7 @@ def side(role: Any, ttft: Sequence[float], hits: float) -> Contender:
         )
         for i, t in enumerate(ttft)
     ]
-    return Contender({}, role, trials, [t.summary for t in trials])  # type: ignore[arg-type]
+    return Contender(role, {}, [t.summary for t in trials], trials=trials)  # type: ignore[misc]
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_a_finalist_that_loses_nothing_leads_one_that_gains_more_and_loses() -> 
 
 
 def test_failed_finalists_are_reported() -> None:
-    broken = Contender({}, "trial", failed="out of memory")
+    broken = Contender("trial", {}, failed="out of memory")
     judged = judge(side("baseline", [10, 10], 0.3), [broken], OBJECTIVES["hit-rate"])
     assert judged.winner is None
     assert "out of memory" in judged.why
@@ -131,6 +131,7 @@ def test_finalists_have_the_pool_of_stocks_first_run(
     bench = Bench(model="m", spec="decode", seed=0, workload_hash="", engine_args=args)
     with StudyJournal(tmp_path / "j.jsonl", "tune", bench) as journal:
         bout = Bout(bench, workload_of([]), journal, tmp_path, lambda trial: None)
-        for one in (Contender({}, "baseline"), Contender({"slack": 64}, "trial"), Contender({}, "baseline")):
-            bout.run(one)
+        baseline = Contender("baseline", {})
+        bout.run((baseline, Contender("trial", {"slack": 64})), 1)
+        bout.run((baseline,), 2)
     assert given == [args, pinned, pinned]

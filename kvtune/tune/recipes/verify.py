@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
 from kvtune.analysis.study import Bench, Settings, Trial
+from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import flag_value
 from kvtune.engine.models import builtin
 from kvtune.engine.platform import here as this_platform
@@ -182,8 +184,8 @@ def on_engine(
         StudyJournal(folder / "verify.jsonl", "verify", bench) as journal,
     ):
         bout = Bout(bench, workload, journal, folder, say)
-        sides = [Contender(settings, "trial")]
-        outcome = confirm(bout, Contender({}, "baseline"), sides, by, rounds=rounds, budget_s=float("inf"))
+        sides = [Contender("trial", settings)]
+        outcome = confirm(bout, Contender(BASELINE, {}), sides, by, rounds=rounds, budget_s=inf)
     if outcome.leader is None:
         raise KvtuneError(f"the recipe's engine failed: {outcome.why}", "see `kvtune doctor`, or tune again")
     holds = outcome.winner is not None

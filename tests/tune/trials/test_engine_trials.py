@@ -113,8 +113,8 @@ def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Pat
     engines.fails[1] = KvtuneError("EngineCore died", "", EXIT_FAILED)
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
         bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None)
-        sides = [Contender({"slack": 1}, "trial"), Contender({"slack": 2}, "trial")]
-        confirmed = confirm(bout, Contender({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
+        sides = [Contender("trial", {"slack": 1}), Contender("trial", {"slack": 2})]
+        confirmed = confirm(bout, Contender("baseline", {}), sides, BY, rounds=2, budget_s=1e9)
         assert confirmed.leader is sides[1] and confirmed.winner is None, (
             "the same run on both sides is no gain"
         )
@@ -125,8 +125,8 @@ def test_a_finalist_that_fails_leaves_the_others(engines: Engines, tmp_path: Pat
     engines.jobs.clear()
     with StudyJournal(tmp_path / "a.jsonl", "tune", BENCH) as journal:
         bout = Bout(BENCH, WORK, journal, tmp_path, lambda t: None)
-        sides = [Contender({"slack": 2}, "trial")]
-        confirm(bout, Contender({}, "baseline"), sides, BY, rounds=2, budget_s=1e9)
+        sides = [Contender("trial", {"slack": 2})]
+        confirm(bout, Contender("baseline", {}), sides, BY, rounds=2, budget_s=1e9)
     assert engines.jobs == [], "a study that is resumed takes the runs that it has"
 
 

@@ -35,12 +35,10 @@ PART = "freeze"
 _frozen_here = False
 
 
-def freeze_heap() -> None:
-    """Leave all objects that are alive now out of later collections."""
+def freeze_heap(freeze: Callable[[], None]) -> None:
+    """Leave all objects that are alive now out of later collections, by vLLM's own function."""
     global _frozen_here
-    from vllm.utils.gc_utils import freeze_gc_heap
-
-    freeze_gc_heap()
+    freeze()
     _frozen_here = True
     state.count("heap_freezes")
 
@@ -172,14 +170,15 @@ def uninstall() -> None:
 
 def _install_freeze() -> None:
     from vllm.platforms import current_platform
+    from vllm.utils.gc_utils import freeze_gc_heap
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core_client import MPClient
     from vllm.v1.engine.llm_engine import LLMEngine
 
     for front_end in (AsyncLLM, LLMEngine):
-        after(front_end, "__init__", lambda _: freeze_heap())
+        after(front_end, "__init__", lambda _: freeze_heap(freeze_gc_heap))
     after(MPClient, "shutdown", lambda _: thaw_heap())
     if state.workers and current_platform.is_cpu():
         from vllm.v1.worker.cpu_worker import CPUWorker
 
-        after(CPUWorker, "compile_or_warm_up_model", lambda _: freeze_heap())
+        after(CPUWorker, "compile_or_warm_up_model", lambda _: freeze_heap(freeze_gc_heap))

@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from collections.abc import Collection
 from types import ModuleType
+from typing import NamedTuple
 
 from kvtune.core import state
 from kvtune.core.offload import install as offload
@@ -20,15 +22,23 @@ from kvtune.vllm import cpu_flags
 
 logger = logging.getLogger("vllm.kvtune")
 
-PARTS: dict[str, tuple[str, ...]] = {
-    "cache.adopt": ("pool", "pinning"),
-    "tokens.install": ("rows",),
-    "steps.scheduler": ("steady", "empty_blocks"),
-    "freeze": ("freeze", "collector"),
-    "front_end.install": ("front_end",),
-    "cache.packed": ("packed", "whole_states"),
+
+class Module(NamedTuple):
+    """The part that a module belongs to, and the switches that turn it on. No part: it loads into any vLLM."""
+
+    part: str
+    switches: tuple[str, ...]
+
+
+MODULES = {
+    "cache.adopt": Module("pool", ("pool", "pinning")),
+    "tokens.install": Module("decode", ("rows",)),
+    "steps.scheduler": Module("decode", ("steady", "empty_blocks")),
+    "freeze": Module("", ("freeze", "collect_at_wait")),
+    "front_end.install": Module("outputs", ("front_end",)),
+    "cache.packed": Module("layout", ("packed", "whole_states")),
 }
-"""Modules of kvtune.core with `install(settings)`, in the order of installation, and the parts that each installs."""
+"""Modules of kvtune.core with `install(settings)`, in the order of installation."""
 
 _registered = False
 
@@ -61,25 +71,26 @@ def install(settings: CoreSettings) -> None:
     from kvtune.core.cache import audit
     from kvtune.vllm import parts
 
-    asked = settings.parts()
+    asked = settings.switches()
     standing = parts.standing()
-    line = standing.line(asked)
+    off = switches_of(standing.aside)
+    line = standing.line([part for part in standing.aside if set(asked) & set(switches_of((part,)))])
     strict = settings.strict or os.environ.get("KVTUNE_STRICT") == "1"
-    if line and (strict or standing.aside.keys() >= set(asked)):
+    if line and (strict or set(off) >= set(asked)):
         raise KvtuneError(line, "install a vLLM that kvtune knows, or run stock (KVTUNE_CORE=stock)")
     state.activate(settings)
-    for name in standing.aside:
+    for name in off:
         if name in asked:
             state.part(name, False)
     if line:
         state.note(line)
         logger.warning("kvtune: %s", line)
-    allowed = without(settings, standing.aside)
+    allowed = without(settings, off)
     done: list[ModuleType] = []
     try:
-        for name, contained in PARTS.items():
-            if not contained or not standing.aside.keys() >= set(contained):
-                _install(name, contained, allowed, done, strict)
+        for name, (part, _) in MODULES.items():
+            if part not in standing.aside:
+                _install(name, allowed, done, strict)
         done.append(audit)
         audit.install()
     except Exception:
@@ -90,10 +101,13 @@ def install(settings: CoreSettings) -> None:
     logger.info("kvtune core is active: %s", settings.changed() or "defaults")
 
 
-def _install(
-    name: str, contained: tuple[str, ...], settings: CoreSettings, done: list[ModuleType], strict: bool
-) -> None:
-    """Install one module. One that fails is undone, and its parts are off; with `strict` the failure is raised."""
+def switches_of(parts: Collection[str]) -> tuple[str, ...]:
+    """The switches of these parts' modules."""
+    return tuple(switch for module in MODULES.values() if module.part in parts for switch in module.switches)
+
+
+def _install(name: str, settings: CoreSettings, done: list[ModuleType], strict: bool) -> None:
+    """Install one module. One that fails is undone and its switches are off; with `strict` the failure is raised."""
     module = None
     try:
         module = part_module(name)
@@ -105,12 +119,12 @@ def _install(
             raise
         if module is not None:
             getattr(module, "uninstall", lambda: None)()
-        why = f"could not be put in: {type(error).__name__}: {error}"
-        asked = settings.parts()
-        for part in contained:
-            if part in asked:
-                state.part(part, False, why)
-        logger.error("kvtune: %s %s", ", ".join(contained) or name, why, exc_info=error)
+        for switch in MODULES[name].switches:
+            if switch in settings.switches():
+                state.part(switch, False)
+        why = f"{name} could not be put in: {type(error).__name__}: {error}"
+        state.note(why)
+        logger.error("kvtune: %s", why, exc_info=error)
 
 
 def part_module(name: str) -> ModuleType | None:

@@ -85,29 +85,18 @@ class CoreSettings:
         default = CoreSettings().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
 
-    def parts(self) -> tuple[str, ...]:
-        """The parts of the core that these settings ask for."""
-        own = {
-            "collector": bool(
-                self.gc_threshold0 or self.gc_threshold1 or self.gc_threshold2 or self.collect_at_wait
-            ),
-            "pinning": self.pool and self.pinning,
-            "whole_states": self.whole_states or self.packed,
-        }
-        switches = ("pool", "rows", "steady", "empty_blocks", "freeze", "front_end", "packed")
-        return tuple(name for name in switches if getattr(self, name)) + tuple(
+    def switches(self) -> tuple[str, ...]:
+        """The switches of the core's modules that these settings turn on, each with those that it implies."""
+        own = {"pinning": self.pool and self.pinning, "whole_states": self.whole_states or self.packed}
+        names = ("pool", "rows", "steady", "empty_blocks", "freeze", "collect_at_wait", "front_end", "packed")
+        return tuple(name for name in names if getattr(self, name)) + tuple(
             name for name, on in own.items() if on
         )
 
 
-def without(settings: CoreSettings, parts: Collection[str]) -> CoreSettings:
-    """The settings with these parts of the core switched off."""
-    off: dict[str, Any] = {}
-    for part in parts:
-        if part == "collector":
-            off |= {"gc_threshold0": 0, "gc_threshold1": 0, "gc_threshold2": 0, "collect_at_wait": False}
-        elif part in KNOBS:
-            off[part] = False
+def without(settings: CoreSettings, switches: Collection[str]) -> CoreSettings:
+    """The settings with these switches off."""
+    off: dict[str, Any] = dict.fromkeys(switches, False)
     return replace(settings, **off)
 
 

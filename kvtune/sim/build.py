@@ -77,7 +77,7 @@ def _take_shortcuts(scheduler: Scheduler, settings: SimSettings) -> None:
     from kvtune.sim.fast import pool as quick_pool
     from kvtune.vllm.parts import differing
 
-    if differing(("pool", "empty_blocks", "steady")):
+    if differing(("pool", "decode")):
         return  # the path was written for another vLLM
     quick_pool.adopt(scheduler.kv_cache_manager.block_pool)
     # A statistic for clients that costs a walk over the prompt's blocks.

@@ -52,10 +52,7 @@ def standing() -> Standing:
     source = manifest.Source()
     aside: dict[str, str] = {}
     for name, part in PARTS.items():
-        why = next((f"{other} is not loaded" for other in part.requires if other in aside), "")
-        # The part's own reason says more than that of the part it rests on.
-        why = _difference(source, manifests, part.symbols()) or why
-        if why:
+        if why := _difference(source, manifests, part.symbols()):
             aside[name] = why
     return Standing(version, known, aside)
 

@@ -1,8 +1,8 @@
 """The symbols of vLLM that each part of the core, and the simulator, replaces, wraps or relies on. Data only.
 
 `PARTS` names the parts, each of which loads or not by its symbols alone. A part `needs` symbols whose
-parameters and code are known. `calls` are symbols that it only follows or calls: they must exist. `requires`
-are parts without which it does nothing. docs/patches.md lists what is replaced.
+parameters and code are known. `calls` are symbols that it only follows or calls: they must exist.
+docs/patches.md lists what is replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class Part:
 
     needs: tuple[Modules, ...]
     calls: tuple[Modules, ...] = ()
-    requires: tuple[str, ...] = ()
 
     def symbols(self) -> Iterator[Symbol]:
         for whole, tables in ((True, self.needs), (False, self.calls)):
@@ -249,24 +248,9 @@ _COLUMNS: Modules = {
 _INPUT_LOOP: Modules = {"vllm.v1.engine.core": ("EngineCoreProc._process_input_queue",)}
 
 PARTS: dict[str, Part] = {
-    "pool": Part((_BLOCK_POOL, _FREEING)),
-    "pinning": Part((_WINDOWS,), requires=("pool",)),
-    "rows": Part((_ROWS,), calls=(_INPUT_LOOP,)),
-    "steady": Part((_ALLOCATING, _SCHEDULING)),
-    "empty_blocks": Part((_ALLOCATING,)),
-    "freeze": Part(
-        (),
-        calls=(
-            {
-                "vllm.v1.engine.async_llm": ("AsyncLLM.__init__",),
-                "vllm.v1.engine.llm_engine": ("LLMEngine.__init__",),
-                "vllm.v1.engine.core_client": ("MPClient.shutdown",),
-                "vllm.v1.worker.cpu_worker": ("CPUWorker.compile_or_warm_up_model",),
-                "vllm.utils.gc_utils": ("freeze_gc_heap",),
-            },
-        ),
-    ),
-    "front_end": Part(
+    "pool": Part((_BLOCK_POOL, _FREEING, _WINDOWS)),
+    "decode": Part((_ROWS, _ALLOCATING, _SCHEDULING), calls=(_INPUT_LOOP,)),
+    "outputs": Part(
         (_COLUMNS,),
         calls=(
             {
@@ -275,14 +259,10 @@ PARTS: dict[str, Part] = {
             },
         ),
     ),
-    "collector": Part(
-        (), calls=(_INPUT_LOOP, {"vllm.v1.engine.core": ("EngineCore.__init__", "EngineCoreProc.__init__")})
-    ),
-    "whole_states": Part((_STATES,)),
-    "packed": Part((_LAYOUT, _STATES)),
+    "layout": Part((_LAYOUT, _STATES)),
     "simulator": Part((_ENGINE_STEP,), calls=(_EXECUTOR,)),
 }
-"""In the order in which doctor lists them; `simulator` is `--on sim`."""
+"""In the order in which doctor lists them; `simulator` is `--on sim`. `core/plugin.py` has the others' switches."""
 
 SYMBOLS: dict[str, tuple[str, ...]] = {}
 """Every symbol of every part, by module: what a manifest describes."""

@@ -163,6 +163,7 @@ def test_bad_input_runs_stock_with_one_line(
 def test_another_vllm_runs_stock_and_names_the_symbol(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
     stands(monkeypatch, dict.fromkeys(PARTS, "vllm.x.Y.z has another body"))
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
+    monkeypatch.setenv("KVTUNE_SET", '{"freeze": false}')
     plugin.register()
     assert not part.installed
     assert "vllm.x.Y.z has another body" in state.state()["why"]
@@ -172,38 +173,38 @@ def test_another_vllm_runs_stock_and_names_the_symbol(part: Part, monkeypatch: p
 def test_a_part_that_stands_aside_is_switched_off_and_said_with_the_symbol(
     part: Part, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stands(monkeypatch, {"pinning": "vllm.x.Y.z is gone", "packed": "vllm.x.Q is gone"})
+    stands(monkeypatch, {"decode": "vllm.x.Y.z is gone", "layout": "vllm.x.Q is gone"})
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     monkeypatch.setattr(plugin.logger, "propagate", True)
     with caplog.at_level(logging.WARNING):
         plugin.register()
-    assert part.installed[0].changed() == {"pinning": False}
+    assert part.installed[0].changed() == dict.fromkeys(("rows", "steady", "empty_blocks"), False)
     found = state.state()
-    assert found["active"] and found["parts"] == {"pinning": False}
+    assert found["active"] and found["parts"] == dict.fromkeys(("rows", "steady", "empty_blocks"), False)
     assert found["settings"] == CoreSettings().to_dict(), "what was asked for stays on record"
-    line = "vLLM 0.32.0: vLLM's own code runs in place of pinning (vllm.x.Y.z is gone)"
+    line = "vLLM 0.32.0: vLLM's own code runs in place of decode (vllm.x.Y.z is gone)"
     assert found["notes"] == [line]
     assert [record.getMessage() for record in caplog.records] == [f"kvtune: {line}"]
 
 
-def test_a_module_of_which_every_part_stands_aside_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_whose_part_stands_aside_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
     monkeypatch.setattr(plugin, "part_module", lambda name: imported.append(name))
-    stands(monkeypatch, dict.fromkeys(("pool", "pinning", "packed"), "vllm.x is gone"))
+    stands(monkeypatch, {"pool": "vllm.x is gone"})
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     plugin.register()
-    assert imported == [name for name in plugin.PARTS if name != "cache.adopt"]
+    assert imported == [name for name in plugin.MODULES if name != "cache.adopt"]
 
 
 @pytest.mark.parametrize("strictly", [{"KVTUNE_SET": '{"strict": true}'}, {"KVTUNE_STRICT": "1"}])
 def test_strict_keeps_all_or_nothing(
     part: Part, monkeypatch: pytest.MonkeyPatch, strictly: dict[str, str]
 ) -> None:
-    stands(monkeypatch, {"rows": "vllm.x.Y.z is gone"})
+    stands(monkeypatch, {"outputs": "vllm.x.Y.z is gone"})
     for name, value in {"KVTUNE_CORE": "kvtune", **strictly}.items():
         monkeypatch.setenv(name, value)
     if "KVTUNE_STRICT" in strictly:
-        with pytest.raises(KvtuneError, match="in place of rows"):
+        with pytest.raises(KvtuneError, match="in place of outputs"):
             plugin.register()
     else:
         plugin.register()
@@ -215,7 +216,7 @@ def test_strict_keeps_all_or_nothing(
 def test_a_part_that_nobody_asked_for_is_not_missed(
     part: Part, monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
-    stands(monkeypatch, {"packed": "vllm.x.Y.z is gone"})
+    stands(monkeypatch, {"layout": "vllm.x.Y.z is gone"})
     monkeypatch.setenv("KVTUNE_CORE", "kvtune")
     monkeypatch.setenv("KVTUNE_SET", json.dumps({"strict": strict}))
     plugin.register()
@@ -233,7 +234,7 @@ def test_a_part_that_fails_is_undone_and_the_others_load(monkeypatch: pytest.Mon
     found = state.state()
     assert undone == ["bad"] and good.installed and found["active"]
     assert found["parts"] == {"pool": False, "pinning": False}
-    assert "pool: could not be put in: RuntimeError: broken" in found["notes"]
+    assert found["notes"] == ["cache.adopt could not be put in: RuntimeError: broken"]
 
 
 def test_strictly_installed_parts_are_undone_when_a_later_part_fails(

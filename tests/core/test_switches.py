@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
     from vllm.v1.outputs import ModelRunnerOutput
 
-    from kvtune.core import freeze, state
+    from kvtune.core import freeze, plugin, state
     from kvtune.core.cache import adopt
     from kvtune.core.cache.manager import KeepingManager
     from kvtune.core.cache.pool import TieredPool
@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     from kvtune.core.settings import parse
     from kvtune.core.steps import empty, scheduler
     from kvtune.core.tokens import install as tokens
+    from kvtune.vllm.patches import PATCHES
 
 from tests.core.pool_rig import BOTH, HYBRID
 from tests.core.steady_rig import build
@@ -82,3 +83,14 @@ def test_a_switch_turns_its_idea_off_and_no_other(switch: str, asynchronous: boo
 @BOTH
 def test_nothing_is_left_when_everything_is_off(asynchronous: bool) -> None:
     assert not any(in_force(asynchronous, **dict.fromkeys(ALL, "false")).values())
+
+
+def test_a_vllm_without_its_function_for_freezing_runs_without_frozen_heaps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("vllm.utils.gc_utils.freeze_gc_heap")
+    plugin._install("freeze", parse({"collect_at_wait": True}), [], strict=False)
+    found = state.state()
+    assert found["parts"] == {"freeze": False, "collect_at_wait": False}
+    assert "freeze could not be put in: ImportError" in found["notes"][0]
+    assert not [patch for patch in PATCHES.installed() if patch.part == freeze.PART]

@@ -56,14 +56,14 @@ def test_missing_old_and_mixed_versions_are_named(monkeypatch: pytest.MonkeyPatc
         (True, {}, [("ok", "core")]),
         (
             True,
-            {"rows": "a.B is gone"},
-            [("ok", "core loads"), ("warning", "aside: rows")],
+            {"decode": "a.B is gone"},
+            [("ok", "core loads"), ("warning", "aside: decode")],
         ),
         (False, {}, [("note", "core"), ("ok", "core loads")]),
         (
             False,
-            {"pool": "a.B is gone", "reuse": "pool is not loaded"},
-            [("note", "core"), ("ok", "core loads"), ("note", "aside: pool"), ("note", "aside: reuse")],
+            {"pool": "a.B is gone", "layout": "c.D is gone"},
+            [("note", "core"), ("ok", "core loads"), ("note", "aside: pool"), ("note", "aside: layout")],
         ),
     ],
 )

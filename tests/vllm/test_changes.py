@@ -9,7 +9,7 @@ import pytest
 from kvtune.vllm.changes import changes, main
 from kvtune.vllm.symbols import MOVED
 
-GC = "vllm/utils/gc_utils.py"
+ENGINE = "vllm/v1/engine/__init__.py"
 UTILS, PLANNING = "vllm/v1/core/kv_cache_utils.py", "vllm/v1/core/kv_cache_planning.py"
 GROUPS = "vllm.v1.core.kv_cache_utils._get_packed_kv_cache_groups"
 
@@ -28,7 +28,7 @@ def test_a_changed_body_is_shown_with_the_parts_that_need_it(
     block = "class KVCacheBlock:\n    block_id = {}\n"
     old = tree(tmp_path / "old", {UTILS: block.format(1)})
     new = tree(tmp_path / "new", {UTILS: "# another comment\n" + block.format(2)})
-    ((symbol, parts, lines),) = changes(old, new, ("pool", "freeze"))
+    ((symbol, parts, lines),) = changes(old, new, ("pool", "outputs"))
     assert symbol == "vllm.v1.core.kv_cache_utils.KVCacheBlock" and parts == ["pool"]
     assert "-    block_id = 1" in lines and "+    block_id = 2" in lines
     assert main([str(old), str(new), "pool"]) == 0
@@ -36,17 +36,17 @@ def test_a_changed_body_is_shown_with_the_parts_that_need_it(
     assert (
         "=== vllm.v1.core.kv_cache_utils.KVCacheBlock  (pool)" in printed and "1 symbols changed" in printed
     )
-    assert main([str(old), str(new), "freeze"]) == 0
+    assert main([str(old), str(new), "outputs"]) == 0
     assert "0 symbols changed" in capsys.readouterr().out
 
 
 def test_what_is_only_called_has_changed_where_it_is_gone(tmp_path: Path) -> None:
-    old = tree(tmp_path / "old", {GC: "def freeze_gc_heap():\n    return 1\n"})
-    other = tree(tmp_path / "other", {GC: "def freeze_gc_heap():\n    return 2\n"})
-    gone = tree(tmp_path / "gone", {GC: "def freeze():\n    return 1\n"})
-    assert list(changes(old, other, ("freeze",))) == []
-    ((symbol, _, lines),) = changes(old, gone, ("freeze",))
-    assert symbol == "vllm.utils.gc_utils.freeze_gc_heap" and "+++ (gone)" in lines
+    old = tree(tmp_path / "old", {ENGINE: "class EngineCoreRequestType:\n    ADD = 1\n"})
+    other = tree(tmp_path / "other", {ENGINE: "class EngineCoreRequestType:\n    ADD = 2\n"})
+    gone = tree(tmp_path / "gone", {ENGINE: "class RequestType:\n    ADD = 1\n"})
+    assert list(changes(old, other, ("outputs",))) == []
+    ((symbol, _, lines),) = changes(old, gone, ("outputs",))
+    assert symbol == "vllm.v1.engine.EngineCoreRequestType" and "+++ (gone)" in lines
 
 
 def test_a_symbol_that_moved_is_compared_where_it_went(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_symbol_that_moved_is_compared_where_it_went(tmp_path: Path) -> None:
     text = "def _get_packed_kv_cache_groups(config):\n    return {}\n"
     old = tree(tmp_path / "old", {UTILS: text.format(1)})
     new = tree(tmp_path / "new", {PLANNING: text.format(2), UTILS: ""})
-    found = {symbol: lines for symbol, _, lines in changes(old, new, ("packed",))}
+    found = {symbol: lines for symbol, _, lines in changes(old, new, ("layout",))}
     assert "-    return 1" in found[GROUPS] and "+    return 2" in found[GROUPS]
     assert "+++ vllm.v1.core.kv_cache_planning" in found[GROUPS]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.core.settings import CoreSettings, parse, without
+from kvtune.core.plugin import MODULES, switches_of
+from kvtune.core.settings import parse, without
 from kvtune.vllm import manifest as compat
 from kvtune.vllm import parts
 from kvtune.vllm.parts import Standing, differing, standing
@@ -31,27 +32,26 @@ def test_with_a_known_vllm_every_part_loads() -> None:
 @pytest.mark.parametrize(
     ("module", "old", "new", "aside"),
     [
-        (f"{CORE}block_pool", "popleft_n(num_blocks)", "popleft_n(num_blocks + 0)", "pool pinning"),
-        (f"{CORE}block_pool", "def insert(", "def put(", "pool pinning"),
-        (f"{CORE}kv_cache_coordinator", "def replay_boundaries(", "def replays(", "pinning"),
+        (f"{CORE}block_pool", "popleft_n(num_blocks)", "popleft_n(num_blocks + 0)", "pool"),
+        (f"{CORE}block_pool", "def insert(", "def put(", "pool"),
+        (f"{CORE}kv_cache_coordinator", "def replay_boundaries(", "def replays(", "pool"),
         (
             f"{CORE}single_type_kv_cache_manager",
             "class MambaManager(",
             "class Mamba2Manager(",
-            "steady empty_blocks",
+            "decode",
         ),
         (
             f"{CORE}sched.scheduler",
             "def make_stats(\n        self,",
             "def make_stats(\n        this,",
-            "steady",
+            "decode",
         ),
-        ("vllm.v1.worker.cpu_model_runner", "class CPUModelRunner(", "class Runner(", "rows"),
-        ("vllm.utils.gc_utils", "def freeze_gc_heap(", "def freeze_heap(", "freeze"),
-        ("vllm.v1.engine.core", "def _process_input_queue(", "def _process_queue(", "rows collector"),
-        ("vllm.v1.kv_cache_layout", "class KVCacheLayout(", "class Layout(", "packed"),
-        ("vllm.v1.engine.core", "def step(", "def one_step(", "front_end simulator"),
-        ("vllm.v1.metrics.stats", "itl = engine_core_timestamp", "gap = engine_core_timestamp", "front_end"),
+        ("vllm.v1.worker.cpu_model_runner", "class CPUModelRunner(", "class Runner(", "decode"),
+        ("vllm.v1.engine.core", "def _process_input_queue(", "def _process_queue(", "decode"),
+        ("vllm.v1.kv_cache_layout", "class KVCacheLayout(", "class Layout(", "layout"),
+        ("vllm.v1.engine.core", "def step(", "def one_step(", "outputs simulator"),
+        ("vllm.v1.metrics.stats", "itl = engine_core_timestamp", "gap = engine_core_timestamp", "outputs"),
     ],
 )
 def test_a_changed_symbol_puts_exactly_the_parts_aside_that_need_it(
@@ -90,13 +90,11 @@ def test_an_unknown_version_keeps_the_parts_whose_symbols_a_known_version_has(
     monkeypatch.setattr(compat, "installed_version", lambda: "0.99.0")
     edit("vllm.v1.kv_cache_layout", "class KVCacheLayout(", "class Layout(")
     found = standing()
-    assert not found.known and set(found.aside) == {"packed"}
+    assert not found.known and set(found.aside) == {"layout"}
     line = found.line()
     assert line.startswith("vLLM 0.99.0 is not one that kvtune knows (") and "\n" not in line
-    assert "vLLM's own code runs in place of packed (" in line
-    assert found.line(CoreSettings().parts()) == "", (
-        "packed is off by default: nothing that was asked for is missing"
-    )
+    assert "vLLM's own code runs in place of layout (" in line
+    assert found.line(("pool", "decode", "outputs")) == ""
 
 
 @pytest.mark.vllm
@@ -114,28 +112,27 @@ def test_a_part_does_not_mix_the_symbols_of_two_versions(monkeypatch: pytest.Mon
     monkeypatch.setattr(compat, "installed_version", lambda: "0.99.0")
     monkeypatch.setattr(compat, "known_versions", lambda: sorted(manifests))
     monkeypatch.setattr(compat, "read", manifests.__getitem__)
-    assert set(standing().aside) == {"rows"}
+    assert set(standing().aside) == {"decode"}
 
 
 def test_the_line_names_each_reason_once_with_its_parts() -> None:
-    found = Standing("0.32.0", True, {"pool": "a.B is gone", "rows": "c.D is gone", "steady": "a.B is gone"})
+    found = Standing(
+        "0.32.0", True, {"pool": "a.B is gone", "outputs": "c.D is gone", "decode": "a.B is gone"}
+    )
     assert (
         found.line()
-        == "vLLM 0.32.0: vLLM's own code runs in place of pool, steady (a.B is gone); rows (c.D is gone)"
+        == "vLLM 0.32.0: vLLM's own code runs in place of pool, decode (a.B is gone); outputs (c.D is gone)"
     )
-    assert found.line(("freeze",)) == ""
+    assert found.line(("layout",)) == ""
 
 
-def test_every_part_can_be_asked_for_and_switched_off() -> None:
-    everything = {"collect_at_wait": True, "packed": True}
-    asked = parse(everything)
-    assert set(asked.parts()) == set(PARTS) - {"simulator"}
-    for part in asked.parts():
-        assert part not in without(asked, (part,)).parts() or part == "whole_states"
-    assert without(asked, tuple(PARTS)).parts() == ()
-    assert without(asked, ("pool",)).parts() == tuple(
-        p for p in asked.parts() if p not in ("pool", "pinning")
-    )
+def test_every_part_has_switches_and_can_be_switched_off() -> None:
+    asked = parse({"collect_at_wait": True, "packed": True})
+    assert {module.part for module in MODULES.values() if module.part} == set(PARTS) - {"simulator"}
+    assert set(asked.switches()) == {name for module in MODULES.values() for name in module.switches}
+    for part in PARTS:
+        left = without(asked, switches_of((part,))).switches()
+        assert left == tuple(name for name in asked.switches() if name not in switches_of((part,)))
 
 
 def test_the_nearest_older_version_gives_the_reasons() -> None:

@@ -128,7 +128,7 @@ api_servers.install(pathlib.Path(sys.argv[1]))
 installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]
 for part in (api_servers.PART, recorder.PART, probe.PART, build.PART, as_if.PART):
     PATCHES.undo(part)
-for module in (audit, *map(plugin.part_module, reversed(plugin.PARTS)), offload, cpu_flags):
+for module in (audit, *map(plugin.part_module, reversed(plugin.MODULES)), offload, cpu_flags):
     module.uninstall()
 print("installed", json.dumps({"installed": installed, "left": len(PATCHES.installed())}))
 """

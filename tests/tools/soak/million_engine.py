@@ -117,7 +117,7 @@ def _unload() -> None:
     from kvtune.core.cache import audit
     from kvtune.sim import build
 
-    for name in (*reversed(plugin.PARTS), "cache.audit"):
+    for name in (*reversed(plugin.MODULES), "cache.audit"):
         importlib.import_module(f"kvtune.core.{name}").uninstall()
     audit.uninstall()
     build.core_of_this_process = None

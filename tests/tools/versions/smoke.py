@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from kvtune.core.plugin import switches_of
 from kvtune.core.settings import CoreSettings
 from kvtune.run.file import read_run
 from kvtune.vllm.parts import standing
@@ -73,13 +74,13 @@ def try_out(folder: Path) -> tuple[dict[str, Any], list[str]]:
         faults += [] if steps else [f"--core {core}: no step was recorded"]
         faults += [] if any((folder / core).glob("*.html")) else [f"--core {core}: no page"]
         if core == "kvtune":
-            asked = CoreSettings().parts()
+            asked, off = CoreSettings().switches(), set(switches_of(found.aside))
             in_force = {name for name, on in run.header.core.parts.items() if on}
             works["in_force"] = sorted(in_force)
             # tiny-opt has no windows, and stock's queue is its policy: what the model allows of the rest.
-            wanted = set(asked) - set(found.aside) - {"pinning", "reuse"}
+            wanted = set(asked) - off - {"pinning"}
             faults += [f"{name} did not load" for name in sorted(wanted - in_force)]
-            faults += [f"{name} loaded" for name in sorted(in_force & set(found.aside))]
+            faults += [f"{name} loaded" for name in sorted(in_force & off)]
     if len(runs) == 2:
         files = [runs[core]["run_file"] for core in ("stock", "kvtune")]
         compared = kvtune(folder, "compare", *files, "--json")

@@ -11,7 +11,7 @@ import pytest
 
 from kvtune.cli.settings import core_settings
 from tests.tools.bench import evidence, gpu_ladder
-from tests.tools.bench.evidence import BASELINE, CLAIMS, LOADS, SIDES, Ratio, command, ratio_of, verdict
+from tests.tools.bench.evidence import CLAIMS, LOADS, SIDES, Ratio, command, ratio_of, verdict
 
 CASES = [(scale, case) for scale, loads in LOADS.items() for case in loads if case != "real"]
 HOSTILE = "<script>alert(1)</script>"
@@ -33,9 +33,9 @@ def test_every_case_can_run(scale: str, case: str) -> None:
         core_settings([word for word in side if word.startswith("core.")])
 
 
-def test_a_baseline_makes_an_ablation() -> None:
-    words = command("decode", "cpu", BASELINE, "--json")
-    assert words[words.index("--ablate-only") + 1] == "empty_blocks,rows"
+def test_a_side_turns_its_switch_on() -> None:
+    words = command("decode", "cpu", "rows", "--json")
+    assert "core.rows=true" in words and "core.empty_blocks=false" in words
     assert words[-4:] == ["--json", "--", "--max-num-seqs", "512"]
 
 
@@ -82,7 +82,9 @@ class Commands:
         if words[0] == "compare":
             return {"runs": [self.run(self.speed[file]) for file in words[1:-1]]}
         number = next(self.number)
-        file = f"{number}.kvrun"
+        path = Path(words[words.index("-o") + 1]) / f"{number}.kvrun"
+        path.touch()
+        file = str(path)
         self.speed[file] = 1.0 if "stock" in words else 2.0 + number / 100
         return {"run_file": file}
 
@@ -108,8 +110,9 @@ def test_runs_are_made_in_turns_once_and_drawn(tmp_path: Path, monkeypatch: pyte
     assert HOSTILE not in page and "tokens/s: first over stock" in page and "4 of 5 holds" in page
     made = [words for words in commands.asked if words[0] == "profile"]
     assert len(made) == 4 * 3 + 2 * 3
-    files = json.loads((tmp_path / "evidence-runs" / "cpu-prefixes.json").read_text())
-    assert files["stock"] == ["0.kvrun", "7.kvrun", "8.kvrun"], "every second time in reverse order"
+    rows = map(json.loads, (tmp_path / "evidence-runs" / "cpu-prefixes.jsonl").read_text().splitlines())
+    files = [row["file"] for row in rows if row["variant"] == "stock"]
+    assert files == ["0.kvrun", "7.kvrun", "11.kvrun"], "every second time in reverse order"
     assert evidence.main(asked) == 0
     assert [words for words in commands.asked if words[0] == "profile"] == made
 

@@ -2,9 +2,9 @@
 
     python -m tests.tools.bench.evidence [--only pinning,free-list] [--scale cpu|gpu] [--repeat 3] [-o reports]
 
-A case's sides are whole runs of `kvtune profile` in turns, or the variants of `profile --ablate`; `kvtune compare`
-checks that two sides did the same work and prints their figures. A call goes on with the cases that an earlier one
-finished: remove OUTPUT/evidence-runs to measure them again.
+A case is an experiment whose sides are whole runs of `kvtune profile`; `kvtune compare` checks that two sides did the
+same work and prints their figures. A call goes on where an earlier one stopped: remove OUTPUT/evidence-runs to measure
+everything again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any
 from kvtune.analysis.comparison.compare import value_at
 from kvtune.analysis.spread import mean_difference
 from kvtune.engine import gemma
+from kvtune.engine.experiment import BASELINE, RunFiles, Side, experiment
 from kvtune.report.banners import Banner
 from kvtune.report.charts import Section, grid
 from kvtune.run.file import read_run
 
 IDENTITY = "evidence of published results"
-BASELINE = "baseline"
 ANSWERS = "answers"
 """In a path's place: how many answers are equal."""
 
@@ -42,18 +42,19 @@ def core(**settings: object) -> tuple[str, ...]:
 
 OFF = dict.fromkeys(("pool", "pinning", "rows", "steady", "empty_blocks", "freeze", "front_end"), False)
 """The core with every idea off."""
+EMPTY_BLOCKS, ROWS = core(**OFF | {"empty_blocks": True}), core(**OFF | {"rows": True})
 STOCK, FIRST, PIN = ("--core", "stock"), (), core(policy="pin")
 SIDES: dict[str, dict[str, tuple[str, ...]]] = {
-    "decode": {BASELINE: core(**OFF), "empty_blocks": (), "rows": ()},
-    "decode 8B": {BASELINE: core(**OFF), "rows": ()},
-    "prefill": {BASELINE: core(**OFF), "empty_blocks": ()},
+    "decode": {BASELINE: core(**OFF), "empty_blocks": EMPTY_BLOCKS, "rows": ROWS},
+    "decode 8B": {BASELINE: core(**OFF), "rows": ROWS},
+    "prefill": {BASELINE: core(**OFF), "empty_blocks": EMPTY_BLOCKS},
     "prefixes": {"stock": STOCK, "pin": PIN, "pin, min-drop 0": (*PIN, *core(min_drop=0)), "first": FIRST},
     "half": {"stock": STOCK, "first": FIRST},
     # On a CPU, stock crashes on Mamba-2 with caching if a chunk ends inside a state; whole_states prevents that.
     "hybrid": {"stock's blocks": core(**OFF, whole_states=True), "packed": core(**OFF, packed=True)},
     "real": {"stock": STOCK, "first": FIRST},
 }
-"""Words of `profile` by side. With a baseline: `--ablate` turns each other side's switch on."""
+"""Words of `profile` by side."""
 ONCE = ("hybrid", "real")
 """One run a side: only counts are read, which every repeat has alike."""
 
@@ -92,13 +93,10 @@ NOTES = {
 
 
 def command(case: str, scale: str, side: str, *options: str) -> list[str]:
-    """Words of the command that makes one run of this side, or all runs of an ablation."""
-    sides = SIDES[case]
-    own = sides[side]
-    if BASELINE in sides:
-        own = (*sides[BASELINE], "--ablate-only", ",".join(name for name in sides if name != BASELINE))
+    """Words of the command that makes one run of this side."""
     load, dashes, flags = LOADS[scale][case].partition(" -- ")
-    return ["profile", *load.split(), *own, *options, *([dashes.strip()] if flags else []), *flags.split()]
+    words = ["profile", *load.split(), *SIDES[case][side], *options]
+    return [*words, *([dashes.strip()] if flags else []), *flags.split()]
 
 
 @dataclass(frozen=True)
@@ -184,24 +182,18 @@ def kvtune(*words: str) -> dict[str, Any]:
 
 
 def runs_of(case: str, scale: str, folder: Path, repeats: int) -> dict[str, list[str]]:
-    """Run files by side: those of an earlier call that finished this case, or new ones."""
-    done = folder / f"{scale}-{case}.json"
-    if done.exists():
-        kept: dict[str, list[str]] = json.loads(done.read_text())
-        return kept
-    options = ("--json", "-o", str(folder))
-    files: dict[str, list[str]] = {side: [] for side in SIDES[case]}
-    if BASELINE in files:
-        made = kvtune(*command(case, scale, BASELINE, "--repeat", str(repeats), *options))
-        for side in (made["ablation"]["baseline"], *made["ablation"]["turned"]):
-            files[side["name"]] = [str(Path(made["folder"]) / file) for file in side["files"]]
-    else:
-        for repeat in range(1 if case in ONCE else repeats):
-            for name in list(files)[:: -1 if repeat % 2 else 1]:
-                made = kvtune(*command(case, scale, name, "--tries", "0", *options))
-                files[name].append(made["run_file"])
-    done.write_text(json.dumps(files))
-    return files
+    """Run files by side: those of an earlier call, and new ones."""
+
+    def make(side: Side[Path]) -> Path:
+        words = command(case, scale, side.name, "--tries", "0", "--json", "-o", str(folder))
+        return Path(kvtune(*words)["run_file"])
+
+    sides: list[Side[Path]] = [Side(name, {}) for name in SIDES[case]]
+    files = RunFiles(folder / f"{scale}-{case}.jsonl", make)
+    ended = experiment(sides, 1 if case in ONCE else repeats, files.measure, kept=files.kept)
+    if ended.error is not None:
+        raise ended.error
+    return {side.name: [str(path) for path in side.runs] for side in sides}
 
 
 def compared(files: dict[str, list[str]], a: str, b: str) -> tuple[list[Any], list[Any]]:

@@ -77,8 +77,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.summary, **fields}
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether something beat stock. A sweep leaves out the fields of the engine's confirmation, tune `best`."""
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a setting beat stock. A sweep leaves out the fields of the engine's confirmation, tune `best`."""
 
     winner: bool = False
     confirmed: bool = False
@@ -115,7 +115,7 @@ class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
     baseline: Trial | None
     finalists: tuple[Finalist, ...] = ()
     pareto: tuple[int, ...] = ()
-    verdict: Verdict
+    verdict: Outcome
     recipe: str | None = None
     notes: tuple[str, ...] = ()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from kvtune.analysis.study import Bench, EngineRuns, Finalist, Kind, Place, StudyView, Trial, Verdict
+from kvtune.analysis.study import Bench, EngineRuns, Finalist, Kind, Outcome, Place, StudyView, Trial
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import without_overridden
 from kvtune.errors import KvtuneError, UsageError, reason
@@ -81,7 +81,7 @@ class SavedResult(msgspec.Struct, frozen=True):
     objective: str = ""
     objectives: tuple[str, ...] = ()
     finalists: tuple[Finalist, ...] = ()
-    verdict: Verdict = Verdict()
+    verdict: Outcome = Outcome()
     recipe: str | None = None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvtune.analysis.study import Bench, Place, Role, Settings, StudyResult, Trial, Verdict
+from kvtune.analysis.study import Bench, Outcome, Place, Role, Settings, StudyResult, Trial
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.recipe import read_recipe
 from kvtune.run.signature import refuse_foreign, signature, write_own
@@ -169,19 +169,19 @@ def result(trials: Sequence[Trial], by: Objective) -> StudyResult:
         best=leader,
         baseline=baseline,
         pareto=tuple(t.number for t in front(at_place, axes(by))),
-        verdict=verdict(leader, baseline, by, place),
+        verdict=outcome(leader, baseline, by, place),
         notes=tuple(notes(trials)) if by.replayed else (),
     )
 
 
-def verdict(leader: Trial | None, baseline: Trial | None, by: Objective, place: Place) -> Verdict:
+def outcome(leader: Trial | None, baseline: Trial | None, by: Objective, place: Place) -> Outcome:
     """`winner` is True only for a trial better than stock; one run each, so nothing is called confirmed."""
     figure = by.of(leader.summary) if leader is not None else None
     if leader is None or figure is None:
-        return Verdict(objective=by.name, on=place, text="no trial was completed")
+        return Outcome(objective=by.name, on=place, text="no trial was completed")
     if baseline is None or baseline.state != "complete" or (stock := by.of(baseline.summary)) is None:
         text = f"{by.name} {figure:.4g}; there is no baseline to compare with"
-        return Verdict(objective=by.name, on=place, best=figure, text=text)
+        return Outcome(objective=by.name, on=place, best=figure, text=text)
     where = (
         "in simulation, not confirmed on the engine"
         if place == "sim"
@@ -191,7 +191,7 @@ def verdict(leader: Trial | None, baseline: Trial | None, by: Objective, place: 
     text = f"{by.name} {figure:.4g} against stock's {stock:.4g} ({where})"
     if not winner:
         text = f"no winner: {text}"
-    return Verdict(winner=winner, objective=by.name, on=place, best=figure, baseline=stock, text=text)
+    return Outcome(winner=winner, objective=by.name, on=place, best=figure, baseline=stock, text=text)
 
 
 def fail_if_none(trials: Sequence[Trial]) -> None:

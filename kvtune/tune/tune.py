@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec import structs
 
 from kvtune.analysis.knobs import ENGINE_KNOBS
-from kvtune.analysis.study import Bench, Finalist, Settings, StudyResult, Trial, Verdict, study_identity
+from kvtune.analysis.study import Bench, Finalist, Outcome, Settings, StudyResult, Trial, study_identity
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.offload_flags import tier_given
@@ -239,7 +239,7 @@ def simulated_result(
     recipe: Path | None = None,
 ) -> StudyResult:
     """The result of a study in which no finalist ran on the engine."""
-    verdict = Verdict(
+    verdict = Outcome(
         winner=recipe is not None,
         objective=by.name,
         objectives=by.names,
@@ -254,7 +254,7 @@ def simulated_result(
 
 def _engine_result(journal: StudyJournal, confirmed: Confirmed, by: Objective, recipe: Path) -> StudyResult:
     won = confirmed.winner is not None
-    verdict = Verdict(
+    verdict = Outcome(
         winner=won,
         confirmed=won,
         objective=by.name,
@@ -278,7 +278,7 @@ def _result(
     by: Objective,
     baseline: Trial | None,
     best: Trial | None,
-    verdict: Verdict,
+    verdict: Outcome,
     recipe: Path | None,
     sides: tuple[Finalist, ...] = (),
 ) -> StudyResult:

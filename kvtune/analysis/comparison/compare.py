@@ -24,7 +24,8 @@ from kvtune.run.states import state_dtype
 from kvtune.run.types import Run
 from kvtune.units import count, size
 
-Verdict = Literal["better", "worse", "no difference shown", "not judged"]
+Judgement = Literal["better", "worse", "no difference shown", "not judged"]
+"""A side against the first, by an interval or not at all: in `compare`, `--ablate`, `tune` and recipes."""
 
 ONE_RUN = "one run a side: not judged"
 """Why a measured time has no verdict: the machine's own drift between two runs can be as large."""
@@ -62,7 +63,7 @@ class Figure:
     relative: float | None
     low: float | None
     high: float | None
-    verdict: Verdict
+    verdict: Judgement
     why: str = ""
 
 
@@ -218,7 +219,7 @@ def judged(
     """The figure with its verdict: better or worse only where the interval excludes zero."""
     difference = b - a if a is not None and b is not None else None
     relative = difference / abs(a) if difference is not None and a else None
-    verdict: Verdict = "not judged"
+    verdict: Judgement = "not judged"
     if low is not None and high is not None:
         shown = low > 0 or high < 0
         verdict = "no difference shown" if not shown else "better" if (low > 0) == (m.better > 0) else "worse"

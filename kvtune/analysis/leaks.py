@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtune.analysis.processes import process_keys
+from kvtune.analysis.spread import slope_interval
 from kvtune.run.types import Run
 
 STRETCHES = 20
@@ -66,10 +67,6 @@ def _slope(
     late = t_s >= (t_s[0] + t_s[-1]) / 2
     if late.sum() < STRETCHES:
         return None, None, None
-    from scipy.stats import linregress, t
-
     x = np.array([part.mean() for part in np.array_split(t_s[late], STRETCHES)])
     y = np.array([part.mean() for part in np.array_split(rss[late].astype(np.float64), STRETCHES)])
-    fit = linregress(x, y)
-    wide = float(t.ppf(0.975, STRETCHES - 2)) * float(fit.stderr)
-    return float(fit.slope), float(fit.slope) - wide, float(fit.slope) + wide
+    return slope_interval(x, y)

@@ -1,4 +1,4 @@
-"""Summary statistics: mean, median, 99th percentile, maximum, count; the interval of a difference of means."""
+"""Summary statistics: mean, median, 99th percentile, maximum, count; 95 % intervals of differences and slopes."""
 
 from __future__ import annotations
 
@@ -49,3 +49,12 @@ def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, floa
     freedom = (one + two) ** 2 / (one**2 / (len(a) - 1) + two**2 / (len(b) - 1))
     half = float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(one + two)
     return difference - half, difference + half
+
+
+def slope_interval(x: Values, y: Values) -> tuple[float, float, float]:
+    """The slope by least squares and its interval: (slope, low, high)."""
+    from scipy.stats import linregress, t
+
+    fit = linregress(x, y)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(x) - 2)) * float(fit.stderr)
+    return float(fit.slope), float(fit.slope) - half, float(fit.slope) + half

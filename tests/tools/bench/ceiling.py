@@ -17,16 +17,13 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-import numpy as np
-from scipy.stats import t as student
-
 from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.spread import CONFIDENCE
 from kvtune.device.settings import constant
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import KvtuneError
 from kvtune.run.machine import this_host
 from kvtune.workload.spec import build
+from tests.tools.bench.ratio import ratio
 
 LOAD = "decode:requests=1024,prompt=16,output=200"
 PAIRS = 5
@@ -63,18 +60,6 @@ def measured(core: Core, load: str, folder: Path) -> Measured:
     us = ceiling.cpu_us_per_token
     values = (us["engine_core"], us["front_end"], ceiling.tokens_s, analysis.latency.throughput_tok_s)
     return Measured(tuple(math.nan if value is None else value for value in values), ceiling.process)
-
-
-def ratio(stock: list[float], core: list[float]) -> tuple[float, float, float]:
-    """core over stock: the pairs' geometric mean, and its interval."""
-    logs = np.log(np.array(core) / np.array(stock))
-    half = 0.0
-    if len(logs) > 1:
-        half = float(
-            student.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs))
-        )
-    middle = float(logs.mean())
-    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from kvtune.engine.models import builtin, engine_defaults
 from kvtune.engine.sockets import socket_folder
 from kvtune.run.machine import this_host
 from tests.engine.serving import tokenizer_in
-from tests.tools.bench.ceiling import ratio
+from tests.tools.bench.ratio import ratio
 
 MODES = ("delta", "final", "delta text", "final text")
 FIGURES = {

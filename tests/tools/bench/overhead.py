@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import math
 import multiprocessing
 import os
 import platform
@@ -32,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 import numpy as np
 
 from tests.tools.bench.decode_engine import Decoding, in_a_fork, machine
+from tests.tools.bench.ratio import ratio
 
 Step = Callable[[Any], bool]
 
@@ -248,15 +248,11 @@ def measure(batch: int, core: str, kind: type[Instrument], fills: int) -> list[t
 
 
 def row(title: str, kind: type[Instrument], found: list[tuple[float, float]]) -> str:
-    from scipy.stats import t
-
     without, with_it = np.array(found).T
-    logs = np.log(with_it / without)
-    half = float(t.ppf(0.975, len(logs) - 1)) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    low, middle, high = (math.exp(float(logs.mean()) + d) for d in (-half, 0.0, half))
+    middle, low, high = ratio(without, with_it)
     return (
         f"| {title} | {np.median(without):,.0f} | {np.median(with_it - without):+,.1f} | {middle:.3f} "
-        f"| {low:.3f} to {high:.3f} | {math.exp(float(np.median(logs))):.3f} | {len(logs)} | {kind.asked} |"
+        f"| {low:.3f} to {high:.3f} | {np.median(with_it / without):.3f} | {len(found)} | {kind.asked} |"
     )
 
 

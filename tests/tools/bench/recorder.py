@@ -29,12 +29,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import numpy as np
-from scipy import stats
 
 from kvtune.core.settings import CoreSettings
 from kvtune.core.steps import scheduler as steady
 from kvtune.probe.recorder import Recorder
 from tests.core import steady_rig as rig
+from tests.tools.bench.ratio import ratio
 
 BATCH = 16
 HASHED = 16  # tokens of a block, a GPU's usual one
@@ -173,8 +173,7 @@ def measure(prompt: int, output: int, pairs: int, core: str, front_us: float) ->
         written = len((Path(folder) / "trace.jsonl").read_text().splitlines())
         assert written == BATCH * (pairs + 4), "the recorder switched itself off"
     times = np.array(spent, dtype=float)
-    logs = np.log(times[:, 1] / times[:, 0])
-    half = stats.t.ppf(0.975, pairs - 1) * logs.std(ddof=1) / np.sqrt(pairs)
+    middle, low, high = ratio(times[:, 0], times[:, 1])
     cost_us = (times[:, 1] - times[:, 0]) / BATCH / 1000
     hooks_us, share = recorded.in_hooks_ns / BATCH / pairs / 1000, recorded.in_hooks_ns / times[:, 1].sum()
     both_us = times[:, 1].mean() / BATCH / 1000 + front_us
@@ -182,7 +181,7 @@ def measure(prompt: int, output: int, pairs: int, core: str, front_us: float) ->
     return (
         f"{core:<7} {prompt:>7} {output:>7}  {times[:, 0].mean() / BATCH / 1000:9.0f} us  "
         f"{hooks_us:7.1f} us = {100 * share:.2f} %  {whole}  {np.median(cost_us):7.1f} us  "
-        f"{np.exp(logs.mean()):.4f} ({np.exp(logs.mean() - half):.4f} to {np.exp(logs.mean() + half):.4f})"
+        f"{middle:.4f} ({low:.4f} to {high:.4f})"
     )
 
 

@@ -30,7 +30,7 @@ from kvtune.engine.models import builtin
 from kvtune.engine.sockets import socket_folder
 from kvtune.run.machine import this_host
 from tests.engine.serving import PID, asking, environment, flags, served, tokenizer_in
-from tests.tools.bench.ceiling import ratio
+from tests.tools.bench.ratio import ratio
 
 MODEL = "m"
 SERVERS = (1, 2)

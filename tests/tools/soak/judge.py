@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvtune.analysis.spread import slope_interval
 from tests.tools.soak.client import Answer
 from tests.tools.soak.trouble import Ask
 
@@ -152,11 +153,7 @@ def slope(requests: Sequence[int], values: Sequence[int]) -> Slope | None:
     x, y = np.array(requests[half:], float), np.array(values[half:], float)
     if len(x) < FEWEST:
         return None
-    from scipy.stats import linregress, t
-
-    fit = linregress(x, y)
-    wide = float(t.ppf(0.975, len(x) - 2)) * float(fit.stderr)
-    return Slope(float(fit.slope), float(fit.slope) - wide, float(fit.slope) + wide)
+    return Slope(*slope_interval(x, y))
 
 
 def p99_ratio(rounds: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, float, float] | None:

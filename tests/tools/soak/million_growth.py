@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
+from kvtune.analysis.spread import slope_interval
+
 BEGIN_SHARE = 0.3
 """Of a portion's censuses, left out: tables that have an end fill up."""
 FEWEST = 8
@@ -54,8 +56,6 @@ def count() -> Counts:
 
 def slopes(requests: list[int], counts: list[Counts]) -> list[Slope]:
     """One of each column of `counts`, by least squares; none of too few censuses."""
-    from scipy.stats import linregress, t
-
     begin = int(len(requests) * BEGIN_SHARE)
     x = np.array(requests[begin:], float)
     if len(x) < FEWEST:
@@ -66,7 +66,5 @@ def slopes(requests: list[int], counts: list[Counts]) -> list[Slope]:
         if not np.ptp(y):
             found.append(Slope(name, 0.0, 0.0, 0.0, unit))
             continue
-        fit = linregress(x, y)
-        wide = float(t.ppf(0.975, len(x) - 2)) * float(fit.stderr)
-        found.append(Slope(name, float(fit.slope), float(fit.slope) - wide, float(fit.slope) + wide, unit))
+        found.append(Slope(name, *slope_interval(x, y), unit))
     return found

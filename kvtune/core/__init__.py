@@ -9,7 +9,7 @@ Imported by: analysis, cli, device, doctor, engine, explain, probe, report, sim,
     settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values
     state.py       what is in force in this process; the probe copies it into the run file
     freeze.py      the garbage collector: frozen heaps, thresholds, collections while the engine waits
-    cache/         which blocks are kept: the tiered pool, sliding windows, packed layouts
+    cache/         which blocks are kept: the pool's queues, sliding windows, packed layouts
     policies/      which free block is evicted next: one policy a file, numbers only
     steps/         the short path of steps that only decode
     tokens/        sampled tokens as arrays between worker and scheduler

@@ -122,7 +122,7 @@ def _choice(name: str, help: str, choices: tuple[str, ...]) -> Knob:
 KNOBS: dict[str, Knob] = {
     knob.name: knob
     for knob in (
-        _switch("pool", "keep free blocks in tiers; off = stock's block pool, without pinning"),
+        _switch("pool", "keep free blocks in several queues; off = stock's block pool, without pinning"),
         _switch("pinning", "keep sliding windows where a later prompt can resume; off = stock's retention"),
         _switch("rows", "send sampled tokens from worker to scheduler as one array"),
         _switch("steady", "take a short path through steps that only decode"),

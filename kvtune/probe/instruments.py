@@ -124,7 +124,7 @@ class Instruments:
                 self._failed["cache description"] = f"{type(error).__name__}: {error}"
                 return
             if steps.pool is not None:
-                facts["tiers"] = list(steps.pool.tiers)
+                facts["tiers"] = list(steps.pool.queues)
             self.status.facts["cache"] = facts
             self.status.due = True
 

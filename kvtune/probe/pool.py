@@ -1,35 +1,35 @@
-"""Counts evictions of a block pool: stock's queue or the core's tiers. EngineCore and simulator.
+"""Counts evictions of a block pool: stock's one queue or the core's several. EngineCore and simulator.
 
-A free block that still has a hash is evicted when it is allocated again. The core's tiers have counters; stock's queue
+A free block that still has a hash is evicted when it is allocated again. The core's queues have counters; stock's queue
 gets one where blocks leave it (one call for each request that gets blocks). A step without evictions costs two
 comparisons.
 """
 
 from __future__ import annotations
 
-from kvtune.probe.records import MOST_TIERS
-from kvtune.vllm.types import BlockPool, FreeQueue, KVCacheBlock, has_tiers
+from kvtune.probe.records import MOST_QUEUES
+from kvtune.vllm.types import BlockPool, FreeQueue, KVCacheBlock, has_queues
 
 FIRST_HASHED = 2
-"""In the core's pool (core/cache/tiers.py) queue 0 means none, queue 1 holds blocks without a hash, tiers follow."""
+"""In the core's pool (core/cache/queues.py) 0 means no queue, 1 holds blocks without a hash, the policy's follow."""
 
 
 class PoolWatch:
-    """One pool's evictions by tier; `tiers` are the tiers' names, the first evicted first."""
+    """One pool's evictions by queue; `queues` has their names, the first evicted first."""
 
     def __init__(self, pool: BlockPool) -> None:
         queue = pool.free_block_queue
-        if has_tiers(queue):
-            self.tiers: tuple[str, ...] = tuple(queue.names[1:])
+        if has_queues(queue):
+            self.queues: tuple[str, ...] = tuple(queue.names[1:])
             self._evicted = queue.taken
             self._from = FIRST_HASHED
         else:
-            self.tiers = ("least recently used",)
+            self.queues = ("least recently used",)
             self._evicted = [0]
             self._from = 0
             self._count(queue)
-        if len(self.tiers) > MOST_TIERS:
-            raise ValueError(f"the pool has {len(self.tiers)} tiers, at most {MOST_TIERS} can be recorded")
+        if len(self.queues) > MOST_QUEUES:
+            raise ValueError(f"the pool has {len(self.queues)} queues, at most {MOST_QUEUES} can be recorded")
         self._seen = list(self._evicted)
 
     def _count(self, queue: FreeQueue) -> None:
@@ -43,7 +43,7 @@ class PoolWatch:
         queue.popleft_n = counted  # type: ignore[method-assign]
 
     def news(self) -> tuple[int, ...] | None:
-        """Blocks evicted by tier since the last call; None when there are none."""
+        """Blocks evicted by queue since the last call; None when there are none."""
         if self._evicted == self._seen:
             return None
         start = self._from

@@ -24,7 +24,7 @@ Fields = tuple[int, ...]
 
 COLLECTION, STEP, DIGEST, POOL, COPIES = 1, 2, 3, 4, 5
 
-MOST_TIERS = 6
+MOST_QUEUES = 6
 """Tiers of a block pool that a PoolChange has room for."""
 
 _LOW = (1 << 32) - 1
@@ -177,7 +177,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class PoolChange(msgspec.Struct, frozen=True, gc=False):
-    """KV blocks that a step evicted, by tier."""
+    """KV blocks that a step evicted, by queue of the pool."""
 
     free_blocks: int
     start_ns: int
@@ -185,12 +185,12 @@ class PoolChange(msgspec.Struct, frozen=True, gc=False):
     evicted: tuple[int, ...]
 
     def pack(self) -> Fields:
-        spare = 2 * MOST_TIERS + 1 - len(self.evicted)
+        spare = 2 * MOST_QUEUES + 1 - len(self.evicted)
         return (POOL, 0, self.free_blocks, self.start_ns, *self.evicted, *(0,) * spare)
 
     @classmethod
     def unpack(cls, fields: Fields) -> PoolChange:
-        return cls(fields[2], fields[3], fields[4 : 4 + MOST_TIERS])
+        return cls(fields[2], fields[3], fields[4 : 4 + MOST_QUEUES])
 
 
 class Copies(msgspec.Struct, frozen=True, gc=False):

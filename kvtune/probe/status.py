@@ -32,7 +32,7 @@ class GcFacts(TypedDict, total=False):
 
 
 class CacheFacts(TypedDict, total=False):
-    """EngineCore's KV cache (describe.py); `tiers` are the pool's, `offload` describes the tier of host memory."""
+    """EngineCore's KV cache (describe.py); `tiers`: names of the pool's queues; `offload`: the tier of host memory."""
 
     num_blocks: int
     hash_block_size: int | None

@@ -73,8 +73,9 @@ TABLES: dict[str, dict[str, str]] = {
         # batch before each, and NaN here.
         "device_us": "f8",
     },
-    # One row a step and tier in which cached KV blocks were evicted; `demoted` to a lower tier: in older runs.
-    # `tier` indexes Header.engine.settings["tiers"]; `t_s` is the step's start. No table: not recorded.
+    # One row a step and queue of the pool from which cached KV blocks were evicted; `demoted` to a lower queue: in
+    # older runs. Files say `tier` for a queue: it indexes Header.engine.settings["tiers"], the queues' names. `t_s` is
+    # the step's start. No table: not recorded.
     "pool": {
         "process": "i2",
         "t_s": "f8",

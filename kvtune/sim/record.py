@@ -88,7 +88,7 @@ def record(
             requests=len(workload.requests),
         ),
         core=_core(settings),
-        engine=_engine(engine, settings, journal.tiers),
+        engine=_engine(engine, settings, journal.queues),
         python=platform.python_version(),
         host=this_host(),
         processes=[ProcessInfo(pid=1, role="engine_core", name="simulated")],
@@ -205,7 +205,7 @@ def _core(settings: SimSettings) -> CoreInfo:
     )
 
 
-def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> EngineInfo:
+def _engine(engine: EngineCore, settings: SimSettings, queues: Sequence[str]) -> EngineInfo:
     from kvtune.engine.front_end.config import describe_engine
     from kvtune.probe.describe import describe_cache
 
@@ -216,7 +216,7 @@ def _engine(engine: EngineCore, settings: SimSettings, tiers: Sequence[str]) -> 
         like = device(settings.like_device)
         where = like.title
         facts |= {"device": like.kind, "device_name": like.name, "like_device": like.key}
-    cache = {**describe_cache(engine.scheduler), "tiers": list(tiers)}
+    cache = {**describe_cache(engine.scheduler), "tiers": list(queues)}
     plain = msgspec.json.decode(msgspec.json.encode({**facts, "executor": "sim"}, enc_hook=str))
     decided = origins(settings_given(settings.engine_args), frozenset(settings.from_recipe), where)
     info = msgspec.convert(

@@ -115,13 +115,13 @@ class LinkedQueue(FreeQueue, Protocol):
     fake_free_list_tail: KVCacheBlock
 
 
-class TieredQueue(FreeQueue, Protocol):
-    """The core's tiers (cache/tiers.py). By number of the queue; queue 0 means none."""
+class PolicyQueues(FreeQueue, Protocol):
+    """Not vLLM's: the core's queues (core/cache/queues.py), by their number; 0 means none."""
 
     names: Sequence[str]
     queues: Sequence[FreeQueue]
     taken: list[int]
-    tier_of: bytearray
+    queue_of: bytearray
     """By block id, the queue that it is in."""
 
 
@@ -129,7 +129,7 @@ def is_linked(queue: FreeQueue) -> TypeGuard[LinkedQueue]:
     return hasattr(queue, "fake_free_list_head")
 
 
-def has_tiers(queue: FreeQueue) -> TypeGuard[TieredQueue]:
+def has_queues(queue: FreeQueue) -> TypeGuard[PolicyQueues]:
     return hasattr(queue, "taken")
 
 

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from kvtune.core import freeze, plugin, state
     from kvtune.core.cache import adopt
     from kvtune.core.cache.manager import KeepingManager
-    from kvtune.core.cache.pool import TieredPool
+    from kvtune.core.cache.pool import PolicyPool
     from kvtune.core.cache.windows import KeepingWindowManager
     from kvtune.core.settings import parse
     from kvtune.core.steps import empty, scheduler
@@ -49,7 +49,7 @@ def in_force(asynchronous: bool, **texts: str) -> dict[str, bool]:
         ]
         pool = manager.block_pool
         in_place = {
-            "pool": isinstance(pool, TieredPool),
+            "pool": isinstance(pool, PolicyPool),
             "pinning": all(isinstance(group, KeepingWindowManager) for group in windows),
             "output_window": isinstance(manager, KeepingManager) and manager.keeps_output,
             "steady": hasattr(built, "steady_steps"),
@@ -57,7 +57,7 @@ def in_force(asynchronous: bool, **texts: str) -> dict[str, bool]:
             "rows": ModelRunnerOutput in copyreg.dispatch_table,
             "freeze": state.state()["parts"]["freeze"],
         }
-        assert type(pool) in (BlockPool, TieredPool) and isinstance(manager, KVCacheManager)
+        assert type(pool) in (BlockPool, PolicyPool) and isinstance(manager, KVCacheManager)
     finally:
         for part in (freeze, scheduler, tokens, adopt):
             part.uninstall()

@@ -27,7 +27,7 @@ def pool_of(queue: object) -> SimpleNamespace:
 def test_stock_evicts_the_hashed_blocks_that_it_gives_out() -> None:
     pool = pool_of(Queue("..ab.c.."))
     watch = PoolWatch(pool)
-    assert watch.tiers == ("least recently used",)
+    assert watch.queues == ("least recently used",)
     assert watch.news() is None
     assert len(pool.free_block_queue.popleft_n(4)) == 4
     assert watch.news() == (2,)
@@ -37,20 +37,20 @@ def test_stock_evicts_the_hashed_blocks_that_it_gives_out() -> None:
     assert watch.news() == (1,)
 
 
-def test_the_cores_tiers_count_by_themselves() -> None:
-    tiers = SimpleNamespace(names=("blank", "probation", "protected"), taken=[0, 9, 4, 0])
-    watch = PoolWatch(pool_of(tiers))
-    assert watch.tiers == ("probation", "protected")
+def test_the_cores_queues_count_by_themselves() -> None:
+    queues = SimpleNamespace(names=("blank", "probation", "protected"), taken=[0, 9, 4, 0])
+    watch = PoolWatch(pool_of(queues))
+    assert watch.queues == ("probation", "protected")
     assert watch.news() is None, "what was before is not news"
-    tiers.taken[1] += 100
+    queues.taken[1] += 100
     assert watch.news() is None, "blank blocks held nothing"
-    tiers.taken[2] += 3
-    tiers.taken[3] += 2
+    queues.taken[2] += 3
+    queues.taken[3] += 2
     assert watch.news() == (3, 2)
     assert watch.news() is None
 
 
-def test_more_tiers_than_a_record_holds_are_refused() -> None:
+def test_more_queues_than_a_record_holds_are_refused() -> None:
     names = ("blank", *"abcdefg")
-    with pytest.raises(ValueError, match="7 tiers"):
+    with pytest.raises(ValueError, match="7 queues"):
         PoolWatch(pool_of(SimpleNamespace(names=names, taken=[0] * 9)))

@@ -60,7 +60,7 @@ def test_every_field_of_every_kind_comes_back(
     assert read_ring(path).rows == [record]
 
 
-def test_fewer_tiers_than_a_record_holds_are_filled_up_with_zeros(tmp_path: Path) -> None:
+def test_fewer_queues_than_a_record_holds_are_filled_up_with_zeros(tmp_path: Path) -> None:
     Ring(tmp_path / "r", SIZE).write(PoolChange(7, 1, (3, 1)))
     assert read_ring(tmp_path / "r").rows == [PoolChange(7, 1, (3, 1, 0, 0, 0, 0))]
 

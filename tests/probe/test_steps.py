@@ -41,17 +41,17 @@ def test_a_step_is_one_record(probe: StepProbe, tmp_path: Path) -> None:
 
 
 def test_a_step_that_evicts_has_a_record_of_it(probe: StepProbe, tmp_path: Path) -> None:
-    class Tiers:
+    class Queues:
         names, taken = ("blank", "probation", "protected"), [0, 0, 0, 0]
 
     class Evicting(Scheduler):
         def schedule(self, throttle: bool = False) -> Any:
-            Tiers.taken[2] += 3
-            Tiers.taken[3] += 1
+            Queues.taken[2] += 3
+            Queues.taken[3] += 1
             return super().schedule(throttle)
 
     engine = Engine(Evicting())
-    engine.scheduler.kv_cache_manager.block_pool.free_block_queue = Tiers()
+    engine.scheduler.kv_cache_manager.block_pool.free_block_queue = Queues()
     probe.wrap_scheduler(engine.scheduler)
     probe.wrap_loop(Engine.step)(engine)
     step, pool = read_ring(tmp_path / "ring").rows

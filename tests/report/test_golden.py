@@ -87,7 +87,7 @@ def test_a_real_engines_run_has_evictions_and_a_flame_graph_on_its_page() -> Non
     result = {s.id: s for s in run_sections(RunAnalysis(run, workload_of(run)))}
     timeline = result["timeline"].data
     assert sum(timeline["evicted"]["blocks"]) == run.tables["pool"]["evicted"].sum() == 4070
-    assert set(timeline["evicted"]["tier"]) <= set(run.header.engine.settings["tiers"])
+    assert set(timeline["evicted"]["queue"]) <= set(run.header.engine.settings["tiers"])
     flames = [c for c in result["stacks"].charts if c.title.endswith("flame graph")]
     assert [c.title for c in flames] == ["EngineCore: flame graph", "worker: flame graph"]
     functions = result["stacks"].data[flames[0].id]["function"]

@@ -217,8 +217,8 @@ def test_the_timeline_shows_every_eviction_and_demotion() -> None:
     data = embedded(run_page(RunAnalysis(run)), "chart-data")
     for column in ("evicted", "demoted"):
         assert sum(data[column]["blocks"]) == run.tables["pool"][column].sum() > 0
-    assert set(data["evicted"]["tier"]) == {"speculative", "probation"}
-    assert set(data["demoted"]["tier"]) == {"protected"}
+    assert set(data["evicted"]["queue"]) == {"speculative", "probation"}
+    assert set(data["demoted"]["queue"]) == {"protected"}
 
 
 def test_a_timeline_without_evictions_says_why(rounds: Run) -> None:
@@ -246,7 +246,7 @@ def test_a_gpus_use_is_told_with_the_memory(rounds: Run) -> None:
     assert "GPUs, sampled by NVML" not in page_of("rounds")
 
 
-def test_a_tiers_name_with_markup_stays_text() -> None:
+def test_a_queues_name_with_markup_stays_text() -> None:
     from tests.golden.synthetic import evicting_run, replace_header
 
     run = evicting_run()

@@ -131,14 +131,14 @@ def test_the_cases_have_evictions_and_preemptions(simulators: Simulators) -> Non
 
 
 def test_every_eviction_is_recorded(simulators: Simulators) -> None:
-    """By step and tier, and in total what the core's own counters say; stock evicts from its one queue."""
+    """By step and queue, and in total what the core's own counters say; stock evicts from its one queue."""
     kvtune, stock = replays(
         simulators, CASES[3][2], [settings(*CASES[3][:2], core=core) for core in CORES[::-1]]
     )
     pool, counters = kvtune.table("pool"), kvtune.header.core.counters
-    tiers = kvtune.header.engine.settings["tiers"]
-    assert tiers == ["speculative", "far", "near", "aged"]  # of policy first
-    for number, name in enumerate(tiers):
+    queues = kvtune.header.engine.settings["tiers"]
+    assert queues == ["speculative", "far", "near", "aged"]  # of policy first
+    for number, name in enumerate(queues):
         assert pool["evicted"][pool["tier"] == number].sum() == counters[f"given_out_{name}"], name
     assert not pool["demoted"].any() and pool["evicted"].sum() > 0
     assert set(pool["t_s"]) <= set(kvtune.table("steps")["t_s"])

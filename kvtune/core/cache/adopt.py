@@ -55,7 +55,7 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
 
     from kvtune.core.cache import windows as window
     from kvtune.core.cache.manager import KeepingManager
-    from kvtune.core.cache.pool import TieredPool
+    from kvtune.core.cache.pool import PolicyPool
 
     pool = manager.block_pool
     groups = manager.coordinator.single_type_managers
@@ -80,8 +80,8 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
         state.part("pinning", False, _missed_windows(settings, windows))
         return
 
-    pool.__class__ = TieredPool
-    pool.adopt_tiers(policy, settings)
+    pool.__class__ = PolicyPool
+    pool.adopt_queues(policy, settings)
     state.part("pool", True)
     state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows))
     if settings.pinning and windows:

@@ -2,7 +2,7 @@
 
     1. no reference count is negative; the null block is in no queue
     2. every block with ref_cnt 0 is in exactly one queue, once; no other block is in any
-    3. a block's tier byte names the queue that it is in; counters equal the lengths of the queues
+    3. a block's queue byte names the queue that it is in; counters equal the lengths of the queues
     4. in use + free + the null block = all blocks
     5. a block's ref_cnt is at least the number of its entries in requests' block tables
     6. a block with a hash is in the map under it; each block in the map has the hash it is listed under
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from kvtune.core import state
 from kvtune.errors import KvtuneError
 from kvtune.vllm.patches import PATCHES
-from kvtune.vllm.types import BlockPool, FreeQueue, Outputs, Scheduler, has_tiers, is_linked
+from kvtune.vllm.types import BlockPool, FreeQueue, Outputs, Scheduler, has_queues, is_linked
 
 PART = "cache.audit"
 
@@ -32,7 +32,7 @@ def violations(pool: BlockPool) -> list[str]:
     """Violations within a pool, one line each."""
     problems: list[str] = []
     queue = pool.free_block_queue
-    lists = queue.queues[1:] if has_tiers(queue) else [queue]
+    lists = queue.queues[1:] if has_queues(queue) else [queue]
     seen: Counter[int] = Counter()
     for number, listed in enumerate(lists, start=1):
         ids, broken = _walk(listed, pool.num_gpu_blocks)
@@ -40,11 +40,11 @@ def violations(pool: BlockPool) -> list[str]:
         if len(ids) != listed.num_free_blocks:
             problems.append(f"queue {number} counts {listed.num_free_blocks} blocks and links {len(ids)}")
         seen.update(ids)
-        if has_tiers(queue):
+        if has_queues(queue):
             problems += [
-                f"block {i} is in queue {number}, its tier byte says {queue.tier_of[i]}"
+                f"block {i} is in queue {number}, its queue byte says {queue.queue_of[i]}"
                 for i in ids
-                if queue.tier_of[i] != number
+                if queue.queue_of[i] != number
             ]
     if sum(seen.values()) != queue.num_free_blocks:
         problems.append(f"{queue.num_free_blocks} blocks counted as free, {sum(seen.values())} are in queues")

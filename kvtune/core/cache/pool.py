@@ -1,4 +1,4 @@
-"""The tiered block pool: vLLM's BlockPool with its free queue replaced by tiers that a policy orders. EngineCore."""
+"""The block pool: vLLM's BlockPool with several free queues in place of one, which a policy orders. EngineCore."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvtune.core.cache.breaker import Breaker
+from kvtune.core.cache.queues import BLANK, Queues
 from kvtune.core.cache.quick import QuickPool
-from kvtune.core.cache.tiers import BLANK, Tiers
 from kvtune.core.policies import OUTPUT, WINDOW
 from kvtune.core.settings import CoreSettings
 
 
-class TieredPool(QuickPool):
-    """vLLM's pool with Tiers as its free queue; it reports hits, hashes and evictions to the policy."""
+class PolicyPool(QuickPool):
+    """vLLM's pool with Queues as its free queue; it reports hits, hashes and evictions to the policy."""
 
-    free_block_queue: Tiers
+    free_block_queue: Queues
 
-    def adopt_tiers(self, policy_name: str, settings: CoreSettings) -> None:
+    def adopt_queues(self, policy_name: str, settings: CoreSettings) -> None:
         """Called once, on a pool that stock has built; blocks may be in use already."""
         free = self.free_block_queue.get_all_free_blocks()
-        tiers = Tiers(self.blocks, policy_name, settings)
-        tiers.prepend_n([block for block in free if block.block_hash is None])
-        tiers.append_n([block for block in free if block.block_hash is not None])
-        self.free_block_queue = tiers
+        queues = Queues(self.blocks, policy_name, settings)
+        queues.prepend_n([block for block in free if block.block_hash is None])
+        queues.append_n([block for block in free if block.block_hash is not None])
+        self.free_block_queue = queues
 
     @property
     def breaker(self) -> Breaker:
@@ -38,24 +38,24 @@ class TieredPool(QuickPool):
         return self.free_block_queue.policy.extras_first
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
-        tiers = self.free_block_queue
+        queues = self.free_block_queue
         if self.metrics_collector:
             super().touch(blocks)
         else:
-            tiers.use_again(blocks)
-        if tiers.tells_hit:
-            self._tell(tiers.policy.hit, _ids(blocks))
+            queues.use_again(blocks)
+        if queues.tells_hit:
+            self._tell(queues.policy.hit, _ids(blocks))
 
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
     ) -> None:
-        tiers = self.free_block_queue
+        queues = self.free_block_queue
         twin = self.cached_block_hash_to_block.get_one_block(block_hash_with_group_id)
-        if twin is not None and tiers.policy.extras_first and self.is_extra(twin):
+        if twin is not None and queues.policy.extras_first and self.is_extra(twin):
             self._blank(twin)
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
-        if tiers.tells_stored:
-            self._tell(tiers.policy.stored, [block.block_id], [block_hash_with_group_id], twin is not None)
+        if queues.tells_stored:
+            self._tell(queues.policy.stored, [block.block_id], [block_hash_with_group_id], twin is not None)
 
     def tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
         if self.free_block_queue.tells_stored:
@@ -80,21 +80,21 @@ class TieredPool(QuickPool):
         return True
 
     def tell_evicted(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
-        tiers = self.free_block_queue
+        queues = self.free_block_queue
         block_ids = _ids(blocks)
-        if tiers.tells_evicted:
-            self._tell(tiers.policy.evicted, block_ids, keys)
-        grade_of = tiers.grade_of
+        if queues.tells_evicted:
+            self._tell(queues.policy.evicted, block_ids, keys)
+        grade_of = queues.grade_of
         for block_id in block_ids:
             grade_of[block_id] = WINDOW
 
     def reset_prefix_cache(self) -> bool:
         if not super().reset_prefix_cache():
             return False
-        tiers = self.free_block_queue
-        tiers.grade_of = bytearray(tiers.num_blocks)
-        tiers.blank_all()
-        self._tell(tiers.policy.reset)
+        queues = self.free_block_queue
+        queues.grade_of = bytearray(queues.num_blocks)
+        queues.blank_all()
+        self._tell(queues.policy.reset)
         return True
 
     def grade(self, blocks: Sequence[KVCacheBlock], grades: Sequence[int]) -> None:
@@ -118,12 +118,12 @@ class TieredPool(QuickPool):
             self._tell(self.free_block_queue.policy.left, _ids(blocks))
 
     def renew(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Make the free ones of these blocks the youngest of their tiers, as if a prompt had just used them."""
-        tiers = self.free_block_queue
+        """Make the free ones of these blocks the youngest of their queues, as if a prompt had just used them."""
+        queues = self.free_block_queue
         for block in blocks:
             if not block.ref_cnt and not block.is_null:
-                tiers.remove(block)
-                tiers.append(block)
+                queues.remove(block)
+                queues.append(block)
 
     @contextmanager
     def without_extras(self) -> Iterator[None]:
@@ -152,9 +152,9 @@ class TieredPool(QuickPool):
             self.breaker.trip(error)
 
     def counters(self) -> dict[str, int]:
-        """Counters for the run file: blocks given out by tier, failures."""
-        tiers = self.free_block_queue
-        counts = {f"given_out_{name}": n for name, n in zip(tiers.names, tiers.taken[BLANK:], strict=True)}
+        """Counters for the run file: blocks given out by queue, failures."""
+        queues = self.free_block_queue
+        counts = {f"given_out_{name}": n for name, n in zip(queues.names, queues.taken[BLANK:], strict=True)}
         return {**counts, "pool_failures": int(self.breaker.tripped)}
 
 

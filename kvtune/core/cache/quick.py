@@ -1,4 +1,4 @@
-"""Stock's block pool with its loops over blocks inlined. EngineCore (under the core's tiers) and simulator.
+"""Stock's block pool with its loops over blocks inlined. EngineCore (under the core's pool) and simulator.
 
 The loops are only for pools of the vLLM that they were written against (`kvtune/vllm`). The decisions
 and every field of every block are stock's; anything but the plain case (events, metrics, watchers, a block

@@ -21,7 +21,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
 
-from kvtune.core.cache.pool import TieredPool
+from kvtune.core.cache.pool import PolicyPool
 from kvtune.core.policies import FAR, NEAR, OUTPUT, SPECULATIVE, WINDOW
 from kvtune.core.settings import CoreSettings
 
@@ -33,7 +33,7 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
     """vLLM's SlidingWindowManager with other rules for which blocks get a hash. It holds no block by itself."""
 
     settings: CoreSettings
-    block_pool: TieredPool
+    block_pool: PolicyPool
 
     def adopt_window(self, settings: CoreSettings) -> None:
         """Called once, on a manager that stock has built."""

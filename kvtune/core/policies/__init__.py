@@ -1,18 +1,18 @@
 """Which free block is given out next: one order, one module. Runs in EngineCore.
 
-An order sorts *hashed* free blocks into tiers (FIFO queues that the pool links). Blocks without a hash are always given
+An order sorts *hashed* free blocks into FIFO queues, which the pool links. Blocks without a hash are always given
 out first and never reach it. It holds no blocks, only their numbers, so it cannot lose one.
 
     the pool calls                           when
-    place(block_ids) -> tiers                hashed blocks became free; each goes to the tail of its tier
-    choose(wanted) -> (tier, count)          blocks are needed: take `count` (1..wanted) from the head of `tier`
+    place(block_ids) -> queues               hashed blocks became free; each goes to the tail of its queue
+    choose(wanted) -> (queue, count)         blocks are needed: take `count` (1..wanted) from the head of `queue`
     hit(block_ids)                           a prompt hit these blocks (free or in use)
     left(block_ids)                          a conversation continued after these: its next turn resumes farther on
     stored(block_ids, keys, resident)        blocks got their hashes; `resident`: other blocks have the same
     evicted(block_ids, keys)                 blocks lost their hashes
     reset()                                  the whole prefix cache was dropped
 
-`tiers` names the tiers in the order in which they are emptied when the order fails. Hooks that an order does not
+`queues` names the queues in the order in which they are emptied when the order fails. Hooks that an order does not
 override are skipped.
 """
 
@@ -32,19 +32,19 @@ class Shelves(Protocol):
     num_blocks: int
     grade_of: bytearray
 
-    def size(self, tier: int) -> int:
-        """Blocks in a tier."""
+    def size(self, queue: int) -> int:
+        """Blocks in a queue."""
 
-    def head(self, tier: int) -> int:
-        """The block at a tier's head; -1 when it is empty."""
+    def head(self, queue: int) -> int:
+        """The block at a queue's head; -1 when it is empty."""
 
-    def before(self, tier: int, times: Sequence[float], time: float, most: int) -> int:
-        """How many blocks from the head of a tier, up to `most`, have times before this one."""
+    def before(self, queue: int, times: Sequence[float], time: float, most: int) -> int:
+        """How many blocks from the head of a queue, up to `most`, have times before this one."""
 
 
 class Policy(Protocol):
     name: str
-    tiers: tuple[str, ...]
+    queues: tuple[str, ...]
     extras_first: bool
     """Extras are evicted before all blocks that stock keeps, which then stay as long as in stock (cache/manager.py)."""
 

@@ -1,6 +1,6 @@
 """For conversations: as `first`, but windows at outputs' ends go by age, and windows that a conversation left go first.
 
-    tier         holds
+    queue        holds
     speculative  windows at doubling distances; any window after which a conversation continued
     far, near    slack
     aged         what stock keeps, and windows at outputs' ends, where next turns resume
@@ -20,7 +20,7 @@ from kvtune.core.settings import CoreSettings
 
 class Chat(First):
     name = "chat"
-    tier_of: ClassVar[Mapping[int, int]] = {**First.tier_of, OUTPUT: AGED}
+    queue_of: ClassVar[Mapping[int, int]] = {**First.queue_of, OUTPUT: AGED}
 
     def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
         super().__init__(shelves, settings)
@@ -30,10 +30,10 @@ class Chat(First):
         self.was_left = bytearray(self.shelves.num_blocks)
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
-        was_left, first = self.was_left, self.tier_of[SPECULATIVE]
-        tiers = super().place(block_ids)
+        was_left, first = self.was_left, self.queue_of[SPECULATIVE]
+        queues = super().place(block_ids)
         return [
-            first if was_left[block_id] else tier for block_id, tier in zip(block_ids, tiers, strict=True)
+            first if was_left[block_id] else queue for block_id, queue in zip(block_ids, queues, strict=True)
         ]
 
     def left(self, block_ids: Sequence[int]) -> None:

@@ -1,12 +1,12 @@
 """The default of models with sliding windows: extras go first, what stock keeps goes by age as in stock.
 
-    tier         holds                                                        given out
+    queue        holds                                                        given out
     speculative  windows at doubling distances before a prompt's end          first
     far          slack for new suffixes                                       then
     near         slack close to a prompt's end; windows at an output's end    then
     aged         what stock keeps: full attention, windows at prompts' ends   last
 
-Each tier goes oldest first. So an extra never takes the place of a block that stock would still have. An
+Each queue goes oldest first. So an extra never takes the place of a block that stock would still have. An
 extra becomes an ordinary block when it is hit by a prompt for which stock would keep the same window.
 """
 
@@ -24,10 +24,10 @@ AGED = len(EXTRAS) + 1
 
 class First(InOrder):
     name = "first"
-    tiers: tuple[str, ...] = (*EXTRAS, "aged")
+    queues: tuple[str, ...] = (*EXTRAS, "aged")
     extras_first = True
-    tier_of: ClassVar[Mapping[int, int]] = {SPECULATIVE: 1, FAR: 2, NEAR: 3, OUTPUT: 3, WINDOW: AGED}
+    queue_of: ClassVar[Mapping[int, int]] = {SPECULATIVE: 1, FAR: 2, NEAR: 3, OUTPUT: 3, WINDOW: AGED}
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
-        tier_of, grade_of = self.tier_of, self.shelves.grade_of
-        return [tier_of[grade_of[block_id]] for block_id in block_ids]
+        queue_of, grade_of = self.queue_of, self.shelves.grade_of
+        return [queue_of[grade_of[block_id]] for block_id in block_ids]

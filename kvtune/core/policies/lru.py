@@ -9,25 +9,25 @@ from kvtune.core.settings import CoreSettings
 
 
 class InOrder:
-    """The base of all orders: gives out blocks of the first tier that has any, and places all blocks in the last."""
+    """The base of all orders: gives out blocks of the first queue that has any, and places all blocks in the last."""
 
     name = "in_order"
-    tiers: tuple[str, ...] = ("aged",)
+    queues: tuple[str, ...] = ("aged",)
     extras_first = False
 
     def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
         self.shelves = shelves
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
-        return [len(self.tiers)] * len(block_ids)
+        return [len(self.queues)] * len(block_ids)
 
     def choose(self, wanted: int) -> tuple[int, int]:
         size = self.shelves.size
-        for tier in range(1, len(self.tiers) + 1):
-            available = size(tier)
+        for queue in range(1, len(self.queues) + 1):
+            available = size(queue)
             if available:
-                return tier, min(wanted, available)
-        raise LookupError("every tier is empty")
+                return queue, min(wanted, available)
+        raise LookupError("every queue is empty")
 
     def hit(self, block_ids: Sequence[int]) -> None:
         pass
@@ -46,6 +46,6 @@ class InOrder:
 
 
 class Lru(InOrder):
-    """One tier, oldest first."""
+    """One queue, oldest first."""
 
     name = "lru"

@@ -17,7 +17,7 @@ class Pin(InOrder):
     """Grade SPECULATIVE marks a pin here: the window at the end of a chunk (see cache/windows.py)."""
 
     name = "pin"
-    tiers = ("aged", "pinned")
+    queues = ("aged", "pinned")
 
     def place(self, block_ids: Sequence[int]) -> list[int]:
         grade_of = self.shelves.grade_of

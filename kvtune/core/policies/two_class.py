@@ -1,9 +1,9 @@
 """For prefixes that come back after long gaps: as `first`, but reused blocks outlive those used once.
 
-    tier               holds
+    queue                holds
     speculative .. near  extras, as in `first`
-    single             blocks that were used once
-    reused             blocks that were hit, or came back after their eviction
+    single               blocks that were used once
+    reused               blocks that were hit, or came back after their eviction
 
 After the extras, the older of the two oldest blocks is evicted, the reused one only if it is older by more
 than `reuse_bonus_s` seconds: with 0 this is `first`, with 1e9 single blocks go as long as there are any.
@@ -28,7 +28,7 @@ SINGLE, REUSED = AGED, AGED + 1
 
 class TwoClass(First):
     name = "two_class"
-    tiers = (*EXTRAS, "single", "reused")
+    queues = (*EXTRAS, "single", "reused")
 
     def __init__(self, shelves: Shelves, settings: CoreSettings) -> None:
         super().__init__(shelves, settings)
@@ -45,17 +45,17 @@ class TwoClass(First):
         now_s, freed_s, reused = state.clock(), self.freed_s, self.reused
         for block_id in block_ids:
             freed_s[block_id] = now_s
-        tiers = super().place(block_ids)
+        queues = super().place(block_ids)
         return [
-            REUSED if tier == SINGLE and reused[block_id] else tier
-            for block_id, tier in zip(block_ids, tiers, strict=True)
+            REUSED if queue == SINGLE and reused[block_id] else queue
+            for block_id, queue in zip(block_ids, queues, strict=True)
         ]
 
     def choose(self, wanted: int) -> tuple[int, int]:
-        tier, count = super().choose(wanted)
+        queue, count = super().choose(wanted)
         head, before, freed_s = self.shelves.head, self.shelves.before, self.freed_s
-        if tier != SINGLE or head(REUSED) < 0:
-            return tier, count
+        if queue != SINGLE or head(REUSED) < 0:
+            return queue, count
         single_s, reused_s = freed_s[head(SINGLE)], freed_s[head(REUSED)]
         if single_s - reused_s > self.bonus_s:
             return REUSED, max(1, before(REUSED, freed_s, single_s - self.bonus_s, wanted))

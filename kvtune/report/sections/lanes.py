@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BUCKETS = 500
 BINS = 120
 FINE_BINS = 240
-WORDS = ("kind", "generation", "process", "what", "state", "tier")  # columns that hold words, not numbers
+WORDS = ("kind", "generation", "process", "what", "state", "queue")  # columns that hold words, not numbers
 AXIS_EXTENT = 74  # page.js relies on it: all lanes have the same left edge
 
 
@@ -164,49 +164,48 @@ def _evictions(run: Run, end_s: float) -> Lane | None:
 
 
 def _demotions(run: Run, end_s: float) -> Lane | None:
-    return _moved(run, end_s, "demoted", "KV blocks demoted to a lower tier")
+    return _moved(run, end_s, "demoted", "KV blocks demoted to a lower queue")
 
 
 def _moved(run: Run, end_s: float, column: str, title: str) -> Lane | None:
-    """Bars by span of time, stacked by the tier that the blocks were in."""
+    """Bars by span of time, stacked by the queue that the blocks were in."""
     import altair as alt
 
     pool = run.table("pool")
     if not pool[column].any():
         return None
     edges = np.linspace(0, end_s, FINE_BINS + 1)
-    by_tier = {}
-    for tier in sorted(set(pool["tier"][pool[column] > 0].tolist())):
-        in_tier = pool["tier"] == tier
-        by_tier[_tier(run, tier)] = np.histogram(pool["t_s"][in_tier], edges, weights=pool[column][in_tier])[
-            0
-        ]
-    at = {name: np.flatnonzero(counts) for name, counts in by_tier.items()}
+    by_queue = {}
+    for queue in sorted(set(pool["tier"][pool[column] > 0].tolist())):
+        of_queue = pool["tier"] == queue
+        weights = pool[column][of_queue]
+        by_queue[_queue_name(run, queue)] = np.histogram(pool["t_s"][of_queue], edges, weights=weights)[0]
+    at = {name: np.flatnonzero(counts) for name, counts in by_queue.items()}
     data = columns(
         t=np.concatenate([edges[:-1][rows] for rows in at.values()]),
         until=np.concatenate([edges[1:][rows] for rows in at.values()]),
-        tier=[name for name, rows in at.items() for _ in rows],
-        blocks=np.concatenate([by_tier[name][rows] for name, rows in at.items()]),
+        queue=[name for name, rows in at.items() for _ in rows],
+        blocks=np.concatenate([by_queue[name][rows] for name, rows in at.items()]),
     )
     drawing = (
-        _lane(column, f"{title} in {ms(1000 * end_s / FINE_BINS)} each, by the tier they were in", 60)
+        _lane(column, f"{title} in {ms(1000 * end_s / FINE_BINS)} each, by the queue they were in", 60)
         .mark_bar(clip=True, orient="vertical")
         .encode(
             x=_x(),
             x2="until:Q",
             y=_y("blocks:Q", "blocks", stack=True),
-            color=alt.Color("tier:N", scale=_colors(tuple(by_tier), SERIES), title=None),
-            tooltip=_tips(t="from (s)", until="until (s)", tier="tier", blocks="blocks"),
+            color=alt.Color("queue:N", scale=_colors(tuple(by_queue), SERIES), title=None),
+            tooltip=_tips(t="from (s)", until="until (s)", queue="queue", blocks="blocks"),
         )
     )
     return Lane(drawing, column, data)
 
 
-def _tier(run: Run, tier: int) -> str:
+def _queue_name(run: Run, number: int) -> str:
     names = run.header.engine.settings.get("tiers")
-    if isinstance(names, list) and 0 <= tier < len(names):
-        return str(names[tier])
-    return f"tier {tier + 1}"
+    if isinstance(names, list) and 0 <= number < len(names):
+        return str(names[number])
+    return f"queue {number + 1}"
 
 
 def _rss(run: Run, end_s: float) -> Lane | None:

@@ -1,6 +1,6 @@
 """Stock's block pool with its loops over blocks inlined: a replay spends half of its time in them.
 
-Simulator's process only. The pool itself is the core's (`kvtune/core/cache/quick.py`), without tiers.
+Simulator's process only. The pool itself is the core's (`kvtune/core/cache/quick.py`), with stock's one queue.
 """
 
 from __future__ import annotations

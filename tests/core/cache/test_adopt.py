@@ -41,7 +41,7 @@ def test_the_policy_of_each_kind_of_model(
     shape: Shape, settings: dict[str, object], policy: str, asynchronous: bool
 ) -> None:
     pool = Engine(replace(shape, asynchronous=asynchronous), parse(settings)).pool
-    assert type(pool).__name__ == ("TieredPool" if policy else "BlockPool")
+    assert type(pool).__name__ == ("PolicyPool" if policy else "BlockPool")
     assert state.state()["parts"]["pool"] is True
     if policy:
         assert pool.free_block_queue.policy.name == policy

@@ -27,9 +27,9 @@ def test_each_kind_of_damage_is_reported() -> None:
     engine.add(tokens(2, 60), 20)
     engine.step()
     assert audit.check(engine.scheduler) == []
-    pool, tiers = engine.pool, engine.pool.free_block_queue
+    pool, queues = engine.pool, engine.pool.free_block_queue
     used = next(block for block in pool.blocks if block.ref_cnt == 1 and not block.is_null)
-    free = tiers.get_all_free_blocks()[0]
+    free = queues.get_all_free_blocks()[0]
 
     def finds(text: str) -> None:
         assert any(text in line for line in audit.check(engine.scheduler)), audit.check(engine.scheduler)
@@ -43,12 +43,12 @@ def test_each_kind_of_damage_is_reported() -> None:
     free.ref_cnt = 1
     finds("with ref_cnt 1 is in 1 queues")
     free.ref_cnt = 0
-    tiers.tier_of[free.block_id] ^= 1
-    finds("its tier byte says")
-    tiers.tier_of[free.block_id] ^= 1
-    tiers.num_free_blocks += 1
+    queues.queue_of[free.block_id] ^= 1
+    finds("its queue byte says")
+    queues.queue_of[free.block_id] ^= 1
+    queues.num_free_blocks += 1
     finds("blocks counted as free")
-    tiers.num_free_blocks -= 1
+    queues.num_free_blocks -= 1
     hashed = next(block for block in pool.blocks if block.block_hash is not None)
     key = hashed._block_hash
     hashed._block_hash = b"another" + bytes(8)

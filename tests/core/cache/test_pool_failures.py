@@ -59,14 +59,14 @@ def test_a_policy_that_raises_hands_the_pool_back_and_serving_goes_on(
     # A policy is told only what it overrides.
     policy = "two_class" if method in ("hit", "stored", "evicted") else "chat"
     engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS[policy]))
-    tiers = engine.pool.free_block_queue
+    queues = engine.pool.free_block_queue
     steps = 0
 
     def each() -> None:
         nonlocal steps
         steps += 1
         if steps == 40:
-            setattr(tiers.policy, method, getattr(Failing(), method))
+            setattr(queues.policy, method, getattr(Failing(), method))
         assert audit.check(engine.scheduler) == []
 
     random_steps(engine, 7, 160, each)
@@ -82,39 +82,39 @@ def test_a_policy_that_raises_hands_the_pool_back_and_serving_goes_on(
 @pytest.mark.parametrize("answer", [(99, 1), (1, 0), (1, 10**6), (-1, 1), None])
 def test_a_policy_that_chooses_nonsense_hands_the_pool_back(answer: Any, asynchronous: bool) -> None:
     engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["first"]))
-    tiers = engine.pool.free_block_queue
-    tiers.policy.choose = lambda wanted: answer
+    queues = engine.pool.free_block_queue
+    queues.policy.choose = lambda wanted: answer
     random_steps(engine, 8, 120, lambda: None)
     engine.drain()
     assert handed_back(engine, "")
 
 
 @BOTH
-@pytest.mark.parametrize("tier", [-1, 0, 99, None])
-def test_a_policy_that_places_nowhere_hands_the_pool_back(tier: Any, asynchronous: bool) -> None:
+@pytest.mark.parametrize("queue", [-1, 0, 99, None])
+def test_a_policy_that_places_nowhere_hands_the_pool_back(queue: Any, asynchronous: bool) -> None:
     engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["first"]))
-    tiers = engine.pool.free_block_queue
-    tiers.policy.place = lambda block_id, grade: tier
+    queues = engine.pool.free_block_queue
+    queues.policy.place = lambda block_id, grade: queue
     random_steps(engine, 8, 120, lambda: None)
     engine.drain()
     assert handed_back(engine, "")
 
 
 @BOTH
-@pytest.mark.parametrize("damage", ["tier_of", "links"])
+@pytest.mark.parametrize("damage", ["queue_of", "links"])
 def test_damaged_queues_are_filled_again_and_handed_back(damage: str, asynchronous: bool) -> None:
     engine = Engine(replace(SHAPES["small_hybrid"], asynchronous=asynchronous), parse(SETTINGS["first"]))
-    tiers = engine.pool.free_block_queue
+    queues = engine.pool.free_block_queue
     steps = 0
 
     def each() -> None:
         nonlocal steps
         steps += 1
         if steps == 60:
-            if damage == "tier_of":
-                tiers.tier_of[:] = bytes(len(tiers.tier_of))
+            if damage == "queue_of":
+                queues.queue_of[:] = bytes(len(queues.queue_of))
             else:
-                for block in tiers.get_all_free_blocks():
+                for block in queues.get_all_free_blocks():
                     block.next_free_block = block.prev_free_block = None
 
     random_steps(engine, 9, 200, each)

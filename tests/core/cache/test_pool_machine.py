@@ -1,4 +1,4 @@
-"""A state machine drives the tiered pool against vLLM's own BlockPool: same calls to both, then the invariants.
+"""A state machine drives the pool against vLLM's own BlockPool: same calls to both, then the invariants.
 
 With policy lru the block ids must be stock's; with the others all that a caller can see must be.
 100,000 operations: KVTUNE_EXAMPLES=50 pytest tests/core/cache/test_pool_machine.py --timeout 0.
@@ -22,8 +22,8 @@ with warnings.catch_warnings():
 
     from kvtune.core import state
     from kvtune.core.cache import audit
-    from kvtune.core.cache.pool import TieredPool
-    from kvtune.core.cache.tiers import BLANK
+    from kvtune.core.cache.pool import PolicyPool
+    from kvtune.core.cache.queues import BLANK
     from kvtune.core.settings import POLICIES, CoreSettings
 from tests.choice import TIMES, drawn
 
@@ -50,8 +50,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.stock = BlockPool(blocks, enable_caching=True, hash_block_size=4)
         self.ours = BlockPool(blocks, enable_caching=True, hash_block_size=4)
         self.foreign = BlockPool(4, enable_caching=True, hash_block_size=4)
-        self.ours.__class__ = TieredPool
-        self.ours.adopt_tiers(self.policy, CoreSettings(reuse_bonus_s=bonus, ghost_factor=2.0))
+        self.ours.__class__ = PolicyPool
+        self.ours.adopt_queues(self.policy, CoreSettings(reuse_bonus_s=bonus, ghost_factor=2.0))
         self.held: list[tuple[list[Any], list[Any]]] = []
         self.loans: list[Any] = []
 
@@ -153,8 +153,8 @@ class PoolMachine(RuleBasedStateMachine):
         done = self.ours.reset_prefix_cache()
         assert done == self.stock.reset_prefix_cache()
         if done:
-            tiers = self.ours.free_block_queue
-            assert tiers.queues[BLANK].num_free_blocks == tiers.num_free_blocks
+            queues = self.ours.free_block_queue
+            assert queues.queues[BLANK].num_free_blocks == queues.num_free_blocks
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:

@@ -54,14 +54,14 @@ def test_switched_off_or_plain_lru_decides_as_stock_does(shape: str, asynchronou
 
 
 @BOTH
-def test_the_tiered_pool_with_policy_lru_gives_stocks_blocks(asynchronous: bool) -> None:
-    """The same, with the tiered pool itself in place (adopt leaves it out when policy lru needs nothing of it)."""
-    from kvtune.core.cache.pool import TieredPool
+def test_the_pool_with_policy_lru_gives_stocks_blocks(asynchronous: bool) -> None:
+    """The same, with the pool itself in place (adopt leaves it out when policy lru needs nothing of it)."""
+    from kvtune.core.cache.pool import PolicyPool
 
     made = replace(SHAPES["small_hybrid"], asynchronous=asynchronous)
     ours, stock = Engine(made, None), Engine(made, None)
-    ours.pool.__class__ = TieredPool
-    ours.pool.adopt_tiers("lru", CoreSettings())
+    ours.pool.__class__ = PolicyPool
+    ours.pool.adopt_queues("lru", CoreSettings())
     logs: list[list[Any]] = [[], []]
     for engine, log in zip((ours, stock), logs, strict=True):
         random_steps(engine, 5, 300, lambda e=engine, found=log: found.append(inside(e.scheduler)))
@@ -81,7 +81,7 @@ def test_reset_gives_everything_up() -> None:
 
 @pytest.mark.parametrize("policy", ["first", "chat", "two_class", "pin"])
 def test_a_pool_is_as_good_after_a_reset_as_before(policy: str) -> None:
-    """Blocks that lost their hash must not wait in a late tier while hashed ones are given out."""
+    """Blocks that lost their hash must not wait in a late queue while hashed ones are given out."""
     engine = Engine(replace(HYBRID, blocks=600), parse({"policy": policy, "min_drop": 2}))
     collected = []
     for _ in range(4):

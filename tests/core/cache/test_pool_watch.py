@@ -1,4 +1,4 @@
-"""What the probe says was evicted is what vLLM's pool evicted, block for block, on stock's queue and on tiers."""
+"""What the probe says was evicted is what vLLM's pool evicted, block for block, on stock's queue and on queues."""
 
 from __future__ import annotations
 

@@ -164,8 +164,8 @@ def test_hits_survive_release_and_a_flood_of_one_offs(asynchronous: bool) -> Non
 def test_the_published_policy_pins_chunk_ends_and_not_decode_steps(asynchronous: bool) -> None:
     engine = Engine(replace(HYBRID, asynchronous=asynchronous), parse({"policy": "pin", "min_drop": 4}))
     engine.serve(tokens(1, 128), output=60)
-    tiers = engine.pool.free_block_queue
-    pinned = tiers.queues[3].num_free_blocks
+    queues = engine.pool.free_block_queue
+    pinned = queues.queues[3].num_free_blocks
     # Two groups, windows of three blocks at the chunk ends 32, 64, 96 and 128; two of the last one's blocks are
     # also the window at 124, where a resend resumes: that one ages as stock's does.
     assert pinned == 2 * (3 * 3 + 1)

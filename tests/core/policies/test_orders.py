@@ -30,7 +30,7 @@ HIT, LEFT = 6, 9
 
 
 class Shelf:
-    """The tiers of a pool, without vLLM's blocks."""
+    """The queues of a pool, without vLLM's blocks."""
 
     num_blocks = 16
 
@@ -38,14 +38,14 @@ class Shelf:
         self.grade_of = bytearray(self.num_blocks)
         self.queues: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(8)]
 
-    def size(self, tier: int) -> int:
-        return len(self.queues[tier])
+    def size(self, queue: int) -> int:
+        return len(self.queues[queue])
 
-    def head(self, tier: int) -> int:
-        return next(iter(self.queues[tier]), -1)
+    def head(self, queue: int) -> int:
+        return next(iter(self.queues[queue]), -1)
 
-    def before(self, tier: int, times: Sequence[float], time: float, most: int) -> int:
-        head = list(islice(self.queues[tier], most))
+    def before(self, queue: int, times: Sequence[float], time: float, most: int) -> int:
+        head = list(islice(self.queues[queue], most))
         return next((at for at, block in enumerate(head) if times[block] >= time), len(head))
 
 
@@ -72,9 +72,9 @@ def given_out(order: str, clock: list[float], wanted: int = 1, **settings: Any) 
         shelf.queues[policy.place([block])[0]][block] = None
     out = [10]
     while len(out) < 10:
-        tier, count = policy.choose(min(wanted, 10 - len(out)))
-        assert 0 < count <= min(wanted, shelf.size(tier))
-        out += [shelf.queues[tier].popitem(last=False)[0] for _ in range(count)]
+        queue, count = policy.choose(min(wanted, 10 - len(out)))
+        assert 0 < count <= min(wanted, shelf.size(queue))
+        out += [shelf.queues[queue].popitem(last=False)[0] for _ in range(count)]
     return out
 
 

@@ -1,4 +1,4 @@
-"""The pool's operations per second: stock's BlockPool, the tiered pool, a deque with linear removal. Prints a table.
+"""The pool's operations per second: stock's BlockPool, the core's pool, a deque with linear removal. Prints a table.
 
     python tests/tools/bench/pool.py [--blocks 1000,10000,200000] [--policy first]
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 
-from kvtune.core.cache.pool import TieredPool
+from kvtune.core.cache.pool import PolicyPool
 from kvtune.core.settings import parse
 
 AT_ONCE = 16
@@ -44,8 +44,8 @@ class Named:
 def filled(size: int, policy: str) -> Any:
     pool = BlockPool(size + 1, enable_caching=True, hash_block_size=16)
     if policy:
-        pool.__class__ = TieredPool
-        pool.adopt_tiers(policy, parse({"policy": policy, "reuse_bonus_s": 100.0}))
+        pool.__class__ = PolicyPool
+        pool.adopt_queues(policy, parse({"policy": policy, "reuse_bonus_s": 100.0}))
     blocks = pool.get_new_blocks(size)
     pool.cache_full_blocks(Named(0, size), blocks, 0, size, 16, 0)
     pool.free_blocks(blocks)

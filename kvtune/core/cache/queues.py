@@ -1,12 +1,12 @@
-"""The free blocks of the tiered pool: several queues in place of stock's one, which a policy orders. EngineCore.
+"""The free blocks of the pool: several queues in place of stock's one, which a policy orders. EngineCore.
 
     block is                          it is in
-    in use (ref_cnt > 0)              no queue, tier byte 0
-    free, without a hash ("blank")    tier 1, given out first, newest first (as stock)
-    free, with a hash                 tier 1 + the policy's tier, given out from its head
+    in use (ref_cnt > 0)              no queue: its byte in `queue_of` is 0
+    free, without a hash ("blank")    queue 1, given out first, newest first (as stock)
+    free, with a hash                 queue 1 + the policy's number, given out from its head
 
 Contract: every free block is in exactly one queue; every operation is O(1) per block; the free count is the sum of all
-tiers; only `popleft_n` (in get_new_blocks) moves blocks between tiers, so admission checks see no difference to stock.
+queues; only `popleft_n` (in get_new_blocks) gives blocks out, so admission checks see no difference to stock.
 A policy that raises trips the breaker (breaker.py); broken queues are then filled again from ref counts.
 """
 
@@ -25,24 +25,24 @@ from kvtune.core.settings import CoreSettings
 BLANK = 1
 
 
-class Tiers:
+class Queues:
     """Replaces stock's FreeKVCacheBlockQueue: the same methods over several queues.
 
-    Tier numbers here are the policy's plus one: 0 is "not free", 1 is blank, 2 is the policy's tier 1, and so on.
+    Numbers of queues here are the policy's plus one: 0 is "not free", 1 is blank, 2 is the policy's first, and so on.
     """
 
     def __init__(self, blocks: Sequence[KVCacheBlock], policy_name: str, settings: CoreSettings) -> None:
         self.blocks = blocks
         self.num_blocks = len(blocks)
-        self.tier_of = bytearray(len(blocks))
+        self.queue_of = bytearray(len(blocks))
         self.grade_of = bytearray(len(blocks))
         self.num_free_blocks = 0
         self.use(make(policy_name, self, settings))
         self.settings = settings
-        self.names = ("blank", *self.policy.tiers)
-        self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.tiers) + 2)]
+        self.names = ("blank", *self.policy.queues)
+        self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.queues) + 2)]
         self.breaker = Breaker(self.by_age)
-        self.taken = [0] * len(self.queues)  # blocks given out, by tier
+        self.taken = [0] * len(self.queues)  # blocks given out, by queue
 
     def use(self, policy: Policy) -> None:
         """Use this policy from now on. Hooks that it does not override are skipped: most calls of most policies."""
@@ -55,20 +55,20 @@ class Tiers:
 
     # The policy's view of the pool (`Shelves`).
 
-    def size(self, tier: int) -> int:
-        return int(self.queues[tier + 1].num_free_blocks)
+    def size(self, queue: int) -> int:
+        return int(self.queues[queue + 1].num_free_blocks)
 
-    def head(self, tier: int) -> int:
-        queue = self.queues[tier + 1]
-        if not queue.num_free_blocks:
+    def head(self, queue: int) -> int:
+        linked = self.queues[queue + 1]
+        if not linked.num_free_blocks:
             return -1
-        block = queue.fake_free_list_head.next_free_block
+        block = linked.fake_free_list_head.next_free_block
         assert block is not None
         return int(block.block_id)
 
-    def before(self, tier: int, times: Sequence[float], time: float, most: int) -> int:
-        block = self.queues[tier + 1].fake_free_list_head.next_free_block
-        most = min(most, self.queues[tier + 1].num_free_blocks)
+    def before(self, queue: int, times: Sequence[float], time: float, most: int) -> int:
+        block = self.queues[queue + 1].fake_free_list_head.next_free_block
+        most = min(most, self.queues[queue + 1].num_free_blocks)
         for count in range(most):
             if times[block.block_id] >= time:
                 return count
@@ -90,15 +90,15 @@ class Tiers:
 
     def _take(self, n: int) -> list[KVCacheBlock]:
         taken: list[KVCacheBlock] = []
-        tier_of = self.tier_of
+        queue_of = self.queue_of
         while len(taken) < n:
-            tier, count = self._choose(n - len(taken))
-            blocks = self.queues[tier].popleft_n(count)
-            self.taken[tier] += len(blocks)
+            number, count = self._choose(n - len(taken))
+            blocks = self.queues[number].popleft_n(count)
+            self.taken[number] += len(blocks)
             for block in blocks:
-                if tier_of[block.block_id] != tier:
-                    raise RuntimeError(f"block {block.block_id} is linked in the wrong tier")
-                tier_of[block.block_id] = 0
+                if queue_of[block.block_id] != number:
+                    raise RuntimeError(f"block {block.block_id} is linked in the wrong queue")
+                queue_of[block.block_id] = 0
             self.num_free_blocks -= len(blocks)
             taken += blocks
         return taken
@@ -107,46 +107,46 @@ class Tiers:
         blank = self.queues[BLANK].num_free_blocks
         if blank:
             return BLANK, min(blank, wanted)
-        tier, count = self.policy.choose(wanted)
-        if not 0 < count <= min(wanted, self.size(tier)):
+        number, count = self.policy.choose(wanted)
+        if not 0 < count <= min(wanted, self.size(number)):
             raise ValueError(
-                f"policy {self.policy.name} chose {count} of {self.size(tier)} blocks in tier {tier}"
+                f"policy {self.policy.name} chose {count} of {self.size(number)} blocks in queue {number}"
             )
-        return tier + 1, count
+        return number + 1, count
 
     def remove(self, block: KVCacheBlock) -> None:
         block_id = block.block_id
-        tier_of = self.tier_of
+        queue_of = self.queue_of
         try:
-            if not tier_of[block_id]:
-                raise RuntimeError(f"block {block_id} is free but in no tier")
-            self.queues[tier_of[block_id]].remove(block)
+            if not queue_of[block_id]:
+                raise RuntimeError(f"block {block_id} is free but in no queue")
+            self.queues[queue_of[block_id]].remove(block)
         except Exception as error:
             self._mend(error)
-            tier_of = self.tier_of
-            self.queues[tier_of[block_id]].remove(block)
-        tier_of[block_id] = 0
+            queue_of = self.queue_of
+            self.queues[queue_of[block_id]].remove(block)
+        queue_of[block_id] = 0
         self.num_free_blocks -= 1
 
     def use_again(self, blocks: Sequence[KVCacheBlock]) -> None:
         """As stock's `touch`: take the free ones among these blocks out of their queues, add one user to each block."""
-        tier_of, queues = self.tier_of, self.queues
+        queue_of, queues = self.queue_of, self.queues
         last, count = 0, 0
         for block in blocks:
             if not block.ref_cnt and not block.is_null:
-                before, after, tier = block.prev_free_block, block.next_free_block, tier_of[block.block_id]
-                if tier != last or before is None or after is None:
+                before, after, number = block.prev_free_block, block.next_free_block, queue_of[block.block_id]
+                if number != last or before is None or after is None:
                     queues[last].num_free_blocks -= count
                     self.num_free_blocks -= count
-                    last, count = tier, 0
-                if before is None or after is None or not tier:
+                    last, count = number, 0
+                if before is None or after is None or not number:
                     self.remove(block)  # which mends the queues
-                    tier_of, last = self.tier_of, 0
+                    queue_of, last = self.queue_of, 0
                 else:
                     before.next_free_block = after
                     after.prev_free_block = before
                     block.prev_free_block = block.next_free_block = None
-                    tier_of[block.block_id] = 0
+                    queue_of[block.block_id] = 0
                     count += 1
             block.ref_cnt += 1
         queues[last].num_free_blocks -= count
@@ -166,24 +166,24 @@ class Tiers:
         if not blocks:
             return
         try:
-            tiers = self.policy.place([block.block_id for block in blocks])
-            found = set(tiers)
-            if len(tiers) != len(blocks) or not 0 < min(found) <= max(found) < len(self.queues) - 1:
-                raise ValueError(f"policy {self.policy.name} placed a block in a tier that it does not have")
+            numbers = self.policy.place([block.block_id for block in blocks])
+            found = set(numbers)
+            if len(numbers) != len(blocks) or not 0 < min(found) <= max(found) < len(self.queues) - 1:
+                raise ValueError(f"policy {self.policy.name} placed a block in a queue that it does not have")
         except Exception as error:
             self.breaker.trip(error)
-            tiers = [len(self.policy.tiers)] * len(blocks)
-            found = set(tiers)
+            numbers = [len(self.policy.queues)] * len(blocks)
+            found = set(numbers)
         if len(found) == 1:
-            self.queues[tiers[0] + 1].append_n(blocks)
-            self._mark(blocks, tiers[0] + 1)
+            self.queues[numbers[0] + 1].append_n(blocks)
+            self._mark(blocks, numbers[0] + 1)
             return
         start = 0
         for end in range(1, len(blocks) + 1):
-            if end == len(blocks) or tiers[end] != tiers[start]:
+            if end == len(blocks) or numbers[end] != numbers[start]:
                 run = blocks[start:end]
-                self.queues[tiers[start] + 1].append_n(run)
-                self._mark(run, tiers[start] + 1)
+                self.queues[numbers[start] + 1].append_n(run)
+                self._mark(run, numbers[start] + 1)
                 start = end
 
     def blank_all(self) -> None:
@@ -192,37 +192,37 @@ class Tiers:
             blocks = queue.popleft_n(queue.num_free_blocks)
             self.queues[BLANK].append_n(blocks)
             for block in blocks:
-                self.tier_of[block.block_id] = BLANK
+                self.queue_of[block.block_id] = BLANK
 
     @property
     def fake_free_list_head(self) -> KVCacheBlock:
-        """The sentinel before the next block to give out. Only that block's tier can be walked from it."""
+        """The sentinel before the next block to give out. Only that block's queue can be walked from it."""
         return self._first().fake_free_list_head
 
     @property
     def fake_free_list_tail(self) -> KVCacheBlock:
-        """The sentinel after the last block of that tier."""
+        """The sentinel after the last block of that queue."""
         return self._first().fake_free_list_tail
 
     def _first(self) -> FreeKVCacheBlockQueue:
         return next((q for q in self.queues[BLANK:] if q.num_free_blocks), self.queues[BLANK])
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        """Every free block, tier by tier."""
+        """Every free block, queue by queue."""
         return [block for queue in self.queues[BLANK:] for block in queue.get_all_free_blocks()]
 
-    def _mark(self, blocks: list[KVCacheBlock], tier: int) -> None:
-        tier_of = self.tier_of
+    def _mark(self, blocks: list[KVCacheBlock], number: int) -> None:
+        queue_of = self.queue_of
         for block in blocks:
-            tier_of[block.block_id] = tier
+            queue_of[block.block_id] = number
         self.num_free_blocks += len(blocks)
 
     # Failures of the policy or of the queues.
 
     def by_age(self) -> None:
-        """Place and choose as stock's queue does from now on; blocks in other tiers are given out first."""
+        """Place and choose as stock's queue does from now on; blocks in other queues are given out first."""
         in_order = InOrder(self, self.settings)
-        in_order.tiers = self.policy.tiers
+        in_order.queues = self.policy.queues
         self.use(in_order)
 
     def _mend(self, error: Exception) -> None:
@@ -231,7 +231,7 @@ class Tiers:
         free = [block for block in self.blocks if block.ref_cnt == 0 and not block.is_null]
         for queue in self.queues:
             queue.__init__([])
-        self.tier_of = bytearray(self.num_blocks)
+        self.queue_of = bytearray(self.num_blocks)
         self.num_free_blocks = 0
         for block in free:
             block.prev_free_block = block.next_free_block = None

@@ -41,7 +41,8 @@ def test_types_and_stacks(tmp_path: Path) -> None:
     ran = run(tmp_path, "--probe", "types", "--stacks", "--core", "stock", load=longer)
     by_process = culprits(ran.run)["engine_core"]
     assert by_process.level == "types" and by_process.samples >= 1
-    assert by_process.rows[0].type == "list" and not by_process.rows[0].file
+    # Which type is the first depends on the moment of the census.
+    assert "list" in [row.type for row in by_process.rows] and not any(row.file for row in by_process.rows)
     assert ran.facts["valid"]["timings"] is False
     stacks = ran.facts["stacks"]["engine_core"]
     assert stacks["top"][0]["share"] > 0 and sum(f["share"] for f in stacks["top"]) <= 1.001

@@ -263,7 +263,8 @@ def packed(ladder: Ladder) -> dict[str, Any]:
 
 def tier(ladder: Ladder) -> dict[str, Any]:
     """A tier of host memory in /dev/shm: what it gives back, and how fast copies are."""
-    flags = ["--kv-offloading-size", "0.5" if ladder.dry else "4", "--num-gpu-blocks-override", "1500"]
+    flags = ["--kv-offloading-size", "0.5" if ladder.dry else "4", "--max-model-len", "4096"]
+    flags += ["--num-gpu-blocks-override", "1500"]
     run = ladder.profile("tier", "tiny-gemma3", TIER, flags=flags)
     return {**kept(run), "hit_rate": run["prefix_cache"]["hit_rate"], "offload": run.get("offload")}
 

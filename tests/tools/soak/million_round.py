@@ -230,7 +230,6 @@ class Rounds:
 
     def _take(self, result: StepResult) -> bool:
         journal, played = self.journal, self.played
-        journal.tokens_written.clear()
         took = False
         for batch in (result.outputs or {}).values():
             for output in batch.outputs:

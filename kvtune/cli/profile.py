@@ -17,8 +17,8 @@ from kvtune.run.config import REPORTS
 
 if TYPE_CHECKING:
     from kvtune.cli.views.results import Shown
-    from kvtune.device.settings import Device
     from kvtune.engine.profile import ProfileJob
+    from kvtune.fake_device.settings import Device
     from kvtune.run.types import Run
 
 
@@ -204,7 +204,7 @@ def profile(
 
 
 def _device(like: Path | None, step_us: float | None, *, trusted: bool) -> Device:
-    from kvtune.device.settings import constant
+    from kvtune.fake_device.settings import constant
     from kvtune.sim.like import device_of
 
     if like is None:

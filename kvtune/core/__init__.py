@@ -3,7 +3,7 @@
 In: settings from the environment. Out: vLLM's own objects with other classes, and a record of what is in force.
 Runs in vLLM's processes, and in the ones with vLLM in them that sim and doctor start. The command's own process reads
 `settings.py` and `state.py` only. docs/core.md describes the ideas and their switches for people.
-Imported by: analysis, cli, device, doctor, engine, explain, probe, report, sim, tune.
+Imported by: analysis, cli, doctor, engine, explain, fake_device, probe, report, sim, tune.
 
     plugin.py      the entry point: installs each part whose symbols this vLLM has unchanged
     settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values

@@ -77,7 +77,7 @@ def _engine(config: Any, specs: dict[str, Any], layouts: list[str], pool_known: 
     """vLLM's EngineCore on the simulator's executor. A pool of unknown size is enlarged until one request fits."""
     from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
-    from kvtune.device.cost import NOMINAL
+    from kvtune.fake_device.cost import NOMINAL
     from kvtune.sim.clock import VirtualClock
     from kvtune.sim.executor import Machine, SimExecutor
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.run import RunAnalysis
-from kvtune.device.settings import constant
 from kvtune.doctor.finding import Finding
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.settings import constant
 from kvtune.run.scratch import scratch
 from kvtune.units import count
 from kvtune.workload.spec import build

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from kvtune.device.settings import TIMED, Device, write_device
 from kvtune.engine.flags import settings_given
 from kvtune.engine.gpu_needs import check_gpu_needs
 from kvtune.engine.launch import launch
@@ -29,6 +28,7 @@ from kvtune.engine.resolve import api_servers, check_engine, check_pool, cpu_bin
 from kvtune.engine.shared_memory import check_shared_memory
 from kvtune.engine.sockets import socket_folder
 from kvtune.errors import EXIT_FAILED, KvtuneError, UsageError
+from kvtune.fake_device.settings import TIMED, Device, write_device
 from kvtune.legal import Value
 from kvtune.run.file import SUFFIX, write_run
 from kvtune.run.folder import taken

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtune.device.blocks import NO_POOL
 from kvtune.engine import gemma
 from kvtune.engine.flags import flag_value, settings_given
 from kvtune.engine.models import SHAPES, TINY, Device, builtin, engine_defaults
 from kvtune.engine.offload_flags import check_tier
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError, did_you_mean
+from kvtune.fake_device.blocks import NO_POOL
 from kvtune.vllm.manifest import known_versions, release
 from kvtune.vllm.parts import OLDEST
 from kvtune.vllm.platforms import Platform

@@ -3,7 +3,7 @@
 In: the environment (`KVTUNE_PROBE`, `KVTUNE_RUN_DIR`), set by `engine/profile.py` and `engine/launch.py`. Out: one ring
 file and one status file per engine process, psutil samples, py-spy files; `engine/record.py` merges them.
 A probe that fails switches itself off and says so.
-Imported by: device, doctor, engine, sim.
+Imported by: doctor, engine, fake_device, sim.
 
 In vLLM's processes:
     plugin.py      the entry point: inert unless KVTUNE_PROBE is set

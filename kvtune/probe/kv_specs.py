@@ -1,6 +1,6 @@
 """Writes the KV cache specs of a running engine as JSON data, for the simulator to rebuild. EngineCore, once.
 
-The JSON names classes of vLLM's kv_cache_interface and holds no code; kvtune/device/kv_specs.py reads it.
+The JSON names classes of vLLM's kv_cache_interface and holds no code; kvtune/fake_device/kv_specs.py reads it.
 """
 
 from __future__ import annotations

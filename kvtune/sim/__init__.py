@@ -8,7 +8,7 @@ Imported by: cli, doctor, explain, tune.
     simulators.py (parent) <-- JSON lines --> worker.py* (imports vLLM once, forks for each job)
                                                  |
     build.py*: VllmConfig, KV specs --> replay.py --> player.py: the loop --> journal.py --> record.py --> Run
-       device/meta_model.py* or kv_specs.py*           |      |
+       fake_device/meta_model.py* or kv_specs.py*      |      |
                           front_end.py --> requests.py*|      | steppers, asked in order (fast/choose.py*)
                           (delays: delay.py)                  v
                                     EngineCore --> executor.py* --> a step's length: cost.py; moves clock.py
@@ -30,7 +30,6 @@ Imported by: cli, doctor, explain, tune.
     executor.py     a token for every request whose prompt is computed, after a virtual time
     cost.py         the length of a step, fitted to a recorded run
     clock.py        virtual time
-    offload.py*     a tier of host memory: vLLM's own connector, copies take virtual time and copy nothing
     journal.py      what a replay writes down while it runs
     record.py       the run, from the journal
     like.py         What `--like RUN` takes from a recorded run: its engine's flags and KV specs

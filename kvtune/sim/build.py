@@ -41,7 +41,7 @@ def build(settings: SimSettings, clock: VirtualClock) -> EngineCore:
     choose_core(settings)
     from vllm.v1.engine.core import EngineCore as VllmEngineCore
 
-    from kvtune.device.blocks import pool_bytes
+    from kvtune.fake_device.blocks import pool_bytes
     from kvtune.sim.executor import Machine, SimExecutor
 
     config, specs, layouts = configure(settings)
@@ -89,11 +89,11 @@ def _take_shortcuts(scheduler: Scheduler, settings: SimSettings) -> None:
 
 def configure(settings: SimSettings) -> tuple[VllmConfig, dict[str, KVCacheSpec], list[str]]:
     """VllmConfig, the layers' KV specs and the KV layouts, as an engine that starts on this machine resolves them."""
-    from kvtune.device.blocks import give_pool
-    from kvtune.device.kv_specs import apply, restore
-    from kvtune.device.meta_model import specs_of_model
     from kvtune.engine.front_end.config import parse_engine_args
     from kvtune.engine.resolve import check_engine, resolve
+    from kvtune.fake_device.blocks import give_pool
+    from kvtune.fake_device.kv_specs import apply, restore
+    from kvtune.fake_device.meta_model import specs_of_model
     from kvtune.vllm.as_if import decide_as_on, give_blocks
     from kvtune.vllm.parts import differing
     from kvtune.vllm.platforms import defaults, device

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtune.device.cost import StepCost
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.cost import StepCost
 from kvtune.run.engines import of_engine, ranks
 from kvtune.run.step_work import fit_step_time, step_work, waited_for
 from kvtune.run.types import Run, Table

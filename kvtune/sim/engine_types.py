@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from kvtune.device.cost import StepCost
+from kvtune.fake_device.cost import StepCost
 from kvtune.sim.clock import VirtualClock
 from kvtune.vllm import types
 from kvtune.vllm.config import VllmConfig

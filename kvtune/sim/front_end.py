@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from kvtune.device.cost import StepCost
+from kvtune.fake_device.cost import StepCost
 from kvtune.workload.feed import Feed
 from kvtune.workload.types import Workload
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from kvtune.device.copies import GIB, INSTANT, CopyTime
-from kvtune.device.cost import NOMINAL, StepCost, read_cost
-from kvtune.device.settings import Device
 from kvtune.engine.flags import with_flag
 from kvtune.engine.models import builtin
 from kvtune.engine.recorded import allowed_flags
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.fake_device.copies import GIB, INSTANT, CopyTime
+from kvtune.fake_device.cost import NOMINAL, StepCost, read_cost
+from kvtune.fake_device.settings import Device
 from kvtune.run.types import EngineInfo, Run
 from kvtune.sim.cost import Clock, fit
 

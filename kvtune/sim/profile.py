@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvtune.device.copies import CopyTime
-from kvtune.device.cost import NOMINAL
 from kvtune.engine.profile import Profiled, ProfileJob, check_output, reserved, run_name
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
+from kvtune.fake_device.copies import CopyTime
+from kvtune.fake_device.cost import NOMINAL
 from kvtune.run.file import write_run
 from kvtune.run.slo import with_slo
 from kvtune.run.types import Run

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvtune.device.copies import CopyTime
-from kvtune.device.cost import NOMINAL, StepCost
+from kvtune.fake_device.copies import CopyTime
+from kvtune.fake_device.cost import NOMINAL, StepCost
 
 Mode = Literal["exact", "jump"]
 

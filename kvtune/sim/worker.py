@@ -39,7 +39,7 @@ PRELOAD = (
     "kvtune.engine.front_end.config",
     "kvtune.engine.host",
     "kvtune.sim.executor",
-    "kvtune.device.meta_model",
+    "kvtune.fake_device.meta_model",
     "kvtune.sim.replay",
 )
 """Modules that nearly every job needs: imported once, before the first fork."""

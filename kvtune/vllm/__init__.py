@@ -2,7 +2,7 @@
 
 kvtune's modules are imported by their full names and no code puts kvtune/ on sys.path, so this is never taken for vLLM.
 Modules marked * import vLLM inside their functions; the others import nothing of it. No version is compared elsewhere.
-Imported by: cli, core, device, doctor, engine, explain, layout, probe, report, sim, tune.
+Imported by: cli, core, doctor, engine, explain, fake_device, layout, probe, report, sim, tune.
 
     types.py       vLLM's scheduler, requests, blocks, pool and outputs, as Protocols: what is used of them
     config.py      the same for its configuration, KV cache specs and attention backends

@@ -39,10 +39,10 @@ def main(job: dict[str, Any], out: Path) -> None:
 
     from kvtune.core import plugin, state
     from kvtune.core.cache import audit
-    from kvtune.device.copies import INSTANT
-    from kvtune.device.cost import NOMINAL
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
     from kvtune.engine.resolve import resolve
+    from kvtune.fake_device.copies import INSTANT
+    from kvtune.fake_device.cost import NOMINAL
     from kvtune.probe.kv_specs import capture
     from kvtune.sim import build
     from kvtune.sim.clock import VirtualClock, policies_see

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from kvtune.device.settings import read_device
-from kvtune.device.shape import shape
+from kvtune.fake_device.settings import read_device
+from kvtune.fake_device.shape import shape
 
 _create = AsyncEngineArgs.create_engine_config
 

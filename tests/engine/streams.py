@@ -25,8 +25,8 @@ async def run() -> list[dict[str, int]]:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from kvtune.core.front_end.install import FRONT_END
-    from kvtune.device.settings import read_device
-    from kvtune.device.shape import shape
+    from kvtune.fake_device.settings import read_device
+    from kvtune.fake_device.shape import shape
 
     words = [word for name, value in engine_defaults("tiny-opt").items() for word in (f"--{name}", value)]
     words = [*filter(None, words), "--model", str(builtin("tiny-opt"))]

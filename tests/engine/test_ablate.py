@@ -21,12 +21,12 @@ from kvtune.analysis.comparison.ablation import (
 )
 from kvtune.cli import ablate as cli
 from kvtune.core.settings import KNOBS, CoreSettings, parse
-from kvtune.device.settings import constant
 from kvtune.engine import ablate as module
 from kvtune.engine.ablate import JOURNAL, NAMED_ONLY, THRESHOLDS, folder_of, variants
 from kvtune.engine.experiment import BASELINE
 from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.fake_device.settings import constant
 from kvtune.report.console.ablation import print_ablation
 from kvtune.run.extras import read_extras
 from kvtune.run.file import read_run, write_run

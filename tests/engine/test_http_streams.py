@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.device.cost import StepCost
-from kvtune.device.settings import Device, write_device
 from kvtune.engine.models import builtin
 from kvtune.engine.sockets import socket_folder
+from kvtune.fake_device.cost import StepCost
+from kvtune.fake_device.settings import Device, write_device
 from tests.engine import serving
 from tests.engine.serving import (
     Streamed,

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from kvtune.analysis.offload import offload
-from kvtune.device.copies import INSTANT
 from kvtune.explain.explanation import settings_of
+from kvtune.fake_device.copies import INSTANT
 from kvtune.recipe import engine_flags
 from kvtune.sim.simulators import simulate
 from kvtune.workload.spec import build

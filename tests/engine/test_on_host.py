@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.device.cost import StepCost
-from kvtune.device.settings import Device
 from kvtune.engine.profile import ProfileJob, profile
+from kvtune.fake_device.cost import StepCost
+from kvtune.fake_device.settings import Device
 from kvtune.run.types import Run
 from kvtune.sim.cost import fit
 from kvtune.workload.spec import build

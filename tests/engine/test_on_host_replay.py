@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtune.device.settings import constant
 from kvtune.engine.flags import with_flag
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.explain.explanation import settings_of
+from kvtune.fake_device.settings import constant
 from kvtune.run.types import Run
 from kvtune.sim.simulators import Simulators
 from kvtune.workload.spec import build

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from kvtune.core.settings import from_environment
-from kvtune.device.settings import constant
 from kvtune.engine import profile as profile_module
 from kvtune.engine.flags import flag_value
 from kvtune.engine.messages import LOG_FILE
@@ -22,6 +21,7 @@ from kvtune.engine.models import NAMES, builtin, engine_defaults
 from kvtune.engine.profile import ProfileJob, check_output, profile, reserved, run_name
 from kvtune.engine.resolve import check_engine, check_pool, cpu_binding, is_cpu_build, resolve
 from kvtune.errors import EXIT_USAGE, KvtuneError, UsageError
+from kvtune.fake_device.settings import constant
 from kvtune.workload.spec import build
 
 

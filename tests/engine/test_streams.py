@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtune.device.settings import constant, write_device
 from kvtune.engine.sockets import socket_folder
+from kvtune.fake_device.settings import constant, write_device
 from tests.engine.streams import ROUNDS, STREAMS
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(900)]

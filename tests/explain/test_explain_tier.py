@@ -8,10 +8,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kvtune.device.copies import INSTANT
 from kvtune.explain.explanation import explain, settings_of
 from kvtune.explain.remedies import Situation, candidates
 from kvtune.explain.text import lines, to_json
+from kvtune.fake_device.copies import INSTANT
 from kvtune.run.types import EngineInfo, Run
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import simulate

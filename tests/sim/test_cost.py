@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvtune.device.cost import NOMINAL, StepCost, read_cost
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.cost import NOMINAL, StepCost, read_cost
 from kvtune.run.types import (
     CoreInfo,
     EngineInfo,

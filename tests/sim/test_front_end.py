@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.device.cost import NOMINAL, StepCost
+from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.sim.front_end import FrontEnd
 from kvtune.workload.feed import Feed
 from kvtune.workload.spec import build

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.device.blocks import give_pool
 from kvtune.errors import UsageError
+from kvtune.fake_device.blocks import give_pool
 from kvtune.sim import pool
 from kvtune.sim.pool import sized
 from kvtune.sim.settings import SimSettings

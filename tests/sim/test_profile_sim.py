@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kvtune.cli.app import run as kvtune
-from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.engine.profile import ProfileJob
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.sim.profile import cost_of, settings_for

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.run.types import Run
 from kvtune.sim.cost import fit
 from kvtune.sim.settings import SimSettings

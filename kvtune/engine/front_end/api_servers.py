@@ -19,12 +19,12 @@ import msgspec
 import uvicorn
 from vllm.engine.arg_utils import EngineArgs
 
-from kvtune.device.settings import DEVICE_FILE, TIMED, read_device
-from kvtune.device.shape import decide_as, shape
 from kvtune.engine.flags import flag_value
 from kvtune.engine.front_end.config import describe_engine, jsonable
 from kvtune.engine.front_end.messages import CONFIG_FILE, READY, ServerConfig
 from kvtune.engine.serve import main as vllm_serve
+from kvtune.fake_device.settings import DEVICE_FILE, TIMED, read_device
+from kvtune.fake_device.shape import decide_as, shape
 from kvtune.files import replacing
 from kvtune.probe.lifetime import die_with_parent
 from kvtune.probe.status import FRONT_END

@@ -13,11 +13,11 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from kvtune.device.settings import TIMED, read_device
 from kvtune.engine.driver import Answer, Driver, RequestLog
 from kvtune.engine.front_end.config import describe_engine, engine_config, jsonable, parse_engine_args
 from kvtune.engine.messages import COUNTS_FILE, RECEIPTS_FILE, ROUTES_FILE, HostPlan
 from kvtune.engine.vllm_counts import Routes, TierHits, VllmCounts
+from kvtune.fake_device.settings import TIMED, read_device
 from kvtune.workload.types import Request, Workload
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class InProcess:
         arguments = parse_engine_args(plan.vllm_args)
         device = read_device() if plan.on_device else None
         if device is not None:
-            from kvtune.device.shape import decide_as
+            from kvtune.fake_device.shape import decide_as
 
             decide_as(device)
         config = engine_config(arguments)
         if device is not None:
-            from kvtune.device.shape import shape
+            from kvtune.fake_device.shape import shape
 
             shape(config, device, asynchronous=arguments.async_scheduling is not False)
         fits(int(config.model_config.max_model_len))

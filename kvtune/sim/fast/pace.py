@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 
-from kvtune.device.cost import StepCost
+from kvtune.fake_device.cost import StepCost
 from kvtune.sim.clock import VirtualClock
 
 

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from kvtune.analysis.study import Bench, Role, Settings, Trial
-from kvtune.device.settings import nominal
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import EXIT_INTERRUPTED, EXIT_USAGE, KvtuneError
+from kvtune.fake_device.settings import nominal
 from kvtune.run.types import Run
 from kvtune.tune.trials.flags import core_part, flags_of, packing_failure
 from kvtune.workload.types import Workload

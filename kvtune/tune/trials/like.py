@@ -8,10 +8,10 @@ import msgspec
 from msgspec import structs
 
 from kvtune.analysis.study import Bench, Settings
-from kvtune.device.copies import CopyTime
-from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.copies import CopyTime
+from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.run.types import Run
 from kvtune.sim.cost import fit
 from kvtune.sim.like import copy_of

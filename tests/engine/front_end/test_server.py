@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.device.cost import StepCost
-from kvtune.device.settings import Device
 from kvtune.engine.front_end.client import NAME
 from kvtune.engine.front_end.server import command
 from kvtune.engine.messages import Event, HostPlan
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import KvtuneError, UsageError
+from kvtune.fake_device.cost import StepCost
+from kvtune.fake_device.settings import Device
 from kvtune.run.file import read_run
 from kvtune.run.types import Run
 from kvtune.workload.spec import build

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import pytest
 from msgspec.structs import replace
 
-from kvtune.device.copies import INSTANT, CopyTime
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.copies import INSTANT, CopyTime
 from kvtune.run.types import Run
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.simulators import Simulators

@@ -18,9 +18,9 @@ from typing import Literal
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.device.settings import constant
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.settings import constant
 from kvtune.run.machine import this_host
 from kvtune.workload.spec import build
 from tests.tools.bench.ratio import ratio

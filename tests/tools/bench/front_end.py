@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 import numpy as np
 import psutil
 
-from kvtune.device.settings import constant, write_device
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.engine.sockets import socket_folder
+from kvtune.fake_device.settings import constant, write_device
 from kvtune.run.machine import this_host
 from tests.engine.serving import tokenizer_in
 from tests.tools.bench.ratio import ratio
@@ -82,9 +82,9 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    from kvtune.device.settings import read_device
-    from kvtune.device.shape import shape
     from kvtune.engine.front_end.config import engine_config, parse_engine_args
+    from kvtune.fake_device.settings import read_device
+    from kvtune.fake_device.shape import shape
 
     text = options.mode.endswith("text")
     flags = engine_defaults("tiny-opt")

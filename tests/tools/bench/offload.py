@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.analysis.offload import offload
-from kvtune.device.copies import GIB, CopyTime
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.copies import GIB, CopyTime
 from kvtune.run.machine import this_host
 from kvtune.run.types import Run
 from kvtune.sim.replay import replay

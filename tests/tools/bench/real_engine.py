@@ -14,7 +14,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
-from kvtune.device.cost import NOMINAL
+from kvtune.fake_device.cost import NOMINAL
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.executor import Machine, SimExecutor, VirtualResult
 from kvtune.sim.player import Player

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import psutil
 
-from kvtune.device.settings import constant, write_device
 from kvtune.engine.models import builtin
 from kvtune.engine.sockets import socket_folder
+from kvtune.fake_device.settings import constant, write_device
 from kvtune.run.machine import this_host
 from tests.engine.serving import PID, asking, environment, flags, served, tokenizer_in
 from tests.tools.bench.ratio import ratio

@@ -24,8 +24,8 @@ import numpy as np
 
 from kvtune.bounds.paths import paths_of
 from kvtune.bounds.policies import hit_share, optimum
-from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.cost import NOMINAL, StepCost
 from kvtune.run.machine import this_host
 from kvtune.run.types import Run
 from kvtune.sim.settings import MODES, Mode, SimSettings

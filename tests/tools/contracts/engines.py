@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from kvtune.device.settings import constant, write_device
+from kvtune.fake_device.settings import constant, write_device
 from tests.tools.contracts.stand_ins import put_tokenizer, snapshot_of
 
 FILES = ("v1/engine/test_async_llm.py", "entrypoints/openai/completion/test_completion.py")
@@ -73,8 +73,8 @@ def fixture(function=None, **options):
 PLUGIN = "on_device"
 ON_DEVICE = '''
 """AsyncLLM's engines of a test process run on a simulated device, as those of `vllm serve` do."""
-from kvtune.device.settings import read_device
-from kvtune.device.shape import shape
+from kvtune.fake_device.settings import read_device
+from kvtune.fake_device.shape import shape
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 create = AsyncEngineArgs.create_engine_config

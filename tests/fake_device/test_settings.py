@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtune.device.settings import Device, constant, read_device, write_device
 from kvtune.engine import platform
 from kvtune.engine.nvidia import Gpu
 from kvtune.engine.profile import ProfileJob, engine_arguments
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.settings import Device, constant, read_device, write_device
 from kvtune.run.file import read_run
 from kvtune.sim.like import device_of
 from kvtune.vllm.platforms import defaults

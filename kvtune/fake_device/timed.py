@@ -19,13 +19,13 @@ from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
 from kvtune.core import state
 from kvtune.core.tokens import runners
-from kvtune.device.blocks import pool_bytes
-from kvtune.device.executor import ModellessExecutor
-from kvtune.device.kv_specs import restore
-from kvtune.device.meta_model import specs_of_model
-from kvtune.device.offload import Tier, tier_of
-from kvtune.device.settings import read_device
-from kvtune.device.shape import decide_as
+from kvtune.fake_device.blocks import pool_bytes
+from kvtune.fake_device.executor import ModellessExecutor
+from kvtune.fake_device.kv_specs import restore
+from kvtune.fake_device.meta_model import specs_of_model
+from kvtune.fake_device.offload import Tier, tier_of
+from kvtune.fake_device.settings import read_device
+from kvtune.fake_device.shape import decide_as
 from kvtune.probe.work import WorkFollower
 from kvtune.vllm.config import KVCacheConfig
 from kvtune.vllm.types import SchedulerOutput

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from vllm.config import VllmConfig
 
-from kvtune.device.blocks import pool_bytes
-from kvtune.device.kv_specs import apply
-from kvtune.device.settings import Device
+from kvtune.fake_device.blocks import pool_bytes
+from kvtune.fake_device.kv_specs import apply
+from kvtune.fake_device.settings import Device
 from kvtune.vllm.as_if import decide_as_on, give_blocks
 from kvtune.vllm.platforms import device as known_device
 
 if TYPE_CHECKING:
     from kvtune.vllm import config as vllm_config
 
-EXECUTOR = "kvtune.device.timed.TimedExecutor"
+EXECUTOR = "kvtune.fake_device.timed.TimedExecutor"
 
 
 class GpuShaped(VllmConfig):  # type: ignore[misc]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtune.device.cost import StepCost
+from kvtune.fake_device.cost import StepCost
 from kvtune.probe.work import Work
 from kvtune.run.step_work import step_work
 
@@ -53,7 +53,7 @@ def step(
 
 
 def test_a_request_gets_its_first_token_with_the_last_chunk_of_its_prompt() -> None:
-    from kvtune.device.timed import Prefills
+    from kvtune.fake_device.timed import Prefills
 
     prefills = Prefills()
     assert prefills.unfinished(step({"a": 8, "b": 8}, new={"a": (20, 0), "b": (8, 0)})) == [0]
@@ -63,13 +63,13 @@ def test_a_request_gets_its_first_token_with_the_last_chunk_of_its_prompt() -> N
 
 
 def test_a_cached_prefix_counts_as_computed() -> None:
-    from kvtune.device.timed import Prefills
+    from kvtune.fake_device.timed import Prefills
 
     assert Prefills().unfinished(step({"a": 4}, new={"a": (20, 16)})) == []
 
 
 def test_a_preempted_request_computes_its_prompt_and_its_output_again() -> None:
-    from kvtune.device.timed import Prefills
+    from kvtune.fake_device.timed import Prefills
 
     prefills = Prefills()
     assert prefills.unfinished(step({"a": 8}, new={"a": (20, 0)})) == [0]
@@ -79,7 +79,7 @@ def test_a_preempted_request_computes_its_prompt_and_its_output_again() -> None:
 
 
 def test_a_request_that_was_aborted_in_its_prompt_is_forgotten() -> None:
-    from kvtune.device.timed import Prefills
+    from kvtune.fake_device.timed import Prefills
 
     prefills = Prefills()
     prefills.unfinished(step({"a": 8}, new={"a": (20, 0)}))
@@ -89,7 +89,7 @@ def test_a_request_that_was_aborted_in_its_prompt_is_forgotten() -> None:
 
 def executor(cost: StepCost) -> Any:
     """A TimedExecutor as `_init_executor` leaves it, without vLLM's configuration."""
-    from kvtune.device.timed import HostClock, Prefills, TimedExecutor
+    from kvtune.fake_device.timed import HostClock, Prefills, TimedExecutor
     from kvtune.probe.work import WorkFollower
 
     made = TimedExecutor.__new__(TimedExecutor)

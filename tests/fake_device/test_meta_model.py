@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 def shared(specs: dict[str, Any], ranks: int) -> dict[str, Any]:
     pytest.importorskip("vllm")
-    from kvtune.device.meta_model import of_one_rank
+    from kvtune.fake_device.meta_model import of_one_rank
 
     parallel: Any = SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=ranks))
     return dict(of_one_rank(specs, parallel))

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from kvtune.device.copies import CopyTime
-from kvtune.device.cost import NOMINAL, StepCost
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.copies import CopyTime
+from kvtune.fake_device.cost import NOMINAL, StepCost
 
 DEVICE_FILE = "device.json"
 

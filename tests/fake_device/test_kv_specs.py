@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvtune.device.kv_specs import apply, restore
 from kvtune.errors import KvtuneError
+from kvtune.fake_device.kv_specs import apply, restore
 from kvtune.probe.digest import digest
 from kvtune.probe.kv_specs import capture
 from kvtune.sim.clock import VirtualClock, policies_see

@@ -18,8 +18,8 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec, 
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
 from vllm.v1.outputs import KVConnectorOutput
 
-from kvtune.device.copies import CopyTime
 from kvtune.errors import UsageError
+from kvtune.fake_device.copies import CopyTime
 
 
 class DeviceClock(Protocol):

@@ -13,7 +13,7 @@ Imported by: analysis, cli, doctor, engine, explain, fake_device, probe, report,
     policies/      which free block is evicted next: one policy a file, numbers only
     steps/         the short path of steps that only decode
     tokens/        sampled tokens as arrays between worker and scheduler
-    front_end/     outputs as columns from EngineCore to AsyncLLM's callers
+    outputs/       outputs as columns from EngineCore to AsyncLLM's callers
     offload/       host memory as a second tier, on a CPU engine
 
 The first error in the pool or in the windows hands both back to stock for good (`cache/breaker.py`): blocks

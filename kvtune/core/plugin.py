@@ -35,7 +35,7 @@ MODULES = {
     "tokens.install": Module("decode", ("rows",)),
     "steps.scheduler": Module("decode", ("steady", "empty_blocks")),
     "freeze": Module("", ("freeze", "collect_at_wait")),
-    "front_end.install": Module("outputs", ("front_end",)),
+    "outputs.install": Module("outputs", ("front_end",)),
     "cache.packed": Module("layout", ("packed", "whole_states")),
 }
 """Modules of kvtune.core with `install(settings)`, in the order of installation."""

@@ -46,8 +46,8 @@ with warnings.catch_warnings():
 
     from kvtune.core import state
     from kvtune.core.cache import adopt
-    from kvtune.core.front_end.message import MARK, OUTLET, columns_of
-    from kvtune.core.front_end.outlet import Outlet
+    from kvtune.core.outputs.message import MARK, OUTLET, columns_of
+    from kvtune.core.outputs.outlet import Outlet
     from kvtune.core.settings import CoreSettings
     from kvtune.core.steps import empty, scheduler, steady
     from kvtune.core.tokens import install as tokens

@@ -42,14 +42,14 @@ def census(engine: Any) -> dict[str, int]:
     """Counts of what lives as long as a request."""
     from vllm.v1.engine.output_processor import RequestOutputCollector, RequestState
 
-    from kvtune.core.front_end.install import FRONT_END
-    from kvtune.core.front_end.rows import Row
+    from kvtune.core.outputs.install import READER
+    from kvtune.core.outputs.rows import Row
 
     gc.collect()
     kinds = (RequestState, RequestOutputCollector, Row)
     objects = [each for each in gc.get_objects() if isinstance(each, kinds)]
-    front_end = getattr(engine.output_processor, FRONT_END, None)
-    slots = [] if front_end is None else list(front_end._engines.values())
+    reader = getattr(engine.output_processor, READER, None)
+    slots = [] if reader is None else list(reader._engines.values())
     return {
         "states": len(engine.output_processor.request_states),
         "state_objects": sum(isinstance(each, RequestState) for each in objects),

@@ -24,7 +24,7 @@ async def run() -> list[dict[str, int]]:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from kvtune.core.front_end.install import FRONT_END
+    from kvtune.core.outputs.install import READER
     from kvtune.fake_device.settings import read_device
     from kvtune.fake_device.shape import shape
 
@@ -33,7 +33,7 @@ async def run() -> list[dict[str, int]]:
     config = engine_config(parse_engine_args([*words, "--max-num-seqs", "1024"]))
     shape(config, read_device())
     engine = AsyncLLM.from_vllm_config(config)
-    front_end = getattr(engine.output_processor, FRONT_END)
+    reader = getattr(engine.output_processor, READER)
     left = []
 
     async def stream(number: int, name: str) -> int:
@@ -63,13 +63,13 @@ async def run() -> list[dict[str, int]]:
             del tasks, got
             await asyncio.sleep(0.5)
             gc.collect()
-            rows = [row for each in front_end._engines.values() for row in each.rows if row is not None]
+            rows = [row for each in reader._engines.values() for row in each.rows if row is not None]
             left.append(
                 {
                     "complete": complete,
                     "states": len(engine.output_processor.request_states),
-                    "rows": len(rows) + len(front_end._states.rows),
-                    "slots": sum(len(each.names) for each in front_end._engines.values()),
+                    "rows": len(rows) + len(reader._states.rows),
+                    "slots": sum(len(each.names) for each in reader._engines.values()),
                     "objects": len(gc.get_objects()),
                 }
             )

@@ -21,7 +21,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from kvtune.core import state
-from kvtune.core.front_end.message import OUTLET
+from kvtune.core.outputs.message import OUTLET
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished
 from kvtune.core.steps.tier import Tier, has_news
 from kvtune.core.tokens.outputs import out_rows
@@ -29,7 +29,7 @@ from kvtune.core.tokens.rows import make_rows, one_each
 from kvtune.vllm.types import BlockIds, KVCacheManager, Request
 
 if TYPE_CHECKING:
-    from kvtune.core.front_end.outlet import Outlet
+    from kvtune.core.outputs.outlet import Outlet
 
 logger = logging.getLogger("vllm.kvtune")
 

@@ -45,7 +45,7 @@ def test_a_scheduler_forgets_the_rows_of_its_last_steady_step(asynchronous: bool
 
 
 def test_columns_forget_the_rows_of_their_last_step_once_no_request_is_left() -> None:
-    from kvtune.core.front_end.install import _wrap_finished_step
+    from kvtune.core.outputs.install import _wrap_finished_step
 
     twins = Twins(Shape())
     twins.read_columns(0)

@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from kvtune.core import state
-from kvtune.core.front_end import install, outlet
+from kvtune.core.outputs import install, outlet
 
 assert state.state()["parts"]["front_end"] is True, "the core is not active"
 outlet.FEWEST = 1

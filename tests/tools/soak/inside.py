@@ -145,6 +145,6 @@ def front_census(engine: Any) -> dict[str, int]:
         "outside_names": len(output.external_req_ids),
         "tasks": len(asyncio.all_tasks()),
     }
-    front_end = getattr(output, "kvtune_front_end", None)
-    slots = [] if front_end is None else list(front_end._engines.values())
+    reader = getattr(output, "kvtune_column_reader", None)
+    slots = [] if reader is None else list(reader._engines.values())
     return found | {"rows_in_slots": sum(row is not None for each in slots for row in each.rows)}

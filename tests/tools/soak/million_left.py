@@ -12,11 +12,11 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvtune.core.cache import audit
-from kvtune.core.front_end.message import OUTLET
+from kvtune.core.outputs.message import OUTLET
 from kvtune.sim.engine_types import EngineCore
 
 if TYPE_CHECKING:
-    from kvtune.core.front_end.outlet import Outlet, _Client
+    from kvtune.core.outputs.outlet import Outlet, _Client
 
 TABLES = (
     "requests",

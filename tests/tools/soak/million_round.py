@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from kvtune.core.front_end.message import MARK, asking, columns_of
+from kvtune.core.outputs.message import MARK, asking, columns_of
 from kvtune.probe.digest import digest
 from kvtune.sim.clock import policies_see
 from kvtune.sim.fast.choose import steppers

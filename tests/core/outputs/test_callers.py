@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtune.core.front_end import install
-from kvtune.core.front_end.message import MARK, OUTLET, asked_by, asking, columns_of
+from kvtune.core.outputs import install
+from kvtune.core.outputs.message import MARK, OUTLET, asked_by, asking, columns_of
 from kvtune.core.settings import CoreSettings
-from tests.core.front_end.front_rig import (
+from tests.core.outputs.column_rig import (
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
@@ -57,8 +57,8 @@ class Engine:
         self.step(0)
 
     @property
-    def front_end(self) -> Any:
-        return getattr(self.processor, install.FRONT_END)
+    def reader(self) -> Any:
+        return getattr(self.processor, install.READER)
 
     def step(self, token: int, finish: FinishReason | None = None) -> None:
         outputs = [EngineCoreOutput(name, [token], finish_reason=finish) for name in self.ids]
@@ -102,9 +102,9 @@ def test_each_of_many_callers_takes_its_tokens_before_the_next_step(
         ]
         await asyncio.sleep(0)
         for token in range(1, 5):
-            await engine.front_end.wake_all()  # what the client does before it looks at the next message
+            await engine.reader.wake_all()  # what the client does before it looks at the next message
             engine.step(token)
-        await engine.front_end.wake_all()
+        await engine.reader.wake_all()
         engine.step(5, FinishReason.LENGTH)
         await asyncio.gather(*callers)
 

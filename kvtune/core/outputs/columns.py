@@ -17,8 +17,8 @@ import numpy as np
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
-from kvtune.core.front_end.message import Columns, Slots, columns_of
-from kvtune.core.front_end.rows import ColumnCollector, Kind, Row, is_ready, row_of
+from kvtune.core.outputs.message import Columns, Slots, columns_of
+from kvtune.core.outputs.rows import ColumnCollector, Kind, Row, is_ready, row_of
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, RequestStateStats
@@ -129,7 +129,7 @@ class EngineRows:
             layout.made.append(row)
 
 
-class FrontEnd:
+class ColumnReader:
     """The columns of one OutputProcessor."""
 
     def __init__(self, processor: OutputProcessor) -> None:

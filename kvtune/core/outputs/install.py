@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from kvtune.core import state
-from kvtune.core.front_end.message import MARK, OUTLET, asked_by, asking
+from kvtune.core.outputs.message import MARK, OUTLET, asked_by, asking
 from kvtune.core.settings import CoreSettings
 from kvtune.vllm.patches import PATCHES
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.kvtune")
 
-PART = "front_end.install"
+PART = "outputs.install"
 
-FRONT_END = "kvtune_front_end"
-"""The attribute that holds the FrontEnd, of an OutputProcessor and of the client that gets its outputs."""
+READER = "kvtune_column_reader"
+"""The attribute that holds the ColumnReader, of an OutputProcessor and of the client that gets its outputs."""
 Result = TypeVar("Result")
 
 
@@ -39,7 +39,7 @@ def install(settings: CoreSettings) -> None:
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-    from kvtune.core.front_end.metrics import wrap_record
+    from kvtune.core.outputs.metrics import wrap_record
 
     PATCHES.wrap(PART, EngineCore, "abort_requests", wrap_abort)
     PATCHES.wrap(PART, EngineCore, "_attach_weight_version", _wrap_finished_step)
@@ -58,9 +58,9 @@ def uninstall() -> None:
 
 def adopt(processor: OutputProcessor) -> None:
     """Let an OutputProcessor without requests read columns."""
-    from kvtune.core.front_end.columns import FrontEnd
+    from kvtune.core.outputs.columns import ColumnReader
 
-    setattr(processor, FRONT_END, FrontEnd(processor))
+    setattr(processor, READER, ColumnReader(processor))
 
 
 def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
@@ -68,7 +68,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         init(self, *args, **options)
         try:
             adopt(self.output_processor)
-            setattr(self.engine_core, FRONT_END, getattr(self.output_processor, FRONT_END))
+            setattr(self.engine_core, READER, getattr(self.output_processor, READER))
             _ask(self.engine_core)
         except Exception as error:
             state.part("front_end", False, f"could not be put in: {error!r}")
@@ -102,7 +102,7 @@ def wrap_abort(abort: Callable[[EngineCore, list[str]], None]) -> Callable[[Engi
 
 def _opened(engine: EngineCore, name: str) -> None:
     """A client asks for columns."""
-    from kvtune.core.front_end.outlet import Outlet
+    from kvtune.core.outputs.outlet import Outlet
 
     client = asked_by(name)
     index = getattr(engine, "engine_index", None)  # of an EngineCore in its own process
@@ -136,9 +136,9 @@ def _wrap_get_output(
     get: Callable[[AsyncMPClient], Awaitable[Result]],
 ) -> Callable[[AsyncMPClient], Awaitable[Result]]:
     async def got(self: AsyncMPClient) -> Result:
-        front_end = getattr(self, FRONT_END, None)
-        if front_end is not None:
-            await front_end.wake_all()
+        reader = getattr(self, READER, None)
+        if reader is not None:
+            await reader.wake_all()
         return await get(self)
 
     return got
@@ -147,9 +147,9 @@ def _wrap_get_output(
 def _wrap_add(add: Callable[..., None]) -> Callable[..., None]:
     def added(self: OutputProcessor, request: EngineCoreRequest, *args: object, **options: object) -> None:
         add(self, request, *args, **options)
-        front_end = getattr(self, FRONT_END, None)
-        if front_end is not None:
-            front_end.add(request.request_id)
+        reader = getattr(self, READER, None)
+        if reader is not None:
+            reader.add(request.request_id)
 
     return added
 
@@ -164,8 +164,8 @@ def _wrap_process(process: Callable[..., OutputProcessorOutput]) -> Callable[...
     ) -> OutputProcessorOutput:
         outputs = engine_core_outputs
         if outputs and outputs[-1].request_id == MARK:
-            front_end = getattr(self, FRONT_END)
-            outputs = front_end.process(outputs, engine_core_timestamp, iteration_stats, weight_version)
+            reader = getattr(self, READER)
+            outputs = reader.process(outputs, engine_core_timestamp, iteration_stats, weight_version)
         return process(self, outputs, engine_core_timestamp, iteration_stats, weight_version)
 
     return processed

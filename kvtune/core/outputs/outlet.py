@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vllm.v1.engine import EngineCoreOutput
 
 from kvtune.core import state
-from kvtune.core.front_end.message import MARK, Columns, Slots, output_of
+from kvtune.core.outputs.message import MARK, Columns, Slots, output_of
 
 logger = logging.getLogger("vllm.kvtune")
 

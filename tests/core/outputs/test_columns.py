@@ -11,9 +11,9 @@ pytest.importorskip("vllm")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.core.front_end import install
+from kvtune.core.outputs import install
 from kvtune.core.settings import CoreSettings
-from tests.core.front_end.front_rig import Twins
+from tests.core.outputs.column_rig import Twins
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

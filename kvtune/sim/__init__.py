@@ -9,7 +9,7 @@ Imported by: cli, doctor, explain, tune.
                                                  |
     build.py*: VllmConfig, KV specs --> replay.py --> player.py: the loop --> journal.py --> record.py --> Run
        fake_device/meta_model.py* or kv_specs.py*      |      |
-                          front_end.py --> requests.py*|      | steppers, asked in order (fast/choose.py*)
+                          transport.py --> requests.py*|      | steppers, asked in order (fast/choose.py*)
                           (delays: delay.py)                  v
                                     EngineCore --> executor.py* --> a step's length: cost.py; moves clock.py
 
@@ -25,7 +25,7 @@ Imported by: cli, doctor, explain, tune.
     steps.py        Stepper and StepResult; EngineStepper: one step of vLLM's own EngineCore
     observers.py    Observer and ReplayProgress
     requests.py     vLLM's requests from a workload's, without their tokens
-    front_end.py    the client's side: requests and answers arrive after a transport delay
+    transport.py    the client's side: requests and answers arrive after a transport delay
     delay.py        transport delays, measured in a recorded run
     executor.py     a token for every request whose prompt is computed, after a virtual time
     cost.py         the length of a step, fitted to a recorded run

@@ -15,12 +15,12 @@ from kvtune.probe.digest import digest
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.engine_types import EngineCore
 from kvtune.sim.fast.choose import steppers
-from kvtune.sim.front_end import FrontEnd
 from kvtune.sim.journal import ReplayJournal
 from kvtune.sim.observers import Observer, ReplayProgress
 from kvtune.sim.requests import Factory
 from kvtune.sim.settings import SimSettings
 from kvtune.sim.steps import ExecutedStep, StepResult
+from kvtune.sim.transport import Transport
 from kvtune.vllm.names import hash_lookahead
 from kvtune.workload.types import Workload
 
@@ -51,7 +51,7 @@ class Player:
         self.workload, self.engine, self.clock = workload, engine, clock
         self._requests = len(settings.requests) or len(workload.requests)
         self._observers, self._progress, self._stop = observers, progress, stop
-        self._front = FrontEnd(workload, settings.cost, settings.requests, settings.at_once)
+        self._transport = Transport(workload, settings.cost, settings.requests, settings.at_once)
         scheduler = engine.scheduler
         caching = bool(scheduler.kv_cache_manager.enable_caching)
         self.factory = Factory(
@@ -67,7 +67,7 @@ class Player:
         self._steppers = steppers(
             engine,
             settings,
-            self._front,
+            self._transport,
             clock,
             self.journal,
             single_steps=any(observer.needs_single_steps for observer in observers),
@@ -93,11 +93,11 @@ class Player:
                 gc.enable()
 
     def _play(self) -> str:
-        front, clock, engine = self._front, self.clock, self.engine
+        transport, clock, engine = self._transport, self.clock, self.engine
         while True:
-            for index, sent_s in front.arrivals(clock.now_s):
+            for index, sent_s in transport.arrivals(clock.now_s):
                 self.send(index, sent_s)
-            if front.done:
+            if transport.done:
                 return ""
             if not engine.scheduler.has_requests() and not engine.batch_queue:
                 self._wait_for_arrival()
@@ -158,7 +158,7 @@ class Player:
     def _finish(self, index: int, now_s: float) -> None:
         self.journal.finished_s[index] = now_s
         self._finished += 1
-        self._front.finished(index, now_s)
+        self._transport.finished(index, now_s)
         for observer in self._observers:
             observer.finished(index)
 
@@ -185,7 +185,7 @@ class Player:
         return False
 
     def _wait_for_arrival(self) -> None:
-        due = self._front.next_time()
+        due = self._transport.next_time()
         if due is None:
             raise KvtuneError(
                 "internal error: the replay stalled with unfinished requests", "report this with the workload"
@@ -209,7 +209,7 @@ class Player:
     def _next_event_s(self) -> float | None:
         """When something can be scheduled next: at the next arrival, or at the end of a copy from host memory."""
         tier = self.engine.model_executor.tier
-        times = (self._front.next_time(), None if tier is None else tier.copies.next_end_s())
+        times = (self._transport.next_time(), None if tier is None else tier.copies.next_end_s())
         return min((at for at in times if at is not None), default=None)
 
     def _first_waiting(self) -> str:

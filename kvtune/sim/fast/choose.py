@@ -15,14 +15,14 @@ from kvtune.vllm.names import prefill_interval
 
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock
-    from kvtune.sim.front_end import FrontEnd
     from kvtune.sim.journal import ReplayJournal
+    from kvtune.sim.transport import Transport
 
 
 def steppers(
     engine: EngineCore,
     settings: SimSettings,
-    front: FrontEnd,
+    transport: Transport,
     clock: VirtualClock,
     journal: ReplayJournal,
     *,
@@ -45,4 +45,4 @@ def steppers(
     path = SteadyPath(engine.scheduler)
     in_flight = None if queue is None else InFlight(engine)
     leaps = settings.mode == "jump" and not settings.digests
-    return (StrideStepper(engine, path, front, clock, journal, in_flight, leaps=leaps), last)
+    return (StrideStepper(engine, path, transport, clock, journal, in_flight, leaps=leaps), last)

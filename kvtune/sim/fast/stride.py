@@ -26,8 +26,8 @@ from kvtune.vllm.types import BlockIds
 if TYPE_CHECKING:
     from kvtune.sim.clock import VirtualClock
     from kvtune.sim.fast.in_flight import InFlight
-    from kvtune.sim.front_end import FrontEnd
     from kvtune.sim.journal import ReplayJournal
+    from kvtune.sim.transport import Transport
 
 LONGEST = 4096
 """Steps of one stride."""
@@ -44,7 +44,7 @@ class StrideStepper:
         self,
         engine: EngineCore,
         path: SteadyPath,
-        front: FrontEnd,
+        transport: Transport,
         clock: VirtualClock,
         journal: ReplayJournal,
         in_flight: InFlight | None = None,
@@ -52,7 +52,7 @@ class StrideStepper:
         leaps: bool,
     ) -> None:
         self._scheduler, self._path, self._in_flight = engine.scheduler, path, in_flight
-        self._front, self._clock, self._journal = front, clock, journal
+        self._transport, self._clock, self._journal = transport, clock, journal
         self._cost = engine.model_executor.machine.cost
         self._indexes: tuple[Rows | None, list[int]] = (None, [])
         group = lone_group(self._scheduler) if leaps else None
@@ -98,7 +98,7 @@ class StrideStepper:
 
     def _pace(self) -> Pace:
         end_s = None if self._in_flight is None else self._in_flight.end_s
-        return Pace(self._clock, self._cost, self._front.next_time(), end_s)
+        return Pace(self._clock, self._cost, self._transport.next_time(), end_s)
 
     def _leap(self, cohort: Cohort, most: int, context: int) -> int:
         if self._leaper is None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtune.fake_device.cost import NOMINAL, StepCost
-from kvtune.sim.front_end import FrontEnd
+from kvtune.sim.transport import Transport
 from kvtune.workload.feed import Feed
 from kvtune.workload.spec import build
 
@@ -23,16 +23,16 @@ SPECS = (
 
 
 def test_requests_and_answers_are_delayed() -> None:
-    front = FrontEnd(build("decode:requests=2,prompt=8,output=1,concurrency=1", seed=0), DELAYED)
-    assert front.arrivals(0.0) == [] and front.next_time() == pytest.approx(0.002)
-    assert front.arrivals(0.002) == [(0, 0.0)] and front.next_time() is None
-    front.finished(0, 0.010)
-    assert front.next_time() == pytest.approx(0.013) and not front.done
-    assert front.arrivals(0.0149) == []
+    transport = Transport(build("decode:requests=2,prompt=8,output=1,concurrency=1", seed=0), DELAYED)
+    assert transport.arrivals(0.0) == [] and transport.next_time() == pytest.approx(0.002)
+    assert transport.arrivals(0.002) == [(0, 0.0)] and transport.next_time() is None
+    transport.finished(0, 0.010)
+    assert transport.next_time() == pytest.approx(0.013) and not transport.done
+    assert transport.arrivals(0.0149) == []
     # The engine looks when its step is over: the request was sent when the answer was there.
-    assert front.arrivals(0.020) == [(1, pytest.approx(0.013))]
-    front.finished(1, 0.030)
-    assert not front.done and front.arrivals(0.033) == [] and front.done
+    assert transport.arrivals(0.020) == [(1, pytest.approx(0.013))]
+    transport.finished(1, 0.030)
+    assert not transport.done and transport.arrivals(0.033) == [] and transport.done
 
 
 @given(st.sampled_from(SPECS), st.lists(st.floats(0.001, 0.4), min_size=40, max_size=40), st.integers(1, 4))
@@ -40,17 +40,17 @@ def test_requests_and_answers_are_delayed() -> None:
 def test_without_delays_it_is_the_feed(spec: str, lengths: list[float], at_once: int) -> None:
     """An engine that ends up to `at_once` requests a step gets the same requests in the same order."""
     work = build(spec, seed=0)
-    feed, front = Feed(work), FrontEnd(work, NOMINAL)
+    feed, transport = Feed(work), Transport(work, NOMINAL)
     now, running, step = 0.0, [], 0
-    while not front.done:
-        sent = front.arrivals(now)
+    while not transport.done:
+        sent = transport.arrivals(now)
         assert [index for index, _ in sent] == feed.ready(now)
         assert all(sent_s <= now for _, sent_s in sent)
         running += [index for index, _ in sent]
         if not running:
-            due = front.next_time()
+            due = transport.next_time()
             if due is None:
-                assert front.done or feed.done
+                assert transport.done or feed.done
                 break
             now = max(now, due)
             continue
@@ -58,8 +58,8 @@ def test_without_delays_it_is_the_feed(spec: str, lengths: list[float], at_once:
         step += 1
         for index in running[:at_once]:
             feed.finished(index, now)
-            front.finished(index, now)
+            transport.finished(index, now)
         running = running[at_once:]
-        due, known = feed.next_time(), front.next_time()
+        due, known = feed.next_time(), transport.next_time()
         assert known is not None and known <= (now if due is None else max(due, now))
     assert feed.done

@@ -14,7 +14,7 @@ from kvtune.workload.feed import Feed
 from kvtune.workload.types import Workload
 
 
-class FrontEnd:
+class Transport:
     """The times given to `arrivals` and `finished` must not go back."""
 
     def __init__(

@@ -14,7 +14,7 @@ Imported by: analysis, cli, doctor, engine, explain, fake_device, probe, report,
     steps/         the short path of steps that only decode
     tokens/        sampled tokens as arrays between worker and scheduler
     outputs/       outputs as columns from EngineCore to AsyncLLM's callers
-    offload/       host memory as a second tier, on a CPU engine
+    cpu_tier/      host memory as a second tier, on a CPU engine
 
 The first error in the pool or in the windows hands both back to stock for good (`cache/breaker.py`): blocks
 are evicted oldest first, queues are filled again from reference counts, and the state notes why.

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from kvtune.core import state
-from kvtune.core.offload import install as offload
+from kvtune.core.cpu_tier import install as cpu_tier
 from kvtune.core.settings import CoreSettings, from_environment, without
 from kvtune.errors import KvtuneError
 from kvtune.vllm import cpu_flags
@@ -47,7 +47,7 @@ def register() -> None:
     """Load the core when the environment asks for it; idempotent and cheap."""
     global _registered
     cpu_flags.install()
-    offload.install()
+    cpu_tier.install()
     if _registered or not (os.environ.get("KVTUNE_CORE") or os.environ.get("KVTUNE_RECIPE")):
         return
     _registered = True

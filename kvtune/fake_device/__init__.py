@@ -16,7 +16,7 @@ Imported by: cli, doctor, engine, sim, tune.
     meta_model.py   a model's KV specs, from torch's meta device
     kv_specs.py     vLLM's KV specs, from captured ones (probe/kv_specs.py captures them)
     copies.py       How long copies between the KV cache and a tier of host memory take
-    offload.py*     A host-memory tier for an engine without a model: vLLM's own connector
+    tier.py*        A host-memory tier for an engine without a model: vLLM's own connector
 
     a GPU engine's                     with --on host
     worker inside EngineCore (uni)     the same: TimedExecutor is called as UniProcExecutor is

@@ -23,9 +23,9 @@ from kvtune.fake_device.blocks import pool_bytes
 from kvtune.fake_device.executor import ModellessExecutor
 from kvtune.fake_device.kv_specs import restore
 from kvtune.fake_device.meta_model import specs_of_model
-from kvtune.fake_device.offload import Tier, tier_of
 from kvtune.fake_device.settings import read_device
 from kvtune.fake_device.shape import decide_as
+from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.probe.work import WorkFollower
 from kvtune.vllm.config import KVCacheConfig
 from kvtune.vllm.types import SchedulerOutput

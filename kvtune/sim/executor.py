@@ -14,7 +14,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from kvtune.fake_device.copies import CopyTime
 from kvtune.fake_device.cost import StepCost
 from kvtune.fake_device.executor import ModellessExecutor
-from kvtune.fake_device.offload import Tier, tier_of
+from kvtune.fake_device.tier import Tier, tier_of
 from kvtune.sim.clock import VirtualClock
 from kvtune.sim.steps import ExecutedStep
 from kvtune.vllm.config import KVCacheConfig, KVCacheSpec

@@ -104,7 +104,7 @@ def main(job: dict[str, Any], out: Path) -> None:
             return super().take(result)
 
     if job.get("loads_zeros"):
-        from kvtune.core.offload.memcpy import MemcpyWorker
+        from kvtune.core.cpu_tier.memcpy import MemcpyWorker
 
         def zeros(self: Any, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
             for tensor in self._tier:

@@ -105,7 +105,7 @@ warnings.simplefilter("ignore")
 from kvtune.core import plugin
 from kvtune.vllm import cpu_flags
 from kvtune.core.cache import audit
-from kvtune.core.offload import install as offload
+from kvtune.core.cpu_tier import install as cpu_tier
 from kvtune.vllm.patches import PATCHES
 from kvtune.core.settings import parse
 from kvtune.core.tokens import runners
@@ -119,7 +119,7 @@ switches = ("packed", "whole_states", "collect_at_wait")
 cpu_flags.install()
 as_if.decide_as_on(DEVICES["h100"])
 build.look_at_models_here()
-offload.install()
+cpu_tier.install()
 plugin.install(parse(dict.fromkeys(switches, True)))
 runners.install_gpu_outputs()
 probe._wrap_engine()
@@ -128,7 +128,7 @@ api_servers.install(pathlib.Path(sys.argv[1]))
 installed = [(patch.symbol, patch.part) for patch in PATCHES.installed()]
 for part in (api_servers.PART, recorder.PART, probe.PART, build.PART, as_if.PART):
     PATCHES.undo(part)
-for module in (audit, *map(plugin.part_module, reversed(plugin.MODULES)), offload, cpu_flags):
+for module in (audit, *map(plugin.part_module, reversed(plugin.MODULES)), cpu_tier, cpu_flags):
     module.uninstall()
 print("installed", json.dumps({"installed": installed, "left": len(PATCHES.installed())}))
 """

@@ -18,14 +18,14 @@ def config_class(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("vllm")
     from vllm.config import VllmConfig
 
-    from kvtune.core.offload import install as offload
+    from kvtune.core.cpu_tier import install as cpu_tier
 
-    was = offload.installed()
-    offload.uninstall()
+    was = cpu_tier.installed()
+    cpu_tier.uninstall()
     yield VllmConfig
-    offload.uninstall()
+    cpu_tier.uninstall()
     if was:
-        offload.install()
+        cpu_tier.install()
 
 
 def configured(config_class: Any, size: float | None, **extra: str) -> Any:
@@ -38,11 +38,11 @@ def configured(config_class: Any, size: float | None, **extra: str) -> Any:
 
 
 def test_a_cpu_engine_that_offloads_gets_a_spec_that_needs_no_gpu(config_class: Any) -> None:
-    from kvtune.core.offload import install as offload
+    from kvtune.core.cpu_tier import install as cpu_tier
 
     assert "spec_name" not in configured(config_class, 0.5).kv_connector_extra_config
-    offload.install()
-    offload.install()
+    cpu_tier.install()
+    cpu_tier.install()
     extra = configured(config_class, 0.5).kv_connector_extra_config
     assert extra["spec_name"] == "MemcpyOffloadingSpec" and extra["cpu_bytes_to_use"] == 1 << 29
     assert configured(config_class, None).kv_connector_extra_config == {}
@@ -53,10 +53,10 @@ def test_a_cpu_engine_that_offloads_gets_a_spec_that_needs_no_gpu(config_class: 
 def test_other_platforms_keep_vllms_spec(config_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import platforms
 
-    from kvtune.core.offload import install as offload
+    from kvtune.core.cpu_tier import install as cpu_tier
 
     monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-    offload.install()
+    cpu_tier.install()
     for policy in ("lru", "arc"):
         extra = configured(config_class, 0.5, eviction_policy=policy).kv_connector_extra_config
         assert extra.keys() == {"cpu_bytes_to_use", "eviction_policy"}
@@ -65,9 +65,9 @@ def test_other_platforms_keep_vllms_spec(config_class: Any, monkeypatch: pytest.
 def test_the_name_in_the_configuration_is_that_of_a_class(config_class: Any) -> None:
     from importlib import import_module
 
-    from kvtune.core.offload import install as offload
+    from kvtune.core.cpu_tier import install as cpu_tier
 
-    offload.install()
+    cpu_tier.install()
     extra = configured(config_class, 0.5).kv_connector_extra_config
     assert hasattr(import_module(extra["spec_module_path"]), extra["spec_name"])
 
@@ -86,7 +86,7 @@ def test_blocks_come_back_as_they_went_whatever_a_chunk_holds(data: st.DataObjec
         GPULoadStoreSpec,
     )
 
-    from kvtune.core.offload.memcpy import MemcpyWorker
+    from kvtune.core.cpu_tier.memcpy import MemcpyWorker
 
     class Chunks(BlockIDsLoadStoreSpec):  # type: ignore[misc]
         """Chunks of the tier."""

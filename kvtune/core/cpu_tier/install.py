@@ -12,8 +12,8 @@ from typing import Protocol
 from kvtune.vllm.config import Transfer
 from kvtune.vllm.patches import PATCHES
 
-PART = "offload"
-SPEC, MODULE = "MemcpyOffloadingSpec", "kvtune.core.offload.memcpy"
+PART = "cpu_tier"
+SPEC, MODULE = "MemcpyOffloadingSpec", "kvtune.core.cpu_tier.memcpy"
 CONNECTOR = "OffloadingConnector"
 OWN_SPECS = ("", "CPUOffloadingSpec")
 """vLLM's spec for host memory, which is also its default."""

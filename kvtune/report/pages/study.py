@@ -181,7 +181,7 @@ def _finalists(study: StudyView, by: str) -> Section | None:
         *("against stock, 95 %", "relative", "verdict"),
     )
     why = [
-        "Whole runs on the real engine, interleaved: stock, each finalist, and again; stock once more at the end."
+        "Whole runs on the real engine, in turns, every second round in reverse; stock once more at the end."
     ]
     if study.drift_ttft is not None:
         drift = f"{100 * study.drift_ttft:+.1f} %"

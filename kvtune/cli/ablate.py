@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from math import inf
 
 from kvtune.cli.notices import always
+from kvtune.cli.options import print_json
 from kvtune.cli.views.browser import open_page
-from kvtune.cli.views.plan import minutes
+from kvtune.cli.views.plan import announce, engine_plan, minutes
 from kvtune.engine.ablate import Variant, folder_of, run_files, variants
 from kvtune.engine.experiment import INTERRUPTED, Ended, Progress, RunFiles, experiment
 from kvtune.engine.profile import ProfileJob, check_output
 from kvtune.errors import EXIT_INTERRUPTED, KvtuneError
-from kvtune.run.durations import known_durations
+from kvtune.run.extras import AblationResult, AblationVariant
 from kvtune.run.file import read_run, store_extra
 from kvtune.run.types import Run
 
@@ -31,7 +31,7 @@ def run_ablation(
     """Run every variant, store the result in the baseline's first run, print it. KvtuneError without a baseline."""
     from kvtune.analysis.comparison.ablation import stored
     from kvtune.analysis.run import RunAnalysis
-    from kvtune.report.console.ablation import plain, print_ablation
+    from kvtune.report.console.ablation import print_ablation
     from kvtune.report.pages.run import run_page
     from kvtune.run.signature import run_identity, write_own
 
@@ -72,7 +72,7 @@ def run_ablation(
         files.end()
     if as_json:
         places = {"run_file": str(first), "page": str(page), "folder": str(folder_of(job))}
-        print(json.dumps({"ablation": plain(result), **places}))
+        print_json({"ablation": result, **places})
     else:
         print_ablation(result)
         print(f"run file  {first}")
@@ -90,24 +90,14 @@ def _tell_plan(
     """Print what is going to run and how long it takes, before anything starts."""
     total = len(chosen) * repeats
     held = sum(min(files.held(variant), repeats) for variant in chosen)
-    run_s: float | None = None
-    if files.seconds:
-        run_s = sum(files.seconds) / len(files.seconds)
-    else:
-        run_s = known_durations(
-            job.output, job.model, job.workload.hash, "engine" if job.device is None else "host"
-        ).run_s
     say = [f"--ablate: {len(chosen)} variants x {repeats} = {total} engine runs"]
     say += [f"{held} of them done before"] if held else []
-    if run_s is not None:
-        say.append(f"at about {run_s:.0f} s each that takes {minutes(run_s * (total - held))}")
-    else:
-        say.append(
-            "each starts an engine (20 to 60 s) and runs the workload; the total time is known after the first"
-        )
     say += [f"stops after {budget_min:g} min"] if budget_min else []
     print("; ".join(say), file=sys.stderr)
     print(f"  {', '.join(f'{v.name} {v.turned}'.strip() for v in chosen)}", file=sys.stderr, flush=True)
+    if total > held:
+        source, known = "engine" if job.device is None else "host", folder_of(job) if held else job.output
+        announce(engine_plan(job.model, job.workload, total - held, known, source=source))
 
 
 def _tell(now: Progress) -> None:
@@ -120,21 +110,21 @@ def _tell(now: Progress) -> None:
 
 def _store(chosen: Sequence[Variant], repeats: int, ended: Ended) -> Run:
     """Store the result in the baseline's first run file, which its page is drawn from."""
-    from kvtune.analysis.comparison.ablation import AblationSide, as_result, figures
+    from kvtune.analysis.comparison.ablation import figures
 
     sides = [
-        AblationSide(
-            variant.name,
-            variant.turned,
-            variant.settings,
-            tuple(figures(read_run(path)) for path in variant.runs),
-            tuple(path.name for path in variant.runs),
-            (variant.failed,) if variant.failed else (),
+        AblationVariant(
+            name=variant.name,
+            turned=variant.turned,
+            settings=dict(variant.settings),
+            runs=[figures(read_run(path)) for path in variant.runs],
+            files=[path.name for path in variant.runs],
+            failed=[variant.failed] if variant.failed else [],
         )
         for variant in chosen
     ]
     path = chosen[0].runs[0]
-    result = as_result(sides, planned=len(chosen) * repeats, repeats=repeats, why=ended.why)
+    result = AblationResult(planned=len(chosen) * repeats, repeats=repeats, why=ended.why, sides=sides)
     stored = read_run(path).with_extra(ablation=result)
     store_extra(path, ablation=result)
     return stored

@@ -12,8 +12,6 @@ import pytest
 
 from kvtune.analysis.comparison.ablation import (
     Ablation,
-    AblationSide,
-    as_result,
     figures,
     read,
     stored,
@@ -28,7 +26,7 @@ from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.settings import constant
 from kvtune.report.console.ablation import print_ablation
-from kvtune.run.extras import read_extras
+from kvtune.run.extras import AblationResult, AblationVariant, read_extras
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
 from kvtune.workload.spec import build
@@ -88,23 +86,30 @@ def test_verdicts() -> None:
 
 def result() -> Ablation:
     base, other = ([figures(run_of(us + n, 5000)) for n in range(3)] for us in (1000, 500))
-    sides = (
-        AblationSide(BASELINE, runs=tuple(base), files=("a", "b", "c")),
-        AblationSide("freeze", "off", {"freeze": False}, tuple(other), ("d", "e", "f"), ("died",)),
-    )
-    return read(as_result(sides, planned=8, repeats=4, why="interrupted"))
+    sides = [
+        AblationVariant(name=BASELINE, runs=base, files=["a", "b", "c"]),
+        AblationVariant(
+            name="freeze",
+            turned="off",
+            settings={"freeze": False},
+            runs=other,
+            files=["d", "e", "f"],
+            failed=["died"],
+        ),
+    ]
+    return read(AblationResult(planned=8, repeats=4, why="interrupted", sides=sides))
 
 
 def test_what_is_stored_is_read_again() -> None:
     ablation = result()
     assert (ablation.planned, ablation.done, ablation.repeats, ablation.why) == (8, 7, 4, "interrupted")
-    assert ablation.baseline.files == ("a", "b", "c") and ablation.baseline.worths == ()
+    assert ablation.baseline.files == ["a", "b", "c"] and ablation.baseline.worths == ()
     (side,) = ablation.turned
     assert (side.name, side.turned, side.settings, side.failed) == (
         "freeze",
         "off",
         {"freeze": False},
-        ("died",),
+        ["died"],
     )
     assert {w.path: w.verdict for w in side.worths}["pause_ms"] == "better"
 
@@ -192,7 +197,7 @@ def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
     job = job_in(tmp_path)
     assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=False) == 130
     out, err = capsys.readouterr()
-    assert "2 variants x 2 = 4 engine runs" in err and "the total time is known after the first" in err
+    assert "2 variants x 2 = 4 engine runs" in err and "plan: 4 engine runs of decode" in err
     assert "3 of 4 runs: interrupted" in out and "to resume" in err
     with_engine(monkeypatch, 0)
     assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=True) == 0

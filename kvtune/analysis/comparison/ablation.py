@@ -1,12 +1,15 @@
 """What each switch is worth: runs with one switch flipped against the baseline, with intervals over repeats. Pure.
 
-`kvtune profile --ablate` stores `as_result` in `header.extra.ablation` of the baseline's first run; `stored` reads it.
+`kvtune profile --ablate` stores the runs' `figures` in `header.extra.ablation` of the baseline's first run; `stored`
+reads them and computes the verdicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.comparison.measures import Measure
@@ -34,20 +37,9 @@ FIGURES = (
 Figures = Mapping[str, float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class AblationSide:
-    """A variant: the baseline with one setting turned `off` or `on` (`turned` is "" for the baseline itself).
+class AblationSide(AblationVariant, frozen=True, kw_only=True):
+    """A variant; `worths` compares each of FIGURES with the baseline's. The baseline has none."""
 
-    `runs` has the FIGURES of each completed run, `files` their names in the folder of the baseline's run, `failed` why
-    others failed. `worths` compares each of FIGURES with the baseline's; the baseline has none.
-    """
-
-    name: str
-    turned: str = ""
-    settings: Mapping[str, object] = field(default_factory=dict)
-    runs: tuple[Figures, ...] = ()
-    files: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
     worths: tuple[Figure, ...] = ()
 
 
@@ -78,22 +70,6 @@ def figures(run: Run) -> dict[str, float | None]:
     }
 
 
-def as_result(sides: Sequence[AblationSide], *, planned: int, repeats: int, why: str) -> AblationResult:
-    """The form that a run file stores: what was run and its figures. The verdicts are computed when it is read."""
-    variants = [
-        AblationVariant(
-            name=side.name,
-            turned=side.turned,
-            settings=dict(side.settings),
-            runs=[dict(run) for run in side.runs],
-            files=list(side.files),
-            failed=list(side.failed),
-        )
-        for side in sides
-    ]
-    return AblationResult(planned=planned, repeats=repeats, why=why, sides=variants)
-
-
 def stored(run: Run) -> Ablation | None:
     """The ablation that this run is the baseline of; None if there is none, or the stored one has no baseline."""
     result = run.header.extra.ablation
@@ -102,30 +78,23 @@ def stored(run: Run) -> Ablation | None:
 
 def read(result: AblationResult) -> Ablation:
     """The stored runs with their verdicts. StopIteration without a baseline."""
-    sides = [_side(variant) for variant in result.sides]
-    base = next(side for side in sides if not side.turned)
-    turned = tuple(replace(side, worths=worths(base.runs, side.runs)) for side in sides if side.turned)
+    base = next(side for side in result.sides if not side.turned)
+    sides = [
+        AblationSide(**structs.asdict(side), worths=worths(base.runs, side.runs) if side.turned else ())
+        for side in result.sides
+    ]
     done = sum(len(side.runs) + len(side.failed) for side in sides)
-    return Ablation(result.planned, done, result.repeats, result.why, base, turned)
+    first = next(side for side in sides if not side.turned)
+    turned = tuple(side for side in sides if side.turned)
+    return Ablation(result.planned, done, result.repeats, result.why, first, turned)
 
 
 def worths(baseline: Sequence[Figures], turned: Sequence[Figures]) -> tuple[Figure, ...]:
     """One for each of FIGURES."""
 
     def values(runs: Sequence[Figures], name: str) -> list[float]:
-        return [value for run in runs if (value := run[name]) is not None]
+        return [value for run in runs if (value := run.get(name)) is not None]
 
     return tuple(
         repeated(Measure(name, -1), values(baseline, name), values(turned, name)) for name in FIGURES
-    )
-
-
-def _side(variant: AblationVariant) -> AblationSide:
-    return AblationSide(
-        name=variant.name,
-        turned=variant.turned,
-        settings=variant.settings,
-        runs=tuple({name: run.get(name) for name in FIGURES} for run in variant.runs),
-        files=tuple(variant.files),
-        failed=tuple(variant.failed),
     )

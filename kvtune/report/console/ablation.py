@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import IO
 
-from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide
+from kvtune.analysis.comparison.ablation import FIGURES, Ablation
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.knobs import knob_lines
 from kvtune.core.settings import KNOBS
@@ -28,7 +28,8 @@ def print_ablation(ablation: Ablation, file: IO[str] | None = None) -> None:
     out = console(190, file=file)
     columns = [Column("toggled", folds=True), Column("runs", rank=len(FIGURES))]
     columns += [Column(TITLES[figure], folds=True, least=16, rank=at) for at, figure in enumerate(FIGURES)]
-    rows = [["baseline", str(len(ablation.baseline.runs)), *_means(ablation.baseline)]]
+    means = (_number(worth.a, worth.path) for worth in ablation.turned[0].worths)
+    rows = [["baseline", str(len(ablation.baseline.runs)), *means]]
     for side in ablation.turned:
         cells = (_cell(worth) for worth in side.worths)
         rows.append([f"{side.name} {side.turned}", str(len(side.runs)), *cells])
@@ -44,21 +45,6 @@ def print_ablation(ablation: Ablation, file: IO[str] | None = None) -> None:
     for side in (ablation.baseline, *ablation.turned):
         for why in side.failed:
             out.print(Text(f"failed  {side.name}: {why}"))
-
-
-def plain(ablation: Ablation) -> dict[str, object]:
-    """For `--json`."""
-    from dataclasses import asdict
-
-    return asdict(ablation)
-
-
-def _means(side: AblationSide) -> list[str]:
-    means = []
-    for figure in FIGURES:
-        values = [value for run in side.runs if (value := run[figure]) is not None]
-        means.append(_number(sum(values) / len(values) if values else None, figure))
-    return means
 
 
 def _cell(worth: Figure) -> str:

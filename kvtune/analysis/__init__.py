@@ -18,7 +18,7 @@ Imported by: cli, doctor, explain, report, tune.
     verdict.py      what limits this run, and what to try
     summary.py      the `--json` object: every field always present, never NaN
     processes.py    keys of processes: `front_end`, `engine_core`, `worker_0`
-    spread.py       mean, median, 99th percentile; the interval between two means
+    spread.py       mean, median, 99th percentile; intervals of differences of means and of slopes
     rebuild.py      a run's workload, rebuilt from its header
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`
     knobs.py         What a knob is, in one line with its unit

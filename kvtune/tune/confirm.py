@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvtune.analysis.comparison.compare import Figure, value_at
 from kvtune.analysis.comparison.repeats import compare_repeats
-from kvtune.analysis.study import Bench, Role, Trial
+from kvtune.analysis.study import Bench, Outcome, Role, Trial
 from kvtune.engine.experiment import BASELINE, Side, experiment
 from kvtune.errors import KvtuneError
 from kvtune.run.file import read_run
@@ -179,12 +179,24 @@ def judge(baseline: Contender, finalists: Sequence[Contender], by: Objective) ->
     return Confirmed(baseline, tuple(finalists), leader, winner, figures, drift, why)
 
 
-def outcome_text(confirmed: Confirmed, by: Objective) -> str:
-    """The outcome of the confirmation, in the words of a verdict."""
-    if confirmed.winner is None:
-        return f"no winner: {confirmed.why}"
-    figure = next(f for f in confirmed.figures if f.path == by.path)
-    return f"{by.name} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
+def outcome_of(confirmed: Confirmed, by: Objective) -> Outcome:
+    """What a study says of its confirmation."""
+    won, leader = confirmed.winner is not None, confirmed.leader
+    text = f"no winner: {confirmed.why}"
+    if won:
+        figure = next(f for f in confirmed.figures if f.path == by.path)
+        text = f"{by.name} {figure.b:.4g} against stock's {figure.a:.4g} on the engine: {confirmed.why}"
+    return Outcome(
+        winner=won,
+        confirmed=won,
+        objective=by.name,
+        objectives=by.names,
+        on="engine",
+        text=text,
+        drift_ttft=confirmed.drift,
+        engine_runs={"baseline": len(confirmed.baseline.runs), "leader": len(leader.runs) if leader else 0},
+        figures=confirmed.figures,
+    )
 
 
 def figures_of(baseline: Contender, side: Contender) -> tuple[Figure, ...]:

@@ -15,7 +15,7 @@ from kvtune.engine.experiment import BASELINE
 from kvtune.engine.flags import without_overridden
 from kvtune.errors import KvtuneError, UsageError, reason
 from kvtune.files import open_regular, read_regular
-from kvtune.tune.confirm import Contender, figures_of, judge, outcome_text
+from kvtune.tune.confirm import Contender, figures_of, judge, outcome_of
 from kvtune.tune.effects import around
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.sweep import RESULT, result
@@ -39,18 +39,15 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class _Confirmation:
-    """What the engine runs of a search showed. `drift`: of stock's first-token time, from its first run to its last.
+    """What the engine runs of a search showed, or `why` they cannot say it.
 
-    `best`: the last run of the winner, or else of the best other setting. `baseline`: the last run of stock. `text`:
-    the verdict's.
+    `best`: the last run of the winner, or else of the best other setting. `baseline`: the last run of stock.
     """
 
-    winner: bool = False
+    outcome: Outcome | None = None
     why: str = ""
-    drift: float | None = None
     best: Trial | None = None
     baseline: Trial | None = None
-    text: str = ""
 
 
 class _Numbered(msgspec.Struct, frozen=True):
@@ -174,13 +171,13 @@ def view(
             recipe = None
     if study.kind != "tune":
         confirmation = None
+    shown = confirmation.outcome if confirmation is not None else None
     if confirmation is not None:
-        shown, text_of = confirmation.winner, confirmation.text or outcome.verdict.text
         outcome = structs.replace(
             outcome,
             best=confirmation.best or outcome.best,
             baseline=confirmation.baseline or outcome.baseline,
-            verdict=structs.replace(outcome.verdict, winner=shown, confirmed=shown, text=text_of),
+            verdict=shown or structs.replace(outcome.verdict, winner=False),
         )
     return StudyView(
         bench=study.bench,
@@ -194,7 +191,7 @@ def view(
         axes=tuple(o.name for o in axes(by)),
         engine_runs=rows,
         why=confirmation.why if confirmation else "",
-        drift_ttft=confirmation.drift if confirmation else None,
+        drift_ttft=shown.drift_ttft or None if shown is not None else None,
         recipe_text=text,
     )
 
@@ -227,16 +224,12 @@ def _engine_runs(
     if all(side.runs for side in (stock, *repeated)):
         judged = judge(stock, repeated, by)
         best = judged.leader.trials[-1] if judged.leader is not None else None
-        said = outcome_text(judged, by)
-        won = judged.winner is not None
-        return tuple(rows), _Confirmation(won, judged.why, judged.drift, best, stock.trials[-1], said)
+        return tuple(rows), _Confirmation(outcome_of(judged, by), judged.why, best, stock.trials[-1])
     if saved is not None and saved.finalists:
-        drift = saved.verdict.drift_ttft
         filled = _with_saved_figures(rows, saved, by)
         numbers = [n for f in saved.finalists if f.winner for n in f.trials]
         best = next((t for t in reversed(trials) if t.number in numbers), None)
-        said = saved.verdict.text
-        return tuple(filled), _Confirmation(saved.verdict.winner, drift=drift or None, best=best, text=said)
+        return tuple(filled), _Confirmation(saved.verdict, best=best)
     why = "run files of the finalists are gone, so no interval can be given again"
     return tuple(rows), _Confirmation(why=why)
 

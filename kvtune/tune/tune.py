@@ -19,7 +19,7 @@ from kvtune.errors import KvtuneError
 from kvtune.recipe import Recipe, write_recipe
 from kvtune.run.signature import refuse_foreign, signature
 from kvtune.tune import guard
-from kvtune.tune.confirm import FEWEST_ROUNDS, Bout, Confirmed, Contender, confirm, figures_of, outcome_text
+from kvtune.tune.confirm import FEWEST_ROUNDS, Bout, Confirmed, Contender, confirm, figures_of, outcome_of
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
@@ -253,24 +253,10 @@ def simulated_result(
 
 
 def _engine_result(journal: StudyJournal, confirmed: Confirmed, by: Objective, recipe: Path) -> StudyResult:
-    won = confirmed.winner is not None
-    verdict = Outcome(
-        winner=won,
-        confirmed=won,
-        objective=by.name,
-        objectives=by.names,
-        on="engine",
-        text=outcome_text(confirmed, by),
-        drift_ttft=confirmed.drift,
-        engine_runs={
-            "baseline": len(confirmed.baseline.runs),
-            "leader": len(confirmed.leader.runs) if confirmed.leader else 0,
-        },
-        figures=confirmed.figures,
-    )
     best = confirmed.leader.trials[-1] if confirmed.leader is not None else None
     sides = tuple(_finalist(confirmed, side) for side in confirmed.finalists)
-    return _result(journal, by, confirmed.baseline.trials[-1], best, verdict, recipe if won else None, sides)
+    stock, written = confirmed.baseline.trials[-1], recipe if confirmed.winner is not None else None
+    return _result(journal, by, stock, best, outcome_of(confirmed, by), written, sides)
 
 
 def _result(

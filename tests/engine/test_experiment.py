@@ -131,6 +131,16 @@ def test_after_a_crash_at_any_byte_only_the_last_run_is_made_again(tmp_path: Pat
     assert not path.exists() and files(path, measured).held(both[0]) == 0
 
 
+def test_a_journal_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"variant": "baseline", "repeat": 1, "file": "old.kvrun", "seconds": 31.4}\n')
+    (tmp_path / "old.kvrun").touch()
+    journal, both = files(path, Measured()), sides("a")
+    experiment(both, 1, journal.measure, kept=journal.kept)
+    assert [run.name for side in both for run in side.runs] == ["old.kvrun", "1.kvrun"]
+    assert journal.seconds == [31.4]
+
+
 def test_a_run_file_that_is_gone_is_made_again(tmp_path: Path) -> None:
     path, measured = tmp_path / "a.jsonl", Measured()
     experiment(sides(), 2, files(path, measured).measure)

@@ -19,8 +19,6 @@ from kvtune.run.extras import AblationResult, AblationVariant
 from kvtune.run.file import read_run, store_extra
 from kvtune.run.types import Run
 
-FEWEST = 2
-"""Fewest runs of each variant that give an interval."""
 REPEATS = 3
 """Runs of each variant without --repeat: with two, intervals are too wide to show much."""
 
@@ -36,7 +34,7 @@ def run_ablation(
     from kvtune.run.signature import run_identity, write_own
 
     chosen = variants(job, tuple(name for name in only.split(",") if name))
-    repeats = max(repeats, FEWEST) if repeats > 1 else REPEATS
+    repeats = repeats if repeats > 1 else REPEATS
     check_output(job.output)
     files = run_files(job)
     _tell_plan(job, chosen, files, repeats, budget_min)

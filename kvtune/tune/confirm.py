@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 
 from kvtune.analysis.comparison.compare import Figure, value_at
-from kvtune.analysis.comparison.repeats import compare_repeats
+from kvtune.analysis.comparison.repeats import FEWEST, compare_repeats
 from kvtune.analysis.study import Bench, Outcome, Role, Trial
 from kvtune.engine.experiment import BASELINE, Side, experiment
 from kvtune.errors import KvtuneError
@@ -23,8 +23,6 @@ from kvtune.tune.trials.engine import engine_trial
 from kvtune.tune.trials.journal import StudyJournal
 from kvtune.tune.trials.like import EngineLike
 from kvtune.workload.types import Workload
-
-FEWEST_ROUNDS = 2
 
 
 @dataclass(slots=True)
@@ -82,7 +80,7 @@ class Bout:
             rounds,
             self._measure,
             kept=self._kept,
-            least=FEWEST_ROUNDS,
+            least=FEWEST,
             budget_s=budget_s,
             enough=enough,
         )

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec import structs
 
+from kvtune.analysis.comparison.repeats import FEWEST
 from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.study import Bench, Finalist, Outcome, Settings, StudyResult, Trial, study_identity
 from kvtune.engine.experiment import BASELINE
@@ -19,7 +20,7 @@ from kvtune.errors import KvtuneError
 from kvtune.recipe import Recipe, write_recipe
 from kvtune.run.signature import refuse_foreign, signature
 from kvtune.tune import guard
-from kvtune.tune.confirm import FEWEST_ROUNDS, Bout, Confirmed, Contender, confirm, figures_of, outcome_of
+from kvtune.tune.confirm import Bout, Confirmed, Contender, confirm, figures_of, outcome_of
 from kvtune.tune.effects import notes
 from kvtune.tune.objective import Objective, axes, front
 from kvtune.tune.recipes.make import finalists, recipe_of, simulated_recipe
@@ -149,7 +150,7 @@ def _least_time(baseline: Contender, sides: int) -> str:
     if not baseline.runs:
         return ""
     header = baseline.runs[-1].header
-    runs = FEWEST_ROUNDS * (sides + 1)
+    runs = FEWEST * (sides + 1)
     return f": {runs} runs or more, about {runs * (header.startup_s + header.wall_s) / 60:.0f} min"
 
 

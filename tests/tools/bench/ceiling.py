@@ -18,6 +18,7 @@ from typing import Literal
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from kvtune.analysis.run import RunAnalysis
+from kvtune.engine.experiment import order
 from kvtune.engine.profile import ProfileJob, profile
 from kvtune.errors import KvtuneError
 from kvtune.fake_device.settings import constant
@@ -70,13 +71,12 @@ def main() -> None:
     print(f"| pair | core | {' | '.join(FIGURES)} | set by |\n|{'---|' * (len(FIGURES) + 3)}")
     runs: dict[Core, list[Measured]] = {"stock": [], "kvtune": []}
     with tempfile.TemporaryDirectory() as folder:
-        for pair in range(pairs):
-            cores: tuple[Core, ...] = ("stock", "kvtune") if pair % 2 == 0 else ("kvtune", "stock")
-            for core in cores:
-                run = measured(core, load, Path(folder))
-                runs[core].append(run)
-                cells = " | ".join(f"{value:,.4g}" for value in run.values)
-                print(f"| {pair + 1} | {core} | {cells} | {run.process} |", flush=True)
+        for pair, at in order(2, pairs):
+            core = list(runs)[at]
+            run = measured(core, load, Path(folder))
+            runs[core].append(run)
+            cells = " | ".join(f"{value:,.4g}" for value in run.values)
+            print(f"| {pair + 1} | {core} | {cells} | {run.process} |", flush=True)
     print("\n| kvtune / stock | ratio | 95 % interval |\n|---|---|---|")
     for at, figure in enumerate(FIGURES):
         middle, low, high = ratio(*([run.values[at] for run in runs[core]] for core in ("stock", "kvtune")))

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 import numpy as np
 import psutil
 
+from kvtune.engine.experiment import order
 from kvtune.engine.models import builtin, engine_defaults
 from kvtune.engine.sockets import socket_folder
 from kvtune.fake_device.settings import constant, write_device
@@ -206,14 +207,12 @@ def main() -> None:
             f"\n{what}\n| pair | | {' | '.join(FIGURES.values())} | load |\n|{'---|' * (len(FIGURES) + 3)}",
             flush=True,
         )
-        for pair in range(options.pairs):
-            order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
-            for side in order:
-                core, settings = sides[side]
-                made = run(core, mode, options.batch, interval, options.output, settings)
-                runs[side].append(made)
-                cells = " | ".join(f"{made[figure]:,.4g}" for figure in FIGURES)
-                print(f"| {pair + 1} | {side} | {cells} | {os.getloadavg()[0]:.1f} |", flush=True)
+        for pair, at in order(len(sides), options.pairs):
+            side, (core, settings) = list(sides.items())[at]
+            made = run(core, mode, options.batch, interval, options.output, settings)
+            runs[side].append(made)
+            cells = " | ".join(f"{made[figure]:,.4g}" for figure in FIGURES)
+            print(f"| {pair + 1} | {side} | {cells} | {os.getloadavg()[0]:.1f} |", flush=True)
         print(
             f"\n{what}\n| | {' | '.join(sides)} | core / stock | 95 % interval |\n|{'---|' * (len(sides) + 3)}"
         )

@@ -49,21 +49,20 @@ class Confirmed:
     why: str
 
 
+@dataclass(slots=True)
 class Bout:
     """Makes the engine runs of one study, or takes them from the journal if they were made before."""
 
-    def __init__(
-        self,
-        bench: Bench,
-        workload: Workload,
-        journal: StudyJournal,
-        output: Path,
-        say: Callable[[Trial], None],
-    ) -> None:
-        self._bench, self._workload, self._journal, self._output = bench, workload, journal, output
-        self._say = say
-        self._stock: Contender | None = None
-        self._made = [t for t in journal.trials if t.on == "engine" and t.state == "complete"]
+    bench: Bench
+    workload: Workload
+    journal: StudyJournal
+    output: Path
+    say: Callable[[Trial], None]
+    _made: list[Trial] = field(init=False)
+    _stock: Contender | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._made = [t for t in self.journal.trials if t.on == "engine" and t.state == "complete"]
 
     def run(
         self,
@@ -88,18 +87,18 @@ class Bout:
             raise ended.error
 
     def _measure(self, side: Contender) -> Run:
-        number = 1 + max((t.number for t in self._journal.trials), default=-1)
+        number = 1 + max((t.number for t in self.journal.trials), default=-1)
         trial, run = engine_trial(
             self._pinned(),
-            self._workload,
+            self.workload,
             side.settings,
             number,
-            stock=side.role == "baseline" or self._bench.core == "stock",
+            stock=side.role == "baseline" or self.bench.core == "stock",
             role=side.role,
-            output=self._output,
+            output=self.output,
         )
-        self._journal.add(trial)
-        self._say(trial)
+        self.journal.add(trial)
+        self.say(trial)
         side.trials.append(trial)
         if run is None or trial.state != "complete":
             if side.role == "baseline":
@@ -112,11 +111,11 @@ class Bout:
     def _pinned(self) -> Bench:
         """The bench with the pool size of stock's first run: on a GPU it would differ from start to start."""
         if self._stock is None or not self._stock.runs:
-            return self._bench
+            return self.bench
         engine = self._stock.runs[0].header.engine
         if engine.device != "cuda":
-            return self._bench
-        return EngineLike(blocks=engine.num_blocks, block_tokens=engine.block_size).pool_of(self._bench)
+            return self.bench
+        return EngineLike(blocks=engine.num_blocks, block_tokens=engine.block_size).pool_of(self.bench)
 
     def _kept(self, side: Contender) -> Run | None:
         for i, trial in enumerate(self._made):

@@ -36,6 +36,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def number(value: float) -> str:
+    """Four digits, and every digit before the point: `0.61`, `288.2`, `31,042`."""
+    return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:,.4g}"
+
+
 def percent(part: float, whole: float = 1.0, digits: int = 1) -> str:
     """`part` of `whole` in percent; a dash where there is no whole."""
     return f"{100 * part / whole:.{digits}f} %" if whole else "–"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.units import count, ms, percent, size
+from kvtune.units import count, ms, number, percent, size
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,18 @@ def test_count_and_percent() -> None:
     assert [count(v) for v in (950, 12_031, 144_793_823)] == ["950", "12,031", "145 M"]
     assert percent(1, 8) == "12.5 %"
     assert percent(1, 0) == "–"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.61254, "0.6125"),
+        (288.16, "288.2"),
+        (9999.4, "9,999"),
+        (9999.6, "10,000"),
+        (31_042.0, "31,042"),
+    ],
+)
+def test_a_number_has_no_exponent(value: float, text: str) -> None:
+    assert number(value) == text

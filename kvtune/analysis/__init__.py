@@ -17,7 +17,8 @@ Imported by: cli, doctor, explain, report, tune.
     goodput.py      requests a second that met every limit of the SLO
     verdict.py      what limits this run, and what to try
     summary.py      the `--json` object: every field always present, never NaN
-    processes.py    keys of processes: `front_end`, `engine_core`, `worker_0`
+    figures.py      every figure that runs are judged by: title, unit, which way is better, meaning
+    processes.py    keys and titles of processes: `front_end`, `engine_core`, `worker_0`
     spread.py       mean, median, 99th percentile; intervals of differences of means and of slopes
     rebuild.py      a run's workload, rebuilt from its header
     study.py        what a sweep or a search tried and what came of it: data of `tune`, drawn by `report`

@@ -1,4 +1,4 @@
-"""Keys for the processes of a run: `front_end`, `engine_core`, `worker`; numbered where several share a role."""
+"""Keys and titles of a run's processes: `front_end`, `engine_core`, `worker`; numbered where several share a role."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from kvtune.run.types import Run
 
 ENGINE_ROLES = ("front_end", "engine_core", "worker")
+ROLES = {"front_end": "front end", "engine_core": "EngineCore"}
 
 
 def process_keys(run: Run) -> list[str]:
@@ -28,3 +29,11 @@ def process_keys(run: Run) -> list[str]:
         keys.append(role if peers[role] == 1 else f"{role}_{seen[role]}")
         seen[role] += 1
     return keys
+
+
+def process_title(key: str) -> str:
+    """`front end`, `EngineCore`, `worker 1` for the keys of `process_keys`."""
+    for role, title in ROLES.items():
+        if key == role or key.startswith(f"{role}_"):
+            return f"{title}{key[len(role) :].replace('_', ' ')}"
+    return key.replace("_", " ")

@@ -29,8 +29,9 @@ def run_ablation(
     """Run every variant, store the result in the baseline's first run, print it. KvtuneError without a baseline."""
     from kvtune.analysis.comparison.ablation import stored
     from kvtune.analysis.run import RunAnalysis
-    from kvtune.report.console.ablation import print_ablation
+    from kvtune.report.console.summary import print_section
     from kvtune.report.pages.run import run_page
+    from kvtune.report.sections import ablation
     from kvtune.run.signature import run_identity, write_own
 
     chosen = variants(job, tuple(name for name in only.split(",") if name))
@@ -62,7 +63,8 @@ def run_ablation(
         )
     first = chosen[0].runs[0]
     run = _store(chosen, repeats, ended)
-    html = run_page(RunAnalysis(run, job.workload))
+    analysis = RunAnalysis(run, job.workload)
+    html = run_page(analysis)
     page = write_own(html.encode(), first.with_suffix(".html"), run_identity(run.header))
     result = stored(run)
     assert result is not None
@@ -72,7 +74,7 @@ def run_ablation(
         places = {"run_file": str(first), "page": str(page), "folder": str(folder_of(job))}
         print_json({"ablation": result, **places})
     else:
-        print_ablation(result)
+        print_section(ablation.section(analysis))
         print(f"run file  {first}")
         print(f"page      {page}")
     if opened:

@@ -45,10 +45,9 @@ def report(
     if len(loaded) == 1:
         analysis = RunAnalysis(loaded[0], workload_of(loaded[0], trace))
         if console:
-            from kvtune.analysis.summary import summary
             from kvtune.report.console.summary import print_summary
 
-            print_summary(summary(analysis))
+            print_summary(analysis)
             return
         from kvtune.report.pages.run import run_page
 

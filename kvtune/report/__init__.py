@@ -4,21 +4,21 @@ In: a `Run` (with its workload, made again by `analysis.rebuild`) and results of
 self-contained HTML file, text for a terminal, files for other tools. Never imports `tune`.
 Imported by: cli.
 
-    Run --> analysis.<noun>(run) --> sections/<noun>.py --> Section --> templates/<template>
-                                                               |
-         pages/frame.py: base.html + sections + styles + specs + columns + Vega's bundle + page.js = one file
+    Run --> analysis.<noun>(run) --> sections/<noun>.py --> Section: tables, facts, notes, charts
+                                                               |                 |
+         pages/frame.py: base.html + sections + specs + columns + script      console: its terse tables
 
-    sections/     one noun each: asks analysis, words it, makes charts
+    sections/     one noun each: asks analysis, words it, makes tables and charts. A new one is one file
     pages/        the frame, and which sections a page has
-    console/      the same for a terminal
+    console/      a terminal's first screen; comparisons, recipes and lists on a terminal
     export/       Perfetto, speedscope, CSV
-    charts.py     Section, Chart (spec, text alternative, table), Grid, thinning that keeps extremes
+    parts.py      Section, Grid, Chart: what page and terminal draw
+    charts.py     how charts are drawn; thinning that keeps extremes
     contrast.py   several runs against the first: which are sides, which are repetitions of one side
-    measures.py   names and units of figures
-    names.py      names of processes and causes
+    figures.py    the figures of a comparison as a table
+    names.py      commands, files and times in words
     banners.py    what a reader must know before reading any number
     files.py      writes whole or not at all, and over nothing without --force
-    stalls.py     Slow tokens in words: from the account's `--json` objects to one line a stall and to tables
     listing.py    What a list of runs shows about each: a few figures that tell them apart
     templates/    Jinja2, autoescape
     assets/       one style sheet, one script

@@ -23,20 +23,19 @@ class Banner:
 
 
 def _sentence(text: str) -> str:
-    text = text.strip()
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+    text = text.strip() or "No reason was recorded."
+    first = text[:1].upper() if text.split()[0].islower() else text[:1]  # `vLLM` stays
+    return f"{first}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
 def banners(run: Run) -> list[Banner]:
     h = run.header
     shown = []
     if h.state == "failed":
-        shown.append(Banner("bad", "This run failed.", h.why or "No reason was recorded."))
+        shown.append(Banner("bad", "This run failed.", _sentence(h.why)))
     if h.state == "partial":
-        why = h.why or "No reason was recorded."
-        shown.append(
-            Banner("bad", "This run is partial.", f"{_sentence(why)} What was measured until then is shown.")
-        )
+        text = f"{_sentence(h.why)} What was measured until then is shown."
+        shown.append(Banner("bad", "This run is partial.", text))
     if h.source == "sim":
         text = (
             "These numbers come from replaying the workload through vLLM's scheduler without a model. "
@@ -50,10 +49,10 @@ def banners(run: Run) -> list[Banner]:
         )
         shown.append(Banner("info", "The host alone, without a model.", text))
     if h.source != "sim" and not h.valid.timings:
-        shown.append(Banner("warn", "Do not trust the times.", h.valid.why or "A probe distorted them."))
+        shown.append(Banner("warn", "Do not trust the times.", _sentence(h.valid.why)))
     if h.core.name == "kvtune" and not h.core.active:
-        why = h.core.why or "No reason was recorded."
-        shown.append(Banner("warn", "kvtune's core was not active: this is stock vLLM.", why))
+        title = "kvtune's core was not active: this is stock vLLM."
+        shown.append(Banner("warn", title, _sentence(h.core.why)))
     aside = next((n for n in h.notes if INSTEAD in n), "")
     if aside and h.core.active:
         shown.append(Banner("warn", "Parts of kvtune's core were not loaded.", _sentence(aside)))

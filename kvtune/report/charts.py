@@ -1,4 +1,4 @@
-"""A page's building blocks: sections, tables and charts (a Vega-Lite spec, a text alternative, its numbers).
+"""How charts are drawn: their colours, their data as columns, their Vega-Lite specs.
 
 Colours are CSS variables (`var(--c1)`), so one drawing serves light, dark and print. Data are columns, shared
 by the charts of a page by name; the page's script turns them into rows before Vega sees them.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvtune.report.parts import Columns, Spec, Value
 
 if TYPE_CHECKING:
     import altair as alt
@@ -34,81 +35,6 @@ SERIES = (
 
 # Addresses in Vega's code (an editor, a schema, an issue). Nothing loads them, and a page must not name any.
 OUTSIDE = ("https://vega.github.io/", "https://github.com/")
-
-Spec = dict[str, Any]
-"""A Vega-Lite specification, as JSON."""
-
-Value = bool | int | float | str | None
-Columns = Mapping[str, list[Value]]
-"""A chart's data, ready for JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table for people: column heads and rows."""
-
-    heads: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    caption: str = ""
-
-    @property
-    def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers; these are right-aligned."""
-        return tuple(any(row[i].value is not None for row in self.rows) for i in range(len(self.heads)))
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell: the text shown, the value it sorts by (None: its text), and a CSS class of ours."""
-
-    text: str
-    value: float | None = None
-    css: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """`label` says in words what the picture shows, with its main figures; `note` says what was left out."""
-
-    id: str
-    title: str
-    label: str
-    spec: Spec
-    grid: Grid
-    data: Mapping[str, Columns]  # the columns that the spec names
-    note: str = ""
-    zoom: float = 0.0  # seconds of the shared time axis; 0: the chart does not zoom
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of a page, drawn by `templates/<template>`."""
-
-    id: str
-    title: str
-    lead: str
-    template: str
-    values: Mapping[str, object] = field(default_factory=dict)
-    charts: tuple[Chart, ...] = ()
-
-    @property
-    def data(self) -> dict[str, Columns]:
-        """The columns of all its charts, by name."""
-        return {name: columns for chart in self.charts for name, columns in chart.data.items()}
-
-
-def grid(heads: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> Grid:
-    """A Grid of plain values: a cell may be a Cell, text or a number (shown as it is)."""
-    return Grid(tuple(heads), tuple(tuple(_cell(v) for v in row) for row in rows), caption)
-
-
-def _cell(value: object) -> Cell:
-    if isinstance(value, Cell):
-        return value
-    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        number = float(value)
-        return Cell("–" if math.isnan(number) else f"{number:,.6g}", number)
-    return Cell(str(value))
 
 
 def extremes(value: NDArray[np.number], buckets: int) -> NDArray[np.int64]:

@@ -15,12 +15,18 @@ import numpy as np
 from kvtune.analysis.again import profile_again
 from kvtune.analysis.comparison.compare import ONE_RUN, Comparison, Figure, Mismatch, compare, predicted
 from kvtune.analysis.comparison.repeats import compare_repeats
+from kvtune.analysis.figures import quantity
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Values
+from kvtune.analysis.stalls.causes import CAUSES, LEAST_SHARE
+from kvtune.analysis.stalls.sides import side_stalls
 from kvtune.analysis.summary import Summary, summary
 from kvtune.core.settings import KNOBS
-from kvtune.report.measures import change_text, measure_title
+from kvtune.report.figures import change_text
+from kvtune.report.parts import Grid, grid
 from kvtune.run.types import Run
+from kvtune.terminal import Column
+from kvtune.units import ms, number, percent
 from kvtune.workload.types import Workload
 
 Facts = tuple[tuple[str, tuple[str, ...]], ...]
@@ -31,13 +37,17 @@ class RunGroup:
     """One or more runs of equal settings. `name` is short and differs from the other sides'."""
 
     name: str
-    runs: tuple[Run, ...]
+    analyses: tuple[RunAnalysis, ...]
     summaries: tuple[Summary, ...]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(analysis.run for analysis in self.analyses)
 
     @property
     def run(self) -> Run:
         """The first run: all runs of a side have the same settings."""
-        return self.runs[0]
+        return self.analyses[0].run
 
     def values(self, observe: Any) -> Values:
         """The values of `observe` (a function of a run) over all runs of this side, concatenated."""
@@ -98,7 +108,8 @@ def contrast(runs: Sequence[Run], names: Sequence[str], workload: Workload | Non
 
 
 def _side(name: str, runs: Sequence[Run], workload: Workload | None) -> RunGroup:
-    return RunGroup(name, tuple(runs), tuple(summary(RunAnalysis(run, workload)) for run in runs))
+    analyses = tuple(RunAnalysis(run, workload) for run in runs)
+    return RunGroup(name, analyses, tuple(summary(analysis) for analysis in analyses))
 
 
 def difference(miss: Mismatch, first: str, side: str) -> str:
@@ -123,7 +134,7 @@ def _named(figures: Sequence[Figure], verdict: str) -> str:
     first_of = {f.path.split(".")[0]: f for f in reversed(alike)}  # one of the mean, the median and the p99
     named = [f for f in alike if first_of[f.path.split(".")[0]] is f]
     more = f" and {len(alike) - len(named)} more" if len(alike) > len(named) else ""
-    return ", ".join(f"{measure_title(f.path)} ({change_text(f)})" for f in named) + more
+    return ", ".join(f"{quantity(f.path).title} ({change_text(f)})" for f in named) + more
 
 
 def _groups(runs: Sequence[Run], names: Sequence[str]) -> list[list[tuple[str, Run]]]:
@@ -174,3 +185,38 @@ def _short(names: Sequence[str], differing: Facts) -> list[str]:
     if len(set(names)) == len(names):
         return list(names)
     return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
+
+
+def slow_tokens(sides: Sequence[RunGroup]) -> Grid | None:
+    """The causes of slow tokens of each side, the mean of its runs; None where no side has a slow token."""
+    found = [side_stalls([analysis.stalls for analysis in side.analyses]) for side in sides]
+    known = [side for side in found if side is not None]
+    if not any(side.slow for side in known):
+        return None
+    rows = [
+        ("a gap is slow over", *("–" if side is None else ms(side.limit_ms) for side in found)),
+        (
+            "all slow gaps",
+            *(
+                "–" if side is None else _side_text(side.slow, side.excess_ms, side.excess_ms)
+                for side in found
+            ),
+        ),
+    ]
+    largest = {cause: max(side.causes.get(cause, (0.0, 0.0))[1] for side in known) for cause in CAUSES}
+    for cause in sorted(CAUSES, key=lambda cause: -largest[cause]):
+        own = [side and (*side.causes.get(cause, (0.0, 0.0)), side.excess_ms) for side in found]
+        if any(cell and cell[2] and cell[1] / cell[2] >= LEAST_SHARE for cell in own):
+            rows.append((CAUSES[cause], *(_side_text(*cell) if cell else "–" for cell in own)))
+    heads = ("largest cause of slow tokens", *(side.name for side in sides))
+    columns = [
+        Column(heads[0], folds=True, least=22),
+        *(Column(n, right=False, folds=True) for n in heads[1:]),
+    ]
+    return grid(columns, rows, "Slow gaps by cause")
+
+
+def _side_text(gaps: float, part_ms: float, excess_ms: float) -> str:
+    """`12 gaps, 840 ms (34.5 %)`: number of gaps with this largest cause, its time, its share of the side's excess."""
+    noun = "gap" if gaps == 1 else "gaps"
+    return f"{number(gaps)} {noun}, {ms(part_ms)} ({percent(part_ms, excess_ms)})"

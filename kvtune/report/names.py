@@ -1,4 +1,4 @@
-"""Titles of a run's processes, commands, files and times."""
+"""A run's processes, command, files and times in words."""
 
 from __future__ import annotations
 
@@ -6,35 +6,8 @@ import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvtune.analysis.host.overlap import Overlap
-from kvtune.analysis.processes import process_keys
+from kvtune.analysis.processes import process_keys, process_title
 from kvtune.run.types import Run
-from kvtune.units import ms
-
-ROLES = {"front_end": "front end", "engine_core": "EngineCore"}
-
-
-def process_title(key: str) -> str:
-    """`front end`, `EngineCore`, `worker 1` for the keys of `kvtune.analysis.processes`."""
-    for role, title in ROLES.items():
-        if key == role or key.startswith(f"{role}_"):
-            return f"{title}{key[len(role) :].replace('_', ' ')}"
-    return key.replace("_", " ")
-
-
-def busiest(front_ends: int) -> str:
-    """The title of the busiest front end; "" if there is only one."""
-    return f"busiest of {front_ends} front ends" if front_ends > 1 else ""
-
-
-def overlapped(overlap: Overlap) -> str:
-    """A sentence: how long the device takes for a step, and how much the host does meanwhile."""
-    if overlap.device_ms is None or overlap.host_limits:
-        what = f"The host is what limits: it works {ms(overlap.host_ms)} a step, and the device waits for it."
-    else:
-        host = f"the host {ms(overlap.host_ms)} of it, hidden."
-        what = f"The {overlap.waited_for} needs {ms(overlap.device_ms)} a step, {host}"
-    return what + overlap.seen
 
 
 def process_name(run: Run, index: int) -> str:

@@ -9,25 +9,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtune.analysis.comparison.compare import value_at
+from kvtune.analysis.comparison.measures import is_timed
+from kvtune.analysis.figures import FIGURES
+from kvtune.analysis.figures import OBJECTIVES as PATHS
 from kvtune.analysis.study import Trial
 from kvtune.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`better` is 1 where more is better, -1 where less is. `timed` figures mean little without an engine.
+    """`name` is one of `kvtune.analysis.figures.OBJECTIVES`.
 
     `simulated`: whether a replay has the figure. `drift_path`: the figure that shows the machine's drift between
     stock's first and last run. `beside`: the other objectives, which must not get worse.
     """
 
     name: str
-    path: str
-    better: int
-    timed: bool
     simulated: bool = True
     drift_path: str = "ttft_ms.mean"
     beside: tuple[Objective, ...] = ()
+
+    @property
+    def path(self) -> str:
+        return PATHS[self.name]
+
+    @property
+    def better(self) -> int:
+        """1 where more is better, -1 where less is."""
+        return FIGURES[self.path].better
+
+    @property
+    def timed(self) -> bool:
+        """Such figures mean little without an engine."""
+        return is_timed(self.path)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,22 +69,9 @@ class Objective:
 
 
 OBJECTIVES = {
-    o.name: o
-    for o in (
-        Objective("hit-rate", "prefix_cache.hit_rate", 1, timed=False),
-        Objective("ttft", "ttft_ms.mean", -1, timed=True),
-        Objective("throughput", "throughput_tok_s", 1, timed=True),
-        Objective("goodput", "goodput.requests_s", 1, timed=True),
-        # CPU time, which waits for a busy machine do not change.
-        Objective(
-            "ceiling",
-            "ceiling.tokens_s",
-            1,
-            timed=True,
-            simulated=False,
-            drift_path="ceiling.tokens_s",
-        ),
-    )
+    **{name: Objective(name) for name in PATHS},
+    # CPU time, which waits for a busy machine do not change.
+    "ceiling": Objective("ceiling", simulated=False, drift_path=PATHS["ceiling"]),
 }
 
 

@@ -55,8 +55,8 @@ def test_where_trials_have_a_ceiling_it_is_a_column_and_tells_them_apart() -> No
         one.summary["ceiling"] = {"tokens_s": tokens_s}
     rows = folded_rows(trials)
     drawn = table(rows, 140)
-    assert [cells[-1] for cells in drawn.rows] == ["20,000", "31,000"]
-    assert drawn.columns[-1].head == "ceiling, tok/s"
+    assert [cells[-1] for cells in drawn.rows] == ["20,000 tok/s", "31,000 tok/s"]
+    assert drawn.columns[-1].head == "host ceiling"
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -67,7 +67,7 @@ def test_a_study_on_the_console_has_units_help_predicted_times_and_the_pages_nex
     assert "pin_window, tokens tokens kept before a point where a hit can end" in words
     assert "block_size, tokens tokens per block" in words
     assert "simulated: no engine ran; hits are exact, times are predicted" in words
-    assert "ttft, predicted" in words or "no room for" in words or re.search(r"ttft, .*predicted", words)
+    assert re.search(r"first token, .*predicted", words) or "no room for" in words
     (command,) = re.findall(r"^  (kvtune tune .*)$", text, re.M)
     assert command.rstrip().endswith("--block-size 32") and "…" not in text
 
@@ -84,7 +84,7 @@ def test_progress_names_a_trial_by_the_number_that_the_table_has(capsys: pytest.
         view(trial(7, 0.25, slack=512))
         view(Trial(number=4, settings={}, on="sim", core="stock", role="baseline"))
     first, second = capsys.readouterr().err.splitlines()[-2:]
-    assert first == "1 of 3: trial 7 on sim, slack=512, hits 25.0 %, ttft 15.0 ms, 112 tok/s"
+    assert first == "1 of 3: trial 7 on sim, slack=512, hit rate 25.0 %, first token 15 ms, output 112 tok/s"
     assert second.startswith("2 of 3: stock (baseline) on sim")
 
 

@@ -17,6 +17,7 @@ from kvtune.analysis.comparison.ablation import (
     stored,
     worths,
 )
+from kvtune.analysis.run import RunAnalysis
 from kvtune.cli import ablate as cli
 from kvtune.core.settings import KNOBS, CoreSettings, parse
 from kvtune.engine import ablate as module
@@ -25,7 +26,8 @@ from kvtune.engine.experiment import BASELINE
 from kvtune.engine.profile import Profiled, ProfileJob
 from kvtune.errors import KvtuneError, UsageError
 from kvtune.fake_device.settings import constant
-from kvtune.report.console.ablation import print_ablation
+from kvtune.report.console.summary import print_section
+from kvtune.report.sections import ablation as shown
 from kvtune.run.extras import AblationResult, AblationVariant, read_extras
 from kvtune.run.file import read_run, write_run
 from kvtune.run.types import Run
@@ -84,7 +86,7 @@ def test_verdicts() -> None:
     assert base[0]["rss_growth_bytes_s"] is None
 
 
-def result() -> Ablation:
+def stored_result() -> AblationResult:
     base, other = ([figures(run_of(us + n, 5000)) for n in range(3)] for us in (1000, 500))
     sides = [
         AblationVariant(name=BASELINE, runs=base, files=["a", "b", "c"]),
@@ -97,7 +99,11 @@ def result() -> Ablation:
             failed=["died"],
         ),
     ]
-    return read(AblationResult(planned=8, repeats=4, why="interrupted", sides=sides))
+    return AblationResult(planned=8, repeats=4, why="interrupted", sides=sides)
+
+
+def result() -> Ablation:
+    return read(stored_result())
 
 
 def test_what_is_stored_is_read_again() -> None:
@@ -121,10 +127,16 @@ def test_a_damaged_or_missing_result_is_none(damaged: object) -> None:
 
 def test_the_table_has_verdicts_and_failures() -> None:
     out = io.StringIO()
-    print_ablation(result(), out)
-    text = out.getvalue()
-    assert "freeze off" in text and "better" in text and "=" in text and "7 of 8 runs: interrupted" in text
-    assert "failed  freeze: died" in text
+    run = Run(header_of()).with_extra(ablation=stored_result())
+    print_section(shown.section(RunAnalysis(run)), out)
+    text = " ".join(out.getvalue().split())
+    assert (
+        "freeze off" in text
+        and "better" in text
+        and "=" in text
+        and "7 of 8 runs were made: interrupted." in text
+    )
+    assert "A run failed. freeze: died" in text
 
 
 class Engine:
@@ -198,7 +210,7 @@ def test_the_result_is_in_the_baselines_first_run_and_the_plan_is_printed_first(
     assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=False) == 130
     out, err = capsys.readouterr()
     assert "2 variants x 2 = 4 engine runs" in err and "plan: 4 engine runs of decode" in err
-    assert "3 of 4 runs: interrupted" in out and "to resume" in err
+    assert "3 of 4 runs were made: interrupted." in " ".join(out.split()) and "to resume" in err
     with_engine(monkeypatch, 0)
     assert cli.run_ablation(job, "freeze", 2, 0.0, as_json=True) == 0
     out, err = capsys.readouterr()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import pytest
 
 from kvtune.analysis.rebuild import workload_of
 from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
 from kvtune.report.console.summary import print_summary, screen_view, summary_text, summary_view
 from kvtune.run.extras import Remedy, Replayed
 from kvtune.run.types import CoreInfo, Run, Validity
@@ -18,13 +16,13 @@ from tests.golden.synthetic import HOSTILE, empty_run, partial_run, replace_head
 
 
 @pytest.fixture(scope="module")
-def facts() -> dict[str, Any]:
+def analysis() -> RunAnalysis:
     run = rounds_run()
-    return summary(RunAnalysis(run, workload_of(run)))
+    return RunAnalysis(run, workload_of(run))
 
 
-def test_the_summary_has_every_part(facts: dict[str, Any]) -> None:
-    text = summary_text(facts)
+def test_the_summary_has_every_part(analysis: RunAnalysis) -> None:
+    text = summary_text(analysis)
     for part in ("latency", "rounds", "prefix cache", "collector", "host cost", "memory", "kvtune explain"):
         assert part in text, part
     assert "45 requests" in text
@@ -39,7 +37,7 @@ def test_the_first_screen_fits_a_terminal_and_has_verdict_figures_and_what_helps
         for n in (70_000, 60_000, 50_000, 40_000, 1)
     ]
     told = Replayed(query_tokens=182_880, hit_tokens=61_440, other=remedies[-1], remedies=remedies[:-1])
-    known = summary(RunAnalysis(run.with_extra(replayed=told), workload_of(run)))
+    known = RunAnalysis(run.with_extra(replayed=told), workload_of(run))
     out = io.StringIO()
     console(80, file=out).print(screen_view(known), crop=False)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
@@ -54,16 +52,16 @@ def test_the_first_screen_fits_a_terminal_and_has_verdict_figures_and_what_helps
     assert "--set core.slack=70000" in text
 
 
-def test_a_pipe_gets_plain_text(facts: dict[str, Any]) -> None:
+def test_a_pipe_gets_plain_text(analysis: RunAnalysis) -> None:
     out = io.StringIO()
-    print_summary(facts, out)
+    print_summary(analysis, out)
     assert "\x1b" not in out.getvalue()
     assert "tiny-gemma3" in out.getvalue()
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
 def test_no_color_is_honoured(
-    facts: dict[str, Any], no_color: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+    analysis: RunAnalysis, no_color: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rich.console import Console
 
@@ -72,32 +70,32 @@ def test_no_color_is_honoured(
     if no_color:
         monkeypatch.setenv("NO_COLOR", no_color)
     out = io.StringIO()
-    sample = summary(RunAnalysis(partial_run()))
+    sample = RunAnalysis(partial_run())
     Console(file=out, force_terminal=True, width=120).print(summary_view(sample))
     assert ("\x1b[33m" in out.getvalue()) is coloured
 
 
-def test_a_line_fits_its_width(facts: dict[str, Any]) -> None:
+def test_a_line_fits_its_width(analysis: RunAnalysis) -> None:
     for width in (60, 80, 120):
-        *lines, command = summary_text(facts, width=width).splitlines()
+        *lines, command = summary_text(analysis, width=width).splitlines()
         assert max(map(len, lines)) <= width
-        assert command == f"  {facts['verdict']['command']}"  # whole, to be copied
+        assert command == f"  {analysis.verdict.command}"  # whole, to be copied
 
 
 def test_a_partial_run_warns_first() -> None:
-    text = summary_text(summary(RunAnalysis(partial_run())))
+    text = summary_text(RunAnalysis(partial_run()))
     assert text.index("! This run is partial. EngineCore (pid 101) was killed") < text.index("latency")
 
 
 def test_a_failed_run_says_why_and_what_next() -> None:
-    text = summary_text(summary(RunAnalysis(empty_run())))
-    assert "This run is failed. the engine did not start: CUDA out of memory" in text
+    text = summary_text(RunAnalysis(empty_run()))
+    assert "! This run failed. The engine did not start: CUDA out of memory" in text
     assert "kvtune doctor" in text
     assert "nan" not in text.lower().split()
 
 
 def test_a_prediction_is_marked() -> None:
-    assert "predicted by the simulator" in summary_text(summary(RunAnalysis(sim_run())))
+    assert "predicted by the simulator" in summary_text(RunAnalysis(sim_run()))
 
 
 def test_distorted_times_and_a_refused_core_are_named() -> None:
@@ -106,14 +104,14 @@ def test_distorted_times_and_a_refused_core_are_named() -> None:
         valid=Validity(timings=False, why="the census stops the process"),
         core=CoreInfo(name="kvtune", active=False, why="vLLM 0.33 is not known"),
     )
-    text = summary_text(summary(RunAnalysis(run)))
-    assert "! Do not trust the times: the census stops the process" in text
-    assert "! kvtune's core was not active, this is stock vLLM: vLLM 0.33 is not known" in text
+    text = summary_text(RunAnalysis(run))
+    assert "! Do not trust the times. The census stops the process." in text
+    assert "! kvtune's core was not active: this is stock vLLM. vLLM 0.33 is not known." in text
 
 
 def test_markup_of_rich_stays_text() -> None:
     run: Run = replace_header(
         rounds_run(prefixes=3), model=f"[bold red]{HOSTILE}[/]", notes=["[link=x]note[/link]"]
     )
-    text = summary_text(summary(RunAnalysis(run)), width=300)
+    text = summary_text(RunAnalysis(run), width=300)
     assert "[bold red]" in text and "[link=x]note[/link]" in text

@@ -66,7 +66,7 @@ def with_stacks() -> Run:
 
 
 def test_the_page_draws_it_with_its_numbers_and_as_text() -> None:
-    drawn = section(with_stacks())
+    drawn = section(RunAnalysis(with_stacks()))
     assert drawn is not None
     assert [chart.title.split(": ")[1] for chart in drawn.charts] == [
         "where the time was spent",

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.summary import summary
 from kvtune.report.console.comparison import markdown, print_comparison
 from kvtune.report.console.summary import summary_text
-from kvtune.report.contrast import contrast
+from kvtune.report.contrast import RunGroup, contrast, slow_tokens
 from kvtune.report.pages.run import compare_page
-from kvtune.report.sections.stalls import section
-from kvtune.report.stalls import advice, cause_rows, lead, side_by_side, why
+from kvtune.report.parts import Grid
+from kvtune.report.sections.stalls import advice, lead, section, why
 from tests.analysis.stall_runs import ENGINE_CORE, FRONT_END, WORKER, Toy
 
 
-def facts(toy: Toy) -> dict[str, Any]:
-    return summary(RunAnalysis(toy.run()))
+def analysed(toy: Toy) -> RunAnalysis:
+    return RunAnalysis(toy.run())
+
+
+def texts(table: Grid) -> list[tuple[str, ...]]:
+    return [tuple(cell.text for cell in row) for row in table.rows]
 
 
 def collecting() -> Toy:
@@ -46,40 +47,42 @@ def stopped(process: int) -> Toy:
     ],
 )  # fmt: skip
 def test_the_worst_stall_is_one_line_on_the_terminal(toy: Toy, line: str) -> None:
-    found = facts(toy)
-    assert why(found["stalls"]["worst"][0]) == line
+    found = analysed(toy)
+    assert why(found.stalls.worst[0]) == line
     text = summary_text(found, width=200)
-    assert line in text and advice(found["stalls"]) in text
+    assert line in text and advice(found.stalls) in text
 
 
 def test_the_account_says_how_many_gaps_over_which_limit_and_all_causes() -> None:
-    found = facts(Toy(in_step={50: 0.5}, before={70: 0.125}))
-    assert lead(found["stalls"]) == (
+    found = analysed(Toy(in_step={50: 0.5}, before={70: 0.125}))
+    assert lead(found.stalls) == (
         "8 of 396 gaps between deliveries of tokens were over 22 ms (twice their median), in 2 stalls: "
         "2.5 s above the median in total."
     )
-    assert cause_rows(found["stalls"]) == [
+    made = section(found)
+    assert made is not None and texts(made.tables[0]) == [
         ("the step took longer than its work", "4", "2 s", "80.0 %"),
         ("EngineCore took long between two steps", "4", "500 ms", "20.0 %"),
     ]
 
 
 def test_a_run_without_slow_tokens_says_nothing_of_them() -> None:
-    found = facts(Toy())
-    assert lead(found["stalls"]) == "" and "slow tokens" not in summary_text(found, width=200)
+    found = analysed(Toy())
+    assert section(found) is None and "slow tokens" not in summary_text(found, width=200)
 
 
 def test_a_comparison_shows_the_causes_of_both_sides_beside_each_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     runs = [Toy(in_step={50: 0.5}).run(), Toy(in_step={50: 0.5}, before={70: 0.5}).run()]
-    assert side_by_side([[summary(RunAnalysis(run))] for run in runs]) == [
+    made = contrast(runs, ["a", "b"])
+    table = slow_tokens(made.sides)
+    assert table is not None and texts(table) == [
         ("a gap is slow over", "22 ms", "22 ms"),
         ("all slow gaps", "4 gaps, 2 s (100.0 %)", "8 gaps, 4 s (100.0 %)"),
         ("the step took longer than its work", "4 gaps, 2 s (100.0 %)", "4 gaps, 2 s (50.0 %)"),
         ("EngineCore took long between two steps", "0 gaps, 0 µs (0.0 %)", "4 gaps, 2 s (50.0 %)"),
     ]
-    made = contrast(runs, ["a", "b"])
     row = "EngineCore took long between two steps"
     assert row in markdown(made) and row in compare_page(made)
     print_comparison(made)
@@ -87,9 +90,10 @@ def test_a_comparison_shows_the_causes_of_both_sides_beside_each_other(
 
 
 def test_repeated_runs_of_a_side_are_shown_as_their_mean() -> None:
-    side = [facts(Toy(in_step={50: seconds})) for seconds in (0.5, 0.25)]
-    assert ("all slow gaps", "4 gaps, 1.5 s (100.0 %)") in side_by_side([side])
-    assert side_by_side([[facts(Toy())]]) == []
+    side = [analysed(Toy(in_step={50: seconds})) for seconds in (0.5, 0.25)]
+    table = slow_tokens([RunGroup("a", tuple(side), ())])
+    assert table is not None and ("all slow gaps", "4 gaps, 1.5 s (100.0 %)") in texts(table)
+    assert slow_tokens([RunGroup("a", (analysed(Toy()),), ())]) is None
 
 
 def test_the_page_has_a_window_of_each_of_the_worst() -> None:

@@ -58,7 +58,7 @@ def test_what_a_knob_did_is_drawn_only_where_nothing_else_differs() -> None:
 def test_a_winner_in_simulation_is_named_and_the_command_confirms_it_on_the_engine() -> None:
     html = study_page(studies.viewed(studies.grid_study()))
     assert "Simulated." in html
-    assert "a hit rate of 41.76 %, against 33 % with stock vLLM, in simulation." in html
+    assert "hit rate 41.8 %, against 33.0 % with stock vLLM, in simulation." in html
     assert "kvtune tune tiny-gemma3" in words(html)
     assert "No recipe was written" in html
 
@@ -137,7 +137,7 @@ def test_intervals_outlive_the_run_files_in_the_saved_result(tmp_path: Path) -> 
     figure_again = shown.engine_runs[1].figure
     assert shown.result.verdict.winner and figure_again is not None and figure_again.low == 0.25
     html = study_page(shown)
-    assert "+25 to +31" in html and "No winner" not in html
+    assert "+25.0 points to +31.0 points" in html and "No winner" not in html
     assert not view(study, objective("ttft"), saved=saved_result(path, study)).result.verdict.winner
     more = studies.Study(
         study.kind,

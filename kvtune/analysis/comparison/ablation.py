@@ -29,9 +29,7 @@ FIGURES = (
     "ceiling_us_per_token",
     "rss_growth_bytes_s",
 )
-"""Figures of the whole engine (every process); for each, less is better.
-
-`ceiling_us_per_token`: CPU time per token of the process that sets the ceiling: 20 µs for 50,000 tokens a second.
+"""Figures of the whole engine (every process), as in `kvtune.analysis.figures`; for each, less is better.
 """
 
 Figures = Mapping[str, float | None]
@@ -95,6 +93,4 @@ def worths(baseline: Sequence[Figures], turned: Sequence[Figures]) -> tuple[Figu
     def values(runs: Sequence[Figures], name: str) -> list[float]:
         return [value for run in runs if (value := run.get(name)) is not None]
 
-    return tuple(
-        repeated(Measure(name, -1), values(baseline, name), values(turned, name)) for name in FIGURES
-    )
+    return tuple(repeated(Measure(name), values(baseline, name), values(turned, name)) for name in FIGURES)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtune.analysis.figures import quantity
 from kvtune.analysis.latency import e2e_ms, token_gaps_ms, ttft_ms
 from kvtune.run.types import Run
 
@@ -32,13 +33,17 @@ class Measure:
     """`observe` is None for a figure that is one number a run. `paired`: row i of both runs is the same request."""
 
     path: str
-    better: int  # -1: less is better, 1: more is better
     observe: Callable[[Run], Columns] | None = None
     statistic: Statistic | None = None
     paired: bool = True
     timed: bool = True  # made of times: not compared where a probe distorted the run's times
     fewest: int = 8  # observations; below that there is no interval
     events: bool = False  # a count of events, which scatters by its square root
+
+    @property
+    def better(self) -> int:
+        """-1: less is better, 1: more is better."""
+        return quantity(self.path).better
 
 
 def is_timed(path: str) -> bool:
@@ -100,30 +105,30 @@ def _of_requests(name: str, observe: Callable[[Run], NDArray[np.float64]]) -> tu
         return (observe(run),)
 
     return (
-        Measure(f"{name}.mean", -1, columns, _mean),
-        Measure(f"{name}.p50", -1, columns, _p50),
-        Measure(f"{name}.p99", -1, columns, _p99, fewest=200),
+        Measure(f"{name}.mean", columns, _mean),
+        Measure(f"{name}.p50", columns, _p50),
+        Measure(f"{name}.p99", columns, _p99, fewest=200),
     )
 
 
 MEASURES = (
     *_of_requests("ttft_ms", ttft_ms),
-    Measure("itl_ms.mean", -1, _token_gaps, _ratio),
-    Measure("itl_ms.p99", -1),
+    Measure("itl_ms.mean", _token_gaps, _ratio),
+    Measure("itl_ms.p99"),
     *_of_requests("e2e_ms", e2e_ms),
-    Measure("throughput_tok_s", 1),
-    Measure("goodput.requests_s", 1),
-    Measure("prefix_cache.hit_rate", 1, _hits, _ratio, timed=False),
-    Measure("offload.tier_hit_rate", 1, _tier_hits, _ratio, timed=False),
-    Measure("offload.copies.stored_bytes", -1, timed=False),
-    Measure("offload.copies.loaded_bytes", 1, timed=False),
-    Measure("offload.copies.wait_s", -1),
-    Measure("host_us.per_request_step", -1, _host, _ratio, paired=False),
-    Measure("ceiling.tokens_s", 1),
-    Measure("ceiling.cpu_us_per_token.engine_core", -1),
-    Measure("ceiling.cpu_us_per_token.front_end", -1),
-    Measure("gc.engine_core.collections_total", -1, timed=False, events=True),
-    Measure("gc.engine_core.pause_ms.total", -1),
-    Measure("gc.engine_core.pause_ms.max", -1),
-    Measure("memory.engine_core", -1, timed=False),
+    Measure("throughput_tok_s"),
+    Measure("goodput.requests_s"),
+    Measure("prefix_cache.hit_rate", _hits, _ratio, timed=False),
+    Measure("offload.tier_hit_rate", _tier_hits, _ratio, timed=False),
+    Measure("offload.copies.stored_bytes", timed=False),
+    Measure("offload.copies.loaded_bytes", timed=False),
+    Measure("offload.copies.wait_s"),
+    Measure("host_us.per_request_step", _host, _ratio, paired=False),
+    Measure("ceiling.tokens_s"),
+    Measure("ceiling.cpu_us_per_token.engine_core"),
+    Measure("ceiling.cpu_us_per_token.front_end"),
+    Measure("gc.engine_core.collections_total", timed=False, events=True),
+    Measure("gc.engine_core.pause_ms.total"),
+    Measure("gc.engine_core.pause_ms.max"),
+    Measure("memory.engine_core", timed=False),
 )

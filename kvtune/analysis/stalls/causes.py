@@ -16,6 +16,9 @@ CAUSES = {
 }
 """The causes. Of two with equal parts the first one counts."""
 
+LEAST_SHARE = 0.0005
+"""A cause with a smaller share of the time is not shown: it would read 0."""
+
 COLUMN = {cause: column for column, cause in enumerate(CAUSES)}
 
 LOST = ("off_cpu", "device", "engine_wait", "front_end", "client")

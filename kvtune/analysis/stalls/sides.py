@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
 
+from kvtune.analysis.stalls.account import CauseShare, Stalls
 from kvtune.analysis.stalls.causes import CAUSES
 
 
@@ -19,22 +20,19 @@ class SideStalls:
     causes: dict[str, tuple[float, float]]
 
 
-def side_stalls(accounts: Sequence[Mapping[str, Any]]) -> SideStalls | None:
-    """A side's means from the accounts of its runs, as in `--json`; None where no run has gaps between tokens."""
-    known = [account for account in accounts if account["limit_ms"] is not None]
+def side_stalls(accounts: Sequence[Stalls]) -> SideStalls | None:
+    """A side's means from the accounts of its runs; None where no run has gaps between tokens."""
+    known = [(account, account.limit_ms) for account in accounts if account.limit_ms is not None]
     if not known:
         return None
-    nothing = {"gaps": 0, "excess_ms": 0.0}
-    sums = {
-        cause: tuple(
-            sum(account["causes"].get(cause, nothing)[key] for account in known) / len(known)
-            for key in ("gaps", "excess_ms")
-        )
-        for cause in CAUSES
-    }
-    limit_ms, slow, excess_ms = (
-        sum(account[key] for account in known) / len(known) for key in ("limit_ms", "slow", "excess_ms")
-    )
+    nothing = CauseShare(0, 0.0, 0.0)
+    causes = {}
+    for cause in CAUSES:
+        shares = [account.causes.get(cause, nothing) for account, _ in known]
+        causes[cause] = (fmean(share.gaps for share in shares), fmean(share.excess_ms for share in shares))
     return SideStalls(
-        limit_ms, slow, excess_ms, {cause: (gaps, ms) for cause, (gaps, ms) in sums.items() if ms > 0}
+        fmean(limit_ms for _, limit_ms in known),
+        fmean(account.slow for account, _ in known),
+        fmean(account.excess_ms for account, _ in known),
+        {cause: (gaps, ms) for cause, (gaps, ms) in causes.items() if ms > 0},
     )

@@ -55,7 +55,7 @@ def show(done: Sequence[Profiled], workload: Workload, shown: Shown, simulators:
     else:
         from kvtune.report.console.summary import print_summary
 
-        print_summary(facts[at], first_screen=not shown.verbose)
+        print_summary(runs[at][1], first_screen=not shown.verbose)
         print(f"run file  {runs[at][0]}")
         print(f"page      {pages[at]}")
     if interrupted is not None:

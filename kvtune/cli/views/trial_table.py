@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.knobs import knob_note
 from kvtune.analysis.study import Trial
 from kvtune.recipe import Scalar, text_of
@@ -13,6 +14,8 @@ from kvtune.terminal import Column, FittedTable
 from kvtune.tune.objective import OBJECTIVES
 from kvtune.tune.space.grid import shown
 
+SHOWN = ("hit-rate", "ttft", "throughput")
+"""The objectives that are columns of every table; the ceiling, where a trial has one."""
 KNOB_COLUMNS = 3
 """With more knobs than this, a narrow terminal has one column of settings."""
 WIDE = 120
@@ -56,7 +59,8 @@ def folded_rows(trials: Sequence[Trial]) -> list[Row]:
     """The trials in their order; equal ones are at the place of the first."""
     rows: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
-        alike = (trial.on, trial.core, trial.role, trial.state, trial.why, figures(trial), ceiling(trial))
+        printed = (figure(trial, name) for name in (*SHOWN, "ceiling"))
+        alike = (trial.on, trial.core, trial.role, trial.state, trial.why, *printed)
         rows.setdefault(alike, []).append(trial)
     return [Row(tuple(same)) for same in rows.values()]
 
@@ -80,13 +84,13 @@ def table(rows: Sequence[Row], width: int) -> FittedTable:
     else:
         columns.append(Column("settings", right=False, folds=True, least=24))
         _add(cells, [row.settings(knobs) for row in rows])
-    columns += [Column("hit rate"), Column(f"ttft{predicted}", rank=1), Column(f"tok/s{predicted}", rank=2)]
-    for at in range(3):
-        _add(cells, [figures(row.first)[at] for row in rows])
-    ceilings = [ceiling(row.first) for row in rows]
-    if any(ceilings):
-        columns.append(Column("ceiling, tok/s"))
-        _add(cells, [each or "–" for each in ceilings])
+    for rank, name in enumerate(SHOWN):
+        shown_as = FIGURES[OBJECTIVES[name].path]
+        columns.append(Column(f"{shown_as.short}{predicted if rank else ''}", rank=rank))
+        _add(cells, [figure(row.first, name) for row in rows])
+    if any(OBJECTIVES["ceiling"].of(row.first.summary) is not None for row in rows):
+        columns.append(Column(FIGURES[OBJECTIVES["ceiling"].path].short))
+        _add(cells, [figure(row.first, "ceiling") for row in rows])
     if any(trial.state != "complete" for trial in trials):
         columns.append(Column("why not complete", right=False, folds=True, least=12))
         _add(cells, ["" if row.first.state == "complete" else row.first.why for row in rows])
@@ -118,20 +122,10 @@ def common(trials: Sequence[Trial]) -> str:
     return shown({knob: tried[0].settings[knob] for knob in same}) if same else ""
 
 
-def figures(trial: Trial) -> tuple[str, str, str]:
-    """Hit rate, time to first token and output rate, as printed."""
-    hit, ttft, rate = (OBJECTIVES[n].of(trial.summary) for n in ("hit-rate", "ttft", "throughput"))
-    return (
-        f"{100 * hit:.1f} %" if hit is not None else "–",
-        f"{ttft:.1f} ms" if ttft is not None else "–",
-        f"{rate:,.0f}" if rate is not None else "–",
-    )
-
-
-def ceiling(trial: Trial) -> str:
-    """The host's ceiling, as printed; empty if the trial has none."""
-    tokens_s = OBJECTIVES["ceiling"].of(trial.summary)
-    return f"{tokens_s:,.0f}" if tokens_s is not None else ""
+def figure(trial: Trial, name: str) -> str:
+    """The figure of an objective, as printed."""
+    by = OBJECTIVES[name]
+    return FIGURES[by.path].text(by.of(trial.summary))
 
 
 def _text(value: Scalar | None) -> str:

@@ -13,16 +13,17 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.knobs import knob_lines
 from kvtune.analysis.study import StudyResult, StudyView, Trial, study_identity
 from kvtune.cli.notices import always
 from kvtune.cli.views.plan import minutes
 from kvtune.cli.views.ticker import Ticker
-from kvtune.cli.views.trial_table import ceiling, common, figures, folded_rows, named, table
+from kvtune.cli.views.trial_table import SHOWN, common, figure, folded_rows, named, table
 from kvtune.errors import EXIT_INTERRUPTED
 from kvtune.report.pages.study import next_step
 from kvtune.terminal import command, console, folded
-from kvtune.tune.objective import Objective
+from kvtune.tune.objective import OBJECTIVES, Objective
 from kvtune.tune.space.grid import shown
 from kvtune.tune.trials.journal import StudyJournal
 
@@ -166,6 +167,5 @@ def interrupted(journal: StudyJournal) -> int:
 
 
 def _outcome(trial: Trial) -> str:
-    hit, ttft, rate = figures(trial)
-    most = ceiling(trial)
-    return f"hits {hit}, ttft {ttft}, {rate} tok/s" + (f", ceiling {most} tok/s" if most else "")
+    names = (*SHOWN, "ceiling") if OBJECTIVES["ceiling"].of(trial.summary) is not None else SHOWN
+    return ", ".join(f"{FIGURES[OBJECTIVES[name].path].short} {figure(trial, name)}" for name in names)

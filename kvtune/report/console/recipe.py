@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvtune.analysis.comparison.compare import Figure
+from kvtune.analysis.figures import OBJECTIVES, quantity
 from kvtune.analysis.knobs import knob_note
 from kvtune.commands import command
 from kvtune.core.settings import KNOBS
 from kvtune.recipe import Recipe, Scalar, text_of
-from kvtune.report.measures import change_text, interval_text, measure_text, measure_title
+from kvtune.report.figures import figure_table
 from kvtune.terminal import Column, FittedTable, folded
 
-FIGURES = (
+KEPT = (
     *("prefix_cache.hit_rate", "ttft_ms.mean", "e2e_ms.mean", "throughput_tok_s", "goodput.requests_s"),
     "ceiling.tokens_s",
 )
 """The figures that recipes keep, by path; in a recipe `_` stands for `.`."""
-OBJECTIVES = {"hit-rate": "prefix_cache.hit_rate", "ttft": "ttft_ms.mean", "throughput": "throughput_tok_s"}
 
 
 def recipe_lines(recipe: Recipe, name: str, state: str, width: int) -> Iterator[str]:
@@ -84,16 +84,19 @@ def _evidence(recipe: Recipe, width: int) -> Iterator[str]:
     yield f"  load   {evidence.get('workload', '')}"
     if flags := shlex.join(str(flag) for flag in evidence.get("engine_args", [])):
         yield f"  flags  {flags}"
-    figures = [_figure(path, evidence.get("figures", {})) for path in FIGURES]
+    figures = [_figure(path, evidence.get("figures", {})) for path in KEPT]
     shown = [figure for figure in figures if figure is not None]
     if shown:
         runs = len(evidence.get("baseline_runs", [])), len(evidence.get("runs", []))
         yield f"  {runs[0]} engine runs of stock vLLM, {runs[1]} of the recipe, in turn"
-        yield from (f"  {line}" for line in _table(shown).lines(width - 2))
+        yield from (
+            f"  {line}" for line in figure_table("stock", "recipe", shown).fitted(gap=2).lines(width - 2)
+        )
     elif "simulated" in evidence:
         path = OBJECTIVES.get(str(evidence.get("objective", "")), "")
-        stock, mine = (measure_text(path, evidence.get(key)) for key in ("simulated_baseline", "simulated"))
-        yield f"  {measure_title(path)} in simulation: {stock} with stock vLLM, {mine} with the recipe"
+        shown_as = quantity(path)
+        stock, mine = (shown_as.text(evidence.get(key)) for key in ("simulated_baseline", "simulated"))
+        yield f"  {shown_as.title} in simulation: {stock} with stock vLLM, {mine} with the recipe"
     yield "  Another load, another model or another device needs its own: `kvtune tune`."
 
 
@@ -111,29 +114,6 @@ def _figure(path: str, kept: Mapping[str, Mapping[str, Any]]) -> Figure | None:
         high=values.get("high"),
         verdict=values.get("verdict", "no difference shown"),
     )
-
-
-def _table(figures: list[Figure]) -> FittedTable:
-    columns = (
-        Column("figure", folds=True, least=20),
-        Column("stock"),
-        Column("recipe"),
-        Column("difference"),
-        Column("95 % interval", right=False, rank=1),
-        Column("verdict", right=False, folds=True, least=13),
-    )
-    rows = [
-        (
-            measure_title(f.path),
-            measure_text(f.path, f.a),
-            measure_text(f.path, f.b),
-            change_text(f),
-            interval_text(f),
-            f.verdict,
-        )
-        for f in figures
-    ]
-    return FittedTable(columns, rows, gap=2)
 
 
 def _commands(recipe: Recipe, name: str) -> Iterator[str]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from kvtune import __version__
 from kvtune.report.banners import Banner
-from kvtune.report.charts import Section, script_json, vega_bundle
+from kvtune.report.charts import script_json, vega_bundle
+from kvtune.report.parts import Section
 from kvtune.run.signature import signature
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.report.banners import banners, contrast_banners
 from kvtune.report.contrast import Contrast
 from kvtune.report.names import when
+from kvtune.report.pages import comparison
 from kvtune.report.pages.frame import render
-from kvtune.report.sections import comparison, run_sections
+from kvtune.report.sections import run_sections
 from kvtune.run.signature import run_identity
 from kvtune.run.types import Run
 

@@ -6,25 +6,25 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from kvtune.analysis.figures import OBJECTIVES
 from kvtune.analysis.knobs import API_SERVERS, knob_note
 from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial, study_identity
 from kvtune.commands import command, core_words
 from kvtune.recipe import Scalar, text_of
 from kvtune.report.banners import Banner
-from kvtune.report.charts import Cell, Section, grid
 from kvtune.report.pages.study_charts import (
     NOT_IN_EVERY_RUN,
-    OBJECTIVES,
     effects_section,
     figure_of,
-    figure_text,
     front_section,
     maps_section,
-    phrase,
-    quantity,
+    number_of,
+    phrase_of,
+    quantity_of,
     settings_text,
+    shown_as,
 )
-from kvtune.report.sections.verdict import Tile
+from kvtune.report.parts import Cell, Section, Tile, cell, grid
 from kvtune.units import count
 
 
@@ -102,11 +102,11 @@ def _banners(study: StudyView) -> list[Banner]:
 def _outcome(study: StudyView, by: str) -> Section:
     best, stock, verdict = study.result.best, study.result.baseline, study.result.verdict
     figures = []
-    title = OBJECTIVES[by].noun
+    title = shown_as(by).title
     if best is not None:
-        figures.append(Tile(f"Best {title}", quantity(best, by), settings_text(best)))
+        figures.append(Tile(f"Best {title}", quantity_of(best, by), settings_text(best)))
     if stock is not None:
-        figures.append(Tile(f"Baseline {title}", quantity(stock, by), settings_text(stock)))
+        figures.append(Tile(f"Baseline {title}", quantity_of(stock, by), settings_text(stock)))
     states = [t.state for t in study.result.trials]
     rest = len(states) - states.count("complete")
     figures.append(Tile("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else ""))
@@ -123,7 +123,7 @@ def _outcome(study: StudyView, by: str) -> Section:
         "figures": figures,
         "winner": verdict.winner,
     }
-    return Section("outcome", heading, "", "sweep.html", values)
+    return Section("outcome", heading, "", "sweep.html", values=values)
 
 
 def next_step(study: StudyView) -> tuple[str, str]:
@@ -144,14 +144,15 @@ def _words(study: StudyView, by: str) -> tuple[str, str, str]:
     simulated = verdict.on == "sim"
     where = "in simulation" if simulated else "on the engine"
     if stock is None or figure_of(stock, by) is None:
-        result = f"The best of these settings ({settings_text(best)}) reached {phrase(best, by)}."
+        result = f"The best of these settings ({settings_text(best)}) reached {phrase_of(best, by)}."
         result += " There is no baseline to compare it with."
     elif verdict.winner:
-        result = f"{settings_text(best)}: {phrase(best, by)}, against {quantity(stock, by)} with stock vLLM, {where}."
+        against = f"{quantity_of(stock, by)} with stock vLLM"
+        result = f"{settings_text(best)}: {phrase_of(best, by)}, against {against}, {where}."
     else:
         result = (
-            f"Nothing tried here was shown to be better than stock vLLM: {phrase(best, by)} at best, "
-            f"{quantity(stock, by)} with stock, {where}."
+            f"Nothing tried here was shown to be better than stock vLLM: {phrase_of(best, by)} at best, "
+            f"{quantity_of(stock, by)} with stock, {where}."
         )
     if study.why:
         result += f" {_capitalized(study.why)}."
@@ -175,9 +176,9 @@ def _words(study: StudyView, by: str) -> tuple[str, str, str]:
 def _finalists(study: StudyView, by: str) -> Section | None:
     if not study.engine_runs:
         return None
-    rows = [_engine_row(runs, OBJECTIVES[by].scale) for runs in study.engine_runs]
+    rows = [_engine_row(runs, by) for runs in study.engine_runs]
     heads = (
-        *("setting", "runs", f"mean {OBJECTIVES[by].title}", "range"),
+        *("setting", "runs", f"mean {shown_as(by).head_with_unit}", "range"),
         *("against stock, 95 %", "relative", "verdict"),
     )
     why = [
@@ -186,25 +187,23 @@ def _finalists(study: StudyView, by: str) -> Section | None:
     if study.drift_ttft is not None:
         drift = f"{100 * study.drift_ttft:+.1f} %"
         why.append(f"Stock's first-token time drifted by {drift} from its first run to its last.")
-    values = {"tables": [grid(heads, rows, "Finalists on the engine")], "why": why}
-    return Section("finalists", "Finalists", "", "figures.html", values)
+    tables = (grid(heads, rows, "Finalists on the engine"),)
+    return Section("finalists", "Finalists", tables=tables, notes=tuple(why))
 
 
-def _engine_row(runs: EngineRuns, scale: float) -> tuple[Cell | str, ...]:
-    values, mean, figure = [scale * value for value in runs.values], runs.mean, runs.figure
-    relative = figure.relative if figure is not None else None
-    interval: Cell | str = "–"
-    word = runs.why
+def _engine_row(runs: EngineRuns, by: str) -> tuple[Cell | str, ...]:
+    values, figure, unit = runs.values, runs.figure, shown_as(by)
+    interval, word = Cell("–"), runs.why
     if figure is not None and figure.low is not None and figure.high is not None:
-        low, high = scale * figure.low, scale * figure.high
-        interval, word = Cell(f"{low:+,.4g} to {high:+,.4g}", low), figure.verdict
+        ends = (unit.text(end, signed=True) for end in (figure.low, figure.high))
+        interval, word = Cell(" to ".join(ends), figure.low), figure.verdict
     return (
         settings_text(runs),
         Cell(str(len(values)), len(values)),
-        Cell(f"{scale * mean:,.4g}", scale * mean) if mean is not None else "–",
-        Cell(f"{min(values):,.4g} to {max(values):,.4g}", min(values)) if values else "–",
+        cell(runs.mean, unit.number),
+        Cell(f"{unit.number(min(values))} to {unit.number(max(values))}", min(values)) if values else "–",
         interval,
-        Cell(f"{100 * relative:+.1f} %", relative) if relative is not None else "–",
+        cell(figure.relative if figure is not None else None, lambda change: f"{100 * change:+.1f} %"),
         Cell(word, css=word if word in ("better", "worse") else "quiet"),
     )
 
@@ -218,7 +217,7 @@ def _use(study: StudyView) -> Section | None:
         commands = [("Run the best setting of these and look at its page", _profile(study, best))]
         lead = "No recipe was written: `kvtune tune` writes one once a gain is confirmed on the engine."
         values = {"text": "", "commands": commands}
-        return Section("recipe", "How to use it", lead, "recipe.html", values)
+        return Section("recipe", "How to use it", lead, "recipe.html", values=values)
     name, model = PurePath(recipe).name, study.bench.model
     commands = [
         ("Serve with it", _serve(model, name)),
@@ -230,7 +229,7 @@ def _use(study: StudyView) -> Section | None:
         commands = commands[1:2]
     lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     return Section(
-        "recipe", "The recipe", lead, "recipe.html", {"text": study.recipe_text, "commands": commands}
+        "recipe", "The recipe", lead, "recipe.html", values={"text": study.recipe_text, "commands": commands}
     )
 
 
@@ -246,7 +245,7 @@ def _table(study: StudyView, by: str) -> Section:
     ]
     rows = [_trial_row(t, names, knobs, t.number == best) for t in trials]
     heads = (
-        *("trial", "on", *(OBJECTIVES[name].title for name in names)),
+        *("trial", "on", *(shown_as(name).head_with_unit for name in names)),
         *(knob_note(knob).head for knob in knobs),
         "state",
     )
@@ -255,13 +254,13 @@ def _table(study: StudyView, by: str) -> Section:
     lead = "All trials, in the order they ran. Times of simulated trials are predictions."
     notes = [knob_note(knob) for knob in knobs]
     values = {"table": grid(heads, rows, "All trials"), "example": example, "knobs": notes}
-    return Section("trials", "Trials", lead if trials else "There are none.", "trials.html", values)
+    return Section("trials", "Trials", lead if trials else "There are none.", "trials.html", values=values)
 
 
 def _trial_row(t: Trial, names: Sequence[str], knobs: Sequence[str], best: bool) -> tuple[Cell, ...]:
     name = "stock" if t.role == "baseline" else f"{t.number} (best)" if best else str(t.number)
     failed = t.state == "failed"
-    figures = [Cell("–") if failed else Cell(figure_text(t, by), figure_of(t, by)) for by in names]
+    figures = [Cell("–") if failed else Cell(number_of(t, by), figure_of(t, by)) for by in names]
     settings = [_setting(t.settings.get(knob)) for knob in knobs]
     number = Cell(name, float(t.number), "best" if best else "")
     return number, Cell(t.on), *figures, *settings, Cell(t.why or t.state)

@@ -7,71 +7,52 @@ the figure into the cell.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from kvtune.analysis.comparison.compare import value_at
+from kvtune.analysis.figures import FIGURES, OBJECTIVES, Quantity
 from kvtune.analysis.study import Effect, EngineRuns, Place, Trial
 from kvtune.recipe import Scalar, text_of
-from kvtune.report.charts import Cell, Chart, Section, columns, grid, spec_of
+from kvtune.report.charts import columns, spec_of
+from kvtune.report.parts import Cell, Chart, Section, grid
+from kvtune.units import number
 
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """How an objective of a study is shown. `scale` turns the stored figure into the shown one."""
-
-    path: str
-    title: str
-    unit: str
-    scale: float = 1.0
-    before: str = ""
-    """Words before the figure within a sentence."""
-
-    @property
-    def noun(self) -> str:
-        """The title without its unit."""
-        return self.title.partition(" (")[0]
-
-
-OBJECTIVES = {
-    "hit-rate": Objective("prefix_cache.hit_rate", "hit rate (%)", "%", 100.0, "a hit rate of "),
-    "ttft": Objective("ttft_ms.mean", "first token (ms)", "ms", before="the first token after "),
-    "throughput": Objective("throughput_tok_s", "output tokens/s", "tokens/s"),
-    "goodput": Objective(
-        "goodput.requests_s", "requests/s within the limits", "requests/s within the limits"
-    ),
-    "ceiling": Objective(
-        "ceiling.tokens_s", "host ceiling (tokens/s)", "tokens/s", before="a host ceiling of "
-    ),
-}
-LESS_IS_BETTER = ("ttft",)
 NOT_IN_EVERY_RUN = ("goodput", "ceiling")
 PAIR = ("pin_window", "min_drop")
 MOST_PANELS = 6
 SHADES = (0.05, 0.55)  # text on the darkest cell stays readable, in both themes
 
 
-def figure_of(trial: Trial, by: str) -> float | None:
-    """The figure as shown: in percent where it is a share. None where the trial has none."""
+def shown_as(by: str) -> Quantity:
+    """The figure that an objective stands for."""
+    return FIGURES[OBJECTIVES[by]]
+
+
+def value_of(trial: Trial, by: str) -> float | None:
+    """The figure as it is stored; None where the trial has none."""
     try:
-        value = value_at(trial.summary, OBJECTIVES[by].path)
+        return value_at(trial.summary, OBJECTIVES[by])
     except KeyError:
         return None
-    return None if value is None else OBJECTIVES[by].scale * value
 
 
-def figure_text(trial: Trial, by: str) -> str:
-    figure = figure_of(trial, by)
-    return "–" if figure is None else f"{figure:,.4g}"
+def figure_of(trial: Trial, by: str) -> float | None:
+    """The figure as its column shows it: in percent where it is a share."""
+    value = value_of(trial, by)
+    return None if value is None else shown_as(by).scaled(value)
 
 
-def quantity(trial: Trial, by: str) -> str:
+def number_of(trial: Trial, by: str) -> str:
+    return shown_as(by).number(value_of(trial, by))
+
+
+def quantity_of(trial: Trial, by: str) -> str:
     """The figure with its unit."""
-    return f"{figure_text(trial, by)} {OBJECTIVES[by].unit}"
+    return shown_as(by).text(value_of(trial, by))
 
 
-def phrase(trial: Trial, by: str) -> str:
-    """The figure within a sentence."""
-    return OBJECTIVES[by].before + quantity(trial, by)
+def phrase_of(trial: Trial, by: str) -> str:
+    """The figure within a sentence: `hit rate 41.8 %`."""
+    return f"{shown_as(by).short} {quantity_of(trial, by)}"
 
 
 def settings_text(trial: Trial | EngineRuns) -> str:
@@ -89,15 +70,15 @@ def effects_section(
         return None
     if place != "sim":
         why = "Not drawn: one engine run of each setting does not tell what a knob did from what the machine did."
-        return Section("effects", "What each knob did", why, "pair.html")
+        return Section("effects", "What each knob did", why)
     if not effects:
         why = "Not drawn: no trial differs from the best one in one knob alone."
-        return Section("effects", "What each knob did", why, "pair.html")
-    title, scale = OBJECTIVES[by].title, OBJECTIVES[by].scale
+        return Section("effects", "What each knob did", why)
+    title, scale = shown_as(by).head_with_unit, shown_as(by).unit.scale
     charts = []
     highest = max(scale * each.mean for effect in effects for each in effect.means)
-    for number, effect in enumerate(effects):
-        name, knob = f"effect-{number}", effect.knob
+    for at, effect in enumerate(effects):
+        name, knob = f"effect-{at}", effect.knob
         means = sorted(effect.means, key=lambda each: _order(each.value))
         data = columns(value=[text_of(v) for v, _, _ in means], figure=[scale * m for _, m, _ in means])
         top = alt.Scale(domain=[0, highest * 1.05 or 1])  # one axis for all: their sizes can be compared
@@ -109,16 +90,16 @@ def effects_section(
                 alt.Tooltip("figure:Q", title=title, format=",.4~g"),
             ],
         )  # fmt: skip
-        rows = [(text_of(v), Cell(f"{scale * m:,.4g}", scale * m)) for v, m, _ in means]
+        rows = [(text_of(v), Cell(number(scale * m), scale * m)) for v, m, _ in means]
         table = grid((knob, title), rows, f"The best setting with another {knob}")
-        said = ", ".join(f"{scale * m:,.4g} at {text_of(v)}" for v, m, _ in means)
+        said = ", ".join(f"{number(scale * m)} at {text_of(v)}" for v, m, _ in means)
         label = f"{title[0].upper()}{title[1:]}: {said}."
         charts.append(Chart(name, knob, label, spec_of(drawing), table, {name: data}))
     lead = (
         "The best setting with one knob changed at a time, each a replay: nothing else differs from bar to bar. The "
         "largest effect first; `default`: without the knob."
     )
-    return Section("effects", "What each knob did", lead, "pair.html", charts=tuple(charts))
+    return Section("effects", "What each knob did", lead, draw=lambda: charts, beside=True)
 
 
 def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Section | None:
@@ -140,7 +121,7 @@ def maps_section(trials: Sequence[Trial], knobs: Sequence[str], by: str) -> Sect
     lead = "The best trial in each cell: other knobs are at whatever value was best there. The best cell has a frame."
     if len(panels) > MOST_PANELS:
         lead += f" Of {len(panels)} block sizes {MOST_PANELS} are drawn; the table of trials holds all."
-    return Section("maps", "Two knobs together", lead, "pair.html", charts=tuple(charts))
+    return Section("maps", "Two knobs together", lead, draw=lambda: charts, beside=True)
 
 
 def _map(
@@ -153,8 +134,8 @@ def _map(
 ) -> Chart:
     import altair as alt
 
-    title = OBJECTIVES[by].title
-    pick = min if by in LESS_IS_BETTER else max
+    title = shown_as(by).head_with_unit
+    pick = min if shown_as(by).better < 0 else max
     cells: dict[tuple[Scalar, Scalar], float] = {}
     for trial in trials:
         at = (trial.settings[pair[0]], trial.settings[pair[1]])
@@ -187,11 +168,11 @@ def _map(
         fill=None, filled=False, stroke="var(--ink)", strokeWidth=2
     )
     figures = base.mark_text(color="var(--ink)", tooltip=None).encode(text="text:N")
-    rows = [(text_of(x), text_of(y), Cell(f"{cells[x, y]:,.4g}", cells[x, y])) for x, y in order]
+    rows = [(text_of(x), text_of(y), Cell(number(cells[x, y]), cells[x, y])) for x, y in order]
     heading = f"block_size {block}" if block is not None else " and ".join(pair)
     label = (
-        f"{title[:1].upper()}{title[1:]}: best {cells[best]:,.4g}, at {pair[0]} {text_of(best[0])} and "
-        f"{pair[1]} {text_of(best[1])}; from {min(cells.values()):,.4g} to {max(cells.values()):,.4g}."
+        f"{title[:1].upper()}{title[1:]}: best {number(cells[best])}, at {pair[0]} {text_of(best[0])} and "
+        f"{pair[1]} {text_of(best[1])}; from {number(min(cells.values()))} to {number(max(cells.values()))}."
     )
     table = grid((*pair, title), rows, f"{heading}: {title}")
     return Chart(name, heading, label, spec_of(alt.layer(shade, frame, figures)), table, {name: drawn})
@@ -229,8 +210,8 @@ def front_section(
         tooltip=[
             alt.Tooltip("trial:Q"),
             alt.Tooltip("settings:N"),
-            alt.Tooltip("across:Q", title=OBJECTIVES[across].title, format=",.4~g"),
-            alt.Tooltip("up:Q", title=OBJECTIVES[up].title, format=",.4~g"),
+            alt.Tooltip("across:Q", title=shown_as(across).head_with_unit, format=",.4~g"),
+            alt.Tooltip("up:Q", title=shown_as(up).head_with_unit, format=",.4~g"),
         ],
     )
     best = sorted((t for t in known if t.number in ahead), key=lambda t: figure_of(t, across) or 0.0)
@@ -238,17 +219,17 @@ def front_section(
         (
             Cell(str(t.number), t.number),
             settings_text(t),
-            *(Cell(figure_text(t, name), figure_of(t, name)) for name in axes),
+            *(Cell(number_of(t, name), figure_of(t, name)) for name in axes),
         )
         for t in best
     ]
-    heads = ("trial", "settings", *(OBJECTIVES[name].title for name in axes))
+    heads = ("trial", "settings", *(shown_as(name).head_with_unit for name in axes))
     if len(best) == 1:
         label = f"Trial {best[0].number} is the best in all of them, so there is nothing to trade."
     else:
         rest = "every other trial is worse in one figure and better in none"
         label = f"{len(best)} of {len(known)} trials are on the front; {rest}."
-    names = [OBJECTIVES[name].noun for name in axes]
+    names = [shown_as(name).title for name in axes]
     chart = Chart(
         "front",
         f"{names[0].capitalize()} against {names[1]}",
@@ -261,11 +242,11 @@ def front_section(
         f"{', '.join(names[:-1]).capitalize()} and {names[-1]}: a trial on the front cannot be improved in one of them "
         "without losing in another (Pareto front)."
     )
-    return Section("front", "What can be traded", lead, "charts.html", charts=(chart,))
+    return Section("front", "What can be traded", lead, draw=lambda: (chart,))
 
 
 def _axis(name: str) -> str:
-    return f"{OBJECTIVES[name].title}, {'less' if name in LESS_IS_BETTER else 'more'} is better"
+    return f"{shown_as(name).head_with_unit}, {'less' if shown_as(name).better < 0 else 'more'} is better"
 
 
 def _order(value: object) -> tuple[int, float, str]:

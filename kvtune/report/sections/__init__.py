@@ -1,53 +1,36 @@
-"""The sections of the pages, the costliest limit first. A section holds what its template draws."""
+"""The sections of a run's page. A new one is one module here: nothing lists them.
+
+PLACE      where it stands; a module without one is no section
+LIMITS     the verdict's limits that it is about: the costliest limit's section comes first
+section    RunAnalysis -> Section, or None where the run has nothing of it
+"""
 
 from __future__ import annotations
 
-from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import Section
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 
-OF_LIMIT = {
-    **dict.fromkeys(("cache", "block", "pool", "unknown"), "cache"),
-    "collector": "gc",
-    "host": "host",
-    "stalls": "stalls",
-}
-"""The section of each limit that a verdict names."""
+from kvtune.analysis.run import RunAnalysis
+from kvtune.report.parts import Section
 
 
 def run_sections(analysis: RunAnalysis) -> list[Section]:
-    from kvtune.report.sections import (
-        ablation,
-        cache,
-        culprits,
-        environment,
-        gc,
-        host,
-        latency,
-        memory,
-        offload,
-        stacks,
-        stalls,
-        timeline,
-        verdict,
-    )
+    limits = analysis.verdict.limits
 
-    run = analysis.run
-    made = [
-        verdict.section(analysis),
-        latency.section(analysis),
-        cache.section(analysis),
-        stalls.section(analysis),
-        offload.section(analysis),
-        timeline.section(run),
-        gc.section(analysis),
-        culprits.section(analysis),
-        host.section(analysis),
-        ablation.section(run),
-        stacks.section(run),
-        memory.section(analysis),
-        environment.section(run),
-    ]
-    limits = [OF_LIMIT[kind] for kind in analysis.verdict.limits]
-    costs = {"verdict": -1, **{name: place for place, name in reversed(list(enumerate(limits)))}}
-    present = [section for section in made if section is not None]
-    return sorted(present, key=lambda section: costs.get(section.id, len(limits)))
+    def place(module: ModuleType) -> tuple[float, int]:
+        cost = next(
+            (at for at, limit in enumerate(limits) if limit in getattr(module, "LIMITS", ())), len(limits)
+        )
+        return (cost if module.PLACE else -1, module.PLACE)
+
+    made = (module.section(analysis) for module in sorted(_modules(), key=place))
+    return [section for section in made if section is not None]
+
+
+def _modules() -> Iterator[ModuleType]:
+    for found in iter_modules(__path__):
+        module = import_module(f"{__name__}.{found.name}")
+        if hasattr(module, "PLACE"):
+            yield module

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from kvtune.analysis.comparison.ablation import FIGURES, Ablation, AblationSide, stored
-from kvtune.analysis.comparison.compare import Figure
-from kvtune.core.settings import KNOBS
-from kvtune.report.charts import Cell, Chart, Grid, Section, columns, forest, grid
-from kvtune.run.types import Run
-from kvtune.units import ms, size
+from functools import partial
 
-TITLES = {
-    "collections": "collections",
-    "pause_ms": "pauses",
-    "step_ms": "step",
-    "host_us_per_request_step": "host cost per request and step",
-    "ceiling_us_per_token": "host time per token at the ceiling",
-    "rss_growth_bytes_s": "RSS growth",
-}
-MICROSECONDS = ("host_us_per_request_step", "ceiling_us_per_token")
+from kvtune.analysis.comparison.ablation import FIGURES as COMPARED
+from kvtune.analysis.comparison.ablation import Ablation, AblationSide, stored
+from kvtune.analysis.comparison.compare import Figure
+from kvtune.analysis.figures import FIGURES
+from kvtune.analysis.run import RunAnalysis
+from kvtune.core.settings import KNOBS
+from kvtune.report.charts import columns, forest
+from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
+from kvtune.terminal import Column
+
+PLACE = 90
 COLORS = {
     "better": "var(--good)",
     "worse": "var(--bad)",
@@ -25,11 +22,10 @@ COLORS = {
 }
 
 
-def section(run: Run) -> Section | None:
-    ablation = stored(run)
+def section(analysis: RunAnalysis) -> Section | None:
+    ablation = stored(analysis.run)
     if ablation is None or not ablation.turned:
         return None
-    drawn = [made for number, name in enumerate(FIGURES) if (made := _forest(ablation, number, name))]
     failed = [f"{side.name}: {why}" for side in (ablation.baseline, *ablation.turned) for why in side.failed]
     notes = [
         "Each cell is the change against the baseline. Better and worse mean that its 95 % interval over whole, "
@@ -37,17 +33,18 @@ def section(run: Run) -> Section | None:
     ]
     if ablation.why:
         notes.append(f"{ablation.done} of {ablation.planned} runs were made: {ablation.why}.")
+    notes += [f"A run failed. {line}" for line in failed]
+    table, about = _table(ablation), tuple(_about(side) for side in ablation.turned)
     return Section(
         id="ablation",
         title="What each switch is worth",
         lead=_lead(ablation),
-        template="ablation.html",
-        values={
-            "table": _table(ablation),
-            "about": [_about(s) for s in ablation.turned],
-            "notes": notes + [f"A run failed. {line}" for line in failed],
-        },
-        charts=tuple(drawn),
+        tables=(table,),
+        notes=tuple(notes),
+        facts=about,
+        draw=lambda: (_forest(ablation, number, name) for number, name in enumerate(COMPARED)),
+        beside=True,
+        terminal=(table, "\n".join((*notes, *(f"{name}: {what}" for name, what in about)))),
     )
 
 
@@ -57,7 +54,7 @@ def _lead(ablation: Ablation) -> str:
         changes = [
             f"{_name(side)} ({', '.join(names)})"
             for side in ablation.turned
-            if (names := [TITLES[w.path] for w in side.worths if w.verdict == verdict])
+            if (names := [FIGURES[w.path].title for w in side.worths if w.verdict == verdict])
         ]
         if changes:
             sentences.append(f"{word}: {'; '.join(changes)}.")
@@ -86,12 +83,13 @@ def _table(ablation: Ablation) -> Grid:
         (_name(side), Cell(str(len(side.runs)), len(side.runs)), *map(_cell, side.worths))
         for side in ablation.turned
     ]
-    heads = ("toggled", "runs", *(TITLES[name] for name in FIGURES))
+    heads = [Column("toggled", folds=True), Column("runs", rank=len(COMPARED))]
+    heads += [Column(FIGURES[name].short, folds=True, least=16, rank=at) for at, name in enumerate(COMPARED)]
     return grid(heads, rows, "Each switch toggled, against the baseline")
 
 
 def _baseline(worth: Figure) -> Cell:
-    return Cell(_text(worth.a, worth.path), worth.a)
+    return cell(worth.a, FIGURES[worth.path].text)
 
 
 def _cell(worth: Figure) -> Cell:
@@ -99,7 +97,7 @@ def _cell(worth: Figure) -> Cell:
         return Cell("–")
     word = {"no difference shown": " =", "not judged": ""}.get(worth.verdict, f" {worth.verdict}")
     css = worth.verdict if worth.verdict in ("better", "worse") else "quiet"
-    return Cell(_text(worth.difference, worth.path, sign=True) + word, worth.difference, css)
+    return Cell(_whole(worth) + word, worth.difference, css)
 
 
 def _about(side: AblationSide) -> tuple[str, str]:
@@ -109,19 +107,10 @@ def _about(side: AblationSide) -> tuple[str, str]:
 
 def _whole(worth: Figure) -> str:
     """The change with its interval."""
-    change, low, high = (_text(v, worth.path, sign=True) for v in (worth.difference, worth.low, worth.high))
-    return f"{change} ({low} to {high})"
-
-
-def _text(value: float | None, figure: str, sign: bool = False) -> str:
-    if value is None:
-        return "–"
-    plus = "+" if sign and value > 0 else ""
-    if figure == "collections":
-        return f"{plus}{value:,.4g}"
-    if figure == "rss_growth_bytes_s":
-        return f"{plus}{size(value)}/s"
-    return f"{plus}{ms(value / 1000 if figure in MICROSECONDS else value)}"
+    text = partial(FIGURES[worth.path].text, signed=True)
+    if worth.low is None or worth.high is None:
+        return f"{text(worth.difference)} (too few runs)"
+    return f"{text(worth.difference)} ({text(worth.low)} to {text(worth.high)})"
 
 
 def _forest(ablation: Ablation, number: int, figure: str) -> Chart | None:
@@ -130,7 +119,7 @@ def _forest(ablation: Ablation, number: int, figure: str) -> Chart | None:
     shown = [row for row in shown if row[2] > 0]
     if not shown:
         return None
-    name, title = f"ablation-{number}", TITLES[figure]
+    name, title = f"ablation-{number}", FIGURES[figure].title
     spec = forest(
         name,
         len(shown),

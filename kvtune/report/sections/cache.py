@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import WINNABLE, winnable
-from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, columns, spec_of
+from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.report.sections.ladder import ladder
 from kvtune.run.misses import cause_meaning, cause_title
 from kvtune.units import count, ms, percent
 
+PLACE = 20
+LIMITS = ("cache", "block", "pool", "unknown")
 HIT = "hit"
 COLORS = {
     HIT: "var(--c-hit)",
@@ -32,18 +37,21 @@ def section(analysis: RunAnalysis) -> Section | None:
     cache = analysis.prefix_cache
     if not cache.query_tokens:
         return None
-    drawn = [_causes(cache)]
-    possible = ladder(analysis)
-    if possible is not None:
-        drawn.append(possible)
-    if analysis.rounds:
-        drawn.append(_rounds(analysis.rounds))
+    parts, rounds = _parts(cache), analysis.rounds
+    where, by_round = _where(cache, parts), _by_round(rounds)
     return Section(
         id="cache",
         title="Prefix cache",
         lead=_lead(cache),
-        template="charts.html",
-        charts=tuple(drawn),
+        draw=lambda: (
+            _causes(cache, parts, where),
+            ladder(analysis),
+            _rounds(rounds, by_round) if rounds else None,
+        ),
+        terminal=(
+            by_round.terse("rounds", *by_round.heads),
+            where.terse("prefix cache", "where", "prompt tokens", "share"),
+        ),
     )
 
 
@@ -56,12 +64,33 @@ def _lead(cache: PrefixCache) -> str:
     return lead
 
 
-def _causes(cache: PrefixCache) -> Chart:
+def _parts(cache: PrefixCache) -> dict[str, int]:
+    """Prompt tokens that hit, then those of each cause of miss."""
+    causes = sorted(cache.misses.items(), key=lambda item: _order(item[0]))
+    return {HIT: cache.hit_tokens, **{cause: tokens for cause, tokens in causes if tokens}}
+
+
+def _title(cause: str) -> str:
+    return cause if cause == HIT else cause_title(cause)
+
+
+def _where(cache: PrefixCache, parts: Mapping[str, int]) -> Grid:
+    rows = [
+        (
+            _title(c),
+            Cell(count(n), n),
+            Cell(percent(n, cache.query_tokens), n),
+            HIT_MEANING if c == HIT else cause_meaning(c),
+        )
+        for c, n in parts.items()
+    ]
+    return grid(("where", "prompt tokens", "share", "meaning"), rows, "Prompt tokens by where they went")
+
+
+def _causes(cache: PrefixCache, parts: Mapping[str, int], table: Grid) -> Chart:
     import altair as alt
 
-    parts = {HIT: cache.hit_tokens, **dict(sorted(cache.misses.items(), key=lambda item: _order(item[0])))}
-    parts = {cause: tokens for cause, tokens in parts.items() if tokens or cause == HIT}
-    titles = {cause: cause if cause == HIT else cause_title(cause) for cause in parts}
+    titles = {cause: _title(cause) for cause in parts}
     colors = [COLORS.get(cause, SERIES[(5 + i) % len(SERIES)]) for i, cause in enumerate(parts)]
     drawing = (
         alt.Chart(alt.NamedData(name="causes"), height=46)
@@ -91,20 +120,10 @@ def _causes(cache: PrefixCache) -> Chart:
         share=[percent(tokens, cache.query_tokens) for tokens in parts.values()],
         order=range(len(parts)),
     )
-    rows = [
-        (
-            titles[c],
-            Cell(count(n), n),
-            Cell(percent(n, cache.query_tokens), n),
-            HIT_MEANING if c == HIT else cause_meaning(c),
-        )
-        for c, n in parts.items()
-    ]
     largest = max((c for c in parts if c != HIT), key=lambda c: parts[c], default=None)
     label = f"{percent(cache.hit_tokens, cache.query_tokens)} hits."
     if largest is not None:
         label += f" The largest part of the misses: {titles[largest]}, {percent(parts[largest], cache.query_tokens)}."
-    table = grid(("where", "prompt tokens", "share", "meaning"), rows, "Prompt tokens by where they went")
     return Chart("causes", "Where the prompt tokens went", label, spec_of(drawing), table, {"causes": data})
 
 
@@ -113,7 +132,21 @@ def _order(cause: str) -> int:
     return known.index(cause) if cause in known else len(WINNABLE)
 
 
-def _rounds(rounds: list[Round]) -> Chart:
+def _by_round(rounds: Sequence[Round]) -> Grid:
+    rows = [
+        (
+            Cell(f"round {r.round + 1}", r.round),
+            Cell(count(r.query_tokens), r.query_tokens),
+            Cell(count(r.hit_tokens), r.hit_tokens),
+            Cell(percent(r.hit_tokens, r.query_tokens), r.hit_tokens / max(r.query_tokens, 1)),
+            cell(r.ttft_ms_mean, ms),
+        )
+        for r in rounds
+    ]
+    return grid(("round", "prompt tokens", "hits", "hit rate", "mean first token"), rows, "Hits by round")
+
+
+def _rounds(rounds: Sequence[Round], table: Grid) -> Chart:
     import altair as alt
 
     names = [f"round {r.round + 1}" for r in rounds]
@@ -144,17 +177,6 @@ def _rounds(rounds: list[Round]) -> Chart:
             ],
         )
     )
-    rows = [
-        (
-            Cell(name, r.round),
-            Cell(count(r.query_tokens), r.query_tokens),
-            Cell(count(r.hit_tokens), r.hit_tokens),
-            Cell(percent(r.hit_tokens, r.query_tokens), r.hit_tokens / max(r.query_tokens, 1)),
-            "–" if r.ttft_ms_mean is None else Cell(ms(r.ttft_ms_mean), r.ttft_ms_mean),
-        )
-        for name, r in zip(names, rounds, strict=True)
-    ]
     label = "Hit rate by round: " + ", ".join(percent(r.hit_tokens, r.query_tokens) for r in rounds[:8])
     label += ", …" if len(rounds) > 8 else "."
-    table = grid(("round", "prompt tokens", "hits", "hit rate", "mean first token"), rows, "Hits by round")
     return Chart("rounds", "Hits in each round", label, spec_of(bars), table, {"rounds": data})

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtune.analysis.culprits import Culprit
+from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import Cell, Grid, Section, grid
-from kvtune.report.names import process_title, source_line
+from kvtune.report.names import source_line
+from kvtune.report.parts import Cell, Grid, Section, cell, grid
+from kvtune.terminal import Column
 from kvtune.units import count, percent, size
 
+PLACE = 70
 SHOWN = 15
+ON_A_TERMINAL = 8
 TITLES = {"sites": "young objects by type and line", "types": "young objects by type"}
 
 
 def section(analysis: RunAnalysis) -> Section | None:
-    grids = [
-        _grid(f"{process_title(key)}: {TITLES[sampled.level]}", sampled.rows)
-        for key, sampled in analysis.culprits.items()
-    ]
+    sampled = {
+        process_title(key): _grid(f"{process_title(key)}: {TITLES[found.level]}", found.rows)
+        for key, found in analysis.culprits.items()
+    }
     begun = [
         grid(
             ("line", "collections"),
@@ -28,13 +32,23 @@ def section(analysis: RunAnalysis) -> Section | None:
         for key, ledger in analysis.ledgers.items()
         if ledger.triggers
     ]
-    if not grids and not begun:
+    if not sampled and not begun:
         return None
     lead = "The collector runs when enough young objects have survived. These are the objects and where they were made."
-    if not grids:
+    if not sampled:
         lead = "The lines in which collections began. `--probe sites` shows which objects caused them."
+    terse = (
+        table.terse(
+            f"young objects, {process}", "type", "made in", "objects per step", "share", most=ON_A_TERMINAL
+        )
+        for process, table in sampled.items()
+    )
     return Section(
-        "culprits", "What causes collections", lead, "culprits.html", values={"grids": grids, "begun": begun}
+        "culprits",
+        "What causes collections",
+        lead,
+        tables=(*sampled.values(), *begun),
+        terminal=tuple(terse),
     )
 
 
@@ -48,12 +62,12 @@ def _grid(title: str, rows: Sequence[Culprit]) -> Grid:
         (
             row.type,
             source_line(row.file, row.line),
-            "–" if row.per_step is None else Cell(f"{row.per_step:,.3g}", row.per_step),
+            cell(row.per_step, "{:,.3g}".format),
             Cell(percent(row.share), row.share),
             Cell(count(row.count), row.count),
             Cell(size(row.bytes), row.bytes),
         )
         for row in rows[:SHOWN]
     ]
-    heads = ("type", "made in", "objects per step", "share", "counted", "bytes")
+    heads = ("type", Column("made in", folds=True, rank=1), "objects per step", "share", "counted", "bytes")
     return grid(heads, cells, title)

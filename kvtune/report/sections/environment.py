@@ -9,14 +9,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvtune.report.charts import Cell, Grid, Section, grid
+from kvtune.analysis.run import RunAnalysis
 from kvtune.report.names import command_text, process_name, when
+from kvtune.report.parts import Cell, Grid, Section, grid
 from kvtune.run.types import Run
 from kvtune.units import count, size
 
+PLACE = 120
 
-def section(run: Run) -> Section:
-    h = run.header
+
+def section(analysis: RunAnalysis) -> Section:
+    run, h = analysis.run, analysis.run.header
     facts = [
         ("model", h.model),
         ("workload", f"{h.workload.spec}, seed {h.workload.seed}, hash {h.workload.hash}"),
@@ -44,7 +47,7 @@ def section(run: Run) -> Section:
         ),
         "log": "\n".join(h.log_tail),
     }
-    return Section("environment", "Repeat this run", "", "environment.html", values)
+    return Section("environment", "Repeat this run", "", "environment.html", values=values)
 
 
 def _core(run: Run) -> str:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvtune.analysis.processes import process_keys
+from kvtune.analysis.ledger import Join
+from kvtune.analysis.processes import process_keys, process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import GENERATION_COLORS, Cell, Chart, Section, columns, grid, spec_of
-from kvtune.report.names import process_title
+from kvtune.report.charts import GENERATION_COLORS, columns, spec_of
+from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.run.types import Run
+from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 
+PLACE = 60
+LIMITS = ("collector",)
 HEADS = (
+    *("process", "gen 0", "gen 1", "gen 2", "pauses", Column("CPU time", rank=1), "longest", "p99"),
+    *("of step time", Column("frozen", rank=2)),
+)
+ON_A_TERMINAL = (
     "process",
     "gen 0",
     "gen 1",
     "gen 2",
     "pauses",
-    "pauses, CPU time",
+    "CPU time",
     "longest",
-    "p99",
     "of step time",
-    "frozen objects",
+    "frozen",
 )
 
 
@@ -29,31 +36,48 @@ def section(analysis: RunAnalysis) -> Section | None:
     run, collectors = analysis.run, analysis.collectors
     if not collectors or not (len(run.table("gc")["t_s"]) or run.header.probe.level != "off"):
         return None
+    table, steps = _by_process(analysis), _steps(analysis.collections_in_steps)
+    return Section(
+        id="gc",
+        title="Garbage collector",
+        lead=_lead(analysis),
+        tables=(table, steps) if steps.rows else (table,),
+        facts=tuple(_facts(analysis)),
+        draw=lambda: (_pauses(run),),
+        terminal=(table.terse("collector", *ON_A_TERMINAL), steps.terse("engine steps", *steps.heads)),
+    )
+
+
+def _by_process(analysis: RunAnalysis) -> Grid:
     on_cpu = {key: ledger.cpu_ms for key, ledger in analysis.ledgers.items()}
     rows = [
         (
             process_title(key),
             *(Cell(count(n), n) for n in collector.collections),
             Cell(ms(collector.pause_total_ms), collector.pause_total_ms),
-            Cell(ms(on_cpu[key]), on_cpu[key]) if key in on_cpu else "–",
+            cell(on_cpu.get(key), ms),
             Cell(ms(collector.pause_max_ms), collector.pause_max_ms),
             Cell(ms(collector.pause_p99_ms), collector.pause_p99_ms),
-            "–"
-            if collector.share_of_step is None
-            else Cell(percent(collector.share_of_step, digits=2), collector.share_of_step),
-            "–" if collector.frozen is None else Cell(count(collector.frozen), collector.frozen),
+            cell(collector.share_of_step, lambda share: percent(share, digits=2)),
+            cell(collector.frozen, count),
         )
-        for key, collector in collectors.items()
+        for key, collector in analysis.collectors.items()
     ]
-    drawn = _pauses(run)
-    return Section(
-        id="gc",
-        title="Garbage collector",
-        lead=_lead(analysis),
-        template="gc.html",
-        values={"table": grid(HEADS, rows, "Collections and pauses by process"), "facts": _facts(analysis)},
-        charts=(drawn,) if drawn else (),
-    )
+    return grid(HEADS, rows, "Collections and pauses by process")
+
+
+def _steps(joined: Join) -> Grid:
+    rows = [
+        (
+            name,
+            Cell(count(spread.count), spread.count),
+            *(cell(v, ms) for v in (spread.p50, spread.p99, spread.max)),
+        )
+        for name, spread in (("with a collection", joined.with_collection), ("without", joined.without))
+        if spread.count
+    ]
+    heads = ("EngineCore's steps", "number", "median", "p99", "longest")
+    return grid(heads, rows, "Steps with and without a collection")
 
 
 def _lead(analysis: RunAnalysis) -> str:
@@ -80,7 +104,10 @@ def _hidden(analysis: RunAnalysis) -> str:
 
 def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
     """Each process's heap; pauses in which the thread had no CPU."""
-    facts = []
+    where, facts = analysis.collections_in_steps.placed, []
+    if where.in_steps or where.between_steps:
+        within = f"{count(where.in_steps)} in {count(where.steps)} steps, {count(where.between_steps)} between steps"
+        facts.append(("EngineCore's collections", within))
     for key, ledger in analysis.ledgers.items():
         parts = []
         if ledger.heap_start is not None and ledger.heap_last is not None:

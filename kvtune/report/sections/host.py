@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
+from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
-from kvtune.report.names import busiest, overlapped, process_title
+from kvtune.report.charts import SERIES, columns, spec_of
+from kvtune.report.parts import Cell, Chart, Section, grid
+from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
+
+PLACE = 80
+LIMITS = ("host",)
+PHASES = {"execute": "waiting for the model", "other": "rest of the step"}
 
 
 def section(analysis: RunAnalysis) -> Section | None:
@@ -24,7 +30,6 @@ def section(analysis: RunAnalysis) -> Section | None:
         ("update", time.update_s, "take sampled tokens, finish requests, free blocks"),
         ("other", time.other_s, "the rest of the step: queues, copying, sending"),
     )
-    chart = _parts(parts, time.total_s, time.steps)
     facts = [("steps", count(time.steps))]
     if time.busy_share is not None:
         facts.append(("EngineCore was in steps", f"{percent(time.busy_share, digits=0)} of the wall time"))
@@ -37,20 +42,39 @@ def section(analysis: RunAnalysis) -> Section | None:
     python = time.schedule_s + time.update_s
     lead = f"Schedule and update, the scheduler's own Python, are {percent(python, time.total_s)} of the step time."
     if overlap is not None:
-        lead = f"{overlapped(overlap)} {lead}"
+        lead = f"{_overlapped(overlap)} {lead}"
         facts += _overlap_facts(overlap)
     if ceiling is not None:
         facts += _ceiling_facts(ceiling)
     elif analysis.no_ceiling:
         facts.append(("this host drives at most", f"not measured: {analysis.no_ceiling}"))
+    facts += [
+        (f"objects kept, {PHASES.get(phase, phase)}", f"{made:+,.1f} a step")
+        for phase, made in (cost.objects or {}).items()
+    ]
     return Section(
         id="host",
         title="Host cost",
         lead=lead,
-        template="host.html",
-        values={"facts": facts},
-        charts=(chart,),
+        facts=tuple(facts),
+        draw=lambda: (_parts(parts, time.total_s, time.steps),),
+        terminal=(grid((Column("host cost", least=14), Column("", right=False, folds=True)), facts),),
     )
+
+
+def _busiest(front_ends: int) -> str:
+    """The title of the busiest front end; "" if there is only one."""
+    return f"busiest of {front_ends} front ends" if front_ends > 1 else ""
+
+
+def _overlapped(overlap: Overlap) -> str:
+    """A sentence: how long the device takes for a step, and how much the host does meanwhile."""
+    if overlap.device_ms is None or overlap.host_limits:
+        what = f"The host is what limits: it works {ms(overlap.host_ms)} a step, and the device waits for it."
+    else:
+        host = f"the host {ms(overlap.host_ms)} of it, hidden."
+        what = f"The {overlap.waited_for} needs {ms(overlap.device_ms)} a step, {host}"
+    return what + overlap.seen
 
 
 def _overlap_facts(overlap: Overlap) -> list[tuple[str, str]]:
@@ -67,7 +91,7 @@ def _overlap_facts(overlap: Overlap) -> list[tuple[str, str]]:
 
 def _ceiling_facts(ceiling: Ceiling) -> list[tuple[str, str]]:
     several = len(ceiling.front_ends_us)
-    titles = {"front_end": busiest(several) or process_title("front_end")}
+    titles = {"front_end": _busiest(several) or process_title("front_end")}
     sets = titles.get(ceiling.process) or process_title(ceiling.process)
     facts = [("this host drives at most", f"{count(ceiling.tokens_s)} output tokens/s; {sets} sets it")]
     facts += [

@@ -7,7 +7,8 @@ from kvtune.analysis.run import RunAnalysis
 from kvtune.bounds.ladder import Bounds, bounds
 from kvtune.errors import KvtuneError
 from kvtune.layout.config import shape_of
-from kvtune.report.charts import SERIES, Cell, Chart, columns, grid, spec_of
+from kvtune.report.charts import SERIES, columns, spec_of
+from kvtune.report.parts import Cell, Chart, grid
 from kvtune.run.types import Run
 from kvtune.units import count, percent
 from kvtune.workload.types import Workload

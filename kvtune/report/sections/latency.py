@@ -6,42 +6,42 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtune.analysis.figures import TIMES
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.spread import Spread, Values
-from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
+from kvtune.report.charts import SERIES, columns, spec_of
+from kvtune.report.parts import Cell, Chart, Section, cell, grid
+from kvtune.terminal import Column
 from kvtune.units import count, ms
 
 if TYPE_CHECKING:
     import altair as alt
 
+PLACE = 10
 BINS = 40
 WIDE = 30.0  # largest over smallest value; above it the axis is logarithmic
 
 
 def section(analysis: RunAnalysis) -> Section | None:
     times, per_request = analysis.latency, analysis.request_times
-    rows = [
-        _row("time to first token", times.ttft_ms),
-        _row("between tokens", times.itl_ms),
-        _row("whole request", times.e2e_ms),
-        _row("sent later than planned", times.send_lag_ms),
-    ]
-    rows = [row for row in rows if row]
+    spreads = {head: getattr(times, key) for key, (_, head, _) in TIMES.items()}
+    spreads["sent later than planned"] = times.send_lag_ms
+    rows = [_row(name, spread) for name, spread in spreads.items() if spread.mean is not None]
     if not rows:
         return None
-    drawn = [
-        _histogram("ttft", "Time to first token", "requests", per_request.ttft_ms, times.ttft_ms),
-        _histogram("itl", "Time between tokens of a request", "gaps", per_request.gap_ms, times.itl_ms),
-    ]
-    charts = [made for made in drawn if made is not None]
+    table = grid(("latency", "mean", Column("median", rank=1), "p99", "longest", "of"), rows)
     return Section(
         id="latency",
         title="Latency",
         lead=f"{count(times.requests)} requests sent, {count(times.finished)} finished as asked. "
         "First-token and whole-request times count from sending.",
-        template="latency.html",
-        values={"table": grid(("latency", "mean", "median", "p99", "longest", "of"), rows)},
-        charts=tuple(charts),
+        tables=(table,),
+        draw=lambda: (
+            _histogram("ttft", "Time to first token", "requests", per_request.ttft_ms, times.ttft_ms),
+            _histogram("itl", "Time between tokens of a request", "gaps", per_request.gap_ms, times.itl_ms),
+        ),
+        beside=True,
+        terminal=(table.terse("latency", "latency", "mean", "median", "p99"),),
     )
 
 
@@ -57,14 +57,8 @@ def _mark(name: str, at_ms: float, y: int, left: bool) -> alt.LayerChart:
 
 
 def _row(name: str, spread: Spread) -> list[object]:
-    if spread.mean is None:
-        return []
-    figures = (spread.mean, spread.p50, spread.p99, spread.max)
-    return [
-        name,
-        *(Cell(ms(v), v) for v in figures if v is not None),
-        Cell(count(spread.count), spread.count),
-    ]
+    times = (cell(value, ms) for value in (spread.mean, spread.p50, spread.p99, spread.max))
+    return [name, *times, Cell(count(spread.count), spread.count)]
 
 
 def _histogram(name: str, title: str, noun: str, values: Values, spread: Spread) -> Chart | None:

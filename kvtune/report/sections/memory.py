@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from kvtune.analysis.leaks import Trend
 from kvtune.analysis.memory import DeviceUse, KvBytes
+from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import Cell, Grid, Section, grid
-from kvtune.report.names import process_title
+from kvtune.report.parts import Cell, Grid, Section, cell, grid
 from kvtune.units import percent, size
+
+PLACE = 110
 
 
 def section(analysis: RunAnalysis) -> Section | None:
@@ -23,10 +25,8 @@ def section(analysis: RunAnalysis) -> Section | None:
             process_title(key),
             Cell(size(memory.rss_peak_bytes), memory.rss_peak_bytes),
             Cell(size(memory.rss_last_bytes), memory.rss_last_bytes),
-            _bytes(trend[key].uss_last_bytes),
-            "–"
-            if memory.slope_bytes_s is None
-            else Cell(f"{_signed(memory.slope_bytes_s)}/s", memory.slope_bytes_s),
+            cell(trend[key].uss_last_bytes, size),
+            cell(memory.slope_bytes_s, lambda slope: f"{_signed(slope)}/s"),
             _interval(trend[key]),
             Cell(trend[key].verdict, css="differs" if trend[key].verdict == "grows" else ""),
         )
@@ -41,16 +41,14 @@ def section(analysis: RunAnalysis) -> Section | None:
         "95 % interval",
         "verdict",
     )
+    table, devices = grid(heads, rows, "Resident memory by process"), _devices(analysis.devices)
     return Section(
         id="memory",
         title="Memory",
         lead="Resident memory as the system counts it; pages that processes share count in each."
         + (f" The KV pool itself is {size(pool)}{_held(analysis.kv_bytes)}." if pool else ""),
-        template="memory.html",
-        values={
-            "table": grid(heads, rows, "Resident memory by process"),
-            "devices": _devices(analysis.devices),
-        },
+        tables=(table, devices) if devices.rows else (table,),
+        terminal=(table.terse("memory", "process", "peak RSS"),),
     )
 
 
@@ -60,8 +58,8 @@ def _held(kv: KvBytes | None) -> str:
     return f", of which running requests held {size(kv.used_peak_bytes)} at most, {size(kv.used_mean_bytes)} on average"
 
 
-def _devices(devices: Sequence[DeviceUse]) -> Grid | None:
-    """What NVML says of each GPU; None where no GPU was sampled."""
+def _devices(devices: Sequence[DeviceUse]) -> Grid:
+    """What NVML says of each GPU."""
     heads = ("GPU", "busy", "peak memory", "power", "energy", "SM clock", "PCIe sent", "PCIe received")
     rows = [
         (
@@ -76,11 +74,7 @@ def _devices(devices: Sequence[DeviceUse]) -> Grid | None:
         )
         for device in devices
     ]
-    return grid(heads, rows, "GPUs, sampled by NVML about five times a second") if rows else None
-
-
-def _bytes(value: int | None) -> Cell | str:
-    return "–" if value is None else Cell(size(value), value)
+    return grid(heads, rows, "GPUs, sampled by NVML about five times a second")
 
 
 def _interval(trend: Trend) -> str:

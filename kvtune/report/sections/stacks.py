@@ -2,42 +2,67 @@
 
 from __future__ import annotations
 
-from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
-from kvtune.report.names import process_title, source_line
-from kvtune.run.extras import FlameBox, StackFunction
-from kvtune.run.types import Run
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
+from kvtune.analysis.processes import process_title
+from kvtune.analysis.run import RunAnalysis
+from kvtune.report.charts import SERIES, columns, spec_of
+from kvtune.report.names import source_line
+from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
+from kvtune.run.extras import FlameBox, StackFunction, StackSamples
+from kvtune.terminal import Column
+from kvtune.units import percent
+
+PLACE = 100
 SHOWN = 12
+ON_A_TERMINAL = 8
 
 
-def section(run: Run) -> Section | None:
-    sampled = run.header.extra.stacks
+def section(analysis: RunAnalysis) -> Section | None:
+    sampled = analysis.run.header.extra.stacks
     if not sampled:
         return None
-    charts: list[Chart] = []
-    notes: list[str] = []
+    titled = {process_title(role): samples for role, samples in sampled.items()}
+    tables = {title: _table(title, samples.top) for title, samples in titled.items() if samples.top}
     loops = all(samples.threads == "loop" for samples in sampled.values())
-    for role, samples in sampled.items():
-        title = process_title(role)
-        if not samples.top:
-            notes.append(f"{title}: {samples.failed or 'no samples'}.")
-            continue
-        charts.append(_functions(len(charts), title, samples.top, samples.rate_hz))
-        if samples.flame:
-            charts.append(_flame(len(charts), title, samples.flame))
-        notes.append(f"All stacks of {title} in full: open {samples.file} in speedscope.app.")
     return Section(
         id="stacks",
         title="Stacks",
         lead="Functions by self time, in percent of all samples, samples of waiting included."
         + (" Only the threads that run the engine's loops; the others wait." if loops else ""),
-        template="stacks.html",
-        values={"notes": notes},
-        charts=tuple(charts),
+        notes=tuple(
+            f"All stacks of {title} in full: open {samples.file} in speedscope.app."
+            if samples.top
+            else f"{title}: {samples.failed or 'no samples'}."
+            for title, samples in titled.items()
+        ),
+        draw=lambda: _charts(titled, tables),
+        terminal=tuple(
+            table.terse(f"self time, {title}", "function", "where", "share of samples", most=ON_A_TERMINAL)
+            for title, table in tables.items()
+        ),
     )
 
 
-def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int) -> Chart:
+def _charts(titled: Mapping[str, StackSamples], tables: Mapping[str, Grid]) -> Iterator[Chart]:
+    numbers = itertools.count()
+    for title, table in tables.items():
+        samples = titled[title]
+        yield _functions(next(numbers), title, samples.top, samples.rate_hz, table)
+        if samples.flame:
+            yield _flame(next(numbers), title, samples.flame)
+
+
+def _table(title: str, top: Sequence[StackFunction]) -> Grid:
+    rows = [
+        (Cell(str(rank), rank), f.function, source_line(f.file, f.line), cell(f.share, percent))
+        for rank, f in enumerate(top[:SHOWN], start=1)
+    ]
+    return grid(("rank", "function", Column("where", folds=True, rank=1), "share of samples"), rows, title)
+
+
+def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int, table: Grid) -> Chart:
     import altair as alt
 
     name = f"stacks-{number}"
@@ -59,10 +84,6 @@ def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int) 
     labels = drawing.mark_text(align="left", dx=4, color="var(--ink)").encode(text="function:N")
     where = [source_line(f.file, f.line) for f in shown]
     shares = [100 * f.share for f in shown]
-    rows = [
-        (Cell(str(i + 1), i + 1), names[i], where[i], Cell(f"{shares[i]:.1f} %", shares[i]))
-        for i in range(len(shown))
-    ]
     label = (
         f"{len(shown)} functions with most self time, sampled {rate_hz} times a second. First: {names[0]}."
     )
@@ -71,7 +92,7 @@ def _functions(number: int, title: str, top: list[StackFunction], rate_hz: int) 
         f"{title}: where the time was spent",
         label,
         spec_of(drawing + labels),
-        grid(("rank", "function", "where", "share of samples"), rows, title),
+        table,
         {name: columns(rank=range(1, len(shown) + 1), function=names, where=where, share=shares)},
     )
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import numpy as np
 
+from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.analysis.stalls.account import Stall
-from kvtune.analysis.stalls.causes import CAUSES
+from kvtune.analysis.stalls.account import Stall, Stalls
+from kvtune.analysis.stalls.causes import ADVICE, CAUSES, LEAST_SHARE
 from kvtune.analysis.stalls.spans import Seconds
-from kvtune.report.charts import SERIES, Cell, Chart, Section, columns, grid, spec_of
-from kvtune.report.names import process_name
-from kvtune.report.stalls import LEAST_SHOWN, advice, lead, why
+from kvtune.report.charts import SERIES, columns, spec_of
+from kvtune.report.names import process_name, source_line
+from kvtune.report.parts import Cell, Chart, Section, grid
 from kvtune.run.types import Run, Table
 from kvtune.units import count, ms, percent
 
+PLACE = 30
+LIMITS = ("stalls",)
 Bar = tuple[str, float, float, str, str]
 """Lane, start, end, kind, and the text shown when the reader points at the bar."""
 
@@ -52,7 +54,6 @@ def section(analysis: RunAnalysis) -> Section | None:
     found = analysis.stalls
     if not found.slow:
         return None
-    told = asdict(found)
     causes = [
         (
             CAUSES[cause],
@@ -61,35 +62,71 @@ def section(analysis: RunAnalysis) -> Section | None:
             Cell(percent(own.share), own.share),
         )
         for cause, own in found.causes.items()
-        if own.share >= LEAST_SHOWN
+        if own.share >= LEAST_SHARE
     ]
     worst = [
         (
             Cell(f"{stall.start_s:.3f} s", stall.start_s),
             Cell(ms(stall.gap_ms), stall.gap_ms),
             Cell(count(stall.gaps), stall.gaps),
-            why(words),
+            why(stall),
         )
-        for stall, words in zip(found.worst, told["worst"], strict=True)
+        for stall in found.worst
     ]
+    heads = ("largest cause", "gaps", "over the median", "share")
+    by_cause = grid(heads, causes, "Slow gaps by cause")
+    one_by_one = grid(("at", "longest gap", "gaps", "cause"), worst, "The worst stalls")
     return Section(
         id="stalls",
         title="Slow tokens",
-        lead=lead(told),
+        lead=lead(found),
         template="stalls.html",
-        values={
-            "causes": grid(
-                ("largest cause", "gaps", "over the median", "share"), causes, "Slow gaps by cause"
-            ),
-            "worst": grid(("at", "longest gap", "gaps", "cause"), worst, "The worst stalls"),
-            "advice": advice(told),
-            "folded": _folded(analysis),
-        },
-        charts=tuple(
-            _window(analysis.run, stall, number, why(words))
-            for number, (stall, words) in enumerate(zip(found.worst, told["worst"], strict=True), start=1)
+        tables=(by_cause, one_by_one),
+        values={"advice": advice(found), "folded": _folded(analysis)},
+        draw=lambda: (_window(analysis.run, stall, at) for at, stall in enumerate(found.worst, start=1)),
+        terminal=(
+            lead(found),
+            by_cause.terse("slow tokens", *heads),
+            one_by_one.terse("the worst", "cause", "at", "longest gap", "gaps"),
+            advice(found),
         ),
     )
+
+
+def lead(found: Stalls) -> str:
+    """How many gaps were slow."""
+    were, noun = "was" if found.slow == 1 else "were", "stall" if found.stalls == 1 else "stalls"
+    return (
+        f"{count(found.slow)} of {count(found.gaps)} gaps between deliveries of tokens {were} over "
+        f"{ms(found.limit_ms or 0.0)} (twice their median), in {count(found.stalls)} {noun}: "
+        f"{ms(found.excess_ms)} above the median in total."
+    )
+
+
+def advice(found: Stalls) -> str:
+    """The cause of most of the time, and what can be tried."""
+    largest = next(iter(found.causes))
+    return f"Most of the time: {CAUSES[largest]}. {ADVICE[largest]}"
+
+
+def why(stall: Stall) -> str:
+    """The cause of one stall, with what the record says about it."""
+    found, title = stall.evidence, CAUSES[stall.cause]
+    if stall.cause == "prefill" and found.requests:
+        more = found.prefilling - len(found.requests)
+        tokens = count(found.prompt_tokens)
+        return f"{title}: {', '.join(found.requests)}{f' and {more} more' if more > 0 else ''} ({tokens} prompt tokens)"
+    if stall.cause == "collection" and found.pause_ms is not None:
+        file, _, line = found.line.rpartition(":")
+        where = f", set off at {source_line(file, int(line))}" if line.isdigit() else ""
+        pause = f"generation {found.generation}, {ms(found.pause_ms)}"
+        return f"{title} in {process_title(found.process)}: {pause}{where}"
+    if stall.cause == "off_cpu" and found.process:
+        how = "a signal had stopped it" if found.stopped else "it waited for one"
+        return f"{title}: {process_title(found.process)}, {how}"
+    if stall.cause in ("device", "batch") and found.step_ms is not None and found.fitted_ms is not None:
+        return f"{title}: {ms(found.step_ms)}, its work takes {ms(found.fitted_ms)}"
+    return title
 
 
 def _folded(analysis: RunAnalysis) -> str:
@@ -102,9 +139,10 @@ def _folded(analysis: RunAnalysis) -> str:
     return f"The {number} worst, one by one: in all stalls nobody worked for a request in {percent(share)} of the time"
 
 
-def _window(run: Run, stall: Stall, number: int, cause: str) -> Chart:
+def _window(run: Run, stall: Stall, number: int) -> Chart:
     import altair as alt
 
+    cause = why(stall)
     margin_s = MARGIN * (stall.end_s - stall.start_s)
     from_s, to_s = max(0.0, stall.start_s - margin_s), stall.end_s + margin_s
     bars = [("slow gap", stall.start_s, stall.end_s, "gap", f"{ms(stall.gap_ms)} without a token")]

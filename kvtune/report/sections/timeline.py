@@ -6,28 +6,43 @@ A lane is drawn when its table was recorded (`lanes.py`).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
-from kvtune.report.charts import Chart, Grid, Section, grid, spec_of
-from kvtune.report.sections.lanes import LANES
+from kvtune.analysis.run import RunAnalysis
+from kvtune.report.charts import spec_of
+from kvtune.report.parts import Chart, Grid, Section, grid
+from kvtune.report.sections.lanes import LANES, Lane, Rows
 from kvtune.run.types import Run
 from kvtune.units import ms
 
+PLACE = 50
 SPANS = 20
 
 
-def section(run: Run) -> Section | None:
-    import altair as alt
-
+def section(analysis: RunAnalysis) -> Section | None:
+    run = analysis.run
     end_s = _end(run)
-    lanes = [lane for make in LANES if (lane := make(run, end_s)) is not None]
+    lanes = [(lane, rows) for lane in LANES if (rows := lane.rows(run, end_s)) is not None]
     if not lanes:
         return None
-    lanes[-1].drawing.encoding["x"]["axis"]["title"] = "time since measuring began (s)"
-    stacked = alt.vconcat(*(lane.drawing for lane in lanes), spacing=12)
+    return Section(
+        id="timeline",
+        title="Timeline",
+        lead="All processes share one clock: lanes line up in time.",
+        draw=lambda: (_chart(run, end_s, lanes),),
+    )
+
+
+def _chart(run: Run, end_s: float, lanes: Sequence[tuple[Lane, Rows]]) -> Chart:
+    import altair as alt
+
+    drawings = [lane.drawing(rows) for lane, rows in lanes]
+    drawings[-1].encoding["x"]["axis"]["title"] = "time since measuring began (s)"
+    stacked = alt.vconcat(*drawings, spacing=12)
     stacked = stacked.resolve_scale(color="independent", size="independent")
-    chart = Chart(
+    return Chart(
         id="timeline",
         title="What happened when",
         label=f"{len(lanes)} lanes over {end_s:.3g} s. Drag across a lane to zoom in, double-click for the "
@@ -36,16 +51,9 @@ def section(run: Run) -> Section | None:
             stacked.add_params(alt.param(name="from_s", value=0), alt.param(name="to_s", value=end_s))
         ),
         grid=_table(run, end_s),
-        data={lane.name: lane.data for lane in lanes},
-        note=" ".join(dict.fromkeys([*(lane.note for lane in lanes if lane.note), *_quiet_pool(run)])),
+        data={lane.name: rows.data for lane, rows in lanes},
+        note=" ".join(dict.fromkeys([*(rows.note for _, rows in lanes if rows.note), *_quiet_pool(run)])),
         zoom=end_s,
-    )
-    return Section(
-        id="timeline",
-        title="Timeline",
-        lead="All processes share one clock: lanes line up in time.",
-        template="charts.html",
-        charts=(chart,),
     )
 
 

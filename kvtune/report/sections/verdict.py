@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvtune.analysis.again import with_remedy
+from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.replayed import beside, brings, helping
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import Cell, Grid, Section, grid
+from kvtune.report.parts import Cell, Grid, Section, Tile, grid
 from kvtune.run.types import Run
 from kvtune.units import count, ms, percent, size
 
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    name: str
-    value: str
-    more: str = ""
+PLACE = 0
+MOST_ROUNDS = 4
+"""With more rounds, their hit rates are shown in the table of rounds alone."""
 
 
 def section(analysis: RunAnalysis) -> Section:
+    figures = tiles(analysis)
+    if peak := sum(memory.rss_peak_bytes for memory in analysis.memory.values()):
+        figures.append(Tile("Memory", size(peak), "sum of the processes' peaks of RSS"))
     values: dict[str, object] = {
         "verdict": analysis.verdict,
         "remedies": _remedies(analysis.run),
         "without_effect": _without_effect(analysis.run),
-        "figures": _figures(analysis),
+        "figures": figures,
     }
-    return Section("verdict", "What to change", beside(analysis.run), "verdict.html", values)
+    return Section("verdict", "What to change", beside(analysis.run), "verdict.html", values=values)
+
+
+def tiles(analysis: RunAnalysis) -> list[Tile]:
+    """The figures that a terminal's first screen shows, too."""
+    times, cache, good = analysis.latency, analysis.prefix_cache, analysis.goodput
+    made = []
+    if times.throughput_tok_s is not None:
+        rate = FIGURES["throughput_tok_s"].text(times.throughput_tok_s)
+        made.append(
+            Tile("Output", rate, f"({count(times.output_tokens)} tokens in {ms(times.wall_s * 1000)})")
+        )
+    for name, spread in (("First token", times.ttft_ms), ("Between tokens", times.itl_ms)):
+        if spread.p50 is not None and spread.p99 is not None:
+            made.append(Tile(name, ms(spread.p50), f"median, p99 {ms(spread.p99)}"))
+    if cache.query_tokens:
+        of = f"of {count(cache.query_tokens)} prompt tokens hit{_by_round(analysis)}"
+        made.append(Tile("Prefix cache", percent(cache.hit_tokens, cache.query_tokens), of))
+    core = next((c for key, c in analysis.collectors.items() if key.startswith("engine_core")), None)
+    if core is not None and core.share_of_step is not None and analysis.run.header.source != "sim":
+        made.append(Tile("Collector", percent(core.share_of_step, digits=2), "of EngineCore's step time"))
+    if good is not None and good["share"] is not None:
+        limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in good["slo"].items())
+        rate = f"{good['requests_s']:.3g} /s, " if good["requests_s"] is not None else ""
+        made.append(Tile("Goodput", percent(good["share"]), f"of requests, {rate}within {limits}"))
+    if unfinished := times.requests - times.finished:
+        made.append(Tile("Not finished", count(unfinished), f"of {count(times.requests)} requests sent"))
+    return made
+
+
+def _by_round(analysis: RunAnalysis) -> str:
+    rates = [f"{100 * r.hit_tokens / max(r.query_tokens, 1):.1f}" for r in analysis.rounds]
+    return f"; by round {', '.join(rates)} %" if 1 < len(rates) <= MOST_ROUNDS else ""
 
 
 def _remedies(run: Run) -> Grid | None:
@@ -54,31 +85,3 @@ def _without_effect(run: Run) -> str:
     best = helping(told)
     others = [one.change for one in told.remedies if one not in best and not one.error]
     return f"Replayed too, and under a point: {'; '.join(others)}." if others else ""
-
-
-def _figures(analysis: RunAnalysis) -> list[Tile]:
-    times, cache = analysis.latency, analysis.prefix_cache
-    tiles = []
-    if times.throughput_tok_s is not None:
-        tiles.append(
-            Tile("Output", f"{times.throughput_tok_s:,.4g} tok/s", f"{ms(times.wall_s * 1000)} of wall time")
-        )
-    if times.ttft_ms.p50 is not None and times.ttft_ms.p99 is not None:
-        tiles.append(Tile("First token, median", ms(times.ttft_ms.p50), f"p99 {ms(times.ttft_ms.p99)}"))
-    if times.itl_ms.p50 is not None and times.itl_ms.p99 is not None:
-        tiles.append(Tile("Between tokens, median", ms(times.itl_ms.p50), f"p99 {ms(times.itl_ms.p99)}"))
-    if cache.query_tokens:
-        of = f"{count(cache.hit_tokens)} of {count(cache.query_tokens)} prompt tokens"
-        tiles.append(Tile("Prefix cache hits", percent(cache.hit_tokens, cache.query_tokens), of))
-    core = next((c for key, c in analysis.collectors.items() if key.startswith("engine_core")), None)
-    if core is not None and core.share_of_step is not None:
-        tiles.append(
-            Tile("Collector pauses", percent(core.share_of_step, digits=2), "of EngineCore's step time")
-        )
-    peak = sum(m.rss_peak_bytes for m in analysis.memory.values())
-    if peak:
-        tiles.append(Tile("Memory, all processes", size(peak), "sum of the peaks of RSS"))
-    unfinished = times.requests - times.finished
-    if unfinished:
-        tiles.append(Tile("Not finished", count(unfinished), f"of {count(times.requests)} requests sent"))
-    return tiles

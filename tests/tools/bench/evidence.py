@@ -26,7 +26,7 @@ from kvtune.analysis.spread import mean_difference
 from kvtune.engine import gemma
 from kvtune.engine.experiment import BASELINE, RunFiles, Side, experiment
 from kvtune.report.banners import Banner
-from kvtune.report.charts import Section, grid
+from kvtune.report.parts import Section, grid
 from kvtune.run.file import read_run
 
 IDENTITY = "evidence of published results"
@@ -305,9 +305,9 @@ def section(name: str, rows: Sequence[Row], lines: Sequence[str]) -> Section:
     title, published, _ = CLAIMS[name]
     said = [cells[-1] for cells in rows]
     short = ", ".join(f"{said.count(word)} of {len(said)} {word}" for word in dict.fromkeys(said))
-    tables = [grid(HEADS, rows, "A ratio is the second side's figure over the first's")]
-    values = {"tables": tables, "why": list(dict.fromkeys(lines))}
-    return Section(name, title, f"Published: {published}. Here: {short}.", "figures.html", values)
+    table = grid(HEADS, rows, "A ratio is the second side's figure over the first's")
+    lead = f"Published: {published}. Here: {short}."
+    return Section(name, title, lead, tables=(table,), notes=tuple(dict.fromkeys(lines)))
 
 
 def page(sections: Sequence[Section], note: str, machine: str) -> str:
@@ -321,7 +321,7 @@ def page(sections: Sequence[Section], note: str, machine: str) -> str:
         "equality within a tenth; smaller here: less than half; no difference shown: the interval contains 1.",
         "To measure it again: make evidence.",
     )
-    how = Section("how", "How it was measured", "", "figures.html", {"tables": [], "why": list(lines)})
+    how = Section("how", "How it was measured", notes=lines)
     return render(
         IDENTITY,
         title="Evidence · kvtune",

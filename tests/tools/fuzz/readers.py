@@ -107,7 +107,8 @@ def _used(path: Path) -> None:
 
     run = read_run(path)
     analysis = RunAnalysis(run, workload_of(run))
-    summary_text(summary(analysis))
+    summary(analysis)
+    summary_text(analysis)
     run_page(analysis)
     for made in (chrome_trace(run), speedscope(run)):
         json.dumps(made, allow_nan=False)

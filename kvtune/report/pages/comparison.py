@@ -1,4 +1,4 @@
-"""The sections of a comparison's page: outcome, figures with intervals, distributions, rounds, what differs."""
+"""The page of a comparison, as sections: outcome, figures with intervals, distributions, rounds, what differs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 
 from kvtune.analysis.cache import rounds
 from kvtune.analysis.comparison.compare import Comparison
+from kvtune.analysis.figures import quantity
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
-from kvtune.report.charts import SERIES, Cell, Chart, Grid, Section, columns, forest, grid, spec_of
-from kvtune.report.contrast import Contrast, RunGroup, sentence
-from kvtune.report.measures import SHARES, change_text, interval_text, measure_text, measure_title, reasons
+from kvtune.report.charts import SERIES, columns, forest, spec_of
+from kvtune.report.contrast import Contrast, RunGroup, sentence, slow_tokens
+from kvtune.report.figures import change_text, figure_table, in_points, interval_text, reasons
 from kvtune.report.names import command_text, when
-from kvtune.report.stalls import side_by_side
+from kvtune.report.parts import Cell, Chart, Grid, Section, grid
 from kvtune.units import ms, percent
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 QUANTILES = np.linspace(0, 1, 201)
 COLORS = {"better": "var(--good)", "worse": "var(--bad)", "no difference shown": "var(--soft)"}
-CSS = {"better": "better", "worse": "worse", "no difference shown": "quiet", "not judged": "quiet"}
 
 
 def sections(contrast: Contrast) -> list[Section]:
@@ -55,50 +55,31 @@ def _outcome(contrast: Contrast) -> Section:
             "difference. Runs of both sides in turns (A B A B) separate the two."
         )
     values = {"lines": lines, "note": note, "command": contrast.repeat_command}
-    return Section("outcome", "What differs", "", "outcome.html", values)
+    return Section("outcome", "What differs", "", "outcome.html", values=values)
 
 
 def _figures(contrast: Contrast) -> Section:
-    charts, tables = [], []
     first = contrast.sides[0].name
-    for number, (side, comparison) in enumerate(
-        zip(contrast.sides[1:], contrast.comparisons, strict=True), start=1
-    ):
-        table = _table(first, side.name, comparison)
-        drawn = _forest(f"figures-{number}", first, side.name, comparison, table)
-        tables.append(table)
-        if drawn is not None:
-            charts.append(drawn)
+    pairs = list(zip(contrast.sides[1:], contrast.comparisons, strict=True))
+    tables = [figure_table(first, side.name, comparison.figures) for side, comparison in pairs]
     why = dict.fromkeys(line for comparison in contrast.comparisons for line in reasons(comparison.figures))
     return Section(
         id="figures",
         title="Figures",
         lead=f"Differences are relative to {first}.",
         template="figures.html",
-        values={"tables": tables, "why": list(why)},
-        charts=tuple(charts),
+        tables=tuple(tables),
+        notes=tuple(why),
+        draw=lambda: (
+            _forest(f"figures-{number}", first, side.name, comparison, table)
+            for number, ((side, comparison), table) in enumerate(zip(pairs, tables, strict=True), start=1)
+        ),
     )
-
-
-def _table(first: str, other: str, comparison: Comparison) -> Grid:
-    rows = [
-        (
-            measure_title(f.path),
-            measure_text(f.path, f.a) if f.a is None else Cell(measure_text(f.path, f.a), f.a),
-            measure_text(f.path, f.b) if f.b is None else Cell(measure_text(f.path, f.b), f.b),
-            change_text(f) if f.relative is None else Cell(change_text(f), f.relative),
-            interval_text(f),
-            Cell(f.verdict, css=CSS[f.verdict]),
-        )
-        for f in comparison.figures
-    ]
-    heads = ("figure", first, other, "difference", "95 % interval", "verdict")
-    return grid(heads, rows, f"{other} against {first}")
 
 
 def _forest(name: str, first: str, other: str, comparison: Comparison, table: Grid) -> Chart | None:
     shown = [f for f in comparison.figures if f.a and f.low is not None and f.high is not None]
-    shown = [f for f in shown if f.path not in SHARES]
+    shown = [f for f in shown if not in_points(f)]
     if not shown:
         return None
     spec = forest(
@@ -110,7 +91,7 @@ def _forest(name: str, first: str, other: str, comparison: Comparison, table: Gr
         (("figure", None), ("text", "difference"), ("interval", "95 % interval"), ("verdict", None)),
     )
     data = columns(
-        figure=[measure_title(f.path) for f in shown],
+        figure=[quantity(f.path).title for f in shown],
         low=[100 * (f.low or 0) / abs(f.a or 1) for f in shown],
         high=[100 * (f.high or 0) / abs(f.a or 1) for f in shown],
         difference=[100 * (f.relative or 0) for f in shown],
@@ -123,23 +104,19 @@ def _forest(name: str, first: str, other: str, comparison: Comparison, table: Gr
 
 
 def _distributions(contrast: Contrast) -> Section | None:
-    drawn = [
-        _quantiles(
-            "ttft", "Time to first token", "requests", [(s.name, s.values(ttft_ms)) for s in contrast.sides]
-        ),
-        _quantiles(
-            "itl", "Time between tokens", "gaps", [(s.name, s.values(itl_ms)) for s in contrast.sides]
-        ),
-    ]
-    made = [d for d in drawn if d is not None]
-    if not made:
+    ttft, itl = ([(s.name, s.values(of)) for s in contrast.sides] for of in (ttft_ms, itl_ms))
+    drawn = (
+        _quantiles("ttft", "Time to first token", "requests", ttft),
+        _quantiles("itl", "Time between tokens", "gaps", itl),
+    )
+    if drawn == (None, None):
         return None
     return Section(
         id="latency",
         title="Latency",
         lead="Each line shows the share of requests or gaps that took at most that long; further left is better.",
-        template="pair.html",
-        charts=tuple(made),
+        draw=lambda: drawn,
+        beside=True,
     )
 
 
@@ -188,20 +165,15 @@ def _quantiles(name: str, title: str, noun: str, runs: list[tuple[str, Values]])
 
 
 def _stalls(contrast: Contrast) -> Section | None:
-    rows = side_by_side([side.summaries for side in contrast.sides])
-    if not rows:
+    table = slow_tokens(contrast.sides)
+    if table is None:
         return None
     return Section(
         id="stalls",
         title="Slow tokens",
         lead="Gaps between deliveries of tokens that are longer than twice the side's median, by their largest cause: "
         "how many, the cause's time over the median, its share. Of several runs, the mean.",
-        template="memory.html",
-        values={
-            "table": grid(
-                ("largest cause", *(side.name for side in contrast.sides)), rows, "Slow gaps by cause"
-            )
-        },
+        tables=(table,),
     )
 
 
@@ -255,7 +227,7 @@ def _rounds(contrast: Contrast) -> Section | None:
     table = grid(("round", *(name for name, _ in sides)), rows, "Hit rate by round")
     label = f"Over all rounds: {totals}."
     chart = Chart("rounds", "Hit rate in each round", label, spec_of(drawing), table, {"rounds": data})
-    return Section("cache", "Prefix cache", "", "charts.html", charts=(chart,))
+    return Section("cache", "Prefix cache", draw=lambda: (chart,))
 
 
 def _run_colors(names: list[str]) -> alt.Scale:
@@ -284,9 +256,15 @@ def _differences(contrast: Contrast) -> Section:
         if rows or wrong
         else "Nothing that was recorded differs: these are repetitions of one run.",
         template="differences.html",
+        tables=tuple(
+            grid(heads, found, caption)
+            for found, caption in (
+                (wrong, "Checked fields that differ"),
+                (rows, "Recorded settings that differ"),
+            )
+            if found
+        ),
         values={
-            "wrong": grid(heads, wrong, "Checked fields that differ") if wrong else None,
-            "rows": grid(heads, rows, "Recorded settings that differ") if rows else None,
             "commands": [(s.name, command_text(s.run), _started(s)) for s in contrast.sides],
         },
     )

@@ -1,0 +1,159 @@
+"""Every figure that runs are judged by, once: title, unit, which way is better, meaning. For page, terminal and tune.
+
+A key is a path into the `--json` object, with `*` for a process (`gc.*.pause_ms.total`); the last six are `--ablate`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvtune.analysis.processes import process_title
+from kvtune.units import ms, number, percent, size
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """`text`: a value with its unit. `scale` turns a stored value into the number that stands under `name`."""
+
+    name: str
+    text: Callable[[float], str]
+    scale: float = 1.0
+    of_difference: str = ""
+    """The unit of a difference, where it is another one."""
+
+
+SHARE = Unit("%", percent, 100.0, "points")
+MILLISECONDS = Unit("ms", ms)
+MICROSECONDS = Unit("µs", lambda value: ms(value / 1000))
+SECONDS = Unit("s", lambda value: ms(value * 1000))
+BYTES = Unit("bytes", size)
+BYTES_S = Unit("bytes/s", lambda value: f"{size(value)}/s")
+TOKENS_S = Unit("tok/s", lambda value: f"{number(value)} tok/s")
+REQUESTS_S = Unit("requests/s", lambda value: f"{number(value)} requests/s")
+NUMBER = Unit("", number)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """`title`: within a sentence; `head`: over a column. `better`: 1 if more is better, -1 if less is."""
+
+    title: str
+    unit: Unit
+    better: int
+    meaning: str
+    head: str = ""
+
+    @property
+    def short(self) -> str:
+        return self.head or self.title
+
+    @property
+    def head_with_unit(self) -> str:
+        return f"{self.short} ({self.unit.name})" if self.unit.name else self.short
+
+    def text(self, value: float | None, *, signed: bool = False) -> str:
+        """A value with its unit; with `signed` as a difference."""
+        if value is None:
+            return "–"
+        sign = "+" if signed and value > 0 else ""
+        if signed and self.unit.of_difference:
+            return f"{sign}{self.unit.scale * value:.1f} {self.unit.of_difference}"
+        return f"{sign}{self.unit.text(value)}"
+
+    def scaled(self, value: float) -> float:
+        """The number under `head_with_unit`."""
+        return self.unit.scale * value
+
+    def number(self, value: float | None) -> str:
+        """That number as text."""
+        return "–" if value is None else number(self.scaled(value))
+
+
+TIMES = {
+    "ttft_ms": ("time to first token", "first token", "from sending a request to its first token"),
+    "itl_ms": ("time between tokens", "between tokens", "between two tokens of a request"),
+    "e2e_ms": ("whole request", "whole request", "from sending a request to its last token"),
+}
+STATISTICS = {"mean": "mean", "p50": "median", "p99": "p99"}
+
+FIGURES = {
+    **{
+        f"{key}.{statistic}": Quantity(f"{title}, {name}", MILLISECONDS, -1, meaning, head)
+        for key, (title, head, meaning) in TIMES.items()
+        for statistic, name in STATISTICS.items()
+    },
+    "throughput_tok_s": Quantity(
+        "output throughput", TOKENS_S, 1, "output tokens of all requests over the wall time", "output"
+    ),
+    "goodput.requests_s": Quantity(
+        "goodput", REQUESTS_S, 1, "requests a second that met every limit of --slo"
+    ),
+    "prefix_cache.hit_rate": Quantity(
+        "prefix cache hit rate", SHARE, 1, "share of the prompt tokens that the cache had", "hit rate"
+    ),
+    "offload.tier_hit_rate": Quantity(
+        "hit rate of host memory", SHARE, 1, "share of the prompt tokens that only host memory had"
+    ),
+    "offload.copies.stored_bytes": Quantity("copied to host memory", BYTES, -1, "KV blocks that were stored"),
+    "offload.copies.loaded_bytes": Quantity("copied back", BYTES, 1, "KV blocks that host memory gave back"),
+    "offload.copies.wait_s": Quantity(
+        "waits for copies", SECONDS, -1, "time in which requests waited for copies"
+    ),
+    "host_us.per_request_step": Quantity(
+        "host cost per request and step", MICROSECONDS, -1, "schedule and update, over the requests of a step"
+    ),
+    "ceiling.tokens_s": Quantity(
+        "host ceiling", TOKENS_S, 1, "output tokens that this host can drive at most, whatever the device"
+    ),
+    "ceiling.cpu_us_per_token.*": Quantity(
+        "{}'s CPU time per token", MICROSECONDS, -1, "CPU time of the process"
+    ),
+    "gc.*.collections_total": Quantity("{}'s collections", NUMBER, -1, "runs of Python's garbage collector"),
+    "gc.*.pause_ms.total": Quantity("{}'s collector pauses, summed", MILLISECONDS, -1, "time in collections"),
+    "gc.*.pause_ms.max": Quantity(
+        "{}'s collector pauses, longest", MILLISECONDS, -1, "the longest collection"
+    ),
+    "memory.*": Quantity("{}'s peak memory", BYTES, -1, "peak of the resident memory (RSS)"),
+    "collections": Quantity("collections", NUMBER, -1, "runs of the garbage collector, in all processes"),
+    "pause_ms": Quantity("pauses", MILLISECONDS, -1, "time in collections, in all processes"),
+    "step_ms": Quantity("step", MILLISECONDS, -1, "EngineCore's mean step"),
+    "host_us_per_request_step": Quantity(
+        "host cost per request and step",
+        MICROSECONDS,
+        -1,
+        "schedule and update, over the requests of a step",
+        "host, per request and step",
+    ),
+    "ceiling_us_per_token": Quantity(
+        "host time per token at the ceiling",
+        MICROSECONDS,
+        -1,
+        "CPU time per token of the process that sets the ceiling: 20 µs for 50,000 tokens a second",
+        "ceiling, per token",
+    ),
+    "rss_growth_bytes_s": Quantity(
+        "RSS growth", BYTES_S, -1, "growth of the resident memory, in all processes"
+    ),
+}
+
+OBJECTIVES = {
+    "hit-rate": "prefix_cache.hit_rate",
+    "ttft": "ttft_ms.mean",
+    "throughput": "throughput_tok_s",
+    "goodput": "goodput.requests_s",
+    "ceiling": "ceiling.tokens_s",
+}
+"""What `--objective` takes, and the figure that each stands for."""
+
+
+def quantity(path: str) -> Quantity:
+    """The figure at a path; of a path that has none here, its number without a unit."""
+    if path in FIGURES:
+        return FIGURES[path]
+    parts = path.split(".")
+    for at, part in enumerate(parts[1:], start=1):
+        known = FIGURES.get(".".join((*parts[:at], "*", *parts[at + 1 :])))
+        if known is not None:
+            return replace(known, title=known.title.format(process_title(part)))
+    return Quantity(path, NUMBER, 0, "")

@@ -8,6 +8,7 @@ Imported by: analysis, cli, doctor, engine, explain, fake_device, probe, report,
     plugin.py      the entry point: installs each part whose symbols this vLLM has unchanged
     settings.py    KNOBS, CoreSettings: every switch and knob with its help, default and legal values
     state.py       what is in force in this process; the probe copies it into the run file
+    breaker.py     the first error in the core's bookkeeping: stock decides from then on
     freeze.py      the garbage collector: frozen heaps, thresholds, collections while the engine waits
     cache/         which blocks are kept: the pool's queues, sliding windows, packed layouts
     policies/      which free block is evicted next: one policy a file, numbers only
@@ -16,6 +17,6 @@ Imported by: analysis, cli, doctor, engine, explain, fake_device, probe, report,
     outputs/       outputs as columns from EngineCore to AsyncLLM's callers
     cpu_tier/      host memory as a second tier, on a CPU engine
 
-The first error in the pool or in the windows hands both back to stock for good (`cache/breaker.py`): blocks
-are evicted oldest first, queues are filled again from reference counts, and the state notes why.
+The first error in the core's bookkeeping (pool, windows, steady path, columns) hands all of it back to stock for good,
+and the state notes why: `breaker.py`.
 """

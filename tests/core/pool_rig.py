@@ -49,8 +49,11 @@ class Engine:
             self.hits.setdefault(new.req_id, new.num_computed_tokens)
         self.in_flight.append((scheduled, self.model.run(self.scheduler, scheduled)))
         if len(self.in_flight) > self.shape.asynchronous:
-            self.scheduler.update_from_output(*self.in_flight.popleft())
+            self.update(*self.in_flight.popleft())
         return scheduled
+
+    def update(self, *step: Any) -> None:
+        self.scheduler.update_from_output(*step)
 
     def drain(self) -> None:
         for _ in range(5000):
@@ -58,7 +61,7 @@ class Engine:
                 break
             self.step()
         while self.in_flight:
-            self.scheduler.update_from_output(*self.in_flight.popleft())
+            self.update(*self.in_flight.popleft())
         assert not self.scheduler.requests
 
     def serve(self, prompt: list[int], output: int = 4) -> int:

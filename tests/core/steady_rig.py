@@ -45,6 +45,7 @@ with warnings.catch_warnings():
     from vllm.v1.structured_output import StructuredOutputManager
 
     from kvtune.core import state
+    from kvtune.core.breaker import breaker_of
     from kvtune.core.cache import adopt
     from kvtune.core.outputs.message import MARK, OUTLET, columns_of
     from kvtune.core.outputs.outlet import Outlet
@@ -326,7 +327,7 @@ class Twins:
 
     def read_columns(self, *clients: int) -> None:
         """From now on these clients read columns, as EngineCore sends them."""
-        self.outlet = Outlet(0)
+        self.outlet = Outlet(0, breaker_of(self.ours.kv_cache_manager))
         setattr(self.ours, OUTLET, self.outlet)
         for client in clients:
             self.outlet.ask(client)
@@ -372,6 +373,7 @@ __all__ = [
     "ModelRunnerOutput",
     "Outlet",
     "PauseState",
+    "Reader",
     "Shape",
     "StockScheduler",
     "Twins",

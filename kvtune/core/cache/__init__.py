@@ -5,7 +5,6 @@ resume there) and gives each a grade; `queues.py` holds the free blocks; a polic
 the queue of a grade and the order of eviction.
 
     queues.py    the free blocks in queues that a policy orders
-    breaker.py   the first error of the pool or the windows: stock decides from then on
     quick.py     vLLM's BlockPool with its loops over blocks inlined; the simulator has it, too
     pool.py      PolicyPool: quick.py's pool with several free queues; tells the policy of hits and evictions
     windows.py   which sliding-window blocks are kept, and their grade

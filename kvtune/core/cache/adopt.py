@@ -6,11 +6,11 @@ the core was written against (HiSparse's pools, other backends' managers) stays 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvtune.core import state
+from kvtune.core.breaker import breaker_of
 from kvtune.core.settings import AUTO, CoreSettings
 from kvtune.vllm.patches import PATCHES
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     from kvtune.vllm.types import GroupManager
-
-logger = logging.getLogger("vllm.kvtune")
 
 PART = "cache.adopt"
 
@@ -35,8 +33,7 @@ def install(settings: CoreSettings) -> None:
                 try:
                     adopt(self, settings)
                 except Exception as error:
-                    state.part("pool", False, f"could not be put in: {error!r}")
-                    logger.error("kvtune: this KV cache manager stays stock's", exc_info=error)
+                    breaker_of(self).trip(error)
 
         return built
 
@@ -80,20 +77,21 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
         state.part("pinning", False, _missed_windows(settings, windows))
         return
 
+    breaker = breaker_of(manager)
+    PolicyPool.adopt_queues(pool, policy, settings, breaker)
     pool.__class__ = PolicyPool
-    pool.adopt_queues(policy, settings)
     state.part("pool", True)
     state.part("pinning", bool(windows) and settings.pinning, _missed_windows(settings, windows))
     if settings.pinning and windows:
         for group in windows:
             group.__class__ = window.KeepingWindowManager
+            breaker.guards(group.stand_down)
             group.adopt_window(settings)
-            pool.breaker.hand_back.append(group.stand_down)
         if policy != "pin":
             manager.__class__ = KeepingManager
             manager.windows = tuple(windows)
             manager.keeps_output = settings.output_window
-            pool.breaker.hand_back.append(manager.stand_down)
+            breaker.guards(manager.stand_down)
     state.gauge(pool.counters)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from kvtune.core.cache.breaker import Breaker
+from kvtune.core.breaker import Breaker
 from kvtune.core.cache.queues import BLANK, Queues
 from kvtune.core.cache.quick import QuickPool
 from kvtune.core.policies import OUTPUT, WINDOW
@@ -20,13 +20,14 @@ class PolicyPool(QuickPool):
 
     free_block_queue: Queues
 
-    def adopt_queues(self, policy_name: str, settings: CoreSettings) -> None:
+    def adopt_queues(self, policy_name: str, settings: CoreSettings, breaker: Breaker) -> None:
         """Called once, on a pool that stock has built; blocks may be in use already."""
         free = self.free_block_queue.get_all_free_blocks()
-        queues = Queues(self.blocks, policy_name, settings)
+        queues = Queues(self.blocks, policy_name, settings, breaker)
         queues.prepend_n([block for block in free if block.block_hash is None])
         queues.append_n([block for block in free if block.block_hash is not None])
         self.free_block_queue = queues
+        breaker.guards(queues.by_age)
 
     @property
     def breaker(self) -> Breaker:

@@ -7,7 +7,7 @@
 
 Contract: every free block is in exactly one queue; every operation is O(1) per block; the free count is the sum of all
 queues; only `popleft_n` (in get_new_blocks) gives blocks out, so admission checks see no difference to stock.
-A policy that raises trips the breaker (breaker.py); broken queues are then filled again from ref counts.
+A policy that raises trips the breaker (core/breaker.py); broken queues are then filled again from ref counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from kvtune.core.cache.breaker import Breaker
+from kvtune.core.breaker import Breaker
 from kvtune.core.policies import Policy
 from kvtune.core.policies.lru import InOrder
 from kvtune.core.policies.make import make
@@ -31,7 +31,9 @@ class Queues:
     Numbers of queues here are the policy's plus one: 0 is "not free", 1 is blank, 2 is the policy's first, and so on.
     """
 
-    def __init__(self, blocks: Sequence[KVCacheBlock], policy_name: str, settings: CoreSettings) -> None:
+    def __init__(
+        self, blocks: Sequence[KVCacheBlock], policy_name: str, settings: CoreSettings, breaker: Breaker
+    ) -> None:
         self.blocks = blocks
         self.num_blocks = len(blocks)
         self.queue_of = bytearray(len(blocks))
@@ -41,7 +43,7 @@ class Queues:
         self.settings = settings
         self.names = ("blank", *self.policy.queues)
         self.queues = [FreeKVCacheBlockQueue([]) for _ in range(len(self.policy.queues) + 2)]
-        self.breaker = Breaker(self.by_age)
+        self.breaker = breaker
         self.taken = [0] * len(self.queues)  # blocks given out, by queue
 
     def use(self, policy: Policy) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from kvtune.core import state
+from kvtune.core.breaker import breaker_of
 from kvtune.core.outputs.message import MARK, OUTLET, asked_by, asking
 from kvtune.core.settings import CoreSettings
 from kvtune.vllm.patches import PATCHES
@@ -110,7 +111,7 @@ def _opened(engine: EngineCore, name: str) -> None:
         return
     outlet = getattr(engine, OUTLET, None)
     if outlet is None:
-        outlet = Outlet(index)
+        outlet = Outlet(index, breaker_of(getattr(engine.scheduler, "kv_cache_manager", engine)))
         setattr(engine, OUTLET, outlet)
         setattr(engine.scheduler, OUTLET, outlet)
     outlet.ask(client)

@@ -5,7 +5,6 @@ An output is plain when it has tokens and nothing else. All others stay as they 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Protocol
@@ -16,9 +15,8 @@ from numpy.typing import NDArray
 from vllm.v1.engine import EngineCoreOutput
 
 from kvtune.core import state
+from kvtune.core.breaker import Breaker
 from kvtune.core.outputs.message import MARK, Columns, Slots, output_of
-
-logger = logging.getLogger("vllm.kvtune")
 
 FEWEST = 4
 """A step with fewer plain outputs than this is sent as it is."""
@@ -46,15 +44,21 @@ class Rows(Protocol):
 
 
 class Outlet:
-    """Makes the columns of one EngineCore. `ask` is called for each client that reads them."""
+    """Makes the columns of one EngineCore. `ask` is called for each client that reads them.
 
-    def __init__(self, engine: int) -> None:
+    After an error every output is sent as stock sends it; clients read both.
+    """
+
+    def __init__(self, engine: int, breaker: Breaker) -> None:
         self._engine = engine
         self._clients: dict[int, _Client] = {}
+        self._breaker = breaker
+        breaker.guards(self._clients.clear)
 
     def ask(self, client: int) -> None:
         """Send columns to this client from now on. A second call changes nothing."""
-        self._clients.setdefault(client, _Client(self._engine))
+        if not self._breaker.tripped:
+            self._clients.setdefault(client, _Client(self._engine))
 
     def reads_columns(self, client: int) -> bool:
         return client in self._clients
@@ -69,7 +73,7 @@ class Outlet:
         try:
             return self._packed(to, outputs, alive)
         except Exception as error:
-            self._give_up(error)
+            self._breaker.trip(error)
             return outputs
 
     def rest(self) -> None:
@@ -116,7 +120,7 @@ class Outlet:
         try:
             return self._steady(self._clients[rows.client], rows, sampled, special, dead, alive)
         except Exception as error:
-            self._give_up(error)
+            self._breaker.trip(error)
             return None
 
     @staticmethod
@@ -136,12 +140,6 @@ class Outlet:
             before = np.cumsum(ours)[list(special)].tolist() if special else []
             slots, tokens = slots[ours], tokens[ours]
         return to.columns(slots, tokens, None, before) if len(tokens) else None
-
-    def _give_up(self, error: Exception) -> None:
-        """Send every output as stock does from now on, after an error in our bookkeeping. Clients read both."""
-        self._clients.clear()
-        state.part("front_end", False, f"gave up: {type(error).__name__}: {error}")
-        logger.warning("kvtune: outputs are sent as stock sends them", exc_info=error)
 
 
 class _Client:

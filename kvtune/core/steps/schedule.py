@@ -17,6 +17,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from kvtune.core import state
+from kvtune.core.breaker import breaker_of
 from kvtune.core.steps import empty
 from kvtune.core.steps.steady import Cohort, gather, is_plain_decode, next_event
 from kvtune.core.steps.tier import tier_of
@@ -32,6 +33,14 @@ class SteadyDecode(SteadyUpdate):
         """Called once, when vLLM has built the scheduler; `why_not` is non-empty where the path can never be taken."""
         self.steady_off = why_not
         self.steady_steps = 0
+        self.steady_placed = {}
+        self._other: Request | None = None  # a running request that was not a plain decode when last checked
+        self.steady_last_rows = None
+        self._in_flight = deque()
+        self._order = ([], None, None)
+        self.steady_cohort = None
+        self.steady_breaker = breaker_of(self.kv_cache_manager)
+        self.steady_breaker.guards(self.stand_down)
         self.steady_runs_ahead = isinstance(self, AsyncScheduler)
         manager = self.kv_cache_manager
         self._groups = manager.coordinator.single_type_managers
@@ -41,13 +50,7 @@ class SteadyDecode(SteadyUpdate):
         self.steady_allocate: Callable[[Request], KVCacheBlocks | None] = getattr(
             manager, "allocate_at_event", None
         ) or functools.partial(manager.allocate_slots, num_new_tokens=1)
-        self.steady_placed = {}
         self.steady_tier = tier_of(self.connector)
-        self._other: Request | None = None  # a running request that was not a plain decode when last checked
-        self.steady_last_rows = None
-        self._in_flight = deque()
-        self._order = ([], None, None)
-        self.steady_cohort = None
         state.part("steady", not self.steady_off, self.steady_off)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -56,7 +59,7 @@ class SteadyDecode(SteadyUpdate):
                 cohort = self.find_steady_cohort()
                 new_blocks = None if cohort is None else self.allocate_steady_blocks(cohort)
             except Exception as error:
-                self._give_up(error)
+                self.steady_breaker.trip(error)
                 cohort = new_blocks = None
             if cohort is not None and new_blocks is not None:
                 return self._decode_all(cohort, new_blocks)

@@ -6,20 +6,18 @@ core's state says so.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvtune.core import state
+from kvtune.core.breaker import breaker_of
 from kvtune.core.settings import CoreSettings
 from kvtune.core.steps import empty
 from kvtune.core.steps.schedule import SteadyDecode
 from kvtune.core.steps.tier import tier_of
 from kvtune.vllm.patches import PATCHES
-
-logger = logging.getLogger("vllm.kvtune")
 
 PART = "steps.scheduler"
 
@@ -64,6 +62,8 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
     """Give a scheduler that vLLM has built what the settings switch on. A subclass by others keeps its class."""
     successor = SUCCESSORS.get(type(scheduler))
     manager = scheduler.kv_cache_manager
+    if breaker_of(manager).tripped:
+        return
     if settings.empty_blocks:
         why = empty.why_unsupported(manager)
         if not why:
@@ -73,8 +73,9 @@ def adopt(scheduler: Scheduler, settings: CoreSettings) -> None:
         if successor is None:
             state.part("steady", False, f"{type(scheduler).__name__} is not vLLM's own scheduler")
             return
+        why = why_never_steady(scheduler)
         scheduler.__class__ = successor
-        scheduler.adopt_steady(why_never_steady(scheduler))
+        scheduler.adopt_steady(why)
 
 
 def install(settings: CoreSettings) -> None:
@@ -89,8 +90,7 @@ def install(settings: CoreSettings) -> None:
             try:
                 adopt(self, settings)
             except Exception as error:
-                state.part("steady", False, f"could not be put in: {error!r}")
-                logger.error("kvtune: this scheduler stays stock's", exc_info=error)
+                breaker_of(self.kv_cache_manager).trip(error)
 
         return built
 

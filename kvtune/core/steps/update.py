@@ -6,7 +6,6 @@ stock's own `update_from_output`, which is called with these alone.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable, MutableSequence
 from itertools import compress
@@ -20,7 +19,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from kvtune.core import state
+from kvtune.core.breaker import Breaker
 from kvtune.core.outputs.message import OUTLET
 from kvtune.core.steps.steady import Cohort, Rows, carries_extras, is_finished
 from kvtune.core.steps.tier import Tier, has_news
@@ -30,8 +29,6 @@ from kvtune.vllm.types import BlockIds, KVCacheManager, Request
 
 if TYPE_CHECKING:
     from kvtune.core.outputs.outlet import Outlet
-
-logger = logging.getLogger("vllm.kvtune")
 
 Outputs = dict[int, EngineCoreOutputs]
 
@@ -55,6 +52,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
 
     steady_off: str
     """Why the path is not taken; empty while it can be."""
+    steady_breaker: Breaker
     steady_steps: int
     """Steps that were scheduled on the path."""
     steady_placed: dict[str, BlockIds]
@@ -80,7 +78,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
                 try:
                     read = self._read(cohort, rows, model_runner_output)
                 except Exception as error:
-                    self._give_up(error)
+                    self.steady_breaker.trip(error)
             if read is not None:
                 sampled, special, dead = read
                 self._append(cohort, rows, sampled, special + dead)
@@ -194,12 +192,10 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             for request in idle:
                 self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
 
-    def _give_up(self, error: Exception) -> None:
-        """Leave all further steps to stock, after an error in our bookkeeping."""
-        self.steady_off = f"gave up: {type(error).__name__}: {error}"
+    def stand_down(self) -> None:
+        """Leave all further steps to stock."""
+        self.steady_off = self.steady_breaker.why
         self.steady_cohort = None
-        state.part("steady", False, self.steady_off)
-        logger.warning("kvtune: the steady-decode path is off: %s", self.steady_off, exc_info=error)
 
 
 def _only(rows: Rows, chosen: list[int]) -> SchedulerOutput:

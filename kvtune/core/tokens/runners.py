@@ -106,7 +106,8 @@ def prepared_once(kind: type[Output], prepare: Callable[[Output], None]) -> None
             try:
                 prepare(self)
             except Exception as error:
-                state.note(f"rows: stock's lists are used: {error!r}")
+                uninstall()
+                state.part("rows", False, f"workers make stock's lists from here on: {error!r}")
             return get_output(self)
 
         return prepared

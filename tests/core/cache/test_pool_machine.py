@@ -21,6 +21,7 @@ with warnings.catch_warnings():
     from vllm.v1.core.block_pool import BlockPool
 
     from kvtune.core import state
+    from kvtune.core.breaker import Breaker
     from kvtune.core.cache import audit
     from kvtune.core.cache.pool import PolicyPool
     from kvtune.core.cache.queues import BLANK
@@ -51,7 +52,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.ours = BlockPool(blocks, enable_caching=True, hash_block_size=4)
         self.foreign = BlockPool(4, enable_caching=True, hash_block_size=4)
         self.ours.__class__ = PolicyPool
-        self.ours.adopt_queues(self.policy, CoreSettings(reuse_bonus_s=bonus, ghost_factor=2.0))
+        self.ours.adopt_queues(self.policy, CoreSettings(reuse_bonus_s=bonus, ghost_factor=2.0), Breaker())
         self.held: list[tuple[list[Any], list[Any]]] = []
         self.loans: list[Any] = []
 

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvtune.core import state
+from kvtune.core.breaker import Breaker
 from kvtune.core.cache import audit
 from kvtune.core.settings import CoreSettings, parse
 from tests.core.pool_rig import BOTH, HYBRID, SETTINGS, SHAPES, Engine, random_steps, tokens
@@ -61,7 +62,7 @@ def test_the_pool_with_policy_lru_gives_stocks_blocks(asynchronous: bool) -> Non
     made = replace(SHAPES["small_hybrid"], asynchronous=asynchronous)
     ours, stock = Engine(made, None), Engine(made, None)
     ours.pool.__class__ = PolicyPool
-    ours.pool.adopt_queues("lru", CoreSettings())
+    ours.pool.adopt_queues("lru", CoreSettings(), Breaker())
     logs: list[list[Any]] = [[], []]
     for engine, log in zip((ours, stock), logs, strict=True):
         random_steps(engine, 5, 300, lambda e=engine, found=log: found.append(inside(e.scheduler)))

@@ -31,6 +31,7 @@ with warnings.catch_warnings():
     from vllm.v1.metrics.stats import IterationStats, PrefillStats
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+    from kvtune.core.breaker import Breaker
     from kvtune.core.outputs import install
     from kvtune.core.outputs.message import MARK
     from kvtune.core.outputs.outlet import Outlet
@@ -131,7 +132,7 @@ class Twins:
         ]
         self.stock, self.ours = sides
         install.adopt(self.ours.processor)
-        self.outlet = Outlet(0)
+        self.outlet = Outlet(0, Breaker())
         self.outlet.ask(0)
         self.live: dict[str, Live] = {}
         self.clock = 100.0

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from kvtune.core.breaker import Breaker
 from kvtune.core.outputs import install
 from kvtune.core.outputs.message import MARK, OUTLET, asked_by, asking, columns_of
 from kvtune.core.settings import CoreSettings
@@ -43,7 +44,7 @@ class Engine:
     def __init__(self, count: int, kind: RequestOutputKind, interval: int = 1) -> None:
         self.processor = OutputProcessor(None, log_stats=True, stream_interval=interval)
         install.adopt(self.processor)
-        self.outlet = Outlet(0)
+        self.outlet = Outlet(0, Breaker())
         self.outlet.ask(0)
         self.queues: list[RequestOutputCollector] = []
         for number in range(count):
@@ -198,7 +199,7 @@ def test_stock_ignores_what_a_client_asks() -> None:
 
 
 def test_fewer_plain_outputs_than_are_worth_a_column_stay_as_they_are() -> None:
-    outlet = Outlet(0)
+    outlet = Outlet(0, Breaker())
     outlet.ask(0)
     few = outputs(3)
     assert outlet.pack(0, few, ()) is few
@@ -208,7 +209,7 @@ def test_fewer_plain_outputs_than_are_worth_a_column_stay_as_they_are() -> None:
 
 def test_slots_of_requests_that_are_gone_are_given_out_again_and_a_dead_row_keeps_its_own() -> None:
     """A step in flight still has the rows of requests that were aborted after it was scheduled."""
-    outlet = Outlet(0)
+    outlet = Outlet(0, Breaker())
     outlet.ask(0)
     first = [f"a{i}" for i in range(200)]
     outlet.pack(0, [EngineCoreOutput(name, [1]) for name in first], first)
@@ -223,7 +224,7 @@ def test_slots_of_requests_that_are_gone_are_given_out_again_and_a_dead_row_keep
 
 
 def test_an_outlet_that_fails_leaves_its_outputs_to_stock() -> None:
-    outlet = Outlet(0)
+    outlet = Outlet(0, Breaker())
     outlet.ask(0)
     plain = outputs()
     assert outlet.pack(0, plain, alive=()) is not plain

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.core import state
 from kvtune.core.tokens import install, runners
 from kvtune.core.tokens.outputs import OneToken
 from kvtune.core.tokens.rows import PackedRows, PassingRows, TokenRows, one_each, pack, unpack
@@ -153,6 +154,17 @@ def test_v2_rows(shape: int, values: list[int], counts: list[int], passes: bool)
         runners.uninstall()
     assert (type(rows) is PassingRows) == passes
     assert rows == Output(shape, values, counts).get_output()
+
+
+def test_the_first_error_leaves_all_rows_to_stock() -> None:
+    def fails(output: Output) -> None:
+        raise RuntimeError("ours")
+
+    kind = type("Wrapped", (Output,), {"get_output": Output.get_output})
+    runners.prepared_once(kind, fails)
+    assert kind(1, [4, 5], [1, 1]).get_output() == Output(1, [4, 5], [1, 1]).get_output()
+    assert kind.get_output is Output.get_output
+    assert state.state()["parts"] == {"rows": False} and "ours" in state.state()["notes"][0]
 
 
 def test_v1_async_rows() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 
+from kvtune.core.breaker import Breaker
 from kvtune.core.cache.pool import PolicyPool
 from kvtune.core.settings import parse
 
@@ -45,7 +46,7 @@ def filled(size: int, policy: str) -> Any:
     pool = BlockPool(size + 1, enable_caching=True, hash_block_size=16)
     if policy:
         pool.__class__ = PolicyPool
-        pool.adopt_queues(policy, parse({"policy": policy, "reuse_bonus_s": 100.0}))
+        pool.adopt_queues(policy, parse({"policy": policy, "reuse_bonus_s": 100.0}), Breaker())
     blocks = pool.get_new_blocks(size)
     pool.cache_full_blocks(Named(0, size), blocks, 0, size, 16, 0)
     pool.free_blocks(blocks)

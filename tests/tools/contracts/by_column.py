@@ -11,6 +11,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from kvtune.core import state
+from kvtune.core.breaker import Breaker
 from kvtune.core.outputs import install, outlet
 
 assert state.state()["parts"]["front_end"] is True, "the core is not active"
@@ -26,7 +27,7 @@ packed = 0
 def _built(self: Any, *args: Any, **options: Any) -> None:
     _init(self, *args, **options)
     install.adopt(self)
-    own = outlet.Outlet(0)
+    own = outlet.Outlet(0, Breaker())
     own.ask(0)
     setattr(self, OUTLET, own)
 

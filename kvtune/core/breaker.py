@@ -1,0 +1,57 @@
+"""What happens at the first error in the core's own bookkeeping: everything goes back to stock. EngineCore.
+
+Contract: an order of eviction that raises or answers nonsense, queues that contradict the reference counts, windows
+that cannot be computed, steps whose rows cannot be read and columns that cannot be made never reach the engine. From
+then on blocks are evicted oldest first, window groups and steps are stock's, outputs are sent as stock sends them, and
+one note says why. Nothing comes back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kvtune.core import state
+
+logger = logging.getLogger("vllm.kvtune")
+
+SWITCHES = ("pool", "pinning", "steady", "front_end")
+"""What is out of force then. `rows` and `empty_blocks` keep no books, so nothing in them can be wrong later."""
+ATTRIBUTE = "kvtune_breaker"
+
+
+class Breaker:
+    """One for each KV cache manager; an EngineCore has one."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        self._hand_back: list[Callable[[], None]] = []
+
+    @property
+    def tripped(self) -> bool:
+        return bool(self.why)
+
+    def guards(self, hand_back: Callable[[], None]) -> None:
+        """`hand_back` leaves a part's further decisions to stock. It is called in the middle of any part's methods."""
+        self._hand_back.append(hand_back)
+
+    def trip(self, error: Exception) -> None:
+        """Hand everything back to stock. A second call does nothing."""
+        if self.tripped:
+            return
+        self.why = f"gave up: {type(error).__name__}: {error}"
+        for back in self._hand_back:
+            back()
+        for switch in SWITCHES:
+            state.part(switch, False)
+        state.note(f"the core {self.why}; vLLM's own code decides from here on")
+        logger.error("kvtune: vLLM's own code decides from here on", exc_info=error)
+
+
+def breaker_of(manager: object) -> Breaker:
+    """The breaker of the engine that has this KV cache manager."""
+    breaker: Breaker | None = getattr(manager, ATTRIBUTE, None)
+    if breaker is None:
+        breaker = Breaker()
+        setattr(manager, ATTRIBUTE, breaker)
+    return breaker

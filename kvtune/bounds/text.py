@@ -15,7 +15,7 @@ from kvtune.errors import UsageError, did_you_mean
 from kvtune.layout.config import shape_of
 from kvtune.layout.plan import ModelShape
 from kvtune.terminal import Column, FittedTable, console, redraw
-from kvtune.units import count, size
+from kvtune.units import count, percent, size
 
 _SUFFIX = {"k": 1_000, "m": 1_000_000}
 
@@ -105,7 +105,7 @@ def print_bounds(bounds: Bounds) -> None:
     out = console(120)
     out.print(
         f"{bounds.workload}: {count(bounds.requests)} requests, {count(bounds.prompt_tokens)} prompt tokens; "
-        f"an infinite cache hits {_share(bounds.infinite)} (no evictions in {count(bounds.distinct_tokens)} tokens)"
+        f"an infinite cache hits {percent(bounds.infinite)} (no evictions in {count(bounds.distinct_tokens)} tokens)"
     )
     rows = [_row(bounds, at, rung) for at, rung in enumerate(bounds.curve)]
     out.print(FittedTable(COLUMNS, rows, gap=2))
@@ -126,9 +126,9 @@ def _row(bounds: Bounds, at: int, rung: Rung) -> list[str]:
     return [
         f"{rung.pool_blocks:,}",
         size(rung.pool_bytes) if rung.pool_bytes else "–",
-        _share(rung.lru),
-        _share(rung.best_known),
-        _share(rung.optimum),
+        percent(rung.lru),
+        percent(rung.best_known),
+        percent(rung.optimum),
         f"{100 * (rung.best_known - rung.lru) / gap:.0f} %" if gap > 1e-9 else "–",
         start,
         f"{100 * (double.lru - rung.lru):+.1f} points" if double is not None else "–",
@@ -140,9 +140,5 @@ def _tier_row(rung: Rung, tier: TierRung) -> list[str]:
         f"{rung.pool_blocks:,}",
         f"{tier.factor:g}x",
         size(tier.tier_bytes) if tier.tier_bytes else "–",
-        *(_share(share) for share in (rung.lru, tier.inclusive, tier.exclusive, tier.optimum)),
+        *(percent(share) for share in (rung.lru, tier.inclusive, tier.exclusive, tier.optimum)),
     ]
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.1f} %"

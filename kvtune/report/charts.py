@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from threading import Lock, Thread
 from typing import TYPE_CHECKING
@@ -116,36 +116,3 @@ def spec_of(chart: alt.TopLevelMixin) -> Spec:
     spec.pop("$schema", None)
     spec.pop("config", None)
     return spec
-
-
-def forest(
-    name: str,
-    rows: int,
-    subject: tuple[str, str, int],
-    change: tuple[str, str],
-    colors: Mapping[str, str],
-    tooltip: Sequence[tuple[str, str | None]],
-    *,
-    row_height: int = 26,
-    dot: int = 70,
-) -> Spec:
-    """Changes as dots, their intervals (columns `low` and `high`) as bars, coloured by the column `verdict`.
-
-    `subject`: column, title and label width of the vertical axis; `change`: column and title of the horizontal one.
-    """
-    import altair as alt
-
-    column, title, width = subject
-    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
-    base = alt.Chart(alt.NamedData(name=name), height=row_height * rows + 10).encode(
-        y=alt.Y(f"{column}:N", sort=None, axis=alt.Axis(title=title, labelLimit=width, titlePadding=8)),
-        color=alt.Color("verdict:N", title=None, scale=scale),
-        tooltip=[
-            alt.Tooltip(f"{shown}:N", title=head) if head else alt.Tooltip(f"{shown}:N")
-            for shown, head in tooltip
-        ],
-    )
-    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(x=alt.X("low:Q", title=change[1]), x2="high:Q")
-    points = base.mark_point(filled=True, size=dot, opacity=1).encode(x=f"{change[0]}:Q")
-    zero = alt.Chart(alt.InlineData(values=[{"x": 0}])).mark_rule(color="var(--ink)", strokeDash=[3, 3])
-    return spec_of(zero.encode(x="x:Q") + bars + points)

@@ -1,14 +1,16 @@
-"""The figures of a comparison as a table: once, for page, terminal, Markdown and recipes."""
+"""The figures of a comparison as a table and a chart: once, for page, terminal, Markdown and recipes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvtune.analysis.comparison.compare import ONE_RUN, Figure
 from kvtune.analysis.figures import quantity
-from kvtune.report.parts import Cell, Grid, cell, grid
+from kvtune.report.charts import columns, spec_of
+from kvtune.report.parts import Cell, Chart, Grid, cell, grid
 from kvtune.terminal import Column
 
+COLORS = {"better": "var(--good)", "worse": "var(--bad)", "no difference shown": "var(--c8)"}
 CSS = {"better": "better", "worse": "worse"}
 DRIFT = "Times of one run a side are not judged: the machine's own drift between two runs can be as large."
 
@@ -66,3 +68,49 @@ def reasons(figures: Iterable[Figure]) -> list[str]:
         DRIFT if why == ONE_RUN else f"Not judged: {', '.join(titles)} ({why})."
         for why, titles in titles_of.items()
     ]
+
+
+def judged(figure: Figure) -> bool:
+    """Whether it has an interval relative to the first side, which a chart can show."""
+    return bool(figure.a) and figure.low is not None and figure.high is not None and not in_points(figure)
+
+
+def forest(
+    name: str, title: str, label: str, heads: tuple[str, str], rows: Sequence[tuple[str, Figure]]
+) -> Chart:
+    """Relative changes as dots and their intervals as bars: of the `judged` figures, each under a name.
+
+    `heads`: of the names, and of the axis of changes.
+    """
+    import altair as alt
+
+    base = alt.Chart(alt.NamedData(name=name), height=26 * len(rows) + 10).encode(
+        y=alt.Y("of:N", sort=None, axis=alt.Axis(title=heads[0], labelLimit=190, titlePadding=8)),
+        color=alt.Color(
+            "verdict:N", title=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
+        ),
+        tooltip=[
+            alt.Tooltip("of:N", title=heads[0]),
+            alt.Tooltip("text:N", title="difference"),
+            alt.Tooltip("interval:N", title="95 % interval"),
+            alt.Tooltip("verdict:N"),
+        ],
+    )
+    bars = base.mark_rule(strokeWidth=5, opacity=0.45).encode(x=alt.X("low:Q", title=heads[1]), x2="high:Q")
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(x="change:Q")
+    zero = alt.Chart(alt.InlineData(values=[{"x": 0}])).mark_rule(color="var(--ink)", strokeDash=[3, 3])
+    data = columns(
+        of=[of for of, _ in rows],
+        low=[100 * (f.low or 0.0) / abs(f.a or 1.0) for _, f in rows],
+        high=[100 * (f.high or 0.0) / abs(f.a or 1.0) for _, f in rows],
+        change=[100 * (f.relative or 0.0) for _, f in rows],
+        verdict=[f.verdict for _, f in rows],
+        text=[change_text(f) for _, f in rows],
+        interval=[interval_text(f) for _, f in rows],
+    )
+    table = grid(
+        (heads[0], "difference", "95 % interval", "verdict"),
+        [(of, Cell(change_text(f), f.relative), interval_text(f), f.verdict) for of, f in rows],
+        title,
+    )
+    return Chart(name, title, label, spec_of(zero.encode(x="x:Q") + bars + points), table, {name: data})

@@ -264,7 +264,7 @@ def test_an_ablation_says_which_switches_are_worth_something() -> None:
     assert "A run failed. steady: EngineCore died" in html
     assert "14 of 15 runs were made: the budget of 20 min is used up." in html
     pauses = embedded(html, "chart-data")["ablation-1"]
-    assert pauses["turned"] == ["freeze off", "rows off", "thresholds on"]
+    assert pauses["of"] == ["freeze off", "rows off", "thresholds on"]
     assert pauses["low"][0] > 150 and pauses["verdict"] == ["worse", "no difference shown", "better"]
 
 

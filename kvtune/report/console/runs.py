@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from kvtune.analysis.figures import FIGURES
 from kvtune.report.listing import ListedRun
 from kvtune.terminal import Column, FittedTable, console
-from kvtune.units import ms, percent
 
+HITS, FIRST_TOKEN = FIGURES["prefix_cache.hit_rate"], FIGURES["ttft_ms.mean"]
 PIPE_WIDTH = 240  # columns where there is no terminal: all are shown
 
 
@@ -21,8 +22,8 @@ def print_runs(runs: Sequence[ListedRun], names: Sequence[str]) -> None:
         Column("load", right=False, folds=True),
         Column("core", right=False),
         Column("when", right=False, rank=1),
-        Column("hits"),
-        Column("first token"),
+        Column(HITS.short),
+        Column(FIRST_TOKEN.short),
         Column("state", right=False, folds=True, least=10),
         Column("file", right=False, rank=3 if names else 0, folds=not names),
         Column("keys of the load", right=False, rank=4),
@@ -38,8 +39,8 @@ def _cells(run: ListedRun) -> tuple[str, ...]:
         run.workload,
         f"{run.core}{where}",
         _when(run.started_at),
-        "–" if run.hit_rate is None else percent(run.hit_rate),
-        "–" if run.ttft_ms_mean is None else ms(run.ttft_ms_mean),
+        HITS.text(run.hit_rate),
+        FIRST_TOKEN.text(run.ttft_ms_mean),
         _state(run),
         run.file,
         run.spec.partition(":")[2],

@@ -11,18 +11,17 @@ from kvtune.analysis.comparison.compare import Comparison
 from kvtune.analysis.figures import quantity
 from kvtune.analysis.latency import itl_ms, ttft_ms
 from kvtune.analysis.spread import Values
-from kvtune.report.charts import SERIES, columns, forest, spec_of
+from kvtune.report.charts import SERIES, columns, spec_of
 from kvtune.report.contrast import Contrast, RunGroup, sentence, slow_tokens
-from kvtune.report.figures import change_text, figure_table, in_points, interval_text, reasons
+from kvtune.report.figures import figure_table, forest, judged, reasons
 from kvtune.report.names import command_text, when
-from kvtune.report.parts import Cell, Chart, Grid, Section, grid
+from kvtune.report.parts import Cell, Chart, Section, grid
 from kvtune.units import ms, percent
 
 if TYPE_CHECKING:
     import altair as alt
 
 QUANTILES = np.linspace(0, 1, 201)
-COLORS = {"better": "var(--good)", "worse": "var(--bad)", "no difference shown": "var(--soft)"}
 
 
 def sections(contrast: Contrast) -> list[Section]:
@@ -67,40 +66,20 @@ def _figures(contrast: Contrast) -> Section:
         id="figures",
         title="Figures",
         lead=f"Differences are relative to {first}.",
-        template="figures.html",
         tables=tuple(tables),
         notes=tuple(why),
         draw=lambda: (
-            _forest(f"figures-{number}", first, side.name, comparison, table)
-            for number, ((side, comparison), table) in enumerate(zip(pairs, tables, strict=True), start=1)
+            _forest(number, first, side.name, comparison)
+            for number, (side, comparison) in enumerate(pairs, start=1)
         ),
     )
 
 
-def _forest(name: str, first: str, other: str, comparison: Comparison, table: Grid) -> Chart | None:
-    shown = [f for f in comparison.figures if f.a and f.low is not None and f.high is not None]
-    shown = [f for f in shown if not in_points(f)]
-    if not shown:
-        return None
-    spec = forest(
-        name,
-        len(shown),
-        ("figure", "figure", 190),
-        ("difference", f"difference of {other} from {first} (%)"),
-        COLORS,
-        (("figure", None), ("text", "difference"), ("interval", "95 % interval"), ("verdict", None)),
-    )
-    data = columns(
-        figure=[quantity(f.path).title for f in shown],
-        low=[100 * (f.low or 0) / abs(f.a or 1) for f in shown],
-        high=[100 * (f.high or 0) / abs(f.a or 1) for f in shown],
-        difference=[100 * (f.relative or 0) for f in shown],
-        verdict=[f.verdict for f in shown],
-        text=[change_text(f) for f in shown],
-        interval=[interval_text(f) for f in shown],
-    )
+def _forest(number: int, first: str, other: str, comparison: Comparison) -> Chart | None:
+    rows = [(quantity(f.path).title, f) for f in comparison.figures if judged(f)]
     label = f"Dots are differences, bars their 95 % intervals. {other} is {sentence(comparison)}."
-    return Chart(name, f"{other} against {first}", label, spec, table, {name: data})
+    heads = ("figure", f"difference of {other} from {first} (%)")
+    return forest(f"figures-{number}", f"{other} against {first}", label, heads, rows) if rows else None
 
 
 def _distributions(contrast: Contrast) -> Section | None:

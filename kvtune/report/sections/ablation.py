@@ -10,16 +10,11 @@ from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.run import RunAnalysis
 from kvtune.core.settings import KNOBS
-from kvtune.report.charts import columns, forest
+from kvtune.report.figures import forest, judged
 from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.terminal import Column
 
 PLACE = 90
-COLORS = {
-    "better": "var(--good)",
-    "worse": "var(--bad)",
-    "no difference shown": "var(--c8)",
-}
 
 
 def section(analysis: RunAnalysis) -> Section | None:
@@ -114,32 +109,11 @@ def _whole(worth: Figure) -> str:
 
 
 def _forest(ablation: Ablation, number: int, figure: str) -> Chart | None:
-    sides = [(side, side.worths[number]) for side in ablation.turned]
-    shown = [(s, w, b) for s, w in sides if w.low is not None and w.high is not None and (b := w.a)]
-    shown = [row for row in shown if row[2] > 0]
-    if not shown:
+    rows = [(_name(side), worth) for side in ablation.turned if judged(worth := side.worths[number])]
+    if not rows:
         return None
-    name, title = f"ablation-{number}", FIGURES[figure].title
-    spec = forest(
-        name,
-        len(shown),
-        ("turned", "toggled", 150),
-        ("change", "change against the baseline (%)"),
-        COLORS,
-        (("turned", "toggled"), ("text", title), ("verdict", None)),
-        row_height=24,
-        dot=60,
-    )
-    data = columns(
-        turned=[_name(side) for side, _, _ in shown],
-        low=[100 * (w.low or 0.0) / b for _, w, b in shown],
-        high=[100 * (w.high or 0.0) / b for _, w, b in shown],
-        change=[100 * (w.difference or 0.0) / b for _, w, b in shown],
-        verdict=[w.verdict for _, w, _ in shown],
-        text=[_whole(w) for _, w, _ in shown],
-    )
-    most = max(shown, key=lambda row: abs(row[1].difference or 0.0))
-    label = f"Largest change: {_name(most[0])}, {_whole(most[1])}; {most[1].verdict}."
-    rows = [(_name(side), Cell(_whole(w), w.difference), w.verdict) for side, w, _ in shown]
-    table = grid(("toggled", title, "verdict"), rows, f"Change of {title}")
-    return Chart(name, f"{title[:1].upper()}{title[1:]}", label, spec, table, {name: data})
+    most, worth = max(rows, key=lambda row: abs(row[1].difference or 0.0))
+    label = f"Largest change: {most}, {_whole(worth)}; {worth.verdict}."
+    title = FIGURES[figure].title
+    heads = ("toggled", "change against the baseline (%)")
+    return forest(f"ablation-{number}", f"{title[:1].upper()}{title[1:]}", label, heads, rows)

@@ -42,6 +42,15 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierRung] = []
 
 
+RUNGS = {
+    "infinite": ("infinite cache", "forgets nothing"),
+    "optimum": ("offline optimum", "knows the future"),
+    "best_known": ("best known policy", "two classes and a ghost list"),
+    "lru": ("LRU", "the plain policy"),
+}
+"""The caches that bounds are computed of, the best first: what each is called, and what it is."""
+
+
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """`relaxation`: what the bounds leave out of the model's cache; "" where they are strict."""
 

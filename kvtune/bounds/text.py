@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 
-from kvtune.bounds.ladder import Bounds, Rung
+from kvtune.bounds.ladder import RUNGS, Bounds, Rung
 from kvtune.bounds.tiers import TierRung
 from kvtune.engine.model_config import model_config
 from kvtune.engine.models import NAMES, SHAPES, TINY
@@ -81,9 +81,7 @@ def progress() -> Iterator[Callable[[int, int], None]]:
 COLUMNS = (
     Column("pool blocks"),
     Column("memory", rank=3),
-    Column("LRU (today)"),
-    Column("best known"),
-    Column("optimum"),
+    *(Column(RUNGS[name][0]) for name in ("lru", "best_known", "optimum")),
     Column("gap closed", rank=1),
     Column("head start", rank=4),
     Column("LRU with 2x", rank=2),

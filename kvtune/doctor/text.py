@@ -11,7 +11,7 @@ from kvtune.doctor.finding import Finding, Level
 from kvtune.doctor.model import Floor, ModelReport, block_why, first_hits
 from kvtune.layout.choice import Layouts
 from kvtune.terminal import Column, FittedTable, folded
-from kvtune.units import count, size
+from kvtune.units import count, percent, size
 
 Line = tuple[Level | None, str]
 
@@ -221,7 +221,7 @@ def _layouts(layouts: Layouts, width: int) -> Iterator[Line]:
                 f"{row.capacity:.3f}x",
                 count(row.plan.block_tokens),
                 count(row.resend_tokens),
-                "–" if row.hit_share is None else f"{row.hit_share:.1%}",
+                "–" if row.hit_share is None else percent(row.hit_share),
                 *(size(each) for each in (waste.page_pad, waste.state_slot, waste.padding, waste.tail)),
             )
         )

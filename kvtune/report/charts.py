@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from threading import Lock, Thread
 from typing import TYPE_CHECKING
@@ -116,3 +116,43 @@ def spec_of(chart: alt.TopLevelMixin) -> Spec:
     spec.pop("$schema", None)
     spec.pop("config", None)
     return spec
+
+
+def stacked(
+    name: str,
+    colors: Mapping[str, str],
+    parts: Sequence[tuple[str, float, str]],
+    axis: str,
+    *,
+    rows: Sequence[str] = (),
+    of_rows: str = "",
+) -> tuple[Spec, Columns]:
+    """One bar of parts, or one for each row. `parts`: what each is, its value, and the text at it.
+
+    `colors`: of each kind of part, in their order. `rows`: of each part, the row that it is in.
+    """
+    import altair as alt
+
+    kinds = list(colors)
+    data = columns(
+        what=[what for what, _, _ in parts],
+        value=[value for _, value, _ in parts],
+        text=[text for _, _, text in parts],
+        order=[kinds.index(what) for what, _, _ in parts],
+        **({"row": rows} if rows else {}),
+    )
+    color = alt.Scale(domain=kinds, range=list(colors.values()))
+    drawing = alt.Chart(alt.NamedData(name=name), height=27 * len(set(rows)) if rows else 46)
+    drawing = drawing.mark_bar(stroke="var(--paper)", strokeWidth=1).encode(
+        x=alt.X("value:Q", title=axis, stack="zero", scale=alt.Scale(nice=False), axis=alt.Axis(format="~s")),
+        color=alt.Color("what:N", title=None, scale=color, sort=None),
+        order="order:Q",
+        tooltip=[
+            *([alt.Tooltip("row:N", title=of_rows)] if rows else []),
+            alt.Tooltip("what:N", title=" "),
+            alt.Tooltip("text:N", title=axis),
+        ],
+    )
+    if rows:
+        drawing = drawing.encode(y=alt.Y("row:N", sort=None, axis=alt.Axis(title=of_rows, labelLimit=110)))
+    return spec_of(drawing), data

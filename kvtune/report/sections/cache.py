@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from kvtune.analysis.cache import UNCLASSIFIED, PrefixCache, Round
 from kvtune.analysis.run import RunAnalysis
 from kvtune.analysis.verdict import WINNABLE, winnable
-from kvtune.report.charts import SERIES, columns, spec_of
+from kvtune.report.charts import SERIES, stacked
 from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.report.sections.ladder import ladder
 from kvtune.run.misses import cause_meaning, cause_title
@@ -88,43 +88,17 @@ def _where(cache: PrefixCache, parts: Mapping[str, int]) -> Grid:
 
 
 def _causes(cache: PrefixCache, parts: Mapping[str, int], table: Grid) -> Chart:
-    import altair as alt
-
-    titles = {cause: _title(cause) for cause in parts}
-    colors = [COLORS.get(cause, SERIES[(5 + i) % len(SERIES)]) for i, cause in enumerate(parts)]
-    drawing = (
-        alt.Chart(alt.NamedData(name="causes"), height=46)
-        .mark_bar(stroke="var(--paper)", strokeWidth=1)
-        .encode(
-            x=alt.X(
-                "tokens:Q",
-                title="prompt tokens",
-                stack="zero",
-                scale=alt.Scale(nice=False),
-                axis=alt.Axis(format="~s"),
-            ),
-            color=alt.Color(
-                "what:N", title=None, scale=alt.Scale(domain=list(titles.values()), range=colors), sort=None
-            ),
-            order="order:Q",
-            tooltip=[
-                alt.Tooltip("what:N", title=" "),
-                alt.Tooltip("tokens:Q", title="tokens", format=","),
-                alt.Tooltip("share:N", title="share"),
-            ],
-        )
-    )
-    data = columns(
-        what=[titles[cause] for cause in parts],
-        tokens=list(parts.values()),
-        share=[percent(tokens, cache.query_tokens) for tokens in parts.values()],
-        order=range(len(parts)),
-    )
+    whole = cache.query_tokens
+    colors = {
+        _title(cause): COLORS.get(cause, SERIES[(5 + i) % len(SERIES)]) for i, cause in enumerate(parts)
+    }
+    drawn = [(_title(cause), n, f"{count(n)}, {percent(n, whole)}") for cause, n in parts.items()]
+    spec, data = stacked("causes", colors, drawn, "prompt tokens")
     largest = max((c for c in parts if c != HIT), key=lambda c: parts[c], default=None)
-    label = f"{percent(cache.hit_tokens, cache.query_tokens)} hits."
+    label = f"{percent(cache.hit_tokens, whole)} hits."
     if largest is not None:
-        label += f" The largest part of the misses: {titles[largest]}, {percent(parts[largest], cache.query_tokens)}."
-    return Chart("causes", "Where the prompt tokens went", label, spec_of(drawing), table, {"causes": data})
+        label += f" The largest part of the misses: {_title(largest)}, {percent(parts[largest], whole)}."
+    return Chart("causes", "Where the prompt tokens went", label, spec, table, {"causes": data})
 
 
 def _order(cause: str) -> int:
@@ -147,36 +121,11 @@ def _by_round(rounds: Sequence[Round]) -> Grid:
 
 
 def _rounds(rounds: Sequence[Round], table: Grid) -> Chart:
-    import altair as alt
-
     names = [f"round {r.round + 1}" for r in rounds]
-    data = columns(
-        round=names * 2,
-        what=["hit"] * len(rounds) + ["computed"] * len(rounds),
-        tokens=[r.hit_tokens for r in rounds] + [r.query_tokens - r.hit_tokens for r in rounds],
-    )
-    colors = alt.Scale(domain=["hit", "computed"], range=[COLORS[HIT], COLORS["cold"]])
-    bars = (
-        alt.Chart(alt.NamedData(name="rounds"), height=26 * len(rounds))
-        .mark_bar()
-        .encode(
-            y=alt.Y("round:N", title=None, sort=None, axis=alt.Axis(title="round", labelLimit=90)),
-            x=alt.X(
-                "tokens:Q",
-                title="prompt tokens",
-                stack="zero",
-                scale=alt.Scale(nice=False),
-                axis=alt.Axis(format="~s"),
-            ),
-            color=alt.Color("what:N", title=None, scale=colors),
-            order=alt.Order("what:N", sort="descending"),
-            tooltip=[
-                alt.Tooltip("round:N", title=" "),
-                alt.Tooltip("what:N", title="tokens"),
-                alt.Tooltip("tokens:Q", title="number", format=","),
-            ],
-        )
-    )
+    hits = [(HIT, r.hit_tokens, count(r.hit_tokens)) for r in rounds]
+    computed = [("computed", n, count(n)) for n in (r.query_tokens - r.hit_tokens for r in rounds)]
+    colors = {HIT: COLORS[HIT], "computed": COLORS["cold"]}
+    spec, data = stacked("rounds", colors, hits + computed, "prompt tokens", rows=names * 2, of_rows="round")
     label = "Hit rate by round: " + ", ".join(percent(r.hit_tokens, r.query_tokens) for r in rounds[:8])
     label += ", …" if len(rounds) > 8 else "."
-    return Chart("rounds", "Hits in each round", label, spec_of(bars), table, {"rounds": data})
+    return Chart("rounds", "Hits in each round", label, spec, table, {"rounds": data})

@@ -7,7 +7,7 @@ import numpy as np
 from kvtune.analysis.ledger import Join
 from kvtune.analysis.processes import process_keys, process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import GENERATION_COLORS, columns, spec_of
+from kvtune.report.charts import GENERATION_COLORS, stacked
 from kvtune.report.parts import Cell, Chart, Grid, Section, cell, grid
 from kvtune.run.types import Run
 from kvtune.terminal import Column
@@ -128,46 +128,22 @@ def _facts(analysis: RunAnalysis) -> list[tuple[str, str]]:
 
 def _pauses(run: Run) -> Chart | None:
     """Pause time by process and generation."""
-    import altair as alt
-
     gc = run.table("gc")
     if not len(gc["t_s"]):
         return None
-    keys = process_keys(run)
-    names, generations, totals, numbers = [], [], [], []
+    keys, generation_of = process_keys(run), np.clip(gc["generation"], 0, 2)
+    names, parts, rows = [], [], []
     for process in sorted(set(gc["process"].tolist())):
-        for generation in (0, 1, 2):
-            counted = (gc["process"] == process) & (np.clip(gc["generation"], 0, 2) == generation)
+        for generation in range(3):
+            counted = (gc["process"] == process) & (generation_of == generation)
+            n, total = int(counted.sum()), float(np.nansum(gc["pause_us"][counted])) / 1000
             names.append(process_title(keys[process]))
-            generations.append(f"generation {generation}")
-            totals.append(float(np.nansum(gc["pause_us"][counted])) / 1000)
-            numbers.append(int(counted.sum()))
-    colors = alt.Scale(domain=[f"generation {g}" for g in (0, 1, 2)], range=list(GENERATION_COLORS))
-    drawing = (
-        alt.Chart(alt.NamedData(name="pauses"), height=28 * len(set(names)))
-        .mark_bar()
-        .encode(
-            y=alt.Y("process:N", sort=None, axis=alt.Axis(title="process", labelLimit=110)),
-            x=alt.X("ms:Q", stack="zero", title="pauses, summed (ms)"),
-            color=alt.Color("generation:N", title=None, scale=colors),
-            tooltip=[
-                alt.Tooltip("process:N"),
-                alt.Tooltip("generation:N", title=" "),
-                alt.Tooltip("ms:Q", title="pauses (ms)", format=",.4~g"),
-                alt.Tooltip("n:Q", title="collections", format=","),
-            ],
-        )
-    )
-    rows = [
-        (name, generation, Cell(count(n), n), Cell(ms(total), total))
-        for name, generation, n, total in zip(names, generations, numbers, totals, strict=True)
-    ]
-    worst = int(np.argmax(totals))
-    where = f"{names[worst]}, {generations[worst]}"
-    label = f"Most of the pause time: {where}, {ms(totals[worst])} in {count(numbers[worst])} collections."
-    table = grid(
-        ("process", "generation", "collections", "pauses"), rows, "Pause time by process and generation"
-    )
-    data = columns(process=names, generation=generations, ms=totals, n=numbers)
+            parts.append((f"generation {generation}", total, f"{ms(total)} in {count(n)} collections"))
+            rows.append((names[-1], parts[-1][0], Cell(count(n), n), Cell(ms(total), total)))
+    colors = {f"generation {g}": color for g, color in enumerate(GENERATION_COLORS)}
+    spec, data = stacked("pauses", colors, parts, "pauses, summed (ms)", rows=names, of_rows="process")
+    worst = max(range(len(parts)), key=lambda at: parts[at][1])
+    label = f"Most of the pause time: {names[worst]}, {parts[worst][0]}, {parts[worst][2]}."
     title = "Pause time by process and generation"
-    return Chart("pauses", title, label, spec_of(drawing), table, {"pauses": data})
+    table = grid(("process", "generation", "collections", "pauses"), rows, title)
+    return Chart("pauses", title, label, spec, table, {"pauses": data})

@@ -6,13 +6,14 @@ from kvtune.analysis.host.ceiling import Ceiling
 from kvtune.analysis.host.overlap import Overlap
 from kvtune.analysis.processes import process_title
 from kvtune.analysis.run import RunAnalysis
-from kvtune.report.charts import SERIES, columns, spec_of
+from kvtune.report.charts import SERIES, stacked
 from kvtune.report.parts import Cell, Chart, Section, grid
 from kvtune.terminal import Column
 from kvtune.units import count, ms, percent
 
 PLACE = 80
 LIMITS = ("host",)
+COLORS = (SERIES[0], "var(--c-miss)", SERIES[1], SERIES[4])
 PHASES = {"execute": "waiting for the model", "other": "rest of the step"}
 
 
@@ -106,36 +107,16 @@ def _ceiling_facts(ceiling: Ceiling) -> list[tuple[str, str]]:
 
 
 def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int) -> Chart:
-    import altair as alt
-
-    names = [name for name, _, _ in parts]
-    colors = alt.Scale(domain=names, range=[SERIES[0], "var(--c-miss)", SERIES[1], SERIES[4]])
-    drawing = (
-        alt.Chart(alt.NamedData(name="step-parts"), height=46)
-        .mark_bar(stroke="var(--paper)", strokeWidth=1)
-        .encode(
-            x=alt.X("ms:Q", title="mean step (ms)", stack="zero", scale=alt.Scale(nice=False)),
-            color=alt.Color("part:N", title=None, scale=colors),
-            order="order:Q",
-            tooltip=[
-                alt.Tooltip("part:N", title=" "),
-                alt.Tooltip("ms:Q", title="per step (ms)", format=",.4~g"),
-                alt.Tooltip("share:N", title="share"),
-            ],
-        )
+    colors = dict(zip((name for name, _, _ in parts), COLORS, strict=True))
+    means = [(name, 1000 * seconds / steps, percent(seconds, total_s), what) for name, seconds, what in parts]
+    spec, data = stacked(
+        "step-parts",
+        colors,
+        [(name, mean, f"{ms(mean)}, {share}") for name, mean, share, _ in means],
+        "mean step (ms)",
     )
-    means = [1000 * seconds / steps for _, seconds, _ in parts]
-    data = columns(
-        part=names, ms=means, share=[percent(s, total_s) for _, s, _ in parts], order=range(len(parts))
-    )
-    rows = [
-        (name, Cell(ms(mean), mean), Cell(percent(seconds, total_s), seconds), what)
-        for (name, seconds, what), mean in zip(parts, means, strict=True)
-    ]
-    label = (
-        ", ".join(f"{name} {percent(seconds, total_s)}" for name, seconds, _ in parts) + " of the step time."
-    )
-    table = grid(("part", "per step", "share", "what it does"), rows, "The parts of a mean step")
-    return Chart(
-        "step-parts", "The parts of a mean step", label, spec_of(drawing), table, {"step-parts": data}
-    )
+    rows = [(name, Cell(ms(mean), mean), Cell(share, mean), what) for name, mean, share, what in means]
+    label = ", ".join(f"{name} {share}" for name, _, share, _ in means) + " of the step time."
+    title = "The parts of a mean step"
+    table = grid(("part", "per step", "share", "what it does"), rows, title)
+    return Chart("step-parts", title, label, spec, table, {"step-parts": data})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtune.analysis.cache import match_unit
 from kvtune.analysis.run import RunAnalysis
-from kvtune.bounds.ladder import Bounds, bounds
+from kvtune.bounds.ladder import RUNGS, Bounds, bounds
 from kvtune.errors import KvtuneError
 from kvtune.layout.config import shape_of
 from kvtune.report.charts import SERIES, columns, spec_of
@@ -23,14 +23,14 @@ def ladder(analysis: RunAnalysis) -> Chart | None:
     cache, limits = analysis.prefix_cache, _bounds(analysis.run, analysis.workload)
     if limits is None or cache.hit_rate is None or not limits.infinite:
         return None  # no bounds, or no token that any cache could hit
-    rung = limits.curve[0]
-    pool = f"{count(rung.pool_tokens)} tokens"
+    pool = limits.curve[0]
+    within = f", in a pool of {count(pool.pool_tokens)} tokens"
     rungs = (
-        ("infinite cache", limits.infinite, "forgets nothing"),
-        ("offline optimum", rung.optimum, f"knows the future, in a pool of {pool}"),
-        ("best known policy", rung.best_known, f"two classes and a ghost list, in a pool of {pool}"),
-        ("LRU", rung.lru, f"the plain policy, in a pool of {pool}"),
-        ("this run", cache.hit_rate, "what the engine did"),
+        _rung("infinite", limits.infinite),
+        _rung("optimum", pool.optimum, within),
+        _rung("best_known", pool.best_known, within),
+        _rung("lru", pool.lru, within),
+        ("this run", "what the engine did", cache.hit_rate),
     )
     names = [name for name, _, _ in rungs]
     drawing = (
@@ -47,14 +47,19 @@ def ladder(analysis: RunAnalysis) -> Chart | None:
             ],
         )
     )
-    data = columns(rung=names, rate=[100 * rate for _, rate, _ in rungs], what=[what for _, _, what in rungs])
-    rows = [(name, Cell(percent(rate), rate), what) for name, rate, what in rungs]
+    data = columns(rung=names, rate=[100 * rate for _, _, rate in rungs], what=[what for _, what, _ in rungs])
+    rows = [(name, Cell(percent(rate), rate), what) for name, what, rate in rungs]
     label = f"This run: {percent(cache.hit_rate)}; an infinite cache: {percent(limits.infinite)}."
     note = f"Bounds: {'; '.join(filter(None, (*limits.notes, limits.relaxation)))}."
     table = grid(("cache", "hit rate", "what it is"), rows, "Hit rates that this workload allows")
     return Chart(
         "ladder", "How far from what is possible", label, spec_of(drawing), table, {"ladder": data}, note
     )
+
+
+def _rung(name: str, rate: float, within: str = "") -> tuple[str, str, float]:
+    title, what = RUNGS[name]
+    return title, what + within, rate
 
 
 def _bounds(run: Run, workload: Workload | None) -> Bounds | None:

@@ -15,7 +15,7 @@ from kvtune.analysis.study import Bench, Settings, StudyResult, Trial
 from kvtune.engine.flags import flag_value
 from kvtune.errors import KvtuneError
 from kvtune.recipe import read_recipe
-from kvtune.report.pages.study import next_step, study_page
+from kvtune.report.pages.study import study_page, words
 from kvtune.run.extras import Extras
 from kvtune.run.types import EngineInfo
 from kvtune.tune import confirm
@@ -199,5 +199,5 @@ def test_the_page_of_a_search_names_the_winner_and_not_its_best_single_run(
         "with 95 % confidence" in shown.result.verdict.text
         and "not repeated" not in shown.result.verdict.text
     )
-    assert next_step(shown)[1] == "kvtune recipe verify recipe.toml"
+    assert words(shown)[2] == "kvtune recipe verify recipe.toml"
     assert "kvtune serve" not in study_page(shown), "no server runs on a simulated device"

@@ -21,7 +21,7 @@ from kvtune.cli.views.plan import minutes
 from kvtune.cli.views.ticker import Ticker
 from kvtune.cli.views.trial_table import SHOWN, common, figure, folded_rows, named, table
 from kvtune.errors import EXIT_INTERRUPTED
-from kvtune.report.pages.study import next_step
+from kvtune.report.pages.study import banners, words
 from kvtune.terminal import command, console, folded
 from kvtune.tune.objective import OBJECTIVES, Objective
 from kvtune.tune.space.grid import shown
@@ -103,23 +103,14 @@ def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> N
     lines = [f"{len(rows) - len(kept)} more rows: --json lists all trials"] if len(rows) > len(kept) else []
     if shared := common(trials):
         lines.append(f"every trial: {shared}")
-    result = study.result
     if any(trial.role == "baseline" for trial in trials):
         lines.append("baseline: stock vLLM, without any of these settings")
-    lines += [*knob_lines(named(trials)), *predicted(trials), result.verdict.text, *result.notes]
-    advice, command_line = next_step(study)
-    for line in [*lines, advice]:
+    warnings = [f"{banner.title} {banner.text}" for banner in banners(study)]
+    outcome, advice, command_line = words(study)
+    for line in [*lines, *knob_lines(named(trials)), *warnings, outcome, *study.result.notes, advice]:
         for part in folded(line, out.width):
             out.print(part, soft_wrap=True)
     out.print(command(f"  {command_line}", "cyan"), soft_wrap=True)
-
-
-def predicted(trials: Sequence[Trial]) -> list[str]:
-    """Says which of these times are simulated."""
-    places = {trial.on for trial in trials}
-    if places == {"sim"}:
-        return ["simulated: no engine ran; hits are exact, times are predicted"]
-    return ["times of trials on sim are predicted"] if "sim" in places else []
 
 
 def finish(

@@ -42,7 +42,7 @@ def study_page(study: StudyView) -> str:
             part for part in (bench.spec, f"vLLM {bench.vllm}" if bench.vllm else "", _args(bench)) if part
         ),
         sections=study_sections(study),
-        banners=_banners(study),
+        banners=banners(study),
     )
 
 
@@ -72,13 +72,14 @@ def _varied(trials: Sequence[Trial]) -> list[str]:
     return [k for k in knobs if len({t.settings[k] for t in trials if k in t.settings}) > 1]
 
 
-def _banners(study: StudyView) -> list[Banner]:
+def banners(study: StudyView) -> list[Banner]:
+    """Warnings, for page and terminal."""
     places = {t.on for t in study.result.trials}
-    banners = []
+    made = []
     if places == {"sim"}:
-        banners.append(Banner("info", "Simulated.", "No engine ran: hits are exact, times are predictions."))
+        made.append(Banner("info", "Simulated.", "No engine ran: hits are exact, times are predictions."))
     elif "sim" in places:
-        banners.append(
+        made.append(
             Banner(
                 "info",
                 "Partly simulated.",
@@ -87,16 +88,16 @@ def _banners(study: StudyView) -> list[Banner]:
         )
     failed = sum(t.state == "failed" for t in study.result.trials)
     if failed and failed == len(study.result.trials):
-        banners.append(Banner("bad", "Every trial failed.", "The table of trials says why."))
+        made.append(Banner("bad", "Every trial failed.", "The table of trials says why."))
     elif failed:
-        banners.append(
+        made.append(
             Banner(
                 "warn",
                 f"{count(failed)} trial{'s' if failed > 1 else ''} failed.",
                 "The table of trials says why.",
             )
         )
-    return banners
+    return made
 
 
 def _outcome(study: StudyView, by: str) -> Section:
@@ -112,7 +113,7 @@ def _outcome(study: StudyView, by: str) -> Section:
     figures.append(Tile("Trials", count(len(states)), f"{count(rest)} of them not complete" if rest else ""))
     ahead = "Ahead in simulation" if verdict.on == "sim" else "A winner"
     heading = ahead if verdict.winner else "No winner"
-    result, advice, command = _words(study, by)
+    result, advice, command = words(study)
     values = {
         "lines": (
             ("What came out", result),
@@ -126,14 +127,9 @@ def _outcome(study: StudyView, by: str) -> Section:
     return Section("outcome", heading, "", "sweep.html", values=values)
 
 
-def next_step(study: StudyView) -> tuple[str, str]:
-    """What to do with the result: the advice, and its command."""
-    _, advice, command = _words(study, study.result.objective)
-    return advice, command
-
-
-def _words(study: StudyView, by: str) -> tuple[str, str, str]:
-    """The result, the advice, and the command that follows it."""
+def words(study: StudyView) -> tuple[str, str, str]:
+    """The result, the advice, and the command that follows it, for page and terminal."""
+    by = study.result.objective
     best, stock, verdict, bench = study.result.best, study.result.baseline, study.result.verdict, study.bench
     if best is None:
         return (

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from kvtune.core import state
 
 logger = logging.getLogger("vllm.kvtune")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 SWITCHES = ("pool", "pinning", "steady", "front_end")
 """What is out of force then. `rows` and `empty_blocks` keep no books, so nothing in them can be wrong later."""
@@ -31,9 +35,17 @@ class Breaker:
     def tripped(self) -> bool:
         return bool(self.why)
 
-    def guards(self, hand_back: Callable[[], None]) -> None:
+    def on_trip(self, hand_back: Callable[[], None]) -> None:
         """`hand_back` leaves a part's further decisions to stock. It is called in the middle of any part's methods."""
         self._hand_back.append(hand_back)
+
+    def attempt(self, act: Callable[P, R], *args: P.args, **options: P.kwargs) -> R | None:
+        """What `act` returns; where it raises, everything is handed back, and the answer is None."""
+        try:
+            return act(*args, **options)
+        except Exception as error:
+            self.trip(error)
+            return None
 
     def trip(self, error: Exception) -> None:
         """Hand everything back to stock. A second call does nothing."""

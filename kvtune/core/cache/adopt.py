@@ -30,10 +30,7 @@ def install(settings: CoreSettings) -> None:
         def built(self: KVCacheManager, *args: object, **options: object) -> None:
             init(self, *args, **options)
             if type(self) is KVCacheManager:
-                try:
-                    adopt(self, settings)
-                except Exception as error:
-                    breaker_of(self).trip(error)
+                breaker_of(self).attempt(adopt, self, settings)
 
         return built
 
@@ -85,13 +82,13 @@ def adopt(manager: KVCacheManager, settings: CoreSettings) -> None:
     if settings.pinning and windows:
         for group in windows:
             group.__class__ = window.KeepingWindowManager
-            breaker.guards(group.stand_down)
+            breaker.on_trip(group.stand_down)
             group.adopt_window(settings)
         if policy != "pin":
             manager.__class__ = KeepingManager
             manager.windows = tuple(windows)
             manager.keeps_output = settings.output_window
-            breaker.guards(manager.stand_down)
+            breaker.on_trip(manager.stand_down)
     state.gauge(pool.counters)
 
 

@@ -27,10 +27,7 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
     def get_computed_blocks(self, request: Request, *limit: int | None) -> tuple[KVCacheBlocks, int, int]:
         found: tuple[KVCacheBlocks, int, int] = super().get_computed_blocks(request, *limit)
         if found[1] and self.block_pool.extras_first:
-            try:
-                return self._as_in_stock(found, request, *limit)
-            except Exception as error:
-                self.block_pool.breaker.trip(error)
+            return self.block_pool.breaker.attempt(self._as_in_stock, found, request, *limit) or found
         return found
 
     def _as_in_stock(
@@ -67,8 +64,8 @@ class KeepingManager(KVCacheManager):  # type: ignore[misc]
     def _keep_output(self, request: Request) -> None:
         if not self.keeps_output:
             return
-        try:
-            for group in self.windows:
-                group.keep_output(request)
-        except Exception as error:
-            self.block_pool.breaker.trip(error)
+        self.block_pool.breaker.attempt(self._keep_windows, request)
+
+    def _keep_windows(self, request: Request) -> None:
+        for group in self.windows:
+            group.keep_output(request)

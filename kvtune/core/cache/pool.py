@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ class PolicyPool(QuickPool):
         queues.prepend_n([block for block in free if block.block_hash is None])
         queues.append_n([block for block in free if block.block_hash is not None])
         self.free_block_queue = queues
-        breaker.guards(queues.by_age)
+        breaker.on_trip(queues.by_age)
 
     @property
     def breaker(self) -> Breaker:
@@ -45,7 +45,7 @@ class PolicyPool(QuickPool):
         else:
             queues.use_again(blocks)
         if queues.tells_hit:
-            self._tell(queues.policy.hit, _ids(blocks))
+            self.breaker.attempt(queues.policy.hit, _ids(blocks))
 
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, num_tokens: int | None
@@ -56,11 +56,13 @@ class PolicyPool(QuickPool):
             self._blank(twin)
         super()._insert_block_hash(block_hash_with_group_id, block, num_tokens)
         if queues.tells_stored:
-            self._tell(queues.policy.stored, [block.block_id], [block_hash_with_group_id], twin is not None)
+            self.breaker.attempt(
+                queues.policy.stored, [block.block_id], [block_hash_with_group_id], twin is not None
+            )
 
     def tell_stored(self, blocks: list[KVCacheBlock], keys: list[bytes]) -> None:
         if self.free_block_queue.tells_stored:
-            self._tell(self.free_block_queue.policy.stored, _ids(blocks), keys, False)
+            self.breaker.attempt(self.free_block_queue.policy.stored, _ids(blocks), keys, False)
 
     def _blank(self, extra: KVCacheBlock) -> None:
         """Give up a free extra whose content was just computed again: a lookup would find it before the new block."""
@@ -84,7 +86,7 @@ class PolicyPool(QuickPool):
         queues = self.free_block_queue
         block_ids = _ids(blocks)
         if queues.tells_evicted:
-            self._tell(queues.policy.evicted, block_ids, keys)
+            self.breaker.attempt(queues.policy.evicted, block_ids, keys)
         grade_of = queues.grade_of
         for block_id in block_ids:
             grade_of[block_id] = WINDOW
@@ -95,7 +97,7 @@ class PolicyPool(QuickPool):
         queues = self.free_block_queue
         queues.grade_of = bytearray(queues.num_blocks)
         queues.blank_all()
-        self._tell(queues.policy.reset)
+        self.breaker.attempt(queues.policy.reset)
         return True
 
     def grade(self, blocks: Sequence[KVCacheBlock], grades: Sequence[int]) -> None:
@@ -116,7 +118,7 @@ class PolicyPool(QuickPool):
     def leave(self, blocks: Sequence[KVCacheBlock]) -> None:
         """A conversation continued after these blocks: its next turn resumes at a later point."""
         if self.free_block_queue.tells_left:
-            self._tell(self.free_block_queue.policy.left, _ids(blocks))
+            self.breaker.attempt(self.free_block_queue.policy.left, _ids(blocks))
 
     def renew(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Make the free ones of these blocks the youngest of their queues, as if a prompt had just used them."""
@@ -145,12 +147,6 @@ class PolicyPool(QuickPool):
             yield
         finally:
             del self.get_cached_block
-
-    def _tell(self, hook: Callable[..., None], *what: object) -> None:
-        try:
-            hook(*what)
-        except Exception as error:
-            self.breaker.trip(error)
 
     def counters(self) -> dict[str, int]:
         """Counters for the run file: blocks given out by queue, failures."""

@@ -167,16 +167,8 @@ class Queues:
         """Hashed blocks became free."""
         if not blocks:
             return
-        try:
-            numbers = self.policy.place([block.block_id for block in blocks])
-            found = set(numbers)
-            if len(numbers) != len(blocks) or not 0 < min(found) <= max(found) < len(self.queues) - 1:
-                raise ValueError(f"policy {self.policy.name} placed a block in a queue that it does not have")
-        except Exception as error:
-            self.breaker.trip(error)
-            numbers = [len(self.policy.queues)] * len(blocks)
-            found = set(numbers)
-        if len(found) == 1:
+        numbers = self.breaker.attempt(self._placed, blocks) or [len(self.policy.queues)] * len(blocks)
+        if numbers.count(numbers[0]) == len(numbers):
             self.queues[numbers[0] + 1].append_n(blocks)
             self._mark(blocks, numbers[0] + 1)
             return
@@ -187,6 +179,14 @@ class Queues:
                 self.queues[numbers[start] + 1].append_n(run)
                 self._mark(run, numbers[start] + 1)
                 start = end
+
+    def _placed(self, blocks: list[KVCacheBlock]) -> list[int]:
+        """The policy's number of a queue for each block."""
+        numbers = self.policy.place([block.block_id for block in blocks])
+        found = set(numbers)
+        if len(numbers) != len(blocks) or not 0 < min(found) <= max(found) < len(self.queues) - 1:
+            raise ValueError(f"policy {self.policy.name} placed a block in a queue that it does not have")
+        return numbers
 
     def blank_all(self) -> None:
         """Make all free blocks blank, in eviction order: no block has a hash any more."""

@@ -91,15 +91,16 @@ class KeepingWindowManager(SlidingWindowManager):  # type: ignore[misc]
                 # A sibling that diverges right after the junction cannot use the block past it as EAGLE's extra one.
                 boundaries.append(request.shared_prefix_boundary - self.block_size)
         blocks = self.req_to_blocks[request.request_id]
-        try:
-            if resumed:
-                self.resumed.discard(request.request_id)
-                self._take_over(blocks[:start], retention_interval, boundaries, len(replay_boundaries))
-            if start >= end:
-                return
-            grades = self._grades(start, end, retention_interval, boundaries, len(replay_boundaries))
-        except Exception as error:
-            self.block_pool.breaker.trip(error)
+        attempt, replays = self.block_pool.breaker.attempt, len(replay_boundaries)
+        if resumed:
+            self.resumed.discard(request.request_id)
+            attempt(self._take_over, blocks[:start], retention_interval, boundaries, replays)
+        if start >= end:
+            return
+        grades = None
+        if not self.block_pool.breaker.tripped:
+            grades = attempt(self._grades, start, end, retention_interval, boundaries, replays)
+        if grades is None:
             SlidingWindowManager.cache_blocks(
                 self,
                 request,

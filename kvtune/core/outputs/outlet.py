@@ -53,7 +53,7 @@ class Outlet:
         self._engine = engine
         self._clients: dict[int, _Client] = {}
         self._breaker = breaker
-        breaker.guards(self._clients.clear)
+        breaker.on_trip(self._clients.clear)
 
     def ask(self, client: int) -> None:
         """Send columns to this client from now on. A second call changes nothing."""
@@ -70,11 +70,7 @@ class Outlet:
         to = self._clients.get(client)
         if to is None or len(outputs) < FEWEST or outputs[-1].request_id == MARK:
             return outputs
-        try:
-            return self._packed(to, outputs, alive)
-        except Exception as error:
-            self._breaker.trip(error)
-            return outputs
+        return self._breaker.attempt(self._packed, to, outputs, alive) or outputs
 
     def rest(self) -> None:
         """No request is left: drop the references to the requests of the last steady step."""
@@ -117,21 +113,17 @@ class Outlet:
 
         None where no row is left, or the columns could not be made.
         """
-        try:
-            return self._steady(self._clients[rows.client], rows, sampled, special, dead, alive)
-        except Exception as error:
-            self._breaker.trip(error)
-            return None
+        return self._breaker.attempt(self._steady, rows, sampled, special, dead, alive)
 
-    @staticmethod
     def _steady(
-        to: _Client,
+        self,
         rows: Rows,
         sampled: Sequence[int],
         special: Sequence[int],
         dead: Sequence[int],
         alive: Collection[str],
     ) -> EngineCoreOutput | None:
+        to = self._clients[rows.client]
         slots, tokens = to.slots_of_rows(rows, alive), np.array(sampled, np.int32)
         before: list[int] = []
         if special or dead:

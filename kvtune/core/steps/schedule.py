@@ -40,7 +40,7 @@ class SteadyDecode(SteadyUpdate):
         self._order = ([], None, None)
         self.steady_cohort = None
         self.steady_breaker = breaker_of(self.kv_cache_manager)
-        self.steady_breaker.guards(self.stand_down)
+        self.steady_breaker.on_trip(self.stand_down)
         self.steady_runs_ahead = isinstance(self, AsyncScheduler)
         manager = self.kv_cache_manager
         self._groups = manager.coordinator.single_type_managers
@@ -55,12 +55,9 @@ class SteadyDecode(SteadyUpdate):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if not (throttle_prefills or self.steady_off):
-            try:
-                cohort = self.find_steady_cohort()
-                new_blocks = None if cohort is None else self.allocate_steady_blocks(cohort)
-            except Exception as error:
-                self.steady_breaker.trip(error)
-                cohort = new_blocks = None
+            attempt = self.steady_breaker.attempt
+            cohort = attempt(self.find_steady_cohort)
+            new_blocks = None if cohort is None else attempt(self.allocate_steady_blocks, cohort)
             if cohort is not None and new_blocks is not None:
                 return self._decode_all(cohort, new_blocks)
         self.steady_cohort = None

@@ -87,10 +87,7 @@ def install(settings: CoreSettings) -> None:
     def wrap(init: Callable[..., None]) -> Callable[..., None]:
         def built(self: Scheduler, *args: object, **options: object) -> None:
             init(self, *args, **options)
-            try:
-                adopt(self, settings)
-            except Exception as error:
-                breaker_of(self.kv_cache_manager).trip(error)
+            breaker_of(self.kv_cache_manager).attempt(adopt, self, settings)
 
         return built
 

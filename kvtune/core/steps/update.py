@@ -75,10 +75,7 @@ class SteadyUpdate(SchedulerInterface):  # type: ignore[misc]
             cohort, rows = entry
             read = None
             if cohort is self.steady_cohort:
-                try:
-                    read = self._read(cohort, rows, model_runner_output)
-                except Exception as error:
-                    self.steady_breaker.trip(error)
+                read = self.steady_breaker.attempt(self._read, cohort, rows, model_runner_output)
             if read is not None:
                 sampled, special, dead = read
                 self._append(cohort, rows, sampled, special + dead)

@@ -25,7 +25,7 @@ def figure_table(first: str, other: str, figures: Iterable[Figure]) -> Grid:
     )
     rows = [
         (
-            quantity(f.path).title,
+            Cell(quantity(f.path).title, hint=quantity(f.path).meaning),
             *(cell(value, quantity(f.path).text) for value in (f.a, f.b)),
             Cell(change_text(f), f.relative),
             interval_text(f),

@@ -25,11 +25,12 @@ Columns = Mapping[str, list[Value]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell: the text shown, the value it sorts by (None: its text), and a CSS class of ours."""
+    """One cell: the text shown, the value it sorts by (None: its text), a CSS class of ours, and a page's tooltip."""
 
     text: str
     value: float | None = None
     css: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,5 +42,5 @@ def test_a_new_section_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_every_section_has_its_own_place() -> None:
-    places = [module.PLACE for module in sections._modules()]
+    places = [module.PLACE for module in sections.modules()]
     assert len(places) == len(set(places)) > 10

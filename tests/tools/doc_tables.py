@@ -18,6 +18,8 @@ from typing import Any
 import grimp
 import typer
 
+from kvtune.analysis.comparison.measures import MEASURES
+from kvtune.analysis.figures import quantity
 from kvtune.analysis.knobs import ENGINE_KNOBS
 from kvtune.analysis.stalls.causes import ADVICE, CAUSES
 from kvtune.cli.app import build_app
@@ -108,6 +110,14 @@ def engine_knob_table() -> Iterator[str]:
         yield f"| `{name}` | {_cell(text)} |"
 
 
+def figure_table() -> Iterator[str]:
+    yield "| path | figure | better | what it is |\n|---|---|---|---|"
+    for measure in MEASURES:
+        figure = quantity(measure.path)
+        better = "more" if figure.better > 0 else "less"
+        yield f"| `{measure.path}` | {figure.title} | {better} | {_cell(figure.meaning)} |"
+
+
 def workload_table() -> Iterator[str]:
     for kind in WORKLOADS.values():
         yield f"### {kind.name}\n\n{kind.help[:1].upper()}{kind.help[1:]}.\n\n| key | default | |\n|---|---|---|"
@@ -146,6 +156,7 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "recorded": recorded_table,
     "engine_knobs": engine_knob_table,
     "stall_causes": stall_cause_table,
+    "figures": figure_table,
     "workloads": workload_table,
     "columns": column_table,
     "versions": version_table,

@@ -25,11 +25,11 @@ def run_sections(analysis: RunAnalysis) -> list[Section]:
         )
         return (cost if module.PLACE else -1, module.PLACE)
 
-    made = (module.section(analysis) for module in sorted(_modules(), key=place))
+    made = (module.section(analysis) for module in sorted(modules(), key=place))
     return [section for section in made if section is not None]
 
 
-def _modules() -> Iterator[ModuleType]:
+def modules() -> Iterator[ModuleType]:
     for found in iter_modules(__path__):
         module = import_module(f"{__name__}.{found.name}")
         if hasattr(module, "PLACE"):

@@ -44,6 +44,7 @@ LINES: Mapping[str, Any] = {
     "color": "process",
     "tips": {**AT, "process": "process", "value": ""},
 }
+GPU: Mapping[str, Any] = {**LINES, "tips": {**AT, "process": "GPU", "value": ""}}
 MOVED: Mapping[str, Any] = {
     "y": "blocks",
     "axis": "blocks",
@@ -355,9 +356,9 @@ LANES = (
         _moved("demoted"),
         **MOVED,
     ),
-    Lane("gpu_busy", "GPU busy", 60, _gpu("busy_percent", "%"), **LINES),
-    Lane("gpu_power", "GPU power", 60, _gpu("power_w", "W"), **LINES),
-    Lane("gpu_memory", "GPU memory", 60, _gpu("memory_bytes", "GiB", 2**30), **LINES),
+    Lane("gpu_busy", "GPU busy", 60, _gpu("busy_percent", "%"), **GPU),
+    Lane("gpu_power", "GPU power", 60, _gpu("power_w", "W"), **GPU),
+    Lane("gpu_memory", "GPU memory", 60, _gpu("memory_bytes", "GiB", 2**30), **GPU),
     Lane("rss", "Resident memory (RSS)", 80, _rss, **LINES),
 )
 """In reading order, top to bottom."""

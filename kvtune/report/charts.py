@@ -126,6 +126,7 @@ def stacked(
     *,
     rows: Sequence[str] = (),
     of_rows: str = "",
+    format: str = "~s",
 ) -> tuple[Spec, Columns]:
     """One bar of parts, or one for each row. `parts`: what each is, its value, and the text at it.
 
@@ -144,7 +145,9 @@ def stacked(
     color = alt.Scale(domain=kinds, range=list(colors.values()))
     drawing = alt.Chart(alt.NamedData(name=name), height=27 * len(set(rows)) if rows else 46)
     drawing = drawing.mark_bar(stroke="var(--paper)", strokeWidth=1).encode(
-        x=alt.X("value:Q", title=axis, stack="zero", scale=alt.Scale(nice=False), axis=alt.Axis(format="~s")),
+        x=alt.X(
+            "value:Q", title=axis, stack="zero", scale=alt.Scale(nice=False), axis=alt.Axis(format=format)
+        ),
         color=alt.Color("what:N", title=None, scale=color, sort=None),
         order="order:Q",
         tooltip=[

@@ -29,17 +29,20 @@ def section(analysis: RunAnalysis) -> Section | None:
     if ablation.why:
         notes.append(f"{ablation.done} of {ablation.planned} runs were made: {ablation.why}.")
     notes += [f"A run failed. {line}" for line in failed]
-    table, about = _table(ablation), tuple(_about(side) for side in ablation.turned)
+    about = tuple(_about(side) for side in ablation.turned)
     return Section(
         id="ablation",
         title="What each switch is worth",
         lead=_lead(ablation),
-        tables=(table,),
+        tables=(_table(ablation, intervals=False),),
         notes=tuple(notes),
         facts=about,
         draw=lambda: (_forest(ablation, number, name) for number, name in enumerate(COMPARED)),
         beside=True,
-        terminal=(table, "\n".join((*notes, *(f"{name}: {what}" for name, what in about)))),
+        terminal=(
+            _table(ablation, intervals=True),
+            "\n".join((*notes, *(f"{name}: {what}" for name, what in about))),
+        ),
     )
 
 
@@ -69,13 +72,18 @@ def _name(side: AblationSide) -> str:
     return f"{side.name} {side.turned}"
 
 
-def _table(ablation: Ablation) -> Grid:
+def _table(ablation: Ablation, *, intervals: bool) -> Grid:
+    """A page has charts of the intervals, a terminal has them in the cells."""
     runs = len(ablation.baseline.runs)
     rows: list[tuple[object, ...]] = [
         ("baseline", Cell(str(runs), runs), *map(_baseline, ablation.turned[0].worths)),
     ]
     rows += [
-        (_name(side), Cell(str(len(side.runs)), len(side.runs)), *map(_cell, side.worths))
+        (
+            _name(side),
+            Cell(str(len(side.runs)), len(side.runs)),
+            *(_cell(worth, intervals) for worth in side.worths),
+        )
         for side in ablation.turned
     ]
     heads = [Column("toggled", folds=True), Column("runs", rank=len(COMPARED))]
@@ -87,12 +95,13 @@ def _baseline(worth: Figure) -> Cell:
     return cell(worth.a, FIGURES[worth.path].text)
 
 
-def _cell(worth: Figure) -> Cell:
+def _cell(worth: Figure, interval: bool) -> Cell:
     if worth.difference is None:
         return Cell("–")
     word = {"no difference shown": " =", "not judged": ""}.get(worth.verdict, f" {worth.verdict}")
     css = worth.verdict if worth.verdict in ("better", "worse") else "quiet"
-    return Cell(_whole(worth) + word, worth.difference, css)
+    text = _whole(worth) if interval else FIGURES[worth.path].text(worth.difference, signed=True)
+    return Cell(text + word, worth.difference, css)
 
 
 def _about(side: AblationSide) -> tuple[str, str]:

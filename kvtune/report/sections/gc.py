@@ -141,7 +141,9 @@ def _pauses(run: Run) -> Chart | None:
             parts.append((f"generation {generation}", total, f"{ms(total)} in {count(n)} collections"))
             rows.append((names[-1], parts[-1][0], Cell(count(n), n), Cell(ms(total), total)))
     colors = {f"generation {g}": color for g, color in enumerate(GENERATION_COLORS)}
-    spec, data = stacked("pauses", colors, parts, "pauses, summed (ms)", rows=names, of_rows="process")
+    spec, data = stacked(
+        "pauses", colors, parts, "pauses, summed (ms)", rows=names, of_rows="process", format=",.4~g"
+    )
     worst = max(range(len(parts)), key=lambda at: parts[at][1])
     label = f"Most of the pause time: {names[worst]}, {parts[worst][0]}, {parts[worst][2]}."
     title = "Pause time by process and generation"

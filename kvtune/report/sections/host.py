@@ -114,6 +114,7 @@ def _parts(parts: tuple[tuple[str, float, str], ...], total_s: float, steps: int
         colors,
         [(name, mean, f"{ms(mean)}, {share}") for name, mean, share, _ in means],
         "mean step (ms)",
+        format=",.4~g",
     )
     rows = [(name, Cell(ms(mean), mean), Cell(share, mean), what) for name, mean, share, what in means]
     label = ", ".join(f"{name} {share}" for name, _, share, _ in means) + " of the step time."

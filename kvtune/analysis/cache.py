@@ -59,6 +59,10 @@ class PrefixCache:
 def prefix_cache(run: Run, workload: Workload | None) -> PrefixCache:
     """Hits, and misses by cause. Causes from a replay (`extra.misses`) are used if they add up to the misses."""
     prompt, hit = _queries(run.table("requests"))
+    server = run.header.extra.server
+    if server is not None and not len(prompt):
+        missed = server.query_tokens - server.hit_tokens
+        return PrefixCache(server.query_tokens, server.hit_tokens, server.misses or {UNCLASSIFIED: missed})
     query_tokens, hit_tokens = int(prompt.sum()), int(hit.sum())
     missed = query_tokens - hit_tokens
     replayed = run.header.extra.misses

@@ -25,6 +25,8 @@ from kvtune.terminal import one_line, screened
 
 QUIET = frozenset(("-q", "--quiet"))
 COMMANDS = (
+    "watch",
+    "record",
     "profile",
     "sweep",
     "tune",

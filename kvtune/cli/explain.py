@@ -10,13 +10,14 @@ import typer
 
 from kvtune.cli import options
 from kvtune.commands import command
+from kvtune.errors import UsageError
 
 if TYPE_CHECKING:
     from kvtune.run.types import Run
 
 
 def explain(
-    run: options.RunFile,
+    run: options.RunOrUrl,
     tries: options.Tries = 4,
     save: Annotated[
         bool,
@@ -30,6 +31,12 @@ def explain(
         str, typer.Option("--model", help="The model of RUN, where the replay needs it.", metavar="MODEL")
     ] = "",
     trust: options.Trust = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, help="How long a running server is recorded.", metavar="S")
+    ] = 60.0,
+    requests: options.RequestsLog = None,
+    header: options.Header = None,
+    insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> int:
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
@@ -41,7 +48,18 @@ def explain(
     from kvtune.run.file import read_run
     from kvtune.units import count
 
-    recorded = read_run(run)
+    if isinstance(run, str):
+        from kvtune.cli.record import recorded_server
+
+        recorded, wrong = recorded_server(run, seconds, requests, header or [], insecure)
+        if wrong is not None:
+            print(f"the log was left out: {wrong.message}", file=sys.stderr)
+    else:
+        recorded = read_run(run)
+    if recorded.header.extra.server is not None and trace is None:
+        return _server(recorded, json)
+    if isinstance(run, str):
+        raise UsageError("--trace replays a run file", f"kvtune record {run} -o FILE, then explain FILE")
     if trust:
         options.trusting(run, recorded.header.model, recorded.header.engine.args)
     sent = int(sent_requests(recorded).sum())
@@ -62,6 +80,23 @@ def explain(
             print(line)
     if save:
         _store(with_misses(recorded, explanation).with_extra(replayed=explanation.replayed), run, trace)
+    return 0
+
+
+def _server(recorded: Run, json: bool) -> int:
+    if json:
+        from msgspec import to_builtins
+
+        options.print_json(to_builtins(recorded.header.extra.server))
+        return 0
+    from kvtune.analysis.run import RunAnalysis
+    from kvtune.report.console.summary import print_section
+    from kvtune.report.sections.server import section
+    from kvtune.terminal import folded, width
+
+    print_section(section(RunAnalysis(recorded)), width=100)
+    for note in recorded.header.notes:
+        print("\n".join(folded(f"note: {note}", width(100))))
     return 0
 
 

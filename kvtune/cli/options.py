@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -54,6 +54,46 @@ RunFile = Annotated[
         autocompletion=completion.runs,
     ),
 ]
+
+
+def run_or_url(text: str) -> Path | str:
+    """A run file, or the address of a running server, as text."""
+    host, colon, port = text.rpartition(":")
+    if "://" in text or (colon and port.isdecimal() and host and "/" not in host and not Path(text).exists()):
+        return text
+    return run_path(text)
+
+
+RunOrUrl = Annotated[
+    Any,
+    typer.Argument(
+        help="A run file (.kvrun); `last`: the newest. Or a running vLLM server, http://HOST:PORT.",
+        parser=run_or_url,
+        autocompletion=completion.runs,
+        metavar="RUN|URL",
+    ),
+]
+RequestsLog = Annotated[
+    Path | None,
+    typer.Option(
+        "--requests",
+        help="A log of the requests that are sent meanwhile (docs/requests-log.md): then every prompt token has "
+        "its cause. Read when the recording ends.",
+        metavar="LOG",
+    ),
+]
+Url = Annotated[
+    str, typer.Argument(help="A running vLLM server: http://HOST:PORT.", metavar="URL", show_default=False)
+]
+Header = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        help="Sent with every question to the server, as NAME: VALUE; again for more. A key: KVTUNE_API_KEY=KEY.",
+        metavar="HEADER",
+    ),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Do not check the server's certificate.")]
 Workload = Annotated[
     str,
     typer.Option(

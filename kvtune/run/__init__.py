@@ -1,7 +1,7 @@
 """The record of one run: a header and tables of numbers. The contract between measuring and analysis.
 
 In: nothing. Out: `Run(header, tables)`. Imports `errors` only.
-Imported by: analysis, cli, doctor, engine, explain, probe, report, sim, tune, vllm.
+Imported by: analysis, cli, doctor, engine, explain, probe, report, sim, tune, vllm, watch.
 All times of a run are on one clock (CLOCK_MONOTONIC, the same in all processes of a machine), in seconds since the
 measuring phase began. Units stand in the names. docs/run-file.md describes the file.
 

@@ -178,6 +178,51 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     power_limit_w: float = 0.0
 
 
+class ServerPrefix(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts of a server that begin with the same block, `first`: the end of its hash."""
+
+    first: str = ""
+    visits: int = 0
+    hit_tokens: int = 0
+    lost_tokens: int = 0
+    longest_tokens: int = 0
+
+
+class ServerDivergence(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts that agree with an earlier one up to token `position`, and then do not."""
+
+    position: int = 0
+    first: str = ""
+    times: int = 0
+    new_tokens: int = 0
+
+
+class ServerAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What `kvtune record` counted of a server. `misses` by cause and `hit_tokens` add up to `query_tokens`.
+
+    `complete`: every KV event since the server's start was read. `logged`: requests of the log that were joined, and
+    `agree` of them had the hit that the server reported.
+    """
+
+    vllm: str = ""
+    seconds: float = 0.0
+    events: str = "off"
+    complete: bool = False
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    misses: dict[str, int] = {}
+    recomputed_tokens: int = 0
+    evicted_blocks: int = 0
+    preemptions: int = 0
+    restarts: int = 0
+    requests: int = 0
+    logged: int = 0
+    reported: int = 0
+    agree: int = 0
+    prefixes: list[ServerPrefix] = []
+    divergences: list[ServerDivergence] = []
+
+
 class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every field is optional; a default means not recorded."""
 
@@ -195,6 +240,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     )
     slo: dict[str, float] = {}  # upper limits in milliseconds (run.slo)
     sim: Replay | None = None
+    server: ServerAccount | None = None
     step_cost: dict[str, Scalar] = {}  # the fields of device.cost.StepCost
     verdicts: list[
         dict[str, object] | None

@@ -56,6 +56,17 @@ CAUSES = {
         "evicted, window or state not stored",
         "evicted; vLLM did not store this window or state: a retention interval keeps more",
     ),
+    "computed_twice": Cause(
+        "computed twice at once", "two requests computed the same blocks at the same time"
+    ),
+    "tails": Cause(
+        "no event",
+        "less than a whole block, or one block that may be an answer's: the server publishes no cause",
+    ),
+    "unknown": Cause(
+        "unknown",
+        "kvtune joined after the server had begun, or lost events: new, or older than what it knows",
+    ),
     "unclassified": Cause("cause unknown", "the workload was not available, so causes cannot be told apart"),
 }
 

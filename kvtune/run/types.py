@@ -138,6 +138,19 @@ TABLES: dict[str, dict[str, str]] = {
     },
     # One row each time the front end took the tokens of a step from EngineCore. No table: not recorded.
     "receipts": {"t_s": "f8"},
+    # One row a look at a running server (`kvtune record`): its gauges, and its counters since it was started.
+    "server": {
+        "t_s": "f8",
+        "running": "i4",
+        "waiting": "i4",
+        "pool_use": "f8",
+        "query_tokens": "i8",
+        "hit_tokens": "i8",
+        "prompt_tokens": "i8",
+        "output_tokens": "i8",
+        "preemptions": "i4",
+        "evicted_blocks": "i8",  # since kvtune joined
+    },
 }
 
 
@@ -267,8 +280,8 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     kvtune: str
-    # engine; host: the engine on a simulated device; sim: replayed, nothing measured
-    source: Literal["engine", "host", "sim"]
+    # engine; host: the engine on a simulated device; sim: replayed, nothing measured; server: one that was watched
+    source: Literal["engine", "host", "sim", "server"]
     state: Literal["complete", "partial", "failed"] = "complete"
     why: str = ""
     started_at: str  # ISO 8601, UTC
@@ -295,7 +308,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 class RunLabel(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a header that lists of runs and plans need. Its other fields are skipped, whatever they hold."""
 
-    source: Literal["engine", "host", "sim"]
+    source: Literal["engine", "host", "sim", "server"]
     state: Literal["complete", "partial", "failed"] = "complete"
     why: str = ""
     started_at: str

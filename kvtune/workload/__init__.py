@@ -2,7 +2,7 @@
 
 In: a spec `name:key=value,..` or a trace file. Out: a `Workload`: requests whose prompts are spans of seeded token
 streams (no tokens yet). Imports `errors` only.
-Imported by: analysis, bounds, cli, doctor, engine, explain, layout, probe, report, sim, tune.
+Imported by: analysis, bounds, cli, doctor, engine, explain, layout, probe, report, sim, tune, watch.
 docs/workloads.md lists the workloads for people.
 
     spec.py + registry.py --> synthetic.py | trace_file.py --> draft.py --> identity.py: hash --> types.py: Workload
@@ -11,6 +11,9 @@ docs/workloads.md lists the workloads for people.
     registry.py      WORKLOADS: names, keys, defaults, help, presets; DEFAULT_SPEC. Imports neither numpy nor msgspec
     synthetic.py     decode, prefill, rounds, zipf, mix, chat: keys -> Draft
     trace_file.py    a recorded trace: format, order, requested window
+    requests_file.py a log of requests as a workload
+    requests_log.py  a log of requests, one JSON object a line: token ids, or bodies of an OpenAI API
+    token_ids.py     prompts as token ids: which earlier prompt agrees with one for longest
     trace_rows.py    lines of Mooncake, BurstGPT and Azure traces; every error names file and line
     draft.py         what a builder returns: requests, and how they are released
     draws.py         seeded random numbers (splitmix64 of a counter), the same in every version

@@ -61,6 +61,12 @@ def _trace(**values: Any) -> Draft:
     return trace(**values)
 
 
+def _requests(**values: Any) -> Draft:
+    from kvtune.workload.requests_file import requests
+
+    return requests(**values)
+
+
 def _count(name: str, default: int, help: str, least: float = 1) -> Key:
     return Key(name, default, help, least)
 
@@ -185,6 +191,21 @@ _TRACE = WorkloadKind(
     _trace,
 )
 
+_REQUESTS = WorkloadKind(
+    "requests",
+    "a log of requests with token ids, one JSON object a line",
+    (
+        Key("path", "", "the log"),
+        _count("limit", 0, "the first N requests only; 0: all", 0),
+        Key("speed", 1.0, "how many times as fast as logged", 1e-6, 1e9),
+        Key("since", 0.0, "leave out what was sent before, seconds since 1970", 0, 1e12),
+        Key("until", 0.0, "leave out what was answered after; 0: to the end", 0, 1e12),
+        replace(_concurrency(0), help="N: forget the times, keep N requests in flight; 0: as they were sent"),
+        _SEED,
+    ),
+    _requests,
+)
+
 WORKLOADS: dict[str, WorkloadKind] = {
     kind.name: kind
     for kind in (
@@ -195,6 +216,7 @@ WORKLOADS: dict[str, WorkloadKind] = {
         _CHAT,
         _MIX,
         _TRACE,
+        _REQUESTS,
         _DECODE.preset("seed-decode", "48 tokens in, 2000 out", requests=256, prompt=48, output=2000),
         _DECODE.preset("seed-decode-short", "48 tokens in, 500 out", requests=256, prompt=48, output=500),
         _PREFILL.preset("seed-prefill", "2000 tokens in, 48 out", requests=64, prompt=2000, output=48),

@@ -22,6 +22,8 @@ from kvtune.run.extras import (
     Remedy,
     Replay,
     Replayed,
+    ServerAccount,
+    ServerPrefix,
     StackFunction,
     StackSamples,
     Trigger,
@@ -75,6 +77,9 @@ EVERYTHING = Extras(
     ),
     slo={"ttft": 500.0},
     sim=Replay(mode="jump", steps=3),
+    server=ServerAccount(
+        query_tokens=100, hit_tokens=95, misses={"cold": 5}, prefixes=[ServerPrefix(visits=2)]
+    ),
     step_cost={"step_us": 7.0, "fitted": True, "steps": 3, "machine": "here"},
     verdicts=[None, {"request_id": "1"}],
 )

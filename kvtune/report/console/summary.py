@@ -68,10 +68,10 @@ def section_view(section: Section) -> Iterator[RenderableType]:
             yield Padding(part.fitted(), (1, 0, 0, 0))
 
 
-def print_section(section: Section | None, file: IO[str] | None = None) -> None:
-    """Print one section alone, wide where there is no terminal."""
+def print_section(section: Section | None, file: IO[str] | None = None, width: int = 190) -> None:
+    """Print one section alone, as wide as this where there is no terminal."""
     for part in section_view(section) if section is not None else ():
-        console(190, file=file).print(part)
+        console(width, file=file).print(part)
 
 
 def _begin(analysis: RunAnalysis) -> Iterator[RenderableType]:

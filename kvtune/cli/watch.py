@@ -1,0 +1,64 @@
+"""`kvtune watch URL`: a running server, live: hits, misses by cause, what is evicted, where prompts differ."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtune.cli import options
+
+
+def watch(
+    url: options.Url,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look for a while (--seconds), print, and end.")
+    ] = False,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds", min=0.1, help="How long --once and --json look, for the rates.", metavar="S"
+        ),
+    ] = 2.0,
+    with_text: Annotated[
+        bool,
+        typer.Option(
+            "--with-text", help="Show the first words of each prefix: the server's /detokenize is asked."
+        ),
+    ] = False,
+    header: options.Header = None,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> int:
+    """Watch the prefix cache of a running vLLM server. It needs no plugin, sends no load and changes nothing."""
+    from kvtune.terminal import width
+    from kvtune.watch.screen import View, page
+    from kvtune.watch.server import Server, headers_of
+    from kvtune.watch.watching import Watching
+
+    watching = Watching(Server(url, headers_of(header or []), insecure), with_text=with_text)
+    try:
+        watching.start()
+        if json or once or not sys.stdout.isatty():
+            end = time.monotonic() + seconds
+            shot = watching.look()
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(0.5, left))
+                shot = watching.look()
+            if json:
+                import msgspec
+
+                options.print_json(msgspec.to_builtins(shot))
+            else:
+                print("\n".join(page(shot, width(100))))
+            return 0
+        print(
+            "KV events carry token ids in clear, without authentication. kvtune only reads.", file=sys.stderr
+        )
+        View(watching.look, Path.cwd()).run()
+        return 0
+    finally:
+        watching.close()

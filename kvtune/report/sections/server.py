@@ -1,0 +1,102 @@
+"""A running server that was watched: where its prompt tokens went, its prefixes, and where prompts differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvtune.analysis.run import RunAnalysis
+from kvtune.report.parts import Grid, Section, grid
+from kvtune.run.extras import ServerAccount
+from kvtune.run.misses import cause_meaning, cause_title
+from kvtune.terminal import Column
+from kvtune.units import count, percent
+
+PLACE = 5
+SHOWN = 8
+"""Rows of prefixes on a terminal."""
+
+
+def section(analysis: RunAnalysis) -> Section | None:
+    account = analysis.run.header.extra.server
+    if account is None:
+        return None
+    tables = [_tokens("all requests of the server", account.query_tokens, account.hit_tokens, account.misses)]
+    if account.logged:
+        cache = analysis.prefix_cache
+        tables.append(_tokens("requests of the log", cache.query_tokens, cache.hit_tokens, cache.misses))
+    lists = _lists(account)
+    lead = " ".join(part for part in (_lead(account), _joined(account)) if part)
+    short = [Grid(one.columns, one.rows[:SHOWN], one.caption) for one in lists]
+    return Section(
+        id="server",
+        title="The server",
+        lead=lead,
+        tables=(*tables, *lists),
+        terminal=(lead, *tables, *short),
+    )
+
+
+def _tokens(title: str, whole: int, hit: int, misses: Mapping[str, int]) -> Grid:
+    rows = [("hit", count(hit), percent(hit, whole), "read from the cache, not computed")]
+    for cause, tokens in sorted(misses.items(), key=lambda item: -item[1]):
+        rows.append((cause_title(cause), count(tokens), percent(tokens, whole), cause_meaning(cause)))
+    if not misses and whole > hit:
+        why = "the server published no KV events: no causes"
+        rows.append(("missed", count(whole - hit), percent(whole - hit, whole), why))
+    heads = (
+        Column(title, folds=True, least=16),
+        Column("tokens"),
+        Column("share"),
+        Column("meaning", right=False, folds=True, rank=1),
+    )
+    return grid(heads, rows, f"Where the prompt tokens went: {title}")
+
+
+def _lists(account: ServerAccount) -> list[Grid]:
+    prefixes = [
+        (
+            one.first,
+            count(one.visits),
+            count(one.hit_tokens),
+            count(one.lost_tokens),
+            count(one.longest_tokens),
+        )
+        for one in account.prefixes
+    ]
+    points = [
+        (count(one.position), count(one.times), count(one.new_tokens), one.first)
+        for one in account.divergences
+    ]
+    heads = ("prefix, by its first block", "visits", "hit", "seen, and missed", "longest")
+    made = [grid(heads, prefixes, "Prefixes, in tokens")] if prefixes else []
+    if points:
+        heads_of_points = ("differs at token", "times", "new tokens", "prefix")
+        made.append(grid(heads_of_points, points, "Where a prompt differs from an earlier one"))
+    return made
+
+
+def _lead(account: ServerAccount) -> str:
+    hit = percent(account.hit_tokens, account.query_tokens)
+    lead = (
+        f"In {account.seconds:,.0f} s the server answered {count(account.requests)} requests with "
+        f"{count(account.query_tokens)} prompt tokens; {hit} of them hit."
+    )
+    if account.evicted_blocks:
+        lead += f" {count(account.evicted_blocks)} blocks were evicted."
+    if account.recomputed_tokens:
+        lead += (
+            f" {count(account.recomputed_tokens)} tokens more were stored than missed: computed again after "
+            "preemption, or answers that could not be told from prompts."
+        )
+    if account.events == "on" and not account.complete:
+        lead += " What was cached before kvtune joined is not known."
+    return lead
+
+
+def _joined(account: ServerAccount) -> str:
+    if not account.logged:
+        return ""
+    said = f"Joined with {count(account.logged)} requests of the log"
+    if account.reported:
+        said += f": {count(account.agree)} of {count(account.reported)} have the hit that the server reported"
+    return f"{said}. Their causes are exact to the token."

@@ -1,0 +1,16 @@
+"""A running server seen from outside: its metrics, its KV events, and what they say about its prefix cache.
+
+In: the URL of a stock `vllm serve`. Out: `Snapshot`s for a screen or a script, and a `Run` with `source = "server"`.
+Runs in the command's process. Imports no vLLM; sends the server no load and changes nothing.
+Imported by: cli.
+
+    server.py    questions over HTTP: /metrics, /version, /kv_event_sources, /tokenize
+    metrics.py   what /metrics says at one moment, and what happened between two
+    events.py    KV events: where they come from, what they say, a reader that notices what it lost
+    blocks.py    which blocks the cache holds and held, rebuilt from the events
+    account.py   misses by cause from events alone: whole blocks
+    requests.py  a log's requests joined with the events: the cause of every prompt token
+    watching.py  one look after another: metrics and account as a Snapshot
+    screen.py    a snapshot as lines that fit a terminal; the live view and its keys
+    record.py    what was seen, as a run file
+"""

@@ -1,0 +1,204 @@
+"""Where the prompt tokens of a running server went, from its KV events alone: whole blocks, by cause of miss. Pure.
+
+A hit makes no event, so hits are the server's own counters. What a request computes is stored, and each stored stretch
+is judged against what was held and known before it:
+
+    parent's end .. twice/last ..|.. evicted ..|.. not retained ..|.. never seen .. end of the stretch
+                        what is live        ever kept          seen
+
+A stretch of one block behind the newest block of a prompt is an answer's, or a turn's one new block: no cause.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kvtune.watch.blocks import UNKNOWN, Blocks, Evicted, Stretch
+from kvtune.watch.events import Hash, Received
+
+PREFIXES = 10_000
+"""First blocks and points of divergence that are counted; the ones that were longest unvisited are dropped."""
+KEPT_S = 300
+FEWEST_SHARED = 8
+"""Tokens that two prompts share at their beginning before it is more than chance or a template's first words."""
+GROWING = 2
+"""A stretch continues what was computed at most this many steps ago: else it is a new prompt's."""
+
+
+@dataclass(slots=True)
+class Prefix:
+    """Prompts that begin with one block. `hit_tokens`: where computing began, in sum; `lost`: seen, and missed."""
+
+    visits: int = 0
+    hit_tokens: int = 0
+    lost_tokens: int = 0
+    longest: int = 0
+    last: float = 0.0
+
+
+@dataclass(slots=True)
+class Divergence:
+    """Prompts that agree with an earlier one up to token `position`, in a block that they do not share."""
+
+    position: int
+    root: Hash
+    times: int = 0
+    new_tokens: int = 0
+    last: float = 0.0
+
+
+@dataclass(slots=True)
+class Second:
+    at: int
+    evicted_blocks: int = 0
+    ages_s: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Account:
+    """Tokens of whole blocks by cause, `answers` among them. `complete`: no event is missing."""
+
+    complete: bool = True
+    tokens: Counter[str] = field(default_factory=Counter)
+    evicted_blocks: int = 0
+    restarts: int = 0
+    blocks: dict[int, Blocks] = field(default_factory=dict)
+    seconds: deque[Second] = field(default_factory=deque)
+    prefixes: OrderedDict[Hash, Prefix] = field(default_factory=OrderedDict)
+    divergences: OrderedDict[tuple[Hash | None, int], Divergence] = field(default_factory=OrderedDict)
+    newest: float = 0.0
+    _tails: dict[tuple[int, Hash], int] = field(default_factory=dict)
+
+    def add(self, received: Received) -> None:
+        for stretch, blocks in self.stretches(received):
+            self.judge(stretch, blocks)
+
+    def stretches(self, received: Received) -> Iterator[tuple[Stretch, Blocks]]:
+        """Each stretch with the blocks as they were before it."""
+        batch = received.batch
+        if received.fresh:
+            self.restarts += 1
+            self.blocks.pop(received.rank, None)
+        blocks = self.blocks.setdefault(received.rank, Blocks(received.rank))
+        self.newest = max(self.newest, batch.ts)
+        evicted = Evicted()
+        for stretch in blocks.stretches(batch, evicted):
+            yield stretch, blocks
+        second = self._second(batch.ts)
+        second.evicted_blocks += evicted.blocks
+        second.ages_s += evicted.ages_s
+        self.evicted_blocks += evicted.blocks
+
+    def judge(self, stretch: Stretch, blocks: Blocks) -> None:
+        size = stretch.block_size
+        tail = None if stretch.parent is None else self._tails.pop((stretch.rank, stretch.parent), None)
+        self._tails[stretch.rank, stretch.hashes[-1]] = stretch.step
+        if len(self._tails) > PREFIXES:
+            del self._tails[next(iter(self._tails))]
+        if tail is not None and len(stretch.hashes) == 1 and not blocks.behind(stretch.parent):
+            self._count("answers", size)
+            return
+        before = blocks.chain(stretch.parent)
+        root = before[0] if before else stretch.hashes[0]
+        rooted = blocks.known[root].end != UNKNOWN if before else stretch.parent is None
+        chain = [*before, *stretch.hashes]
+        start = len(before)
+        seen = blocks.seen(chain, stretch.step)
+        live = blocks.live(chain[:seen]) if seen > start else start
+        kept = blocks.ever(chain[:seen]) if seen > start else start
+        live, kept = max(start, live), max(start, live, kept)
+        again = "last_token" if live - start == 1 == len(stretch.hashes) else "computed_twice"
+        new = len(chain) - max(seen, start)
+        unknown = not rooted or not self.complete
+        for cause, count in (
+            (again, live - start),
+            ("evicted", kept - live),
+            ("not_retained", max(0, seen - kept)),
+            ("unknown" if unknown else "cold", new),
+        ):
+            self._count(cause, count * size)
+        continues = tail is not None and stretch.step - tail <= GROWING
+        if rooted and not continues:
+            self._visit(
+                root, stretch, start * size, max(0, seen - max(start, live)) * size, len(chain) * size
+            )
+            if new:
+                self._diverged(stretch, chain, seen, blocks, new * size)
+
+    def _visit(self, root: Hash, stretch: Stretch, hit: int, lost: int, end: int) -> None:
+        prefix = self.prefixes.pop(root, None) or Prefix()
+        self.prefixes[root] = prefix
+        prefix.visits += 1
+        prefix.hit_tokens += hit
+        prefix.lost_tokens += lost
+        prefix.longest = max(prefix.longest, end)
+        prefix.last = stretch.at
+        if len(self.prefixes) > PREFIXES:
+            self.prefixes.popitem(last=False)
+
+    def _diverged(self, stretch: Stretch, chain: list[Hash], seen: int, blocks: Blocks, new: int) -> None:
+        start = len(chain) - len(stretch.hashes)
+        if seen < start:
+            return
+        parent = chain[seen - 1] if seen else None
+        shared, other = blocks.nearest(parent, stretch.tokens[seen - start])
+        if other is None or (parent is None and shared < FEWEST_SHARED):
+            return
+        position = seen * stretch.block_size + shared
+        key = (parent, shared)
+        found = self.divergences.pop(key, None) or Divergence(position, blocks.known[other].root)
+        self.divergences[key] = found
+        found.times += 1
+        found.new_tokens += new
+        found.last = stretch.at
+        if len(self.divergences) > PREFIXES:
+            self.divergences.popitem(last=False)
+
+    def _count(self, cause: str, tokens: int) -> None:
+        if tokens > 0:
+            self.tokens[cause] += tokens
+
+    def _second(self, at: float) -> Second:
+        if not self.seconds or int(at) > self.seconds[-1].at:
+            self.seconds.append(Second(int(at)))
+            while self.seconds[0].at < int(at) - KEPT_S:
+                self.seconds.popleft()
+        return self.seconds[-1]
+
+    def since(self, at: float) -> Second:
+        """Evictions from this time on, to a second."""
+        total = Second(int(at))
+        for second in self.seconds:
+            if second.at >= at:
+                total.evicted_blocks += second.evicted_blocks
+                total.ages_s += second.ages_s
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Misses by cause, which add up to `misses`. `recomputed`: stored again after preemption, which is no miss."""
+
+    misses: int
+    causes: Mapping[str, int]
+    recomputed: int = 0
+
+
+def shares(misses: int, tokens: Mapping[str, int]) -> Share:
+    """The server's own count of misses, divided by what was stored. What has no event is `tails`.
+
+    More stored than missed: a preempted request is computed again, and the server leaves that out of its count.
+    """
+    causes = {cause: count for cause, count in tokens.items() if cause != "answers" and count}
+    over = sum(causes.values()) - misses
+    if over <= 0:
+        return Share(misses, {**causes, **({"tails": -over} if over else {})})
+    recomputed = over
+    for cause in ("computed_twice", "evicted", "not_retained", "unknown", "cold", "last_token"):
+        taken = min(over, causes.get(cause, 0))
+        if taken:
+            causes[cause] -= taken
+            over -= taken
+    return Share(misses, {cause: count for cause, count in causes.items() if count}, recomputed)

@@ -1,0 +1,317 @@
+"""Which blocks a server's prefix cache holds, and held, rebuilt from its KV events. Pure; one `Blocks` a rank.
+
+A *stretch* is what one request computed in one step: the same tokens in every group of the KV cache. It is judged as a
+whole, before it changes what is held. Groups differ in what a later prompt needs to resume at a boundary:
+
+    full attention    every block before it
+    sliding window    the blocks of the last window - 1 tokens before it
+    mamba             the state at the boundary: the last block
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from kvtune.watch.events import Batch, Cleared, Hash, Removed, Stored
+from kvtune.workload.token_ids import agreeing, packed
+
+REMEMBERED = 1_000_000
+"""Blocks that are no longer cached and still known. The oldest are forgotten, and counted."""
+FULL = "full_attention"
+MAMBA = "mamba"
+UNKNOWN = -1
+
+
+@dataclass(slots=True)
+class Block:
+    """`copies`: how often each group holds it now; `kept`: the groups that ever held it, as bits.
+
+    `end`: its last token's position in the prompt, plus one; UNKNOWN where the chain's beginning was not seen.
+    """
+
+    parent: Hash | None
+    root: Hash
+    end: int
+    tokens: bytes
+    step: int
+    copies: dict[int, int] = field(default_factory=dict)
+    kept: int = 0
+    stored_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`window`: tokens of a sliding window."""
+
+    kind: str
+    block_size: int
+    window: int | None = None
+
+    def needs(self) -> int:
+        """Blocks that must be held without a gap before a boundary; 0: all."""
+        if self.kind == MAMBA:
+            return 1
+        if self.window is None:
+            return 0
+        return -(-(self.window - 1) // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Blocks `hashes` behind `parent`; `stored` has by group those that the group now holds."""
+
+    rank: int
+    at: float
+    step: int
+    parent: Hash | None
+    hashes: tuple[Hash, ...]
+    tokens: tuple[bytes, ...]
+    block_size: int
+    stored: dict[int, tuple[Hash, ...]]
+    extra: bool
+
+
+@dataclass(slots=True)
+class Evicted:
+    blocks: int = 0
+    tokens: int = 0
+    ages_s: list[float] = field(default_factory=list)
+
+
+class Blocks:
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.known: dict[Hash, Block] = {}
+        self.groups: dict[int, Group] = {}
+        self.step = 0
+        self.forgotten = 0
+        self.unplaced = 0
+        """Blocks of a group that no event places in a chain."""
+        self._gone: OrderedDict[Hash, None] = OrderedDict()
+        self._next: dict[Hash | None, list[tuple[bytes, Hash]]] = {}
+        """The blocks behind each block, sorted by their tokens."""
+
+    def stretches(self, batch: Batch, evicted: Evicted) -> Iterator[Stretch]:
+        """The batch's stretches in order. Each is applied when the next one is asked for."""
+        self.step += 1
+        open_: list[Stored] = []
+        for event in batch.events:
+            if isinstance(event, Stored):
+                if event.medium not in (None, "GPU"):
+                    continue
+                if open_ and not _same_stretch(open_, event):
+                    yield from self._finished(open_, batch.ts)
+                    open_ = []
+                open_.append(event)
+                continue
+            if open_:
+                yield from self._finished(open_, batch.ts)
+                open_ = []
+            if isinstance(event, Cleared):
+                self.clear()
+            elif event.medium in (None, "GPU"):
+                self._remove(event, batch.ts, evicted)
+        if open_:
+            yield from self._finished(open_, batch.ts)
+
+    def _finished(self, events: Sequence[Stored], at: float) -> Iterator[Stretch]:
+        stretch = self._stretch(events, at)
+        if stretch is not None:
+            yield stretch
+            self._store(stretch)
+
+    def _stretch(self, events: Sequence[Stored], at: float) -> Stretch | None:
+        for event in events:
+            kind = event.kv_cache_spec_kind or FULL
+            self.groups.setdefault(
+                event.group_idx or 0, Group(kind, event.block_size, event.kv_cache_spec_sliding_window)
+            )
+        size = min(event.block_size for event in events)
+        whole = [
+            e for e in events if e.block_hashes and len(e.block_hashes) * e.block_size == len(e.token_ids)
+        ]
+        whole = [e for e in whole if e.block_size == size] or whole
+        if not whole:
+            self.unplaced += sum(len(event.block_hashes) for event in events)
+            return None
+        first = whole[-1]
+        size = first.block_size
+        pieces = tuple(packed(first.token_ids[at : at + size]) for at in range(0, len(first.token_ids), size))
+        stored = {event.group_idx or 0: tuple(event.block_hashes) for event in events}
+        extra = any(key for key in first.extra_keys or ()) or first.lora_name is not None
+        return Stretch(
+            self.rank,
+            at,
+            self.step,
+            first.parent_block_hash,
+            tuple(first.block_hashes),
+            pieces,
+            size,
+            stored,
+            extra,
+        )
+
+    def _store(self, stretch: Stretch) -> None:
+        parent = self.known.get(stretch.parent) if stretch.parent is not None else None
+        end = 0 if stretch.parent is None else parent.end if parent is not None else UNKNOWN
+        root = parent.root if parent is not None else stretch.hashes[0]
+        before = stretch.parent
+        for name, tokens in zip(stretch.hashes, stretch.tokens, strict=True):
+            if end != UNKNOWN:
+                end += stretch.block_size
+            block = self.known.get(name)
+            if block is None:
+                self.known[name] = Block(before, root, end, tokens, stretch.step)
+                insort(self._next.setdefault(before, []), (tokens, name), key=itemgetter(0))
+            elif block.end == UNKNOWN and end != UNKNOWN:
+                block.end, block.root, block.parent = end, root, before
+            before = name
+        for group, names in stretch.stored.items():
+            for name in names:
+                block = self.known.get(name)
+                if block is None:
+                    self.unplaced += 1
+                    continue
+                block.copies[group] = block.copies.get(group, 0) + 1
+                block.kept |= 1 << group
+                block.stored_at = stretch.at
+                self._gone.pop(name, None)
+        for name in stretch.hashes:
+            if not self.known[name].copies:
+                self._let_go(name)
+
+    def _remove(self, event: Removed, at: float, evicted: Evicted) -> None:
+        group = event.group_idx or 0
+        for name in event.block_hashes:
+            block = self.known.get(name)
+            evicted.blocks += 1
+            if block is None:
+                continue
+            left = block.copies.get(group, 0) - 1
+            if left > 0:
+                block.copies[group] = left
+                continue
+            block.copies.pop(group, None)
+            evicted.tokens += len(block.tokens) // 4
+            if block.stored_at:
+                evicted.ages_s.append(max(0.0, at - block.stored_at))
+            if not block.copies:
+                self._let_go(name)
+
+    def _let_go(self, name: Hash) -> None:
+        self._gone[name] = None
+        self._gone.move_to_end(name)
+        while len(self._gone) > REMEMBERED:
+            oldest, _ = self._gone.popitem(last=False)
+            block = self.known.pop(oldest)
+            behind = self._next[block.parent]
+            behind.remove((block.tokens, oldest))
+            if not behind:
+                del self._next[block.parent]
+            self.forgotten += 1
+
+    def clear(self) -> None:
+        """The cache was reset: what was held is known, as evicted."""
+        for name, block in self.known.items():
+            if block.copies:
+                block.copies.clear()
+                self._let_go(name)
+
+    def held(self) -> int:
+        """Blocks that at least one group holds."""
+        return len(self.known) - len(self._gone)
+
+    def behind(self, parent: Hash | None) -> int:
+        """How many blocks are known that follow this one; None: that begin a prompt."""
+        return len(self._next.get(parent, ()))
+
+    def nearest(self, parent: Hash | None, tokens: bytes) -> tuple[int, Hash | None]:
+        """Of the known blocks behind `parent`, the one that agrees with most of these tokens, and with how many."""
+        row = self._next.get(parent, ())
+        at = bisect_left(row, tokens, key=itemgetter(0))
+        best: tuple[int, Hash | None] = (0, None)
+        for other, name in row[max(0, at - 1) : at + 1]:
+            best = max(best, (agreeing(other, tokens), name), key=itemgetter(0))
+        return best
+
+    def find(self, prompt: bytes, size: int) -> list[Hash]:
+        """The known blocks, of `size` tokens each, that begin this prompt."""
+        names: list[Hash] = []
+        parent: Hash | None = None
+        for start in range(0, len(prompt) - 4 * size + 1, 4 * size):
+            agree, name = self.nearest(parent, prompt[start : start + 4 * size])
+            if name is None or agree < size or len(self.known[name].tokens) != 4 * size:
+                break
+            names.append(name)
+            parent = name
+        return names
+
+    def chain(self, parent: Hash | None) -> list[Hash]:
+        """The blocks up to and with `parent`, from the first that is known."""
+        names: list[Hash] = []
+        while parent is not None and (block := self.known.get(parent)) is not None:
+            names.append(parent)
+            parent = block.parent
+        return names[::-1]
+
+    def reach(self, chain: Sequence[Hash], held: Callable[[Block, int], bool]) -> int:
+        """How many blocks of a chain a prompt could resume behind, if `held` said what each group has."""
+        blocks = [self.known.get(name) for name in chain]
+        end = len(blocks)
+        groups = sorted(self.groups.items(), key=lambda item: item[1].needs() != 0)
+        while True:
+            before = end
+            for number, group in groups:
+                end = _boundary(blocks, end, group.needs(), number, held)
+            if end == before:
+                return end
+
+    def live(self, chain: Sequence[Hash]) -> int:
+        return self.reach(chain, lambda block, group: group in block.copies)
+
+    def ever(self, chain: Sequence[Hash]) -> int:
+        return self.reach(chain, lambda block, group: bool(block.kept >> group & 1))
+
+    def seen(self, chain: Sequence[Hash], step: int) -> int:
+        """Blocks of the chain, from its start on, that were computed in a step before this one."""
+        for index, name in enumerate(chain):
+            block = self.known.get(name)
+            if block is None or block.step >= step:
+                return index
+        return len(chain)
+
+
+def _boundary(
+    blocks: Sequence[Block | None], end: int, needs: int, group: int, held: Callable[[Block, int], bool]
+) -> int:
+    if needs == 0:
+        for index in range(end):
+            block = blocks[index]
+            if block is None or not held(block, group):
+                return index
+        return end
+    run = 0
+    for index in range(end - 1, -1, -1):
+        block = blocks[index]
+        if block is not None and held(block, group):
+            run += 1
+            if run == needs:
+                return index + needs
+        else:
+            run = 0
+            end = index
+    return run
+
+
+def _same_stretch(events: Sequence[Stored], event: Stored) -> bool:
+    last = events[-1]
+    return (
+        last.parent_block_hash == event.parent_block_hash
+        and (event.group_idx or 0) > (last.group_idx or 0)
+        and len(last.token_ids) == len(event.token_ids)
+        and last.token_ids == event.token_ids
+    )

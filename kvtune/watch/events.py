@@ -1,0 +1,288 @@
+"""KV events of a stock server: where they come from, what they say, and a reader that notices what it lost.
+
+In: a server's answer to `/kv_event_sources`. Out: batches in order, one source a data-parallel rank. The reader runs
+in a thread of the command, and sends nothing but requests for a replay. Imports pyzmq and msgspec, no vLLM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kvtune.errors import KvtuneError
+
+Hash = int | bytes
+LARGEST_BATCH = 256 << 20
+"""Bytes of one message that the reader takes: whoever can reach its socket can send it one."""
+WAITING = 1_000_000
+"""Batches that wait for the command; older ones are dropped, as a gap."""
+POLL_MS = 100
+REPLAY_MS = 5_000
+"""A server that has not answered a request for a replay until then has no history for us."""
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+class Stored(msgspec.Struct, tag="BlockStored", tag_field="type", frozen=True, gc=False):
+    """Blocks of a chain that one group of the KV cache now has. Fewer hashes than blocks: the last ones, or some."""
+
+    block_hashes: list[Hash]
+    token_ids: list[int]
+    block_size: int
+    parent_block_hash: Hash | None = None
+    lora_name: str | None = None
+    medium: str | None = None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class Removed(msgspec.Struct, tag="BlockRemoved", tag_field="type", frozen=True, gc=False):
+    block_hashes: list[Hash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class Cleared(msgspec.Struct, tag="AllBlocksCleared", tag_field="type", frozen=True, gc=False):
+    pass
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True):
+    """The events of one step. `ts` is the server's time.time() at the step's end."""
+
+    ts: float
+    events: list[Stored | Removed | Cleared]
+    rank: int | None = None
+
+
+DECODER = msgspec.msgpack.Decoder(Batch)
+
+
+class Source(msgspec.Struct, frozen=True):
+    """One rank's events, as the server publishes them."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+    publisher: str = "zmq"
+    topic: str = ""
+    enable_kv_cache_events: bool = True
+    buffer_steps: int = 10_000
+
+    @property
+    def server_binds(self) -> bool:
+        """vLLM binds wildcards, ipc and inproc; to other addresses it connects, and the watcher must bind."""
+        return (
+            "*" in self.endpoint or "::" in self.endpoint or self.endpoint.startswith(("ipc://", "inproc://"))
+        )
+
+
+def sources(answer: Mapping[str, Any]) -> dict[int, Source]:
+    """By rank, from the JSON of `/kv_event_sources`. Without those that publish nothing."""
+    read = {}
+    for rank, fields in answer.items():
+        with contextlib.suppress(msgspec.ValidationError, ValueError):
+            source = msgspec.convert(fields, Source)
+            if source.enable_kv_cache_events and source.publisher == "zmq":
+                read[int(rank)] = source
+    return read
+
+
+def reachable(endpoint: str, host: str) -> str:
+    """The address at which a client on another machine finds what the server bound."""
+    if not endpoint.startswith("tcp://"):
+        return endpoint
+    name, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if name in ("*", "0.0.0.0", "[::]", "::"):
+        name = f"[{host}]" if ":" in host else host
+    return f"tcp://{name}:{port}"
+
+
+@dataclass(slots=True)
+class Stream:
+    """What is known of one rank's sequence of batches.
+
+    `first`: the number of the first batch that was read; 0: nothing was missed. `lost`: batches in gaps that no replay
+    filled. `restarts`: how often the numbers began anew. `unknown`: messages that this version of kvtune cannot read.
+    """
+
+    first: int | None = None
+    last: int = -1
+    at: float = 0.0
+    """The newest batch's time, by the server's clock."""
+    lost: int = 0
+    restarts: int = 0
+    unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """`fresh`: the server was started anew before this batch: what its cache held is gone."""
+
+    rank: int
+    batch: Batch
+    fresh: bool = False
+
+
+@dataclass
+class Reader:
+    """Reads all ranks' events in a thread, until `close`. `take` gives what has come, in each rank's order."""
+
+    sources: Mapping[int, Source]
+    host: str
+    streams: dict[int, Stream] = field(default_factory=dict)
+    _waiting: deque[Received] = field(default_factory=lambda: deque(maxlen=WAITING))
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    problem: str = ""
+    """Why nothing is read any more."""
+    ready: threading.Event = field(default_factory=threading.Event)
+    """The history was read, or there is none."""
+
+    def start(self) -> Reader:
+        import zmq
+
+        self._context = zmq.Context()
+        self._subscribers: dict[Any, int] = {}
+        for rank, source in self.sources.items():
+            socket = self._context.socket(zmq.SUB)
+            self._subscribers[socket] = rank
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BATCH)
+            socket.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
+            self.streams[rank] = Stream()
+            try:
+                if source.server_binds:
+                    socket.connect(reachable(source.endpoint, self.host))
+                else:
+                    socket.bind(source.endpoint)
+            except zmq.ZMQError as error:
+                self.close()
+                raise KvtuneError(*_refused(source, str(error))) from None
+        self._thread = threading.Thread(target=self._run, name="kvtune-events", daemon=True)
+        self._thread.start()
+        return self
+
+    def take(self) -> list[Received]:
+        taken = []
+        while self._waiting:
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        for socket in self._subscribers:
+            socket.close(linger=0)
+        self._subscribers.clear()
+        self._context.term()
+
+    def _run(self) -> None:
+        import zmq
+
+        poller = zmq.Poller()
+        for socket in self._subscribers:
+            poller.register(socket, zmq.POLLIN)
+        try:
+            # Subscribed first: nothing falls between the replay's end and the first live batch.
+            for rank in self.sources:
+                self._replay(rank, 0, None)
+            self.ready.set()
+            while not self._stop.is_set():
+                for socket, _ in poller.poll(POLL_MS):
+                    for _ in range(1000):
+                        try:
+                            _, number, payload = socket.recv_multipart(zmq.NOBLOCK)
+                        except (zmq.Again, ValueError):
+                            break
+                        self._got(
+                            self._subscribers[socket], int.from_bytes(number, "big", signed=True), payload
+                        )
+        except zmq.ZMQError as error:
+            self.problem = str(error)
+        finally:
+            self.ready.set()
+
+    def _got(self, rank: int, number: int, payload: bytes, *, replayed: bool = False) -> None:
+        stream = self.streams[rank]
+        try:
+            batch = DECODER.decode(payload)
+        except msgspec.MsgspecError:
+            stream.unknown += 1
+            stream.last = max(stream.last, number)
+            return
+        if number <= stream.last:
+            # A batch that a replay gave already, or numbers that begin anew: a server that was started anew.
+            if replayed or batch.ts <= stream.at:
+                return
+            self._restarted(rank, number)
+        elif not replayed and number > stream.last + 1:
+            self._replay(rank, stream.last + 1, number)
+            if stream.last >= 0:
+                stream.lost += max(0, number - stream.last - 1)
+        fresh = stream.restarts > 0 and stream.last == -1
+        if stream.first is None:
+            stream.first = number
+        stream.last, stream.at = number, batch.ts
+        self._waiting.append(Received(rank, batch, fresh))
+
+    def _restarted(self, rank: int, number: int) -> None:
+        stream = self.streams[rank]
+        stream.restarts += 1
+        stream.last, stream.first = -1, None
+        if number > 0:
+            self._replay(rank, 0, number)
+
+    def _replay(self, rank: int, start: int, before: int | None) -> None:
+        """Ask for the batches from `start` on, to `before`. A server without a replay endpoint has none to give."""
+        endpoint = self.sources[rank].replay_endpoint
+        if not endpoint:
+            return
+        for number, payload in self._history(reachable(endpoint, self.host), start):
+            if before is not None and number >= before:
+                break
+            stream = self.streams[rank]
+            if stream.last >= 0 and number > stream.last + 1:
+                stream.lost += number - stream.last - 1
+            self._got(rank, number, payload, replayed=True)
+
+    def _history(self, endpoint: str, start: int) -> Iterator[tuple[int, bytes]]:
+        import zmq
+
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BATCH)
+            socket.connect(endpoint)
+            socket.send_multipart([b"", start.to_bytes(8, "big")])
+            waited = 0
+            while waited < REPLAY_MS and not self._stop.is_set():
+                if not socket.poll(POLL_MS):
+                    waited += POLL_MS
+                    continue
+                waited = 0
+                frames = socket.recv_multipart()
+                if len(frames) != 4 or frames[2] == END:
+                    return
+                yield int.from_bytes(frames[2], "big"), frames[3]
+
+
+def _refused(source: Source, why: str) -> tuple[str, str]:
+    verb = "connect to" if source.server_binds else "listen at"
+    hint = (
+        "check that this machine reaches the server's event port"
+        if source.server_binds
+        else "the server connects to one watcher, at this address: stop the other one, or run kvtune where it points"
+    )
+    return f"cannot {verb} {source.endpoint}, where the server publishes its KV events: {why}", hint
+
+
+def host_of(url: str) -> str:
+    return urlsplit(url).hostname or "localhost"

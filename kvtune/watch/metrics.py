@@ -1,0 +1,153 @@
+"""What a server's `/metrics` says at one moment, and what happened between two. Pure, but for the reading of its text.
+
+In: the text in Prometheus' format, of one server or several behind each other. Counters and buckets are summed over
+engines. A series that a server does not publish is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+PREFIX = "vllm:"
+LABELS_OF_CACHE = "cache_config_info"
+STARTED = "process_start_time_seconds"
+WANTED = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prefix_cache_",
+    "prompt_tokens",
+    "generation_tokens",
+    "num_preemptions",
+    "request_success",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    LABELS_OF_CACHE,
+)
+"""How the series begin that are read; the others are half of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """`at`: time.time(). `values` by name without `vllm:` and `_total`; `buckets` by name, upper bound and count."""
+
+    at: float
+    values: Mapping[str, float]
+    buckets: Mapping[str, Mapping[float, float]]
+    reasons: Mapping[str, float] = field(default_factory=dict)
+    cache: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    engines: int = 1
+    started: float | None = None
+
+    def get(self, name: str) -> float | None:
+        return self.values.get(name)
+
+    @property
+    def blocks(self) -> int | None:
+        """Blocks of all engines' pools."""
+        return _whole(self.cache.get("num_gpu_blocks"), self.engines)
+
+    @property
+    def block_size(self) -> int | None:
+        return _whole(self.cache.get("block_size"), 1)
+
+
+def _wanted(text: str) -> str:
+    begin = (STARTED, *(PREFIX + name for name in WANTED))
+    comments = tuple(f"# {kind} {name}" for kind in ("TYPE", "HELP") for name in begin)
+    kept = [
+        line for line in text.split("\n") if line.startswith((*begin, *comments)) and "_created" not in line
+    ]
+    return "\n".join([*kept, ""])
+
+
+def _whole(text: str | None, times: int) -> int | None:
+    return int(text) * times if text is not None and text.isdecimal() else None
+
+
+def read(text: str, at: float) -> Scrape:
+    """ValueError, KeyError or IndexError where the text is in another format."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    values: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    reasons: dict[str, float] = {}
+    cache: dict[str, str] = {}
+    engines: set[str] = set()
+    model, started = "", None
+    for family in text_string_to_metric_families(_wanted(text)):
+        if family.name == STARTED:
+            started = max(sample.value for sample in family.samples)
+        if not family.name.startswith(PREFIX):
+            continue
+        for sample in family.samples:
+            name = sample.name.removeprefix(PREFIX)
+            if name.endswith("_created"):
+                continue
+            model = model or sample.labels.get("model_name", "")
+            if engine := sample.labels.get("engine"):
+                engines.add(engine)
+            if name == LABELS_OF_CACHE:
+                cache = cache or dict(sample.labels)
+            elif name.endswith("_bucket"):
+                bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
+                bound = float(sample.labels["le"])
+                bounds[bound] = bounds.get(bound, 0.0) + sample.value
+            elif "reason" in sample.labels and name.startswith("num_requests_waiting"):
+                reason = sample.labels["reason"]
+                reasons[reason] = reasons.get(reason, 0.0) + sample.value
+            else:
+                key = name.removesuffix("_total")
+                values[key] = values.get(key, 0.0) + sample.value
+    count = max(1, len(engines))
+    if "kv_cache_usage_perc" in values:
+        values["kv_cache_usage_perc"] /= count
+    return Scrape(at, values, buckets, reasons, cache, model, count, started)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What was counted from one scrape to a later one."""
+
+    first: Scrape
+    last: Scrape
+
+    @property
+    def seconds(self) -> float:
+        return self.last.at - self.first.at
+
+    def counted(self, name: str) -> float | None:
+        before, after = self.first.get(name), self.last.get(name)
+        return None if after is None else max(0.0, after - (before or 0.0))
+
+    def rate(self, name: str) -> float | None:
+        counted = self.counted(name)
+        return counted / self.seconds if counted is not None and self.seconds > 0 else None
+
+    def quantile(self, name: str, share: float) -> float | None:
+        """Of what a histogram observed in between; interpolated inside its bucket. None without an observation."""
+        after, before = self.last.buckets.get(name), self.first.buckets.get(name, {})
+        if not after:
+            return None
+        counts = [(bound, after[bound] - before.get(bound, 0.0)) for bound in sorted(after)]
+        total = counts[-1][1]
+        if total <= 0:
+            return None
+        low, below = 0.0, 0.0
+        for bound, upto in counts:
+            if upto >= share * total:
+                if bound == float("inf"):
+                    return low
+                return low + (bound - low) * (share * total - below) / max(upto - below, 1e-9)
+            low, below = bound, upto
+        return low
+
+
+def begun_anew(before: Scrape, after: Scrape) -> bool:
+    """Whether the server was started between two scrapes: its counters began at 0."""
+    if before.started is not None and after.started is not None and after.started > before.started + 1:
+        return True
+    names: Sequence[str] = ("prompt_tokens", "generation_tokens", "prefix_cache_queries")
+    return any((after.get(name) or 0.0) < (before.get(name) or 0.0) for name in names)

@@ -1,0 +1,274 @@
+"""`kvtune record`: what was seen of a running server, as a run file with `source = "server"`.
+
+In: a `Watching` that looks until its time is over, and a log of the requests that were sent meanwhile. Out: a `Run`.
+With the log every prompt token has its cause; without it the server's totals do, as far as events tell.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtune import __version__
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.run.extras import Extras, ServerAccount, ServerDivergence, ServerPrefix
+from kvtune.run.machine import this_host
+from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo
+from kvtune.watch.account import Account
+from kvtune.watch.events import Received
+from kvtune.watch.requests import Answered, Asked, join
+from kvtune.watch.watching import Period, Snapshot, Watching
+from kvtune.workload.identity import work_hash
+from kvtune.workload.requests_file import draft, within
+from kvtune.workload.requests_log import Logged
+
+LOOK_S = 0.5
+FLAGS = {
+    "block_size": "block-size",
+    "num_gpu_blocks": "num-gpu-blocks-override",
+    "prefix_cache_retention_interval": "prefix-cache-retention-interval",
+    "mamba_cache_mode": "mamba-cache-mode",
+    "mamba_block_size": "mamba-block-size",
+}
+"""Labels of cache_config_info that a replay needs, and the flags that give an engine the same."""
+
+
+@dataclass
+class Recording:
+    """Looks made, and the batches that came; `joined`: how many of them came before the first look."""
+
+    watching: Watching
+    batches: list[Received] = field(default_factory=list)
+    looks: list[tuple[float, Snapshot]] = field(default_factory=list)
+    begun: float = 0.0
+    first: Snapshot | None = None
+    history: int = 0
+    lost: str = ""
+    longest: int = 0
+
+    def run(self, seconds: float, goes_on: Callable[[float], bool]) -> None:
+        """Look until the time is over or `goes_on`, which is told the seconds so far, says no."""
+        self.watching.keep = self.batches
+        self.watching.start()
+        self.longest = self.watching.server.longest()
+        self.history = len(self.batches)
+        self.begun = time.time()
+        self.first = self.watching.look()
+        self._keep(self.first)
+        while (passed := time.time() - self.begun) < seconds and goes_on(passed):
+            time.sleep(min(LOOK_S, max(0.0, seconds - passed)))
+            try:
+                self._keep(self.watching.look())
+                self.lost = ""
+            except KvtuneError as error:
+                self.lost = error.message
+
+    def _keep(self, shot: Snapshot) -> None:
+        self.looks.append((shot.at - self.begun, shot))
+
+
+def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], command: Sequence[str]) -> Run:
+    """The run file's content. `logged`: the log's requests; those that were sent outside the recording are left out."""
+    first, last = recording.looks[0][1], recording.looks[-1][1]
+    begun, end = round(recording.begun, 3), round(recording.begun + recording.looks[-1][0], 3)
+    asked, rows = _within(log, logged, begun, end)
+    answered = join(recording.batches, asked, Account()) if recording.batches else []
+    by_line = {one.asked.name: one for one in answered}
+    period = _whole(recording)
+    reported = [one for one in answered if one.asked.hit >= 0]
+    misses: Counter[str] = Counter()
+    for one in answered:
+        misses.update(one.causes)
+    server = ServerAccount(
+        vllm=last.vllm,
+        seconds=end - recording.begun,
+        events=last.events.state,
+        complete=last.events.complete,
+        query_tokens=period.query_tokens,
+        hit_tokens=period.hit_tokens,
+        misses=period.misses or {},
+        recomputed_tokens=period.recomputed,
+        evicted_blocks=recording.watching.account.evicted_blocks,
+        preemptions=max(0, (last.preemptions or 0) - (first.preemptions or 0)),
+        restarts=last.restarts,
+        requests=max(0, (last.requests or 0) - (first.requests or 0)),
+        logged=len(answered),
+        reported=len(reported),
+        agree=sum(one.hit == one.asked.hit for one in reported),
+        prefixes=[msgspec.convert(row, ServerPrefix, from_attributes=True) for row in last.prefixes],
+        divergences=[
+            msgspec.convert(row, ServerDivergence, from_attributes=True) for row in last.divergences
+        ],
+    )
+    notes = [*last.notes]
+    if recording.lost:
+        notes.append(f"the server could not be reached at the end: {recording.lost}")
+    if server.reported != server.agree:
+        notes.append(
+            f"{server.reported - server.agree} of {server.reported} requests hit another number of tokens than the "
+            "server reported"
+        )
+    labels = recording.watching.cache
+    header = Header(
+        kvtune=__version__,
+        source="server",
+        state="partial" if recording.lost else "complete",
+        why=recording.lost,
+        started_at=datetime.datetime.fromtimestamp(recording.begun, datetime.UTC).isoformat(
+            timespec="seconds"
+        ),
+        command=list(command),
+        model=last.model,
+        workload=_workload(log, rows, begun, end),
+        core=CoreInfo(name="stock", why="a running server was watched"),
+        engine=EngineInfo(
+            vllm=last.vllm,
+            block_size=last.block_size or 0,
+            num_blocks=(last.pool_blocks or 0) // max(1, last.engines),
+            engines=last.engines,
+            max_model_len=recording.longest,
+            settings=_settings(labels),
+            args=_flags(labels, recording.longest),
+            groups=[
+                {"kind": group.kind, "block_size": group.block_size, "sliding_window": group.window}
+                for blocks in list(recording.watching.account.blocks.values())[:1]
+                for _, group in sorted(blocks.groups.items())
+            ],
+        ),
+        python=platform.python_version(),
+        host=this_host(),
+        valid=Validity(timings=True, why=""),
+        wall_s=end - recording.begun,
+        notes=notes,
+        extra=Extras(server=server, misses=dict(misses)),
+    )
+    tables = {"server": _looks(recording)}
+    if rows:
+        tables["requests"] = _requests(rows, by_line, recording.begun)
+    return Run(header, tables)
+
+
+def _flags(labels: dict[str, str], longest: int) -> list[str]:
+    """vLLM's flags that give a replay the same pool and blocks."""
+    said = {
+        flag: labels[label]
+        for label, flag in FLAGS.items()
+        if labels.get(label, "None") not in ("None", "none", "")
+    }
+    if longest:
+        said["max-model-len"] = str(longest)
+    return [word for flag, value in said.items() for word in (f"--{flag}", value)]
+
+
+def _settings(labels: dict[str, str]) -> dict[str, object]:
+    settings: dict[str, object] = {
+        "enable_prefix_caching": labels.get("enable_prefix_caching", "True") == "True",
+        "prefix_caching_hash_algo": labels.get("prefix_caching_hash_algo", ""),
+    }
+    if (interval := labels.get("prefix_cache_retention_interval", "")).isdecimal():
+        settings["retention_interval"] = int(interval)
+    return settings
+
+
+def _whole(recording: Recording) -> Period:
+    """From the first look to the last: the server's own counters, and the events that came between."""
+    return recording.watching.since_first()
+
+
+def _within(
+    log: Path | None, logged: Sequence[Logged], begun: float, end: float
+) -> tuple[list[Asked], list[Logged]]:
+    """The requests that were sent while the recording went on. UsageError where the log does not say when."""
+    if log is None:
+        return [], []
+    rows = []
+    for row in logged:
+        if row.t0 is None or row.t1 is None:
+            raise UsageError(
+                f"{log}, line {row.line} does not say when the request was sent and answered",
+                "give each line `t0` and `t1`, seconds since 1970",
+            )
+        if within(row, begun, end):
+            rows.append(row)
+    if not rows:
+        raise UsageError(
+            f"{log} has no request that was sent and answered during the recording",
+            "its times are seconds since 1970, by a clock like this machine's",
+        )
+    rows.sort(key=lambda row: row.t0 or 0.0)
+    return [
+        Asked(f"{row.line}", row.prompt, row.answer, row.t0 or 0.0, row.t1 or 0.0, row.hit) for row in rows
+    ], rows
+
+
+def _workload(log: Path | None, rows: list[Logged], begun: float, end: float) -> WorkloadInfo:
+    if log is None or not rows:
+        return WorkloadInfo(name="server", spec="", params={}, seed=0, hash="", requests=0)
+    plan = draft(log, rows)
+    return WorkloadInfo(
+        name="requests",
+        spec=f"requests:path={log},since={begun},until={end}",
+        params={"path": str(log), "since": begun, "until": end},
+        seed=0,
+        hash=work_hash(plan, 0),
+        requests=len(rows),
+    )
+
+
+def _requests(rows: Sequence[Logged], answered: dict[str, Answered], begun: float) -> Table:
+    got = [answered.get(f"{row.line}") for row in rows]
+    hits = [one.hit if one is not None else row.hit for one, row in zip(got, rows, strict=True)]
+    count = len(rows)
+    nothing = np.full(count, np.nan)
+    columns = {
+        "id": np.array([row.name for row in rows]),
+        "kind": np.array(["log"] * count),
+        "round": np.full(count, -1),
+        "prompt_tokens": np.array([len(row.prompt) for row in rows]),
+        "output_tokens": np.array([row.output_tokens for row in rows]),
+        "hit_tokens": np.array(hits),
+        "tier_hit_tokens": np.zeros(count),
+        "planned_s": nothing,
+        "sent_s": np.array([(row.t0 or 0.0) - begun for row in rows]),
+        "first_token_s": nothing,
+        "finished_s": np.array([(row.t1 or 0.0) - begun for row in rows]),
+        "finish": np.array(["length"] * count),
+        "preemptions": np.zeros(count),
+        "engine": np.zeros(count),
+        "answer_crc": np.zeros(count),
+    }
+    return _table("requests", columns)
+
+
+def _looks(recording: Recording) -> Table:
+    shots = recording.looks
+    columns = {
+        "t_s": np.array([t_s for t_s, _ in shots]),
+        "running": np.array([shot.running or 0 for _, shot in shots]),
+        "waiting": np.array([shot.waiting or 0 for _, shot in shots]),
+        "pool_use": np.array([shot.pool_use or 0.0 for _, shot in shots]),
+        "query_tokens": np.array([shot.query_tokens for _, shot in shots]),
+        "hit_tokens": np.array([shot.hit_tokens for _, shot in shots]),
+        "prompt_tokens": np.array([shot.prompt_tokens for _, shot in shots]),
+        "output_tokens": np.array([shot.output_tokens for _, shot in shots]),
+        "preemptions": np.array([shot.preemptions or 0 for _, shot in shots]),
+        "evicted_blocks": np.array([shot.evicted_blocks for _, shot in shots]),
+    }
+    return _table("server", columns)
+
+
+def _table(name: str, columns: dict[str, NDArray[Any]]) -> Table:
+    return {
+        column: values if kind == "U" else values.astype(kind)
+        for (column, kind), values in ((item, columns[item[0]]) for item in TABLES[name].items())
+    }

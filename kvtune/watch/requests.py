@@ -1,0 +1,161 @@
+"""Prompts of a log joined with a server's KV events: each request's hit, and the cause of every miss. Pure.
+
+A pending request whose tokens are those of a stored stretch made it, and its hit ends where the stretch begins. A
+request that ends without a stretch hit all its whole blocks. Its misses are cut as in `kvtune/analysis/cache.py`:
+
+    0 .. hit ..|.. evicted ..|.. not retained ..|.. last token ..|.. partial block ..|.. never seen .. prompt's end
+               h           kept               usable           full                 seen
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvtune.watch.account import Account
+from kvtune.watch.blocks import Blocks, Stretch
+from kvtune.watch.events import Received
+from kvtune.workload.token_ids import Prefixes, packed
+
+CAUSES = ("evicted", "not_retained", "last_token", "partial_block", "cold")
+SLACK_S = 0.5
+"""Clocks of a client and a server on one machine differ by less; on two, a stretch still needs the same tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a log. `hit`: what the server reported, -1 where it did not. Times are time.time()."""
+
+    name: str
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    t0: float
+    t1: float
+    hit: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """`like`: the earlier request that agrees with most of the prompt; up to token `agrees`."""
+
+    asked: Asked
+    hit: int
+    causes: dict[str, int]
+    agrees: int
+    like: str
+    computed_again: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    asked: Asked
+    prompt: bytes
+    hit: int = -1
+    done: int = 0
+    again: int = 0
+    causes: dict[str, int] = field(default_factory=dict)
+    agrees: int = 0
+    like: str = ""
+
+
+class Requests:
+    """Joins requests with batches. Call `open` before the batches of its time, `close` when it has ended."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.answered: list[Answered] = []
+        self._open: list[_Open] = []
+        self._texts: Prefixes[str] = Prefixes()
+        self._computed: list[tuple[bytes, str]] = []
+        """Prompts that this step completed: the next step's lookups find them."""
+        self._size = 0
+
+    def open(self, asked: Asked) -> None:
+        self._open.append(_Open(asked, packed(asked.prompt)))
+
+    def add(self, received: Received) -> None:
+        for tokens, name in self._computed:
+            self._texts.add(tokens, name)
+        self._computed.clear()
+        for stretch, blocks in self.account.stretches(received):
+            self._owner(stretch, blocks)
+            self.account.judge(stretch, blocks)
+
+    def close(self, asked: Asked) -> None:
+        one = next((o for o in self._open if o.asked is asked), None)
+        if one is None:
+            return
+        self._open.remove(one)
+        size = self._size
+        if one.hit < 0:
+            whole = len(asked.prompt) // size * size if size else 0
+            self._judge(one, whole, self._any_blocks())
+            self._computed.append((one.prompt, asked.name))
+        computed = [*asked.prompt, *asked.answer[:-1]]
+        self._computed.append((packed(computed), asked.name))
+        self.answered.append(Answered(asked, one.hit, one.causes, one.agrees, one.like, one.again))
+
+    def _any_blocks(self) -> Blocks | None:
+        return next(iter(self.account.blocks.values()), None)
+
+    def _owner(self, stretch: Stretch, blocks: Blocks) -> None:
+        self._size = size = stretch.block_size
+        before = blocks.chain(stretch.parent)
+        start = 4 * size * len(before)
+        prefix = b"".join(blocks.known[name].tokens for name in before)
+        tokens = b"".join(stretch.tokens)
+        best: _Open | None = None
+        for one in self._open:
+            if one.asked.t0 > stretch.at + SLACK_S or one.asked.t1 < stretch.at - SLACK_S:
+                continue
+            piece = one.prompt[start : start + len(tokens)]
+            if not piece or not tokens.startswith(piece[: len(piece) // (4 * size) * 4 * size]):
+                continue
+            if len(piece) < 4 * size or one.prompt[:start] != prefix:
+                continue
+            if one.hit >= 0 and one.done == start // 4:
+                best = one
+                break
+            if best is None or (best.hit >= 0) > (one.hit >= 0):
+                best = one
+        if best is None:
+            return
+        if best.hit < 0:
+            self._judge(best, start // 4, blocks, stretch.step)
+        elif start // 4 < best.done or start // 4 > best.done:
+            best.again += min(len(tokens), len(best.prompt) - start) // 4
+        best.done = (start + len(tokens)) // 4
+        if best.done >= len(best.prompt) // 4 // size * size:
+            self._computed.append((best.prompt, best.asked.name))
+
+    def _judge(self, one: _Open, hit: int, blocks: Blocks | None, step: int = 1 << 62) -> None:
+        size, length = max(1, self._size), len(one.prompt) // 4
+        seen, like = self._texts.longest(one.prompt)
+        one.like = like or ""
+        chain = blocks.find(one.prompt, size) if blocks is not None else []
+        if blocks is not None:
+            seen = max(seen, size * blocks.seen(chain, step))
+        one.agrees = seen
+        full = seen // size * size
+        usable = min(full, (length - 1) // size * size)
+        kept = blocks.ever(chain[: usable // size]) * size if blocks is not None else 0
+        edges = [max(hit, edge) for edge in (min(kept, usable), usable, full, seen, length)]
+        widths = [right - left for left, right in zip([hit, *edges], edges, strict=False)]
+        one.hit = hit
+        one.causes = {cause: width for cause, width in zip(CAUSES, widths, strict=True) if width}
+
+
+def join(received: Iterable[Received], asked: Iterable[Asked], account: Account) -> list[Answered]:
+    """A whole recording: the answered requests in the order in which they ended."""
+    requests = Requests(account)
+    moments = [(one.t0, 0, one) for one in asked]
+    moments += [(one.t1, 2, one) for _, _, one in moments]
+    batches = [(got.batch.ts, 1, got) for got in received]
+    for _, kind, what in sorted([*moments, *batches], key=lambda moment: moment[:2]):
+        if kind == 0:
+            requests.open(what)  # type: ignore[arg-type]
+        elif kind == 1:
+            requests.add(what)  # type: ignore[arg-type]
+        else:
+            requests.close(what)  # type: ignore[arg-type]
+    return requests.answered

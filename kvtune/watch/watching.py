@@ -1,0 +1,373 @@
+"""Looks at a running server: its metrics and its events, as a snapshot that a screen or a script shows.
+
+In: a `Server`. Out: `Snapshot`s. The looks are made by the caller's loop; the events are read by a thread.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from kvtune.watch.account import Account, shares
+from kvtune.watch.events import Reader, Received, host_of
+from kvtune.watch.metrics import Between, Scrape, begun_anew
+from kvtune.watch.server import Server
+
+SHORT_S = 10.0
+LONG_S = 300.0
+HISTORY_S = 10.0
+"""The first look waits so long for the server to send its history."""
+KNOWN = ("0.32", "0.33")
+"""Versions of vLLM whose events were read by this kvtune's tests."""
+FLAG = (
+    '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///tmp/kv-events", '
+    '"replay_endpoint": "ipc:///tmp/kv-events-replay"}\''
+)
+"""On one machine: sockets in files, which only its users reach."""
+
+
+class Period(msgspec.Struct, frozen=True):
+    """Hits and misses in tokens. `misses` by cause add up to query_tokens - hit_tokens; None: causes are not known."""
+
+    seconds: float
+    query_tokens: int
+    hit_tokens: int
+    misses: dict[str, int] | None = None
+    recomputed: int = 0
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.hit_tokens / self.query_tokens if self.query_tokens else None
+
+
+class PrefixRow(msgspec.Struct, frozen=True):
+    """Prompts that begin alike. `first`: their first block's name. `text`: its first tokens, where it was asked for."""
+
+    first: str
+    visits: int
+    hit_tokens: int
+    lost_tokens: int
+    longest_tokens: int
+    text: str = ""
+
+
+class DivergenceRow(msgspec.Struct, frozen=True):
+    """Prompts that agree with an earlier one up to token `position`, and then do not."""
+
+    position: int
+    first: str
+    times: int
+    new_tokens: int
+
+
+class Times(msgspec.Struct, frozen=True):
+    median_ms: float | None = None
+    p99_ms: float | None = None
+
+
+class Events(msgspec.Struct, frozen=True):
+    """`state`: on, off, or unreadable. `complete`: every event since the server's start was read."""
+
+    state: str
+    complete: bool = False
+    lost_batches: int = 0
+    unknown_messages: int = 0
+    ranks: int = 0
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What is known at one moment. None: the server does not say."""
+
+    url: str
+    at: float
+    model: str
+    vllm: str
+    engines: int
+    events: Events
+    running: int | None
+    waiting: int | None
+    waiting_by_reason: dict[str, int]
+    pool_use: float | None
+    pool_blocks: int | None
+    block_size: int | None
+    preemptions: int | None
+    requests: int | None
+    query_tokens: int
+    hit_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    evicted_blocks: int
+    prompt_tokens_s: float | None
+    output_tokens_s: float | None
+    first_token: Times
+    between_tokens: Times
+    evicted_blocks_s: float | None
+    evicted_age_s: float | None
+    cached_blocks: int | None
+    periods: dict[str, Period]
+    prefixes: list[PrefixRow]
+    divergences: list[DivergenceRow]
+    restarts: int
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A scrape, and the account's tokens by cause at that moment."""
+
+    scrape: Scrape
+    tokens: Counter[str]
+
+
+@dataclass
+class Watching:
+    """`look` scrapes once and takes the events that came. An unreachable server raises KvtuneError, each time."""
+
+    server: Server
+    with_text: bool = False
+    account: Account = field(default_factory=Account)
+    version: str = ""
+    reader: Reader | None = None
+    restarts: int = 0
+    keep: list[Received] | None = None
+    """Every batch that is taken, for a recording."""
+    _looks: deque[_Look] = field(default_factory=deque)
+    _first: _Look | None = None
+    _texts: dict[str, str] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """The events where the server has any, with their history, and the first scrape."""
+        self.server.scrape()
+        self.version = self.server.version()
+        found = self.server.event_sources()
+        if found:
+            self.reader = Reader(found, host_of(self.server.base)).start()
+            self.reader.ready.wait(HISTORY_S)
+        self._take()
+
+    def close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+        self.server.close()
+
+    def look(self) -> Snapshot:
+        self._take()
+        return self.snapshot()
+
+    def _take(self) -> None:
+        scrape = self.server.scrape()
+        self._events()
+        if self._looks and begun_anew(self._looks[-1].scrape, scrape):
+            self.restarts += 1
+            self._looks.clear()
+            self._first = None
+        look = _Look(scrape, Counter(self.account.tokens))
+        if self._first is None:
+            self._first = look
+        self._looks.append(look)
+        while len(self._looks) > 2 and self._looks[1].scrape.at < scrape.at - LONG_S:
+            self._looks.popleft()
+
+    def _events(self) -> None:
+        if self.reader is None:
+            return
+        came = self.reader.take()
+        self.account.complete = self._complete()
+        for received in came:
+            self.account.add(received)
+            if self.keep is not None:
+                self.keep.append(received)
+
+    def _complete(self) -> bool:
+        assert self.reader is not None
+        streams = self.reader.streams.values()
+        return all(not stream.lost and not stream.first and not stream.unknown for stream in streams)
+
+    @property
+    def cache(self) -> dict[str, str]:
+        """The labels of the server's cache_config_info."""
+        return dict(self._looks[-1].scrape.cache)
+
+    def since_first(self) -> Period:
+        """From the first look to the last."""
+        assert self._first is not None
+        now = self._looks[-1]
+        between = Between(self._first.scrape, now.scrape)
+        return _period(between, now.tokens - self._first.tokens if self.reader is not None else None)
+
+    def snapshot(self) -> Snapshot:
+        last = self._looks[-1].scrape
+        short = Between(self._before(SHORT_S).scrape, last)
+        evicted = self.account.since(last.at - SHORT_S) if self.reader is not None else None
+        events = self._state()
+        return Snapshot(
+            url=self.server.base,
+            at=last.at,
+            model=last.model,
+            vllm=self.version,
+            engines=last.engines,
+            events=events,
+            running=_number(last.get("num_requests_running")),
+            waiting=_number(last.get("num_requests_waiting")),
+            waiting_by_reason={name: int(count) for name, count in last.reasons.items() if count},
+            pool_use=last.get("kv_cache_usage_perc"),
+            pool_blocks=last.blocks,
+            block_size=last.block_size,
+            preemptions=_number(last.get("num_preemptions")),
+            requests=_number(last.get("request_success")),
+            query_tokens=int(last.get("prefix_cache_queries") or 0),
+            hit_tokens=int(last.get("prefix_cache_hits") or 0),
+            prompt_tokens=int(last.get("prompt_tokens") or 0),
+            output_tokens=int(last.get("generation_tokens") or 0),
+            evicted_blocks=self.account.evicted_blocks,
+            prompt_tokens_s=short.rate("prompt_tokens"),
+            output_tokens_s=short.rate("generation_tokens"),
+            first_token=_times(short, "time_to_first_token_seconds"),
+            between_tokens=_times(short, "inter_token_latency_seconds"),
+            evicted_blocks_s=evicted.evicted_blocks / max(short.seconds, 1e-9)
+            if evicted is not None
+            else None,
+            evicted_age_s=statistics.median(evicted.ages_s)
+            if evicted is not None and evicted.ages_s
+            else None,
+            cached_blocks=sum(blocks.held() for blocks in self.account.blocks.values()) if evicted else None,
+            periods=self._periods(),
+            prefixes=self._prefixes(),
+            divergences=self._divergences(),
+            restarts=self.restarts,
+            notes=self._notes(events, last),
+        )
+
+    def _before(self, seconds: float) -> _Look:
+        """The newest look that is at least so old; else the oldest."""
+        last = self._looks[-1]
+        found = self._looks[0]
+        for look in self._looks:
+            if look.scrape.at <= last.scrape.at - seconds:
+                found = look
+        return found
+
+    def _state(self) -> Events:
+        if self.reader is None:
+            return Events("off")
+        streams = self.reader.streams.values()
+        unknown = sum(stream.unknown for stream in streams)
+        read = sum(stream.last >= 0 for stream in streams)
+        state = "unreadable" if self.reader.problem or (unknown and not self.account.blocks) else "on"
+        return Events(state, self._complete(), sum(s.lost for s in streams), unknown, read)
+
+    def _periods(self) -> dict[str, Period]:
+        assert self._first is not None
+        now = self._looks[-1]
+        whole = self.reader is None or self._complete()
+        start = _Look(Scrape(now.scrape.started or self._first.scrape.at, {}, {}), Counter())
+        firsts = {
+            "10 s": self._before(SHORT_S),
+            "5 min": self._before(LONG_S),
+            "since the server's start" if whole else "since kvtune joined": start if whole else self._first,
+        }
+        return {
+            name: _period(
+                Between(first.scrape, now.scrape), now.tokens - first.tokens if self.reader else None
+            )
+            for name, first in firsts.items()
+        }
+
+    def _prefixes(self) -> list[PrefixRow]:
+        rows = []
+        for root, prefix in self.account.prefixes.items():
+            if prefix.visits > 1:
+                rows.append(
+                    PrefixRow(
+                        named(root),
+                        prefix.visits,
+                        prefix.hit_tokens,
+                        prefix.lost_tokens,
+                        prefix.longest,
+                        self._text(root),
+                    )
+                )
+        rows.sort(key=lambda row: row.hit_tokens + row.lost_tokens, reverse=True)
+        return rows[:50]
+
+    def _text(self, root: Any) -> str:
+        if not self.with_text:
+            return ""
+        name = named(root)
+        if name not in self._texts and len(self._texts) < 200:
+            block = next((b.known[root] for b in self.account.blocks.values() if root in b.known), None)
+            tokens = (
+                [
+                    int.from_bytes(block.tokens[at : at + 4], "big")
+                    for at in range(0, min(64, len(block.tokens)), 4)
+                ]
+                if block
+                else []
+            )
+            self._texts[name] = self.server.text_of(tokens) if tokens else ""
+        return self._texts.get(name, "")
+
+    def _divergences(self) -> list[DivergenceRow]:
+        found = [
+            DivergenceRow(one.position, named(one.root), one.times, one.new_tokens)
+            for one in self.account.divergences.values()
+        ]
+        found.sort(key=lambda row: row.new_tokens, reverse=True)
+        return found[:50]
+
+    def _notes(self, events: Events, last: Scrape) -> list[str]:
+        notes = []
+        if self.version and not self.version.startswith(KNOWN):
+            notes.append(
+                f"vLLM {self.version}: this kvtune has not been tried with its events; known: {', '.join(KNOWN)}"
+            )
+        if events.state == "off":
+            notes.append(f"causes need the server's KV events; it takes this flag: {FLAG}")
+        elif events.state == "unreadable":
+            notes.append(f"the server's events cannot be read: {self.reader.problem if self.reader else ''}")
+        elif not events.complete:
+            if events.lost_batches:
+                notes.append(f"{events.lost_batches} event batches were lost: what they stored looks unknown")
+            if events.unknown_messages:
+                notes.append(f"{events.unknown_messages} messages of a kind that this kvtune does not know")
+            if not events.lost_batches and not events.unknown_messages:
+                notes.append(
+                    "what was cached before kvtune joined is not known: a prompt that it has not seen is `unknown`"
+                )
+        if (last.cache.get("enable_prefix_caching") or "True") == "False":
+            notes.append("prefix caching is off: start the server without --no-enable-prefix-caching")
+        begun = self._first.scrape.get("num_preemptions") if self._first else None
+        moved = (last.get("num_preemptions") or 0) - (begun or 0)
+        if moved and events.state == "on":
+            notes.append(
+                f"{moved:.0f} requests were preempted: what they computed again may count as evicted"
+            )
+        return notes
+
+
+def named(name: Any) -> str:
+    """Of a block: the end of its hash."""
+    return f"{name & 0xFFFFFFFF:08x}" if isinstance(name, int) else bytes(name)[-4:].hex()
+
+
+def _number(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _times(between: Between, name: str) -> Times:
+    median, high = between.quantile(name, 0.5), between.quantile(name, 0.99)
+    return Times(*(None if value is None else 1000.0 * value for value in (median, high)))
+
+
+def _period(between: Between, causes: Mapping[str, int] | None) -> Period:
+    queries, hits = (int(between.counted(f"prefix_cache_{kind}") or 0) for kind in ("queries", "hits"))
+    hits = min(hits, queries)
+    if causes is None:
+        return Period(between.seconds, queries, hits)
+    share = shares(queries - hits, causes)
+    return Period(between.seconds, queries, hits, dict(share.causes), share.recomputed)

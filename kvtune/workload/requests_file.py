@@ -1,0 +1,68 @@
+"""A log of requests as a workload: equal beginnings of prompts are equal spans, exact to the token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvtune.errors import UsageError
+from kvtune.workload.draft import Draft
+from kvtune.workload.requests_log import Logged, read_log
+from kvtune.workload.token_ids import Prefixes, packed
+from kvtune.workload.types import STREAM_ANSWER, Request, Span
+
+
+def requests(
+    *, path: str, limit: int, speed: float, since: float, until: float, concurrency: int, seed: int
+) -> Draft:
+    """The requests of a log as they were sent, `speed` times as fast; without times in the log, or with `concurrency`,
+    that many are in flight in the log's order. `seed` changes nothing: the tokens' identity is the log's.
+    """
+    file = Path(path).expanduser()
+    rows: list[Logged] = []
+    for row in read_log(file):
+        if not within(row, since, until):
+            continue
+        rows.append(row)
+        if limit and len(rows) >= limit:
+            break
+    return draft(file, rows, speed=speed, concurrency=concurrency)
+
+
+def draft(file: Path, rows: list[Logged], *, speed: float = 1.0, concurrency: int = 0) -> Draft:
+    """The workload of these rows, in the order of their times."""
+    if not rows:
+        raise UsageError(f"{file} is empty", "give a log with at least one request")
+    timed = all(row.t0 is not None for row in rows)
+    if timed:
+        rows = sorted(rows, key=lambda row: row.t0 or 0.0)
+    begun = rows[0].t0 or 0.0
+    known: Prefixes[tuple[Span, ...]] = Prefixes()
+    planned = []
+    for index, row in enumerate(rows):
+        tokens = packed(row.prompt)
+        shared, spans = known.longest(tokens)
+        prompt = _first(spans or (), shared)
+        if shared < len(row.prompt):
+            prompt = (*prompt, Span(index, shared, len(row.prompt) - shared))
+        answer = Span(STREAM_ANSWER + index, 0, len(row.answer))
+        known.add(tokens + packed(row.answer), (*prompt, *([answer] if row.answer else [])))
+        arrival = round(((row.t0 or 0.0) - begun) / speed, 6) if timed and not concurrency else None
+        planned.append(Request(row.name, prompt, max(1, row.output_tokens), arrival_s=arrival, kind="log"))
+    return Draft(planned, concurrency or (None if timed else 1))
+
+
+def within(row: Logged, since: float, until: float) -> bool:
+    """Whether a request was sent and answered between these times; 0: no limit."""
+    if not since and not until:
+        return True
+    return row.t0 is not None and row.t0 >= since and (not until or (row.t1 or row.t0) <= until)
+
+
+def _first(spans: tuple[Span, ...], tokens: int) -> tuple[Span, ...]:
+    kept = []
+    for span in spans:
+        if tokens <= 0:
+            break
+        kept.append(span._replace(length=min(span.length, tokens)))
+        tokens -= span.length
+    return tuple(kept)

@@ -1,0 +1,156 @@
+"""A log of requests, one JSON object a line: token ids, or the bodies that a client sent to an OpenAI API.
+
+In: the file, and a function that turns a body into token ids where a line has text. Out: `Logged` in the file's order.
+What a line may hold is listed in docs/requests-log.md. Every error names the file and the line.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtune.errors import UsageError
+from kvtune.files import open_regular
+
+LONGEST_LINE = 64 << 20
+MOST_TOKENS = 16 << 20
+"""Tokens of one prompt."""
+BEGUN = ("t0", "start", "start_time", "sent_at", "request_time", "timestamp", "ts", "created_at", "time")
+ENDED = ("t1", "end", "end_time", "finished_at", "response_time")
+MILLISECONDS = 1e11
+"""A time above this is in milliseconds: in seconds it would be the year 5138."""
+
+Tokenize = Callable[[Mapping[str, Any]], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One request. Times are seconds since 1970, None where the log has none. `hit`: -1 where it does not say."""
+
+    line: int
+    name: str
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    output_tokens: int
+    t0: float | None = None
+    t1: float | None = None
+    hit: int = -1
+
+
+def read_log(path: Path, tokenize: Tokenize | None = None) -> Iterator[Logged]:
+    """The requests of a log. Without `tokenize`, a line that has text and no token ids is a UsageError."""
+    try:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="") as stream:
+            number = 0
+            while line := stream.readline(LONGEST_LINE):
+                number += 1
+                if len(line) == LONGEST_LINE:
+                    raise _bad(path, number, f"is longer than {LONGEST_LINE >> 20} MiB")
+                if line.strip():
+                    yield _logged(path, number, line, tokenize)
+    except FileNotFoundError as error:
+        raise UsageError(f"no log of requests {path}", "check its name") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is not a text file: {error.reason}", "decompress it if it is compressed"
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror or error}", "check its name and permissions"
+        ) from error
+
+
+def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Logged:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise _bad(
+            path, number, "is not JSON; a torn last line is one that was still being written"
+        ) from None
+    if not isinstance(row, dict):
+        raise _bad(path, number, "is not a JSON object")
+    body = _first(row, "body", "request", "params") or row
+    body = body.get("body", body) if isinstance(body.get("body"), dict) else body
+    response = _first(row, "response", "output") or {}
+    response = response.get("body", response) if isinstance(response.get("body"), dict) else response
+    choices = response.get("choices") or row.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    usage = _first(response, "usage") or _first(row, "usage") or {}
+    answer = _ids(row.get("answer")) or _ids(row.get("token_ids")) or _ids(choice.get("token_ids")) or []
+    prompt = (
+        _ids(row.get("prompt_token_ids"))
+        or _ids(response.get("prompt_token_ids"))
+        or _ids(choice.get("prompt_token_ids"))
+        or _ids(body.get("prompt_token_ids"))
+        or _ids(body.get("prompt"))
+    )
+    if prompt is None:
+        prompt = _from_text(path, number, body, tokenize)
+    if not prompt:
+        raise _bad(path, number, "has an empty prompt")
+    details = _first(usage, "prompt_tokens_details", "input_tokens_details") or {}
+    hit = _counted(row.get("hit"), details.get("cached_tokens"))
+    output = _counted(usage.get("completion_tokens"), usage.get("output_tokens"), body.get("max_tokens"))
+    name = next((v for v in (row.get("name"), row.get("custom_id"), row.get("id")) if isinstance(v, str)), "")
+    return Logged(
+        number,
+        name or f"line-{number}",
+        prompt,
+        answer,
+        len(answer) or max(0, output),
+        _time(row, BEGUN),
+        _time(row, ENDED),
+        hit,
+    )
+
+
+def _from_text(path: Path, number: int, body: Mapping[str, Any], tokenize: Tokenize | None) -> Sequence[int]:
+    if not isinstance(body.get("messages"), list) and not isinstance(body.get("prompt"), str):
+        raise _bad(path, number, "has neither token ids nor `messages` nor a `prompt`")
+    if tokenize is None:
+        raise UsageError(
+            f"{path}, line {number} has text, and no token ids",
+            'log requests with "return_token_ids": true, or name the server or a tokenizer that renders them',
+        )
+    return tokenize(body)
+
+
+def _first(row: Mapping[str, Any], *names: str) -> dict[str, Any] | None:
+    return next((row[name] for name in names if isinstance(row.get(name), dict)), None)
+
+
+def _counted(*values: object) -> int:
+    """The first that is a count; -1 where none of them is."""
+    return next((value for value in values if type(value) is int and 0 <= value <= MOST_TOKENS), -1)
+
+
+def _ids(value: object) -> Sequence[int] | None:
+    """Token ids, or None where the value is none: a text, or a list of something else."""
+    if not isinstance(value, list) or not value or len(value) > MOST_TOKENS:
+        return None
+    return value if all(type(one) is int and 0 <= one < 1 << 32 for one in value) else None
+
+
+def _time(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e15:
+            return value / 1000.0 if value > MILLISECONDS else float(value)
+        if isinstance(value, str):
+            try:
+                read = datetime.datetime.fromisoformat(value)
+            except ValueError:
+                continue
+            return read.timestamp() if read.tzinfo else read.replace(tzinfo=datetime.UTC).timestamp()
+    return None
+
+
+def _bad(path: Path, number: int, what: str) -> UsageError:
+    return UsageError(
+        f"{path}, line {number} {what}", "each line is one request; docs/requests-log.md shows them"
+    )

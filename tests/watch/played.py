@@ -1,0 +1,171 @@
+"""A server that plays a recording: real HTTP, real ZeroMQ sockets that speak as vLLM's publisher does, no vLLM."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+class Publisher:
+    """vLLM's side of the events: PUB binds, or connects; ROUTER answers with what it has sent so far."""
+
+    def __init__(self, endpoint: str, replay: str = "", *, binds: bool = True) -> None:
+        self._context = zmq.Context()
+        self._pub = self._context.socket(zmq.XPUB)  # a PUB that tells who subscribes
+        self._pub.set_hwm(0)
+        (self._pub.bind if binds else self._pub.connect)(endpoint)
+        self._lock = threading.Lock()
+        self.sent: list[tuple[int, bytes]] = []
+        self.dropped: set[int] = set()
+        """Numbers that are kept for a replay and not sent."""
+        self.asked: list[int] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(replay,), daemon=True) if replay else None
+        if self._thread is not None:
+            self._router = self._context.socket(zmq.ROUTER)
+            self._router.set_hwm(0)
+            self._router.bind(replay)
+            self._thread.start()
+
+    def subscribed(self) -> None:
+        """Wait for a subscriber: what is sent before goes to nobody."""
+        self._pub.recv()
+
+    def publish(self, payloads: Sequence[tuple[int, bytes]], *, remember: bool = True) -> None:
+        for number, payload in payloads:
+            with self._lock:
+                if remember:
+                    self.sent.append((number, payload))
+            if number not in self.dropped:
+                self._pub.send_multipart((b"", number.to_bytes(8, "big"), payload))
+
+    def _serve(self, replay: str) -> None:
+        while not self._stop.is_set():
+            if not self._router.poll(20):
+                continue
+            client, _, start = self._router.recv_multipart()
+            first = int.from_bytes(start, "big")
+            self.asked.append(first)
+            with self._lock:
+                kept = list(self.sent)
+            for number, payload in kept:
+                if number >= first:
+                    self._router.send_multipart((client, b"", b"", number.to_bytes(8, "big"), payload))
+            self._router.send_multipart((client, b"", b"", END, b""))
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._router.close(linger=0)
+        self._pub.close(linger=0)
+        self._context.term()
+
+
+class Answers:
+    """What the HTTP server says: by path a status and a body, which may be a function of the request's JSON."""
+
+    def __init__(self, metrics: str) -> None:
+        self.paths: dict[str, tuple[int, str | Callable[[Any], str]]] = {
+            "/metrics": (200, metrics),
+            "/version": (200, '{"version": "0.32.0"}'),
+            "/kv_event_sources": (200, "{}"),
+            "/v1/models": (200, '{"data": [{"id": "tiny", "max_model_len": 4096}]}'),
+        }
+        self.seen: list[tuple[str, str, dict[str, str]]] = []
+        self.key = ""
+
+
+@contextmanager
+def http(answers: Answers, certificate: Path | None = None) -> Iterator[str]:
+    """The base URL of a server with these answers; TLS with this certificate and key in one file."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else None
+            answers.seen.append((self.command, self.path, dict(self.headers.items())))
+            status, text = answers.paths.get(self.path, (404, '{"error": "not found"}'))
+            if answers.key and self.headers.get("Authorization") != f"Bearer {answers.key}":
+                status, text = 401, '{"error": "Unauthorized"}'
+            raw = (text if isinstance(text, str) else text(body)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        do_GET = do_POST = _answer
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    scheme = "http"
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        scheme = "https"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"{scheme}://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def sources(endpoint: str, replay: str | None, **more: object) -> str:
+    return json.dumps(
+        {
+            "0": {
+                "enable_kv_cache_events": True,
+                "publisher": "zmq",
+                "endpoint": endpoint,
+                "replay_endpoint": replay,
+                "buffer_steps": 10_000,
+                "topic": "",
+                **more,
+            }
+        }
+    )
+
+
+def counters(queries: int, hits: int, *, preempted: int = 0, started: float = 1.0, done: int = 0) -> str:
+    """A short /metrics."""
+    labels = '{engine="0",model_name="tiny"}'
+    lines = [
+        f"process_start_time_seconds {started}",
+        f"vllm:num_requests_running{labels} 1.0",
+        f"vllm:num_requests_waiting{labels} 0.0",
+        f"vllm:kv_cache_usage_perc{labels} 0.25",
+        f"vllm:prefix_cache_queries_total{labels} {queries}.0",
+        f"vllm:prefix_cache_hits_total{labels} {hits}.0",
+        f"vllm:prompt_tokens_total{labels} {queries}.0",
+        f"vllm:generation_tokens_total{labels} 10.0",
+        f"vllm:num_preemptions_total{labels} {preempted}.0",
+        f'vllm:request_success_total{{engine="0",finished_reason="stop",model_name="tiny"}} {done}.0',
+        'vllm:cache_config_info{block_size="32",enable_prefix_caching="True",engine="0",num_gpu_blocks="200"} 1.0',
+    ]
+    return "\n".join([*lines, ""])
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for something that other threads do; the test's own limit ends it."""
+    while not holds():
+        time.sleep(0.005)

@@ -1,0 +1,244 @@
+"""The account of a server's KV events, against what four stock servers really did (recordings.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.watch.account import Account, shares
+from kvtune.watch.blocks import Blocks, Evicted
+from kvtune.watch.events import Batch, Received, Removed, Stored
+from kvtune.watch.metrics import read
+from kvtune.watch.requests import CAUSES, Answered, join
+from tests.watch.recordings import NAMES, Recorded, recorded
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_requests_hit_is_what_the_server_reported_and_its_causes_add_up(name: str) -> None:
+    run = recorded(name)
+    answered = join(run.received(), run.log, Account())
+    assert [one.asked.name for one in answered if one.hit != one.asked.hit] == []
+    assert len(answered) == len(run.log) == 51
+    assert all(one.hit + sum(one.causes.values()) == len(one.asked.prompt) for one in answered)
+    scrape = read(run.metrics, 0.0)
+    assert sum(one.hit for one in answered) == scrape.get("prefix_cache_hits")
+    assert sum(len(one.asked.prompt) for one in answered) == scrape.get("prefix_cache_queries")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_token_at_which_a_prompt_differs_is_exact(name: str) -> None:
+    run = recorded(name)
+    answered = {one.asked.name: one for one in join(run.received(), run.log, Account())}
+    for at in (200, 207, 214):
+        assert answered[f"diverged {at}"].agrees == at
+        assert answered[f"diverged {at}"].like.startswith("prefix")
+
+
+def test_causes_of_a_pool_that_is_too_small_are_evictions() -> None:
+    run = recorded("full_attention")
+    causes: Counter[str] = Counter()
+    for one in join(run.received(), run.log, Account()):
+        causes.update(one.causes)
+    assert causes == {"cold": 18023, "evicted": 1024, "partial_block": 262, "last_token": 64}
+
+
+def test_without_a_window_at_the_boundary_a_seen_prefix_is_not_retained() -> None:
+    small, large = (
+        Counter(cause for one in _answered(name) for cause in one.causes)
+        for name in ("sliding_windows", "sliding_windows_large_pool")
+    )
+    assert small["evicted"] and not large["evicted"]
+    assert small["not_retained"] and large["not_retained"]
+
+
+def _answered(name: str) -> list[Answered]:
+    run = recorded(name)
+    return join(run.received(), run.log, Account())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_prompts_no_whole_block_gets_a_wrong_cause(name: str) -> None:
+    """Of requests one after another. A turn's one new block cannot be told from an answer's: it gets no cause."""
+    run = recorded(name)
+    requests = run.sequential()
+    before = min(one.t0 for one in run.log if one not in requests)
+    batches = [one for one in run.received() if one.batch.ts < before]
+    account = Account()
+    for one in batches:
+        account.add(one)
+    truth = _causes_of_whole_blocks(run, join(batches, requests, Account()), account)
+    missing = truth - account.tokens
+    assert not set(missing) - {"cold"}
+    assert missing.total() <= account.tokens["answers"]
+    assert missing.total() <= 0.015 * truth.total()
+    told = Counter({cause: tokens for cause, tokens in account.tokens.items() if cause != "answers"})
+    assert not told - truth
+
+
+def _causes_of_whole_blocks(run: Recorded, answered: list[Answered], account: Account) -> Counter[str]:
+    size = next(iter(account.blocks[0].groups.values())).block_size
+    truth: Counter[str] = Counter()
+    for one in answered:
+        ends, at = [], one.hit
+        for cause in CAUSES:
+            at += one.causes.get(cause, 0)
+            ends.append((at, cause))
+        for end in range(one.hit + size, len(one.asked.prompt) + 1, size):
+            truth[next(cause for last, cause in ends if end <= last)] += size
+    return truth
+
+
+def test_who_joins_late_and_has_no_history_does_not_call_the_unknown_new() -> None:
+    run = recorded("full_attention")
+    late, whole = Account(complete=False), Account()
+    for one in run.received(25):
+        late.add(one)
+    for one in run.received():
+        whole.add(one)
+    assert whole.tokens["cold"] and not whole.tokens["unknown"]
+    assert late.tokens["unknown"] and not late.tokens["cold"]
+
+
+def test_evictions_are_counted_and_have_an_age() -> None:
+    account = Account()
+    for one in recorded("full_attention").received():
+        account.add(one)
+    removed = sum(
+        len(event.block_hashes)
+        for one in recorded("full_attention").received()
+        for event in one.batch.events
+        if isinstance(event, Removed)
+    )
+    assert account.evicted_blocks == removed > 0
+    ages = account.since(0.0).ages_s
+    assert removed - len(ages) == 2  # two of them left a copy behind
+    assert min(ages) >= 0.0
+
+
+@given(
+    st.integers(0, 10**6),
+    st.dictionaries(
+        st.sampled_from(
+            ["cold", "unknown", "evicted", "not_retained", "last_token", "computed_twice", "answers"]
+        ),
+        st.integers(0, 10**6),
+    ),
+)
+def test_causes_always_add_up_to_the_servers_own_count_of_misses(misses: int, tokens: dict[str, int]) -> None:
+    share = shares(misses, tokens)
+    assert sum(share.causes.values()) == misses
+    assert all(count > 0 for count in share.causes.values())
+    stored = sum(count for cause, count in tokens.items() if cause != "answers")
+    assert share.recomputed == max(0, stored - misses)
+
+
+def stored(names: list[int], parent: int | None, group: int = 0, **more: object) -> Stored:
+    tokens = [token for name in names for token in (name, name, name, name)]
+    return msgspec.convert(
+        {
+            "type": "BlockStored",
+            "block_hashes": names,
+            "token_ids": tokens,
+            "block_size": 4,
+            "parent_block_hash": parent,
+            "group_idx": group,
+            "medium": "GPU",
+            **more,
+        },
+        Stored,
+    )
+
+
+def played(*batches: list[Stored | Removed]) -> Account:
+    account = Account()
+    for number, events in enumerate(batches):
+        account.add(Received(0, Batch(float(number), list(events))))
+    return account
+
+
+def test_a_full_cache_hit_computes_its_last_block_again() -> None:
+    account = played([stored([1, 2, 3], None)], [stored([3], 2)])
+    assert account.tokens == {"cold": 12, "last_token": 4}
+
+
+def test_two_that_compute_the_same_in_one_step_both_miss_as_new() -> None:
+    account = played([stored([1, 2, 3], None), stored([1, 2, 3], None)])
+    assert account.tokens == {"cold": 24}
+
+
+def test_two_that_compute_the_same_in_two_steps_are_named() -> None:
+    account = played([stored([1, 2, 3], None)], [stored([1, 2, 3], None)])
+    assert account.tokens == {"cold": 12, "computed_twice": 12}
+
+
+def test_a_copy_that_is_evicted_leaves_the_other() -> None:
+    gone = Removed(block_hashes=[3], group_idx=0)
+    account = played([stored([1, 2, 3], None)], [stored([3], 2)], [gone], [stored([3, 4], 2)])
+    assert account.tokens["evicted"] == 0
+    account = played([stored([1, 2, 3], None)], [stored([3], 2)], [gone, gone], [stored([3, 4], 2)])
+    assert account.tokens["evicted"] == 4
+
+
+def test_an_answers_blocks_get_no_cause() -> None:
+    account = played([stored([1, 2], None)], [stored([3], 2)], [stored([4], 3)])
+    assert account.tokens == {"cold": 8, "answers": 8}
+
+
+def test_a_reset_of_the_cache_is_an_eviction_of_all() -> None:
+    account = Account()
+    account.add(Received(0, Batch(0.0, [stored([1, 2], None)])))
+    account.add(Received(0, Batch(1.0, [msgspec.convert({"type": "AllBlocksCleared"}, _cleared())])))
+    account.add(Received(0, Batch(2.0, [stored([1, 2], None)])))
+    assert account.tokens == {"cold": 8, "evicted": 8}
+
+
+def _cleared() -> type:
+    from kvtune.watch.events import Cleared
+
+    return Cleared
+
+
+def test_a_restarted_server_has_an_empty_cache() -> None:
+    account = Account()
+    account.add(Received(0, Batch(0.0, [stored([1, 2], None)])))
+    account.add(Received(0, Batch(1.0, [stored([1, 2], None)]), fresh=True))
+    assert account.tokens == {"cold": 16} and account.restarts == 1
+
+
+def test_what_is_forgotten_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtune.watch.blocks.REMEMBERED", 2)
+    blocks, evicted = Blocks(), Evicted()
+    for events in ([stored([1, 2, 3, 4], None)], [Removed(block_hashes=[4, 3, 2, 1], group_idx=0)]):
+        assert list(blocks.stretches(Batch(0.0, list(events)), evicted)) is not None
+    assert blocks.forgotten == 2 and blocks.held() == 0
+    assert blocks.find(b"", 4) == []
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=2, max_size=2), st.integers(0, 3))
+def test_a_boundary_needs_every_block_of_full_attention_and_the_last_ones_of_a_window(
+    held: list[list[bool]], window: int
+) -> None:
+    blocks, evicted = Blocks(), Evicted()
+    names = [1, 2, 3, 4, 5, 6]
+    spec = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 4 * window + 1}
+    events = [stored(names, None, 0, **(spec if window else {})), stored(names, None, 1)]
+    gone = [
+        Removed(block_hashes=[name], group_idx=group)
+        for group in (0, 1)
+        for name, kept in zip(names, held[group], strict=True)
+        if not kept
+    ]
+    for batch in (events, gone):
+        for _ in blocks.stretches(Batch(0.0, list(batch)), evicted):
+            pass
+
+    def possible(end: int) -> bool:
+        need = min(window, end) if window else end
+        return all(held[1][:end]) and all(held[0][end - need : end])
+
+    assert blocks.live(names) == max(end for end in range(7) if possible(end))
+    assert blocks.ever(names) == 6

@@ -1,0 +1,341 @@
+"""`kvtune watch`, `record` and `explain URL` against a server that plays a recording; what goes wrong ends in one line."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from kvtune.cli.app import run
+from kvtune.errors import KvtuneError, UsageError
+from kvtune.run.file import read_run
+from kvtune.watch.metrics import Between, begun_anew, read
+from kvtune.watch.record import Recording, run_of
+from kvtune.watch.screen import HELP, View, lines, page
+from kvtune.watch.server import Server, base_of, headers_of
+from kvtune.watch.watching import Watching
+from kvtune.workload.requests_log import Logged
+from tests.watch.played import Answers, Publisher, counters, http, sources, until
+from tests.watch.recordings import Recorded, recorded
+
+
+class Playing:
+    """A server with events; `play` sends the recording's next batches and sets the counters to what they add up to."""
+
+    def __init__(self, folder: Path, *, history: bool = True) -> None:
+        self.endpoint = f"ipc://{folder}/e"
+        self.history = f"ipc://{folder}/r" if history else ""
+        self.publisher = Publisher(self.endpoint, self.history)
+        self.answers = Answers(counters(0, 0))
+        self.answers.paths["/kv_event_sources"] = (200, sources(self.endpoint, self.history or None))
+        self.run: Recorded = recorded("full_attention")
+
+    def play(self, start: int = 0, end: int | None = None) -> None:
+        self.publisher.publish(self.run.payloads[start:end])
+        self.answers.paths["/metrics"] = (200, counters(26605, 7232, preempted=1, done=51))
+
+
+@pytest.fixture
+def playing(tmp_path: Path) -> Iterator[Playing]:
+    made = Playing(tmp_path)
+    yield made
+    made.publisher.close()
+
+
+def kvtune(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = run(words)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_one_look_shows_hits_and_causes_that_add_up(
+    playing: Playing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    playing.play()
+    with http(playing.answers) as base:
+        code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
+        assert code == 0
+        assert "since the server's start" in out and "never seen before" in out and "27.2 %" in out
+        assert all(len(line) <= 100 for line in out.splitlines() if not line.startswith("note"))
+        code, out, _ = kvtune(capsys, "watch", base, "--json", "--seconds", "0.1")
+    shot = json.loads(out)
+    whole = shot["periods"]["since the server's start"]
+    assert whole["query_tokens"] == 26605 and whole["hit_tokens"] == 7232
+    assert sum(whole["misses"].values()) == 26605 - 7232
+    assert shot["events"] == {
+        "state": "on",
+        "complete": True,
+        "lost_batches": 0,
+        "unknown_messages": 0,
+        "ranks": 1,
+    }
+    assert {row["position"] for row in shot["divergences"]} >= {200, 207, 214}
+    assert shot["prefixes"][0]["visits"] > 5 and shot["prefixes"][0]["text"] == ""
+
+
+def test_without_events_it_shows_what_metrics_can_and_the_one_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answers = Answers(counters(100, 40))
+    with http(answers) as base:
+        code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
+    assert code == 0 and "40.0 %" in out and "--kv-events-config" in out and "missed" in out
+    assert {path for _, path, _ in answers.seen} <= {"/metrics", "/version", "/kv_event_sources"}
+    assert {method for method, _, _ in answers.seen} == {"GET"}
+
+
+def test_who_joins_late_is_told_what_cannot_be_known(tmp_path: Path) -> None:
+    playing = Playing(tmp_path, history=False)
+    try:
+        with http(playing.answers) as base:
+            watching = Watching(Server(base))
+            watching.start()
+            playing.publisher.subscribed()
+            playing.play(25)
+            until(lambda: "unknown" in (watching.look().periods["since kvtune joined"].misses or {}))
+            shot = watching.look()
+            watching.close()
+        assert not shot.events.complete and "cold" not in (shot.periods["since kvtune joined"].misses or {})
+        assert any("before kvtune joined" in note for note in shot.notes)
+    finally:
+        playing.publisher.close()
+
+
+def test_a_restart_of_the_server_is_seen_and_outlived(playing: Playing) -> None:
+    playing.play()
+    with http(playing.answers) as base:
+        watching = Watching(Server(base))
+        watching.start()
+        assert watching.look().restarts == 0
+        playing.answers.paths["/metrics"] = (200, counters(10, 0, started=100.0))
+        shot = watching.look()
+        watching.close()
+    assert shot.restarts == 1 and shot.periods["10 s"].query_tokens == 0
+
+
+def test_an_unreachable_server_is_asked_again_by_the_live_view(playing: Playing) -> None:
+    answers = iter([KvtuneError("no server answers"), None])
+    with http(playing.answers) as base:
+        watching = Watching(Server(base))
+        watching.start()
+
+        def look():  # type: ignore[no-untyped-def]
+            error = next(answers, None)
+            if error is not None:
+                raise error
+            return watching.look()
+
+        view = View(look, Path())
+        assert view._next(None) is None and "asking again" in view._lines(None, 80, 24)[0]
+        shot = view._next(None)
+        watching.close()
+    assert shot is not None and "asking again" not in " ".join(view._lines(shot, 80, 24))
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 16), (200, 60), (40, 10)])
+def test_a_screen_fits_its_terminal(playing: Playing, width: int, height: int) -> None:
+    playing.play()
+    with http(playing.answers) as base:
+        watching = Watching(Server(base))
+        watching.start()
+        shot = watching.look()
+        watching.close()
+    drawn = lines(shot, width, height)
+    assert len(drawn) <= height and all(len(line) <= width for line in drawn)
+    assert drawn[-1].startswith("q quit")
+    assert page(shot, width)
+    assert len(HELP) < 24 and all(len(line) <= 110 for line in HELP)
+
+
+def test_text_of_a_server_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    text = counters(100, 40).replace("tiny", "evil\\n\x1b]0;owned\x07")
+    answers = Answers(text)
+    answers.paths["/version"] = (200, json.dumps({"version": "0.32\x1b[2J"}))
+    with http(answers) as base:
+        code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
+    assert code == 0 and "\x1b" not in out and "\x07" not in out
+
+
+def test_a_recording_with_a_log_has_every_tokens_cause(
+    playing: Playing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    playing.play()
+    with http(playing.answers) as base:
+        recording = Recording(Watching(Server(base)))
+        recording.run(0.2, lambda _: True)
+        recording.begun = min(one.t0 for one in playing.run.log)
+        recording.looks[-1] = (
+            max(one.t1 for one in playing.run.log) - recording.begun,
+            recording.looks[-1][1],
+        )
+        logged = [
+            Logged(n, one.name, one.prompt, one.answer, len(one.answer), one.t0, one.t1, one.hit)
+            for n, one in enumerate(playing.run.log)
+        ]
+        made = run_of(recording, tmp_path / "log.jsonl", logged, ["kvtune", "record"])
+        recording.watching.close()
+    server = made.header.extra.server
+    assert server is not None and (server.logged, server.reported, server.agree) == (51, 51, 51)
+    requests = made.table("requests")
+    assert requests["hit_tokens"].sum() == 7232
+    assert sum(made.header.extra.misses.values()) == 26605 - 7232
+    from kvtune.run.file import write_run
+
+    file = tmp_path / "server.kvrun"
+    write_run(made, file)
+    assert read_run(file).header == made.header
+    drawn = str(tmp_path / "p.html")
+    for words in (("explain", str(file)), ("runs", str(tmp_path)), ("report", str(file), "-o", drawn)):
+        code, out, err = kvtune(capsys, *words)
+        assert code == 0, err
+        if words[0] == "explain":
+            assert "51 of 51 have the hit that the server reported" in " ".join(out.split())
+    assert "Where the prompt tokens went" in (tmp_path / "p.html").read_text()
+    code, out, _ = kvtune(capsys, "compare", str(file), str(file))
+    assert code == 0
+
+
+def test_record_writes_a_run_and_a_log_that_fails_loses_nothing(
+    playing: Playing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.kvrun"
+    with http(playing.answers) as base:
+        looked = lambda: sum(path == "/metrics" for _, path, _ in playing.answers.seen) > 3  # noqa: E731
+        thread = Thread(target=lambda: (until(looked), playing.play()))
+        thread.start()
+        code, _, err = kvtune(
+            capsys,
+            "record",
+            base,
+            "-o",
+            str(file),
+            "--seconds",
+            "1",
+            "--requests",
+            str(tmp_path / "none.jsonl"),
+        )
+        thread.join()
+        assert code == 2 and "without its log" in err and "none.jsonl" in err
+        code, _, err = kvtune(capsys, "record", base, "-o", str(file))
+        assert code == 2 and "exists" in err
+        code, out, err = kvtune(capsys, "explain", base, "--seconds", "1", "--json")
+        assert code == 0 and json.loads(out)["query_tokens"] == 0
+    server = read_run(file).header.extra.server
+    assert server is not None and server.query_tokens == 26605
+    code, out, _ = kvtune(capsys, "explain", str(file))
+    assert code == 0 and "all requests of the server" in out
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def failing(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    code, out, err = kvtune(capsys, "watch", *words, "--once")
+    assert code in (1, 2) and out == ""
+    said = err.strip().splitlines()
+    assert len(said) == 2 and said[1].startswith("  next: ")
+    return err
+
+
+def test_addresses_that_are_no_vllm_server_end_in_one_line_and_a_next_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no server answers" in failing(capsys, f"localhost:{free_port()}")
+    assert "is not the address of a server" in failing(capsys, "ftp://host")
+    assert "is not the address of a server" in failing(capsys, "http://host:99999999")
+    other = Answers("# TYPE go_goroutines gauge\ngo_goroutines 7\n")
+    with http(other) as base:
+        assert "no series of vLLM" in failing(capsys, base)
+        other.paths["/metrics"] = (200, "vllm:num_requests_running{ torn")
+        assert "not in Prometheus' format" in failing(capsys, base)
+        other.paths["/metrics"] = (503, "busy")
+        assert "answers 503" in failing(capsys, base)
+        del other.paths["/metrics"]
+        assert "a gateway often hides /metrics" in failing(capsys, base)
+        other.key = "secret"
+        assert "KVTUNE_API_KEY" in failing(capsys, base)
+        assert "speak TLS" in failing(capsys, base.replace("http:", "https:"))
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+        monkeypatch.setenv("NO_PROXY", "")
+        assert "NO_PROXY=" in failing(capsys, "http://some.host.invalid:8000")
+        monkeypatch.delenv("HTTP_PROXY")
+    assert "is not NAME: VALUE" in failing(capsys, base, "--header", "what")
+
+
+def test_a_key_and_headers_are_sent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Answers(counters(100, 40))
+    answers.key = "secret"
+    monkeypatch.setenv("KVTUNE_API_KEY", "secret")
+    with http(answers) as base:
+        code, out, _ = kvtune(
+            capsys, "watch", f"{base}/v1", "--once", "--seconds", "0.1", "--header", "X-Team: kv"
+        )
+    assert code == 0 and "secret" not in out
+    assert all(headers["X-Team"] == "kv" for _, _, headers in answers.seen)
+
+
+def test_tls_with_an_unknown_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cert.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += [
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        str(file),
+        "-out",
+        str(tmp_path / "c.pem"),
+    ]
+    made = subprocess.run(command, capture_output=True, check=False)
+    assert made.returncode == 0, made.stderr
+    file.write_text(file.read_text() + (tmp_path / "c.pem").read_text())
+    with http(Answers(counters(100, 40)), certificate=file) as base:
+        assert "its certificate is not trusted here" in failing(capsys, base)
+        assert "if it wants TLS" in failing(capsys, base.replace("https:", "http:"))
+        code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1", "--insecure")
+        assert code == 0 and "40.0 %" in out
+
+
+def test_addresses_as_people_type_them() -> None:
+    for text in ("host:8000", "http://host:8000/", "http://host:8000/v1", "http://host:8000/metrics"):
+        assert base_of(text) == "http://host:8000"
+    assert base_of("https://u:p@host/prefix/v1/") == "https://host/prefix"
+    with pytest.raises(UsageError):
+        base_of("")
+    assert headers_of(["A: b:c"])["A"] == "b:c"
+
+
+def test_quantiles_and_rates_are_of_what_happened_in_between() -> None:
+    def scrape(at: float, low: int, high: int, tokens: int):  # type: ignore[no-untyped-def]
+        name = "vllm:time_to_first_token_seconds_bucket"
+        text = counters(tokens, 0)
+        for bound, count in (("0.1", low), ("0.2", low + high), ("+Inf", low + high)):
+            text += f'{name}{{engine="0",le="{bound}"}} {count}.0\n'
+        return read(text, at)
+
+    between = Between(scrape(0.0, 100, 0, 50), scrape(10.0, 100, 10, 150))
+    assert between.rate("prefix_cache_queries") == 10.0
+    assert between.quantile("time_to_first_token_seconds", 0.5) == pytest.approx(0.15)
+    assert between.quantile("inter_token_latency_seconds", 0.5) is None
+    assert Between(between.last, between.last).quantile("time_to_first_token_seconds", 0.5) is None
+    assert begun_anew(between.last, between.first) and not begun_anew(between.first, between.last)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
+VERIFY = "Check it on this machine: run its evidence again"
+
 
 def command(*words: str, flags: Iterable[str] = ()) -> str:
     """`kvtune` with these words, and vLLM's `flags` after `--`."""
@@ -18,3 +20,15 @@ def core_words(settings: Mapping[str, object]) -> list[str]:
         name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()
     }
     return [word for name, value in values.items() for word in ("--set", f"core.{name}={value}")]
+
+
+def recipe_commands(model: str, name: str, load: str) -> dict[str, str]:
+    """What can be done with a recipe, and the command for it."""
+    return {
+        "Serve with it": command("serve", model, "--recipe", name),
+        "Run a load with it": command("profile", model, "--recipe", name, "-w", load),
+        VERIFY: command("recipe", "verify", name),
+        "For plain vLLM: a configuration and its environment": command(
+            "recipe", "export", name, "-o", "served"
+        ),
+    }

@@ -9,7 +9,7 @@ from typing import Any
 from kvtune.analysis.comparison.compare import Figure
 from kvtune.analysis.figures import OBJECTIVES, quantity
 from kvtune.analysis.knobs import knob_note
-from kvtune.commands import command
+from kvtune.commands import recipe_commands
 from kvtune.core.settings import KNOBS
 from kvtune.recipe import Recipe, Scalar, text_of
 from kvtune.report.figures import figure_table
@@ -32,8 +32,8 @@ def recipe_lines(recipe: Recipe, name: str, state: str, width: int) -> Iterator[
     for line in _evidence(recipe, width):
         yield from folded(line, width)
     yield ""
-    yield "how to use it"
-    yield from _commands(recipe, name)
+    for what, line in recipe_commands(recipe.recipe.model, name, "YOUR_LOAD").items():
+        yield from (what, f"  {line}")
 
 
 def _head(recipe: Recipe, name: str, state: str) -> Iterator[str]:
@@ -114,11 +114,3 @@ def _figure(path: str, kept: Mapping[str, Mapping[str, Any]]) -> Figure | None:
         high=values.get("high"),
         verdict=values.get("verdict", "no difference shown"),
     )
-
-
-def _commands(recipe: Recipe, name: str) -> Iterator[str]:
-    model = recipe.recipe.model
-    yield f"  {command('serve', model, '--recipe', name)}"
-    yield f"  {command('profile', model, '--recipe', name, '-w', 'YOUR_LOAD')}"
-    yield f"  {command('recipe', 'verify', name)}"
-    yield f"  {command('recipe', 'export', name, '-o', 'FOLDER')}    # for plain `vllm serve --config`"

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from kvtune.analysis.figures import OBJECTIVES
 from kvtune.analysis.knobs import API_SERVERS, knob_note
 from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial, study_identity
-from kvtune.commands import command, core_words
+from kvtune.commands import VERIFY, command, core_words, recipe_commands
 from kvtune.recipe import Scalar, text_of
 from kvtune.report.banners import Banner
 from kvtune.report.pages.study_charts import (
@@ -215,14 +215,12 @@ def _use(study: StudyView) -> Section | None:
         values = {"text": "", "commands": commands}
         return Section("recipe", "How to use it", lead, "recipe.html", values=values)
     name, model = PurePath(recipe).name, study.bench.model
-    commands = [
-        ("Serve with it", _serve(model, name)),
-        ("Check it on this machine: run its evidence again", command("recipe", "verify", name)),
-        ("For plain vLLM: a configuration and its environment", command("recipe", "export", name, "-o", "served")),
-        ("and then", f"source served/env.sh && vllm serve {shlex.quote(model)} --config served/config.yaml"),
-    ]  # fmt: skip
+    commands = list(recipe_commands(model, name, study.bench.spec).items())
     if study.bench.engine_on == "host":  # no server runs on a simulated device
-        commands = commands[1:2]
+        commands = [(what, line) for what, line in commands if what == VERIFY]
+    else:
+        served = f"source served/env.sh && vllm serve {shlex.quote(model)} --config served/config.yaml"
+        commands.append(("and then", served))
     lead = f"{name}, written by this study. It holds settings and their evidence; nothing in it is executed."
     return Section(
         "recipe", "The recipe", lead, "recipe.html", values={"text": study.recipe_text, "commands": commands}

@@ -125,5 +125,6 @@ def _write_run(failed: Failed, output: Path) -> None:
         core=CoreInfo(name="kvtune"),
         probe_level="light",
         engine_args=(),
+        decided={},
     )
     write_run(run, output / "failure.kvrun")

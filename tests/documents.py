@@ -48,6 +48,7 @@ def spans(text: str) -> list[str]:
 def complaint(line: str) -> str:
     """Why the app would refuse this command line (`kvtune ..`); empty when it takes it."""
     words = shlex.split(line, comments=True)[1:]
+    words = words[: words.index(">")] if ">" in words else words  # what follows is the shell's
     ours = words[: words.index("--")] if "--" in words else words
     group: Any = typer.main.get_command(build_app())
     try:

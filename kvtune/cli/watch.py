@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from kvtune.cli import options
+from kvtune.errors import UsageError
 
 
 def watch(
-    url: options.Url,
+    url: options.Url = "",
     once: Annotated[
         bool, typer.Option("--once", help="Look for a while (--seconds), print, and end.")
     ] = False,
@@ -29,17 +30,62 @@ def watch(
             "--with-text", help="Show the first words of each prefix: the server's /detokenize is asked."
         ),
     ] = False,
+    metrics: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics",
+            min=1,
+            max=65535,
+            help="Serve the account as Prometheus metrics until Ctrl-C, without the live view.",
+            metavar="PORT",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option("--metrics-host", help="The address that --metrics listens at.", metavar="HOST")
+    ] = "127.0.0.1",
+    board: Annotated[
+        bool,
+        typer.Option(
+            "--board",
+            help="Print a Grafana board for these metrics and vLLM's own, and end.",
+        ),
+    ] = False,
+    alerts: Annotated[
+        bool,
+        typer.Option(
+            "--alerts",
+            help="Print alert rules for Prometheus, and end.",
+        ),
+    ] = False,
     header: options.Header = None,
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> int:
     """Watch the prefix cache of a running vLLM server. It needs no plugin, sends no load and changes nothing."""
+    if board or alerts:
+        from kvtune.watch import export
+
+        print(export.board() if board else export.alerts(), end="")
+        return 0
+    if not url:
+        raise UsageError("watch needs the URL of a running server", "kvtune watch http://HOST:PORT")
     from kvtune.terminal import width
     from kvtune.watch.screen import View, page
     from kvtune.watch.server import Server, headers_of
     from kvtune.watch.watching import Watching
 
-    watching = Watching(Server(url, headers_of(header or []), insecure), with_text=with_text)
+    def new() -> Watching:
+        server = Server(url, headers_of(header or []), insecure)
+        return Watching(server, with_text=with_text and metrics is None)
+
+    if metrics is not None:
+        if once or json:
+            raise UsageError("--metrics serves until Ctrl-C; --once and --json end", "give one of them")
+        from kvtune.watch.export import Exporter
+
+        Exporter(new, lambda text: print(text, file=sys.stderr, flush=True)).run(metrics, metrics_host)
+        return 0
+    watching = new()
     try:
         watching.start()
         if json or once or not sys.stdout.isatty():

@@ -13,4 +13,5 @@ Imported by: cli.
     watching.py  one look after another: metrics and account as a Snapshot
     screen.py    a snapshot as lines that fit a terminal; the live view and its keys
     record.py    what was seen, as a run file
+    export.py    the account as Prometheus metrics; the board and the alert rules in dashboards/
 """

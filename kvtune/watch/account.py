@@ -23,6 +23,8 @@ PREFIXES = 10_000
 KEPT_S = 300
 FEWEST_SHARED = 8
 """Tokens that two prompts share at their beginning before it is more than chance or a template's first words."""
+RECOMPUTED = ("computed_twice", "evicted", "not_retained", "unknown", "cold", "last_token")
+"""What is stored again after preemption looks like the first of these that there is."""
 GROWING = 2
 """A stretch continues what was computed at most this many steps ago: else it is a new prompt's."""
 
@@ -196,7 +198,7 @@ def shares(misses: int, tokens: Mapping[str, int]) -> Share:
     if over <= 0:
         return Share(misses, {**causes, **({"tails": -over} if over else {})})
     recomputed = over
-    for cause in ("computed_twice", "evicted", "not_retained", "unknown", "cold", "last_token"):
+    for cause in RECOMPUTED:
         taken = min(over, causes.get(cause, 0))
         if taken:
             causes[cause] -= taken

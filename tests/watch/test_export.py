@@ -1,0 +1,399 @@
+"""`kvtune watch URL --metrics PORT`: what is scraped adds up, never falls, outlives the server; board and alerts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvtune.cli.app import run
+from kvtune.watch.account import RECOMPUTED
+from kvtune.watch.export import Exporter, Totals, alerts, board
+from kvtune.watch.server import Server
+from kvtune.watch.watching import Events, Snapshot, Times, Watching
+from tests.watch.played import Answers, Publisher, counters, http, sources, until
+from tests.watch.recordings import recorded
+
+Series = dict[tuple[str, str], float]
+
+
+def shot(at: float, queries: int, hits: int = 0, **more: Any) -> Snapshot:
+    fields: dict[str, Any] = {
+        "events": Events("on", True),
+        "preemptions": 0,
+        "evicted_blocks": 0,
+        "restarts": 0,
+        "query_tokens": queries,
+        "hit_tokens": hits,
+        "first_token": Times(),
+        "between_tokens": Times(),
+        "periods": {},
+        "prefixes": [],
+        "divergences": [],
+        "notes": [],
+        **more,
+    }
+    rest = {name: None for name in Snapshot.__struct_fields__ if name not in fields}
+    return Snapshot(**{**rest, "at": at, **fields})
+
+
+def test_a_prompt_that_is_computed_in_steps_has_the_causes_of_its_events() -> None:
+    totals = Totals()
+    totals.add(shot(0.0, 500), Counter(cold=480))
+    totals.add(shot(0.5, 10_500), Counter(cold=2_528))
+    assert (totals.prompt, totals.missed) == (2_048, Counter(cold=2_048))
+    totals.add(shot(1.0, 10_500), Counter(cold=9_000, evicted=1_440))
+    assert totals.missed == Counter(cold=8_520, evicted=1_440) and totals.prompt == 9_960
+    totals.add(shot(11.0, 10_500), Counter(cold=9_000, evicted=1_440, answers=64))
+    assert totals.missed == Counter(cold=8_520, evicted=1_440, tails=40) and totals.prompt == 10_000
+
+
+def test_what_is_computed_again_after_preemption_is_no_miss() -> None:
+    totals = Totals()
+    totals.add(shot(0.0, 0), Counter())
+    totals.add(shot(1.0, 100), Counter(cold=100))
+    totals.add(shot(2.0, 100, preemptions=1), Counter(cold=100, evicted=96))
+    assert totals.missed == Counter(cold=100) and totals.recomputed == 0
+    totals.add(shot(12.0, 100, preemptions=1), Counter(cold=100, evicted=96))
+    totals.add(shot(13.0, 130, preemptions=1), Counter(cold=100, evicted=96))
+    totals.add(shot(23.0, 130, preemptions=1), Counter(cold=100, evicted=96))
+    assert totals.missed == Counter(cold=100, tails=30)
+    assert (totals.recomputed, totals.preemptions) == (96, 1)
+
+
+def test_misses_without_events_are_unknown_where_events_are_off_or_lost() -> None:
+    totals = Totals()
+    totals.add(shot(0.0, 0, events=Events("off")), Counter())
+    totals.add(shot(0.5, 100, 40, events=Events("off")), Counter())
+    assert totals.missed == Counter(unknown=60) and totals.prompt == 100
+    totals = Totals()
+    totals.add(shot(0.0, 0), Counter())
+    totals.add(shot(0.5, 100), Counter())
+    totals.add(shot(1.0, 100, events=Events("on", False, lost_batches=3)), Counter())
+    totals.add(shot(10.5, 100, events=Events("on", False, lost_batches=3)), Counter())
+    assert totals.missed == Counter(unknown=100) and totals.lost == 3
+
+
+def test_counters_go_on_where_the_server_starts_anew() -> None:
+    totals = Totals()
+    totals.add(shot(0.0, 1_000, 600, preemptions=5), Counter(cold=400))
+    totals.add(shot(1.0, 1_100, 650, preemptions=6, evicted_blocks=4), Counter(cold=450))
+    totals.add(shot(2.0, 64, 0, preemptions=1, evicted_blocks=6, restarts=1), Counter(cold=514))
+    assert (totals.prompt, totals.hits, totals.preemptions, totals.evicted) == (164, 50, 2, 6)
+    assert totals.missed == Counter(cold=114)
+
+
+STEP = st.tuples(
+    st.integers(0, 500),
+    st.integers(0, 500),
+    st.dictionaries(st.sampled_from([*RECOMPUTED, "answers"]), st.integers(0, 400)),
+    st.sampled_from([0.5, 0.5, 4.0, 11.0]),
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(STEP, max_size=40))
+def test_no_counter_ever_falls_and_every_miss_gets_one_cause_in_the_end(steps: list[Any]) -> None:
+    totals, at, queries, hits, misses, restarts = Totals(), 0.0, 0, 0, 0, 0
+    tokens: Counter[str] = Counter()
+    totals.add(shot(at, 0), tokens)
+    for asked, hit, came, seconds, anew in steps:
+        queries, hits, restarts = (0, 0, restarts + 1) if anew else (queries, hits, restarts)
+        hit, at = min(asked, hit), at + seconds
+        queries, hits, misses = queries + asked, hits + hit, misses + asked - hit
+        tokens.update(came)
+        before = Counter(totals.missed), Counter(h=totals.hits, p=totals.prompt, r=totals.recomputed)
+        totals.add(shot(at, queries, hits, restarts=restarts), Counter(tokens))
+        assert before[0] <= totals.missed
+        assert before[1] <= Counter(h=totals.hits, p=totals.prompt, r=totals.recomputed)
+        assert totals.missed.total() == totals.prompt - totals.hits <= misses
+    totals.add(shot(at + 10, queries, hits, restarts=restarts), Counter(tokens))
+    assert totals.missed.total() == misses
+    whole = tokens.total() - tokens["answers"]
+    assert totals.recomputed + misses - totals.missed["tails"] == whole
+
+
+class Scraped:
+    """An exporter that runs in a thread."""
+
+    def __init__(self, base: str, settle: float = 10.0) -> None:
+        self.said: list[str] = []
+        self.stop = threading.Event()
+        exporter = Exporter(lambda: Watching(Server(base)), self.said.append, settle)
+        self.thread = threading.Thread(target=exporter.run, args=(0,), kwargs={"stop": self.stop})
+
+    def __enter__(self) -> Scraped:
+        self.thread.start()
+        until(lambda: bool(self.said))
+        self.url = self.said[0].removeprefix("metrics: ")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join()
+
+    def series(self) -> Series:
+        """Each scrape is checked: causes add up to what was not hit."""
+        return scraped(self.url)
+
+
+def text_of(url: str) -> str:
+    with urllib.request.urlopen(url) as answer:
+        return str(answer.read().decode())
+
+
+def scraped(url: str) -> Series:
+    found = {
+        (sample.name, sample.labels.get("cause", "")): sample.value
+        for family in text_string_to_metric_families(text_of(url))
+        for sample in family.samples
+    }
+    missed = sum(value for (name, _), value in found.items() if name == "kvtune_missed_tokens_total")
+    assert missed == found["kvtune_prompt_tokens_total", ""] - found["kvtune_hit_tokens_total", ""]
+    return found
+
+
+def playing(folder: Path) -> tuple[Publisher, Answers]:
+    publisher = Publisher(f"ipc://{folder}/e", f"ipc://{folder}/r")
+    answers = Answers(counters(0, 0))
+    answers.paths["/kv_event_sources"] = (200, sources(f"ipc://{folder}/e", f"ipc://{folder}/r"))
+    return publisher, answers
+
+
+def test_scrapes_of_a_played_server_add_up_and_end_at_what_it_counted(tmp_path: Path) -> None:
+    publisher, answers = playing(tmp_path)
+    payloads = recorded("full_attention").payloads
+    with contextlib.closing(publisher), http(answers) as base, Scraped(base, settle=0.6) as exporter:
+        until(lambda: exporter.series()["kvtune_server_up", ""] == 1)
+        before: Series = {}
+        for part in (1, 2, 3):
+            publisher.publish(payloads[(part - 1) * len(payloads) // 3 : part * len(payloads) // 3])
+            done = 26605 * part // 3, 7232 * part // 3
+            answers.paths["/metrics"] = (200, counters(*done, preempted=part, done=17 * part))
+            seen: Series = {}
+            while seen.get(("kvtune_prompt_tokens_total", ""), 0) < done[0]:
+                time.sleep(0.02)
+                seen = exporter.series()
+                falls = {
+                    key for key, value in before.items() if key[0].endswith("_total") and seen[key] < value
+                }
+                assert not falls
+                before = seen
+    assert seen["kvtune_hit_tokens_total", ""] == 7232 and seen["kvtune_preemptions_total", ""] == 3
+    assert seen["kvtune_missed_tokens_total", "cold"] > 10_000
+    assert seen["kvtune_missed_tokens_total", "evicted"] > 0
+    assert seen["kvtune_evicted_blocks_total", ""] > 0 and seen["kvtune_cached_blocks", ""] > 0
+    assert seen["kvtune_events_complete", ""] == 1 and seen["kvtune_pool_use_ratio", ""] == 0.25
+    assert (seen["kvtune_running_requests", ""], seen["kvtune_waiting_requests", ""]) == (1, 0)
+    assert ("kvtune_evicted_age_seconds", "") not in seen  # the recording is old: nothing in the last 10 s
+
+
+def test_a_server_that_is_away_is_down_and_comes_back(tmp_path: Path) -> None:
+    publisher, answers = playing(tmp_path)
+    ready = answers.paths.pop("/metrics")
+    with contextlib.closing(publisher), http(answers) as base, Scraped(base, settle=0.0) as exporter:
+        until(lambda: len(exporter.said) == 2)
+        assert exporter.said[1].endswith("asking again")
+        seen = exporter.series()
+        assert seen["kvtune_server_up", ""] == 0 and ("kvtune_running_requests", "") not in seen
+        answers.paths["/metrics"] = ready
+        until(lambda: exporter.series()["kvtune_server_up", ""] == 1)
+        answers.paths["/metrics"] = (200, counters(500, 100))
+        until(lambda: exporter.series()["kvtune_prompt_tokens_total", ""] == 500)
+        answers.paths["/metrics"] = (503, "busy")
+        until(lambda: exporter.series()["kvtune_server_up", ""] == 0)
+        assert exporter.series()["kvtune_prompt_tokens_total", ""] == 500
+        answers.paths["/metrics"] = (200, counters(50, 10, started=100.0))
+        until(lambda: exporter.series()["kvtune_prompt_tokens_total", ""] == 550)
+    assert [line.endswith("answers") for line in exporter.said] == [False, False, True, False, True]
+
+
+def test_every_metric_has_help_and_without_events_all_misses_are_unknown() -> None:
+    answers = Answers(counters(100, 40))
+    with http(answers) as base, Scraped(base) as exporter:
+        until(lambda: exporter.series()["kvtune_server_up", ""] == 1)
+        text = text_of(exporter.url)
+        assert exporter.series()["kvtune_events_complete", ""] == 0
+        answers.paths["/metrics"] = (200, counters(300, 90))
+        until(lambda: exporter.series()["kvtune_missed_tokens_total", "unknown"] == 150)
+    families = list(text_string_to_metric_families(text))
+    assert all(family.documentation and family.type in ("counter", "gauge") for family in families)
+    assert not [family.name for family in families if not family.name.startswith("kvtune_")]
+
+
+def test_the_command_says_one_line_serves_and_ends_with_sigterm() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with http(Answers(counters(100, 40))) as base:
+        command = [sys.executable, "-m", "kvtune", "watch", base, "--metrics", str(port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            assert child.stderr is not None and child.stdout is not None
+            url = f"http://127.0.0.1:{port}/metrics"
+            assert child.stderr.readline() == f"metrics: {url}\n"
+            until(lambda: scraped(url)["kvtune_server_up", ""] == 1)
+            child.send_signal(signal.SIGTERM)
+            assert child.wait() in (130, 143)
+            assert child.stdout.read() == "" and "Traceback" not in child.stderr.read()
+
+
+def test_what_cannot_be_served_ends_in_one_line_and_a_next_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert run(("watch", "http://127.0.0.1:9", "--metrics", port)) == 1
+        assert "cannot listen at 127.0.0.1" in capsys.readouterr().err
+    assert run(("watch", "http://127.0.0.1:9", "--metrics", port, "--once")) == 2
+    assert "give one of them" in capsys.readouterr().err
+    assert run(("watch", "--metrics", port)) == 2
+    assert "needs the URL" in capsys.readouterr().err
+    assert run(("watch", "ftp://host", "--metrics", port)) == 2
+    assert "is not the address of a server" in capsys.readouterr().err
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(alerts())["groups"] for rule in group["rules"]]
+
+
+def queries() -> list[str]:
+    """Of every panel, with what Grafana puts in place of its variables."""
+    found = [target["expr"] for panel in json.loads(board())["panels"] for target in panel.get("targets", ())]
+    for name, value in (("$__rate_interval", "1m"), ("$__range", "1h"), ("$kvtune", ".*"), ("$model", ".*")):
+        found = [query.replace(name, value) for query in found]
+    return found
+
+
+def test_board_and_alerts_are_printed_and_name_only_series_that_exist(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(("watch", "--board")) == 0
+    assert capsys.readouterr().out == board()
+    assert run(("watch", "--alerts")) == 0
+    assert capsys.readouterr().out == alerts()
+    with http(Answers(counters(100, 40))) as base, Scraped(base) as exporter:
+        ours = text_of(exporter.url)
+    theirs = recorded("full_attention").metrics
+    later = {"kvtune_running_requests", "kvtune_waiting_requests", "kvtune_pool_use_ratio"}
+    later |= {"kvtune_cached_blocks", "kvtune_evicted_age_seconds", "kvtune_events_complete"}
+    for query in [*queries(), *(rule["expr"] for rule in rules())]:
+        assert "$" not in query
+        for name in re.findall(r"(?:kvtune_|vllm:)\w+", query):
+            assert name in later or f"\n{name}{{" in ours + theirs or f"\n{name} " in ours + theirs, name
+    ids = [panel["id"] for panel in json.loads(board())["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[str]:
+    """A real Prometheus that scrapes these addresses every second; its own address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    (folder / "alerts.yml").write_text(alerts())
+    jobs = [{"job_name": name, "static_configs": [{"targets": [at]}]} for name, at in targets.items()]
+    every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config = {"global": every, "rule_files": ["alerts.yml"], "scrape_configs": jobs}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("w") as log:
+        child = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+    try:
+
+        def ready() -> bool:
+            assert child.poll() is None, (folder / "log").read_text()
+            with contextlib.suppress(OSError):
+                return "Ready" in text_of(f"http://{address}/-/ready")
+            time.sleep(0.1)
+            return False
+
+        until(ready)
+        yield f"http://{address}"
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def asked(base: str, query: str) -> list[Any]:
+    answer = json.loads(text_of(f"{base}/api/v1/query?{urlencode({'query': query})}"))
+    assert answer["status"] == "success", query
+    result = answer["data"]["result"]
+    assert isinstance(result, list)
+    return result
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="needs the program `prometheus`")
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs the program `promtool`")
+def test_a_real_prometheus_answers_every_panel_and_every_alert(tmp_path: Path) -> None:
+    publisher, answers = playing(tmp_path)
+    run = recorded("full_attention")
+    # The account's eviction ages are of the last 10 s: the recording happens now.
+    batches = [(number, msgspec.msgpack.decode(payload)) for number, payload in run.payloads]
+    late = time.time() - batches[-1][1][0]
+
+    def part(start: int, end: int) -> None:
+        publisher.publish(
+            [(n, msgspec.msgpack.encode([b[0] + late + 8, *b[1:]])) for n, b in batches[start:end]]
+        )
+
+    queried, hit = "vllm:prefix_cache_queries_total{", "vllm:prefix_cache_hits_total{"
+
+    def at(share: float) -> str:
+        """The recorded /metrics, with the two counters at a share of their end."""
+
+        def scaled(line: str) -> str:
+            name, _, value = line.rpartition(" ")
+            return f"{name} {float(value) * share:.0f}" if line.startswith((queried, hit)) else line
+
+        return "\n".join(map(scaled, run.metrics.split("\n")))
+
+    answers.paths["/metrics"] = (200, at(0.0))
+    with contextlib.closing(publisher), http(answers) as base, Scraped(base, settle=1.0) as exporter:
+        until(lambda: exporter.series()["kvtune_server_up", ""] == 1)
+        targets = {"vllm": base.removeprefix("http://"), "kvtune": exporter.url.split("/")[2]}
+        with prometheus(tmp_path, targets) as server:
+            until(lambda: len(asked(server, "up == 1")) == 2)
+            for step in range(1, 5):
+                part((step - 1) * len(batches) // 4, step * len(batches) // 4)
+                answers.paths["/metrics"] = (200, at(step / 4))
+                time.sleep(1.2)
+            until(lambda: bool(asked(server, "kvtune_evicted_age_seconds")))
+            until(lambda: bool(asked(server, "rate(kvtune_hit_tokens_total[1m]) > 0")))
+            for query in queries():
+                assert asked(server, query), query
+            for rule in rules():
+                # `bool` gives a value also where an alert does not fire.
+                assert asked(server, re.sub(r" ([<>]|==)(?= )", r" \1 bool", rule["expr"])), rule["alert"]
+                asked(server, rule["expr"])
+            total = asked(server, "sum(kvtune_missed_tokens_total) + sum(kvtune_hit_tokens_total)")
+            assert total[0]["value"][1] == asked(server, "kvtune_prompt_tokens_total")[0]["value"][1]
+            answers.paths["/metrics"] = (503, "busy")
+            until(lambda: bool(asked(server, 'ALERTS{alertname="KvtuneServerDown",alertstate="pending"}')))
+            health = json.loads(text_of(f"{server}/api/v1/rules"))["data"]["groups"]
+            assert [rule["health"] for group in health for rule in group["rules"]] == ["ok"] * len(rules())
+    checked = subprocess.run(
+        ["promtool", "check", "rules", tmp_path / "alerts.yml"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

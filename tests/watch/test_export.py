@@ -27,12 +27,12 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvtune.cli.app import run
-from kvtune.watch.account import RECOMPUTED
+from kvtune.watch.account import RECOMPUTED, Account, shares
 from kvtune.watch.export import Exporter, Totals, alerts, board
 from kvtune.watch.server import Server
 from kvtune.watch.watching import Events, Snapshot, Times, Watching
 from tests.watch.played import Answers, Publisher, counters, http, sources, until
-from tests.watch.recordings import recorded
+from tests.watch.recordings import NAMES, recorded
 
 Series = dict[tuple[str, str], float]
 
@@ -132,6 +132,24 @@ def test_no_counter_ever_falls_and_every_miss_gets_one_cause_in_the_end(steps: l
     assert totals.missed.total() == misses
     whole = tokens.total() - tokens["answers"]
     assert totals.recomputed + misses - totals.missed["tails"] == whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_looks_during_a_recording_end_at_the_shares_of_the_whole(name: str) -> None:
+    """Dividing each look's misses by its own events would call thousands of these tokens tails."""
+    run, account, totals = recorded(name), Account(), Totals()
+    log, batches = sorted(run.log, key=lambda one: one.t0), run.received()
+    at, end = log[0].t0 - 1, max(batches[-1].batch.ts, log[-1].t1) + 12
+    totals.add(shot(at, 0), account.tokens)
+    while at < end:
+        at += 0.5
+        begun = [one for one in log if one.t0 < at - 0.2]
+        while batches and batches[0].batch.ts < at:
+            account.add(batches.pop(0))
+        queries, hits = sum(len(one.prompt) for one in begun), sum(one.hit for one in begun)
+        totals.add(shot(at, queries, hits), Counter(account.tokens))
+    whole = shares(queries - hits, account.tokens)
+    assert (dict(totals.missed), totals.recomputed) == (whole.causes, whole.recomputed)
 
 
 class Scraped:

@@ -49,9 +49,10 @@ def test_a_planted_defect_is_found_within_five_minutes(plant: str, kind: str, tm
     assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
     folder = tmp_path / "tiny-llama-0"
     failure = json.loads((folder / "failure.json").read_text())
-    first = failure["findings"][0]
-    assert first["kind"] == kind, failure["findings"]
-    assert kind != "died" or "audit: " in first["text"], "the audit stopped EngineCore"
+    # An engine's death may be seen first in an answer that it did not give.
+    found = [each for each in failure["findings"] if each["kind"] == kind]
+    assert found, failure["findings"]
+    assert kind != "died" or "audit: " in found[0]["text"], "the audit stopped EngineCore"
     assert failure["plant"] == plant and failure["rounds"][-1]["asks"]
     assert len(read_run(folder / "failure.kvrun").table("steps")["step_us"]) > 10
     assert "EngineCore" in (folder / "kvtune.log").read_text()

@@ -80,8 +80,8 @@ def _head(shot: Snapshot, width: int) -> list[str]:
         one_line(f"{shot.url}   {shot.model}   {server}{engines}{restarted}")[:width],
         f"running {_number(shot.running)}   waiting {waiting}   pool in use {pool}{blocks}   "
         f"preempted {_number(shot.preemptions)}",
-        f"tokens/s: prompt {_rate(shot.prompt_tokens_s)}   output {_rate(shot.output_tokens_s)}   "
-        f"first token {_pair(shot.first_token)}   between {_pair(shot.between_tokens)}",
+        f"prompt {_rate(shot.prompt_tokens_s)} tokens/s   output {_rate(shot.output_tokens_s)} tokens/s",
+        f"first token {_pair(shot.first_token)}   between tokens {_pair(shot.between_tokens)}",
         "",
     ]
 
@@ -101,7 +101,8 @@ def _hits(shot: Snapshot, width: int) -> list[str]:
         ]
     else:
         rows.append(("missed", *(_share(p, p.query_tokens - p.hit_tokens) for _, p in periods)))
-    columns = [Column("prefix cache"), *(Column(name) for name, _ in periods)]
+    columns = [Column("prefix cache", folds=True, least=20)]
+    columns += [Column(name, rank=rank) for (name, _), rank in zip(periods, (1, 2, 0), strict=True)]
     made = FittedTable(columns, rows).lines(width)
     if shot.evicted_blocks_s is not None:
         age = (
@@ -186,6 +187,7 @@ class View:
         self._said = ""
 
     def run(self) -> None:
+        from rich.console import ConsoleDimensions
         from rich.live import Live
         from rich.text import Text
 
@@ -201,6 +203,8 @@ class View:
                     due = now + REFRESH_S
                     if not self._paused or shot is None:
                         shot = self._next(shot)
+                # The terminal's own size: the variables COLUMNS and LINES do not follow a resize.
+                screen.size = ConsoleDimensions(*os.get_terminal_size(screen.file.fileno()))
                 if shot is not None or self._said:
                     text = "\n".join(self._lines(shot, screen.width, screen.height))
                     live.update(Text(printable(text), no_wrap=True, overflow="crop"), refresh=True)
@@ -213,9 +217,9 @@ class View:
         try:
             shot = self._look()
         except KvtuneError as error:
-            self._said = f"{error.message}; asking again"
+            self._said = f"asking again: {error.message}"
             return before
-        if self._said.endswith("asking again"):
+        if self._said.startswith("asking again"):
             self._said = ""
         return shot
 

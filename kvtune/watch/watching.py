@@ -269,7 +269,7 @@ class Watching:
         firsts = {
             "10 s": self._before(SHORT_S),
             "5 min": self._before(LONG_S),
-            "since the server's start" if whole else "since kvtune joined": start if whole else self._first,
+            "since start" if whole else "since joined": start if whole else self._first,
         }
         return {
             name: _period(

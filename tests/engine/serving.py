@@ -62,12 +62,14 @@ def environment(core: str, folder: Path) -> dict[str, str]:
 
 @contextmanager
 def served(
-    folder: Path, command: Sequence[str], flags: Sequence[str], environment: Mapping[str, str] | None = None
+    folder: Path,
+    command: Sequence[str],
+    flags: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    port: int = 0,
 ) -> Iterator[str]:
-    """The command with vLLM's flags behind it, answering at the address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """The command with vLLM's flags behind it, answering at the address; at a free port where none is given."""
+    port = port or free_port()
     log = (folder / f"serve-{port}.log").open("wb")
     process = subprocess.Popen(
         [*command, "--port", str(port), *flags],
@@ -88,6 +90,12 @@ def served(
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         log.close()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def wait_until_up(process: subprocess.Popen[bytes], base: str, log: Path) -> None:

@@ -60,11 +60,11 @@ def test_one_look_shows_hits_and_causes_that_add_up(
     with http(playing.answers) as base:
         code, out, _ = kvtune(capsys, "watch", base, "--once", "--seconds", "0.1")
         assert code == 0
-        assert "since the server's start" in out and "never seen before" in out and "27.2 %" in out
+        assert "since start" in out and "never seen before" in out and "27.2 %" in out
         assert all(len(line) <= 100 for line in out.splitlines() if not line.startswith("note"))
         code, out, _ = kvtune(capsys, "watch", base, "--json", "--seconds", "0.1")
     shot = json.loads(out)
-    whole = shot["periods"]["since the server's start"]
+    whole = shot["periods"]["since start"]
     assert whole["query_tokens"] == 26605 and whole["hit_tokens"] == 7232
     assert sum(whole["misses"].values()) == 26605 - 7232
     assert shot["events"] == {
@@ -97,10 +97,10 @@ def test_who_joins_late_is_told_what_cannot_be_known(tmp_path: Path) -> None:
             watching.start()
             playing.publisher.subscribed()
             playing.play(25)
-            until(lambda: "unknown" in (watching.look().periods["since kvtune joined"].misses or {}))
+            until(lambda: "unknown" in (watching.look().periods["since joined"].misses or {}))
             shot = watching.look()
             watching.close()
-        assert not shot.events.complete and "cold" not in (shot.periods["since kvtune joined"].misses or {})
+        assert not shot.events.complete and "cold" not in (shot.periods["since joined"].misses or {})
         assert any("before kvtune joined" in note for note in shot.notes)
     finally:
         playing.publisher.close()

@@ -1,0 +1,130 @@
+"""A stock `vllm serve`, without any plugin, watched from outside: in a real terminal, by scripts, over a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvtune.engine.models import builtin, engine_defaults
+from kvtune.run.file import read_run
+from tests.engine.serving import free_port, metric, served
+from tests.watch.load import Load, send_all, write
+
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1500)]
+
+POOLS = {"tiny-llama": 200, "tiny-gemma3": 400, "tiny-qwen3next": 400}
+ROOT = Path(__file__).parents[2]
+STOCK = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+KVTUNE = (sys.executable, "-m", "kvtune")
+
+
+@contextmanager
+def stock(folder: Path, model: str, port: int = 0) -> Iterator[str]:
+    """`vllm serve` with KV events, and nothing of kvtune's."""
+    events = {"enable_kv_cache_events": True, "publisher": "zmq"}
+    events |= {"endpoint": f"ipc://{folder}/e", "replay_endpoint": f"ipc://{folder}/r"}
+    chosen = {**engine_defaults(model), "load-format": "dummy", "max-model-len": "4096", "block-size": "32"}
+    del chosen["kv-cache-memory-bytes"]
+    chosen |= {"num-gpu-blocks-override": str(POOLS[model]), "kv-events-config": json.dumps(events)}
+    chosen |= {"model": str(builtin(model)), "served-model-name": model, "enable-prompt-tokens-details": ""}
+    flags = [word for name, value in chosen.items() for word in (f"--{name}", value) if word]
+    command = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+    with served(folder, command, flags, STOCK, port) as base:
+        yield base
+
+
+def kvtune(*words: str) -> str:
+    done = subprocess.run([*KVTUNE, *words], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("model", POOLS)
+def test_each_request_is_accounted_for_and_its_replay_hits_the_same(tmp_path: Path, model: str) -> None:
+    log, run = tmp_path / "log.jsonl", tmp_path / "server.kvrun"
+    with stock(tmp_path, model) as base:
+        command = [*KVTUNE, "record", base, "-o", str(run), "--seconds", "1000", "--requests", str(log)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as recording:
+            assert recording.stderr is not None and "recording" in recording.stderr.readline()
+            time.sleep(2)  # its first look comes before the load
+            write(asyncio.run(send_all(base, model, Load(1))), log)
+            time.sleep(2)
+            recording.terminate()
+            said = recording.stderr.read()
+        assert recording.returncode == 0, said
+        shot = json.loads(kvtune("watch", base, "--json"))
+        queries, hits = (metric(base, f"vllm:prefix_cache_{kind}_total") for kind in ("queries", "hits"))
+    whole = shot["periods"]["since start"]
+    assert (whole["query_tokens"], whole["hit_tokens"]) == (queries, hits) and shot["events"]["complete"]
+    assert sum(whole["misses"].values()) == queries - hits
+    server = read_run(run).header.extra.server
+    assert server is not None and (server.logged, server.reported, server.agree) == (51, 51, 51)
+    explained = json.loads(
+        kvtune("explain", str(run), "--trace", str(log), "--model", model, "--tries", "0", "--json")
+    )
+    # 14 requests at once may be batched in another order by the replay.
+    assert abs(explained["hit_tokens"] - hits) <= 0.01 * queries
+
+
+class Pane:
+    """A real terminal, by tmux."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def tmux(self, *words: str) -> str:
+        done = subprocess.run(["tmux", "-L", self._name, *words], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    def text(self) -> str:
+        return self.tmux("capture-pane", "-p", "-t", "w")
+
+    def until(self, holds: Callable[[str], bool]) -> str:
+        while not holds(text := self.text()):
+            time.sleep(0.2)
+        return text
+
+
+@pytest.fixture
+def pane(tmp_path: Path) -> Iterator[Pane]:
+    made = Pane(f"kvtune-{os.getpid()}")
+    yield made
+    subprocess.run(["tmux", "-L", made._name, "kill-server"], capture_output=True, check=False)
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_a_terminal_under_load_at_a_resize_and_over_a_restart(tmp_path: Path, pane: Pane) -> None:
+    port = free_port()
+    with stock(tmp_path, "tiny-llama", port) as base:
+        command = (
+            f"cd {ROOT} && NO_COLOR=1 {sys.executable} -m kvtune watch {base}; echo ended $?; sleep 1000"
+        )
+        pane.tmux("new-session", "-d", "-s", "w", "-x", "80", "-y", "24", command)
+        pane.until(lambda text: "prefix cache" in text)
+        asyncio.run(send_all(base, "tiny-llama", Load(1)))
+        shown = pane.until(lambda text: "never seen before" in text and "differs at token" in text)
+        assert all(len(line) <= 80 for line in shown.splitlines())
+        assert "preempted" in shown and "evicted" in shown and "q quit" in shown
+        pane.tmux("resize-window", "-t", "w", "-x", "60", "-y", "16")
+        pane.until(lambda text: "q quit" in text.splitlines()[-1] and len(text.splitlines()) <= 16)
+        pane.tmux("send-keys", "-t", "w", "?")
+        pane.until(lambda text: "where the other prompt tokens went" in text)
+        pane.tmux("send-keys", "-t", "w", "?")
+        pane.tmux("resize-window", "-t", "w", "-x", "80", "-y", "24")
+    pane.until(lambda text: "asking again" in text)
+    with stock(tmp_path, "tiny-llama", port) as base:
+        pane.until(lambda text: "started anew" in text and "asking again" not in text)
+        asyncio.run(send_all(base, "tiny-llama", Load(2), crowd=False))
+        pane.until(lambda text: "never seen before" in text)
+        pane.tmux("send-keys", "-t", "w", "q")
+        pane.until(lambda text: "ended 0" in text)

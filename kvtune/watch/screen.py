@@ -78,8 +78,8 @@ def _head(shot: Snapshot, width: int) -> list[str]:
     waiting = _number(shot.waiting) + (f" ({why})" if why else "")
     return [
         one_line(f"{shot.url}   {shot.model}   {server}{engines}{restarted}")[:width],
-        f"running {_number(shot.running)}   waiting {waiting}   pool in use {pool}{blocks}   "
-        f"preempted {_number(shot.preemptions)}",
+        f"running {_number(shot.running)}   waiting {waiting}   preempted {_number(shot.preemptions)}   "
+        f"pool {pool}{blocks}",
         f"prompt {_rate(shot.prompt_tokens_s)} tokens/s   output {_rate(shot.output_tokens_s)} tokens/s",
         f"first token {_pair(shot.first_token)}   between tokens {_pair(shot.between_tokens)}",
         "",

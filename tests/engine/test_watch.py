@@ -73,7 +73,7 @@ def test_each_request_is_accounted_for_and_its_replay_hits_the_same(tmp_path: Pa
         kvtune("explain", str(run), "--trace", str(log), "--model", model, "--tries", "0", "--json")
     )
     # 14 requests at once may be batched in another order by the replay.
-    assert abs(explained["hit_tokens"] - hits) <= 0.01 * queries
+    assert abs(explained["prefix_cache"]["hit_tokens"] - hits) <= 0.01 * queries
 
 
 class Pane:

@@ -41,6 +41,7 @@ MOST_LISTED_BYTES = 64 << 20  # columns that `kvtune runs` reads for its figures
 
 END_BYTES = 22 + (1 << 16)
 """The last bytes, in which a zip's end record is searched: it has 22 bytes and a comment."""
+LOCATOR_BYTES = 20
 ENCRYPTED = 1
 DAMAGE = (
     zipfile.BadZipFile,
@@ -189,8 +190,9 @@ def _listed(file: IO[bytes]) -> IO[bytes]:
     file.seek(max(0, size - END_BYTES))
     end = file.read(END_BYTES)
     at = end.rfind(b"PK\x05\x06")
-    # A file of more than 4 GiB has a second, longer end, which may say otherwise: only such a file is believed.
-    longer = b"PK\x06\x07" in end[:at] and size < MOST_BYTES // 2
+    # A file of more than 4 GiB has a second, longer end, which may say otherwise: only such a file is believed. It is
+    # named right before the first one; the same four bytes elsewhere are data.
+    longer = end[max(0, at - LOCATOR_BYTES) : at].startswith(b"PK\x06\x07") and size < MOST_BYTES // 2
     if at >= 0 and (int.from_bytes(end[at + 12 : at + 16], "little") > MOST_LIST_BYTES or longer):
         raise ValueError("its list of parts is longer than any run's")
     return file

@@ -312,3 +312,13 @@ class TestStoring:
         with pytest.raises(UsageError):
             store_extra(path, misses={})
         assert path.read_bytes() == before
+
+
+def test_data_that_looks_like_the_end_of_a_larger_archive_is_data(tmp_path: Path) -> None:
+    """Seen once in a replay's file: four of its compressed bytes."""
+    path = tmp_path / "a.kvrun"
+    with zipfile.ZipFile(path, "w") as out:
+        for name, content in parts_of(GOLDEN).items():
+            out.writestr(name, content)
+        out.writestr("tables/later/column.npy", b"PK\x06\x07" * 9)
+    assert read_label(path) == read_label(GOLDEN)

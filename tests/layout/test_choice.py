@@ -56,7 +56,7 @@ def test_the_table_recommends_a_layout_and_fits_a_terminal() -> None:
     layouts = layouts_of(GRANITE, CPU, POOL, load=ROUNDS)
     report = ModelReport(config_facts, floor_of(config_facts), layouts)
     text = [line for _, line in lines(Diagnosis((), (), report))]
-    assert any(line.startswith("  ->*  packed 2") and "320" in line and "55.8%" in line for line in text)
+    assert any(line.startswith("  ->*  packed 2") and "320" in line and "55.8 %" in line for line in text)
     assert any(line.startswith("       stock") and "1,280" in line for line in text)
     assert any("packed 2 (320 tokens): up to 55.8% of the prompt tokens can hit" in line for line in text)
     assert max(map(len, text)) <= 110

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 HIDDEN = "***"
-KEYS = ("api-key", "hf-token")
-"""Flags of `vllm serve` whose value is a secret."""
+KEYS = ("api-key", "hf-token", "header")
+"""Flags whose value is, or may hold, a secret: of `vllm serve`, and `--header` of `record` and `explain`."""
 
 
 def without_password(url: str) -> str:

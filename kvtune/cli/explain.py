@@ -40,6 +40,15 @@ def explain(
     json: options.Json = False,
 ) -> int:
     """Count every prompt token of RUN as a hit or under one cause of miss, by an exact replay."""
+    if isinstance(run, str) and (trace is not None or save or model):
+        raise UsageError(
+            "--trace, --model and --save are for a run file",
+            f"{command('record', run, '-o', 'FILE')}, then explain FILE",
+        )
+    if not isinstance(run, str) and requests is not None:
+        raise UsageError(
+            "--requests is for a running server", f"a run file is replayed with --trace {requests}"
+        )
     from kvtune.cli.views.plan import announce
     from kvtune.explain.explanation import explain as explain_run
     from kvtune.explain.explanation import with_misses
@@ -57,9 +66,13 @@ def explain(
     else:
         recorded = read_run(run)
     if recorded.header.extra.server is not None and trace is None:
+        if save or model:
+            raise UsageError(
+                f"{run} is a server's: its settings are replayed with the log of its requests",
+                "add --trace LOG",
+            )
         return _server(recorded, json)
-    if isinstance(run, str):
-        raise UsageError("--trace replays a run file", f"kvtune record {run} -o FILE, then explain FILE")
+    assert isinstance(run, Path)
     if trust:
         options.trusting(run, recorded.header.model, recorded.header.engine.args)
     sent = int(sent_requests(recorded).sum())

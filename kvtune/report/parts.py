@@ -51,7 +51,7 @@ class Grid:
         return tuple(any(row[i].value is not None for row in self.rows) for i in range(len(self.heads)))
 
     def terse(self, title: str, *heads: str, most: int | None = None) -> Grid:
-        """For a terminal: these columns, the first under `title`, and at most so many rows."""
+        """For a terminal: these columns, the first renamed to `title`, and the first `most` rows."""
         at = [self.heads.index(head) for head in heads]
         columns = [self.columns[i] for i in at]
         columns[0] = Column(title, folds=True, least=14)

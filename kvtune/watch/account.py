@@ -20,7 +20,7 @@ from kvtune.watch.events import Hash, Received
 
 PREFIXES = 10_000
 """First blocks and points of divergence that are counted; the ones that were longest unvisited are dropped."""
-KEPT_S = 300
+KEPT_S = 60
 FEWEST_SHARED = 8
 """Tokens that two prompts share at their beginning before it is more than chance or a template's first words."""
 RECOMPUTED = ("computed_twice", "evicted", "not_retained", "unknown", "cold", "last_token")
@@ -52,13 +52,6 @@ class Divergence:
 
 
 @dataclass(slots=True)
-class Second:
-    at: int
-    evicted_blocks: int = 0
-    ages_s: list[float] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class Account:
     """Tokens of whole blocks by cause, `answers` among them. `complete`: no event is missing."""
 
@@ -67,11 +60,14 @@ class Account:
     evicted_blocks: int = 0
     restarts: int = 0
     blocks: dict[int, Blocks] = field(default_factory=dict)
-    seconds: deque[Second] = field(default_factory=deque)
+    earlier: Counter[str] = field(default_factory=Counter)
+    """`tokens` when the server was last started anew."""
+    ages: deque[tuple[float, float]] = field(default_factory=deque)
+    """Of evictions of the last minute: when, and seconds since the block was stored."""
     prefixes: OrderedDict[Hash, Prefix] = field(default_factory=OrderedDict)
     divergences: OrderedDict[tuple[Hash | None, int], Divergence] = field(default_factory=OrderedDict)
-    newest: float = 0.0
     _tails: dict[tuple[int, Hash], int] = field(default_factory=dict)
+    _anew_of: Counter[int] = field(default_factory=Counter)
 
     def add(self, received: Received) -> None:
         for stretch, blocks in self.stretches(received):
@@ -81,17 +77,23 @@ class Account:
         """Each stretch with the blocks as they were before it."""
         batch = received.batch
         if received.fresh:
-            self.restarts += 1
-            self.blocks.pop(received.rank, None)
+            self._anew(received.rank)
         blocks = self.blocks.setdefault(received.rank, Blocks(received.rank))
-        self.newest = max(self.newest, batch.ts)
         evicted = Evicted()
         for stretch in blocks.stretches(batch, evicted):
             yield stretch, blocks
-        second = self._second(batch.ts)
-        second.evicted_blocks += evicted.blocks
-        second.ages_s += evicted.ages_s
+        self.ages.extend((batch.ts, age) for age in evicted.ages_s)
+        while self.ages and self.ages[0][0] < batch.ts - KEPT_S:
+            self.ages.popleft()
         self.evicted_blocks += evicted.blocks
+
+    def _anew(self, rank: int) -> None:
+        """A rank was started anew with an empty cache; the server, with the first rank of it that says so."""
+        self._anew_of[rank] += 1
+        if self._anew_of[rank] > self.restarts:
+            self.restarts += 1
+            self.earlier = Counter(self.tokens)
+        self.blocks.pop(rank, None)
 
     def judge(self, stretch: Stretch, blocks: Blocks) -> None:
         size = stretch.block_size
@@ -162,21 +164,8 @@ class Account:
         if tokens > 0:
             self.tokens[cause] += tokens
 
-    def _second(self, at: float) -> Second:
-        if not self.seconds or int(at) > self.seconds[-1].at:
-            self.seconds.append(Second(int(at)))
-            while self.seconds[0].at < int(at) - KEPT_S:
-                self.seconds.popleft()
-        return self.seconds[-1]
-
-    def since(self, at: float) -> Second:
-        """Evictions from this time on, to a second."""
-        total = Second(int(at))
-        for second in self.seconds:
-            if second.at >= at:
-                total.evicted_blocks += second.evicted_blocks
-                total.ages_s += second.ages_s
-        return total
+    def ages_since(self, at: float) -> list[float]:
+        return [age for when, age in self.ages if when >= at]
 
 
 @dataclass(frozen=True, slots=True)

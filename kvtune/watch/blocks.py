@@ -19,7 +19,7 @@ from operator import itemgetter
 from kvtune.watch.events import Batch, Cleared, Hash, Removed, Stored
 from kvtune.workload.token_ids import agreeing, packed
 
-REMEMBERED = 1_000_000
+REMEMBERED = 200_000
 """Blocks that are no longer cached and still known. The oldest are forgotten, and counted."""
 FULL = "full_attention"
 MAMBA = "mamba"

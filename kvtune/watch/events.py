@@ -23,6 +23,8 @@ LARGEST_BATCH = 256 << 20
 """Bytes of one message that the reader takes: whoever can reach its socket can send it one."""
 WAITING = 1_000_000
 """Batches that wait for the command; older ones are dropped, as a gap."""
+TRANSPORTS = ("tcp://", "ipc://")
+"""A server cannot have kvtune open anything else."""
 POLL_MS = 100
 REPLAY_MS = 5_000
 """A server that has not answered a request for a replay until then has no history for us."""
@@ -89,7 +91,9 @@ def sources(answer: Mapping[str, Any]) -> dict[int, Source]:
     for rank, fields in answer.items():
         with contextlib.suppress(msgspec.ValidationError, ValueError):
             source = msgspec.convert(fields, Source)
-            if source.enable_kv_cache_events and source.publisher == "zmq":
+            ends = (source.endpoint, source.replay_endpoint or source.endpoint)
+            known = all(end.startswith(TRANSPORTS) for end in ends)
+            if source.enable_kv_cache_events and source.publisher == "zmq" and known:
                 read[int(rank)] = source
     return read
 
@@ -119,6 +123,14 @@ class Stream:
     lost: int = 0
     restarts: int = 0
     unknown: int = 0
+    history: bool = False
+    """The server has sent all the history that it has."""
+
+    @property
+    def complete(self) -> bool:
+        """Every batch since the server's start was read. One that has sent nothing yet is believed with a history."""
+        begun = self.first == 0 or (self.first is None and self.history)
+        return begun and not self.lost and not self.unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +257,7 @@ class Reader:
         endpoint = self.sources[rank].replay_endpoint
         if not endpoint:
             return
-        for number, payload in self._history(reachable(endpoint, self.host), start):
+        for number, payload in self._history(rank, reachable(endpoint, self.host), start):
             if before is not None and number >= before:
                 break
             stream = self.streams[rank]
@@ -253,7 +265,7 @@ class Reader:
                 stream.lost += number - stream.last - 1
             self._got(rank, number, payload, replayed=True)
 
-    def _history(self, endpoint: str, start: int) -> Iterator[tuple[int, bytes]]:
+    def _history(self, rank: int, endpoint: str, start: int) -> Iterator[tuple[int, bytes]]:
         import zmq
 
         with self._context.socket(zmq.DEALER) as socket:
@@ -269,7 +281,10 @@ class Reader:
                     continue
                 waited = 0
                 frames = socket.recv_multipart()
-                if len(frames) != 4 or frames[2] == END:
+                if len(frames) != 4:
+                    return
+                if frames[2] == END:
+                    self.streams[rank].history = True
                     return
                 yield int.from_bytes(frames[2], "big"), frames[3]
 

@@ -1,7 +1,7 @@
-"""What a server's `/metrics` says at one moment, and what happened between two. Pure, but for the reading of its text.
+"""What a server's `/metrics` says at one moment, and what happened between two. Pure.
 
-In: the text in Prometheus' format, of one server or several behind each other. Counters and buckets are summed over
-engines. A series that a server does not publish is None, never 0.
+In: the text in Prometheus' format. Counters and buckets are summed over engines. A series that a server
+does not publish is None, never 0.
 """
 
 from __future__ import annotations

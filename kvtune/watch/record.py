@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtune import __version__
 from kvtune.errors import KvtuneError, UsageError
-from kvtune.run.extras import Extras, ServerAccount, ServerDivergence, ServerPrefix
+from kvtune.masking import without_secrets
+from kvtune.run.extras import Extras, ServerAccount
 from kvtune.run.machine import this_host
 from kvtune.run.types import TABLES, CoreInfo, EngineInfo, Header, Run, Table, Validity, WorkloadInfo
 from kvtune.watch.account import Account
 from kvtune.watch.events import Received
 from kvtune.watch.requests import Answered, Asked, join
-from kvtune.watch.watching import Period, Snapshot, Watching
+from kvtune.watch.watching import Snapshot, Watching
 from kvtune.workload.identity import work_hash
 from kvtune.workload.requests_file import draft, within
 from kvtune.workload.requests_log import Logged
@@ -45,14 +45,12 @@ FLAGS = {
 
 @dataclass
 class Recording:
-    """Looks made, and the batches that came; `joined`: how many of them came before the first look."""
+    """The looks, each with its seconds since the first, and all batches that came, with their history."""
 
     watching: Watching
     batches: list[Received] = field(default_factory=list)
     looks: list[tuple[float, Snapshot]] = field(default_factory=list)
     begun: float = 0.0
-    first: Snapshot | None = None
-    history: int = 0
     lost: str = ""
     longest: int = 0
 
@@ -61,10 +59,8 @@ class Recording:
         self.watching.keep = self.batches
         self.watching.start()
         self.longest = self.watching.server.longest()
-        self.history = len(self.batches)
         self.begun = time.time()
-        self.first = self.watching.look()
-        self._keep(self.first)
+        self._keep(self.watching.look())
         while (passed := time.time() - self.begun) < seconds and goes_on(passed):
             time.sleep(min(LOOK_S, max(0.0, seconds - passed)))
             try:
@@ -84,7 +80,7 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
     asked, rows = _within(log, logged, begun, end)
     answered = join(recording.batches, asked, Account()) if recording.batches else []
     by_line = {one.asked.name: one for one in answered}
-    period = _whole(recording)
+    period = recording.watching.since_first()
     reported = [one for one in answered if one.asked.hit >= 0]
     misses: Counter[str] = Counter()
     for one in answered:
@@ -98,17 +94,15 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
         hit_tokens=period.hit_tokens,
         misses=period.misses or {},
         recomputed_tokens=period.recomputed,
-        evicted_blocks=recording.watching.account.evicted_blocks,
+        evicted_blocks=last.evicted_blocks - first.evicted_blocks,
         preemptions=max(0, (last.preemptions or 0) - (first.preemptions or 0)),
         restarts=last.restarts,
         requests=max(0, (last.requests or 0) - (first.requests or 0)),
         logged=len(answered),
         reported=len(reported),
         agree=sum(one.hit == one.asked.hit for one in reported),
-        prefixes=[msgspec.convert(row, ServerPrefix, from_attributes=True) for row in last.prefixes],
-        divergences=[
-            msgspec.convert(row, ServerDivergence, from_attributes=True) for row in last.divergences
-        ],
+        prefixes=last.prefixes,
+        divergences=last.divergences,
     )
     notes = [*last.notes]
     if recording.lost:
@@ -127,7 +121,7 @@ def run_of(recording: Recording, log: Path | None, logged: Sequence[Logged], com
         started_at=datetime.datetime.fromtimestamp(recording.begun, datetime.UTC).isoformat(
             timespec="seconds"
         ),
-        command=list(command),
+        command=without_secrets(command),
         model=last.model,
         workload=_workload(log, rows, begun, end),
         core=CoreInfo(name="stock", why="a running server was watched"),
@@ -178,11 +172,6 @@ def _settings(labels: dict[str, str]) -> dict[str, object]:
     if (interval := labels.get("prefix_cache_retention_interval", "")).isdecimal():
         settings["retention_interval"] = int(interval)
     return settings
-
-
-def _whole(recording: Recording) -> Period:
-    """From the first look to the last: the server's own counters, and the events that came between."""
-    return recording.watching.since_first()
 
 
 def _within(

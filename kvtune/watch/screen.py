@@ -126,7 +126,7 @@ def _lists(shot: Snapshot, width: int, room: int, sort: str) -> list[str]:
     points = shot.divergences
     if prefixes and room >= 3:
         few = max(1, (room - 2) * 2 // 3 - 1) if points else room - 2
-        text = any(row.text for row in prefixes)
+        text = any(shot.texts.values())
         columns = [
             Column(f"prefixes by {sort}"),
             Column("visits"),
@@ -142,7 +142,7 @@ def _lists(shot: Snapshot, width: int, room: int, sort: str) -> list[str]:
                 count(row.hit_tokens),
                 count(row.lost_tokens),
                 count(row.longest_tokens),
-                *([" ".join(row.text.split())[:40]] if text else []),
+                *([" ".join(shot.texts.get(row.first, "").split())[:40]] if text else []),
             )
             for row in prefixes[:few]
         ]
@@ -251,7 +251,7 @@ class View:
 
 @contextlib.contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits some seconds for a key; an empty text where none is pressed, or there is no terminal."""
+    """Yields a function that waits up to N seconds for a key: "" if none came, or without a terminal."""
     if not sys.stdin.isatty():
 
         def none(seconds: float) -> str:

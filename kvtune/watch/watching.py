@@ -9,21 +9,26 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
+from kvtune.run.extras import ServerDivergence, ServerPrefix
 from kvtune.watch.account import Account, shares
-from kvtune.watch.events import Reader, Received, host_of
+from kvtune.watch.events import Hash, Reader, Received, host_of
 from kvtune.watch.metrics import Between, Scrape, begun_anew
 from kvtune.watch.server import Server
+from kvtune.workload.token_ids import unpacked
 
 SHORT_S = 10.0
 LONG_S = 300.0
+SHOWN = 50
+"""Prefixes and divergences of a snapshot."""
+WORDS = 16
+"""Tokens of a prefix whose text is shown."""
 HISTORY_S = 10.0
 """The first look waits so long for the server to send its history."""
-KNOWN = ("0.32", "0.33")
-"""Versions of vLLM whose events were read by this kvtune's tests."""
+KNOWN = ("0.32",)
+"""Versions of vLLM whose events this kvtune was tried with."""
 FLAG = (
     '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///tmp/kv-events", '
     '"replay_endpoint": "ipc:///tmp/kv-events-replay"}\''
@@ -43,26 +48,6 @@ class Period(msgspec.Struct, frozen=True):
     @property
     def hit_rate(self) -> float | None:
         return self.hit_tokens / self.query_tokens if self.query_tokens else None
-
-
-class PrefixRow(msgspec.Struct, frozen=True):
-    """Prompts that begin alike. `first`: their first block's name. `text`: its first tokens, where it was asked for."""
-
-    first: str
-    visits: int
-    hit_tokens: int
-    lost_tokens: int
-    longest_tokens: int
-    text: str = ""
-
-
-class DivergenceRow(msgspec.Struct, frozen=True):
-    """Prompts that agree with an earlier one up to token `position`, and then do not."""
-
-    position: int
-    first: str
-    times: int
-    new_tokens: int
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -110,18 +95,21 @@ class Snapshot(msgspec.Struct, frozen=True):
     evicted_age_s: float | None
     cached_blocks: int | None
     periods: dict[str, Period]
-    prefixes: list[PrefixRow]
-    divergences: list[DivergenceRow]
+    prefixes: list[ServerPrefix]
+    texts: dict[str, str]
+    """The first words of prefixes, where they were asked for."""
+    divergences: list[ServerDivergence]
     restarts: int
     notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A scrape, and the account's tokens by cause at that moment."""
+    """A scrape, and the account's tokens by cause and evicted blocks at that moment."""
 
     scrape: Scrape
     tokens: Counter[str]
+    evicted: int = 0
 
 
 @dataclass
@@ -166,7 +154,7 @@ class Watching:
             self.restarts += 1
             self._looks.clear()
             self._first = None
-        look = _Look(scrape, Counter(self.account.tokens))
+        look = _Look(scrape, Counter(self.account.tokens), self.account.evicted_blocks)
         if self._first is None:
             self._first = look
         self._looks.append(look)
@@ -185,8 +173,7 @@ class Watching:
 
     def _complete(self) -> bool:
         assert self.reader is not None
-        streams = self.reader.streams.values()
-        return all(not stream.lost and not stream.first and not stream.unknown for stream in streams)
+        return all(stream.complete for stream in self.reader.streams.values())
 
     @property
     def cache(self) -> dict[str, str]:
@@ -202,9 +189,11 @@ class Watching:
 
     def snapshot(self) -> Snapshot:
         last = self._looks[-1].scrape
-        short = Between(self._before(SHORT_S).scrape, last)
-        evicted = self.account.since(last.at - SHORT_S) if self.reader is not None else None
+        before = self._before(SHORT_S)
+        short = Between(before.scrape, last)
+        ages_s = self.account.ages_since(last.at - SHORT_S)
         events = self._state()
+        prefixes = self._prefixes()
         return Snapshot(
             url=self.server.base,
             at=last.at,
@@ -229,15 +218,16 @@ class Watching:
             output_tokens_s=short.rate("generation_tokens"),
             first_token=_times(short, "time_to_first_token_seconds"),
             between_tokens=_times(short, "inter_token_latency_seconds"),
-            evicted_blocks_s=evicted.evicted_blocks / max(short.seconds, 1e-9)
-            if evicted is not None
+            evicted_blocks_s=(self.account.evicted_blocks - before.evicted) / short.seconds
+            if self.reader is not None and short.seconds > 0
             else None,
-            evicted_age_s=statistics.median(evicted.ages_s)
-            if evicted is not None and evicted.ages_s
+            evicted_age_s=statistics.median(ages_s) if ages_s else None,
+            cached_blocks=sum(blocks.held() for blocks in self.account.blocks.values())
+            if self.reader is not None
             else None,
-            cached_blocks=sum(blocks.held() for blocks in self.account.blocks.values()) if evicted else None,
             periods=self._periods(),
-            prefixes=self._prefixes(),
+            prefixes=[row for _, row in prefixes],
+            texts={row.first: self._text(root) for root, row in prefixes} if self.with_text else {},
             divergences=self._divergences(),
             restarts=self.restarts,
             notes=self._notes(events, last),
@@ -265,7 +255,7 @@ class Watching:
         assert self._first is not None
         now = self._looks[-1]
         whole = self.reader is None or self._complete()
-        start = _Look(Scrape(now.scrape.started or self._first.scrape.at, {}, {}), Counter())
+        start = _Look(Scrape(now.scrape.started or self._first.scrape.at, {}, {}), self.account.earlier)
         firsts = {
             "10 s": self._before(SHORT_S),
             "5 min": self._before(LONG_S),
@@ -278,47 +268,43 @@ class Watching:
             for name, first in firsts.items()
         }
 
-    def _prefixes(self) -> list[PrefixRow]:
-        rows = []
-        for root, prefix in self.account.prefixes.items():
-            if prefix.visits > 1:
-                rows.append(
-                    PrefixRow(
-                        named(root),
-                        prefix.visits,
-                        prefix.hit_tokens,
-                        prefix.lost_tokens,
-                        prefix.longest,
-                        self._text(root),
-                    )
-                )
-        rows.sort(key=lambda row: row.hit_tokens + row.lost_tokens, reverse=True)
-        return rows[:50]
-
-    def _text(self, root: Any) -> str:
-        if not self.with_text:
-            return ""
-        name = named(root)
-        if name not in self._texts and len(self._texts) < 200:
-            block = next((b.known[root] for b in self.account.blocks.values() if root in b.known), None)
-            tokens = (
-                [
-                    int.from_bytes(block.tokens[at : at + 4], "big")
-                    for at in range(0, min(64, len(block.tokens)), 4)
-                ]
-                if block
-                else []
-            )
-            self._texts[name] = self.server.text_of(tokens) if tokens else ""
-        return self._texts.get(name, "")
-
-    def _divergences(self) -> list[DivergenceRow]:
+    def _prefixes(self) -> list[tuple[Hash, ServerPrefix]]:
+        """Those that were visited again, with their first block."""
         found = [
-            DivergenceRow(one.position, named(one.root), one.times, one.new_tokens)
+            (
+                root,
+                ServerPrefix(
+                    first=named(root),
+                    visits=prefix.visits,
+                    hit_tokens=prefix.hit_tokens,
+                    lost_tokens=prefix.lost_tokens,
+                    longest_tokens=prefix.longest,
+                ),
+            )
+            for root, prefix in self.account.prefixes.items()
+            if prefix.visits > 1
+        ]
+        found.sort(key=lambda pair: pair[1].hit_tokens + pair[1].lost_tokens, reverse=True)
+        return found[:SHOWN]
+
+    def _text(self, root: Hash) -> str:
+        """The first words of a prefix; the server is asked once for each."""
+        name = named(root)
+        if name not in self._texts:
+            block = next((b.known[root] for b in self.account.blocks.values() if root in b.known), None)
+            tokens = unpacked(block.tokens)[:WORDS] if block is not None else []
+            self._texts[name] = self.server.text_of(tokens) if tokens else ""
+        return self._texts[name]
+
+    def _divergences(self) -> list[ServerDivergence]:
+        found = [
+            ServerDivergence(
+                position=one.position, first=named(one.root), times=one.times, new_tokens=one.new_tokens
+            )
             for one in self.account.divergences.values()
         ]
         found.sort(key=lambda row: row.new_tokens, reverse=True)
-        return found[:50]
+        return found[:SHOWN]
 
     def _notes(self, events: Events, last: Scrape) -> list[str]:
         notes = []
@@ -339,6 +325,10 @@ class Watching:
                 notes.append(
                     "what was cached before kvtune joined is not known: a prompt that it has not seen is `unknown`"
                 )
+        if forgotten := sum(blocks.forgotten for blocks in self.account.blocks.values()):
+            notes.append(
+                f"{forgotten} blocks were evicted so long ago that kvtune forgot them: they look never seen"
+            )
         if (last.cache.get("enable_prefix_caching") or "True") == "False":
             notes.append("prefix caching is off: start the server without --no-enable-prefix-caching")
         begun = self._first.scrape.get("num_preemptions") if self._first else None
@@ -350,9 +340,9 @@ class Watching:
         return notes
 
 
-def named(name: Any) -> str:
+def named(name: Hash) -> str:
     """Of a block: the end of its hash."""
-    return f"{name & 0xFFFFFFFF:08x}" if isinstance(name, int) else bytes(name)[-4:].hex()
+    return f"{name & 0xFFFFFFFF:08x}" if isinstance(name, int) else name[-4:].hex()
 
 
 def _number(value: float | None) -> int | None:

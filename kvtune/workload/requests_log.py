@@ -7,7 +7,6 @@ What a line may hold is listed in docs/requests-log.md. Every error names the fi
 from __future__ import annotations
 
 import datetime
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtune.errors import UsageError
-from kvtune.files import open_regular
+from kvtune.workload.trace_file import opened
 
 LONGEST_LINE = 64 << 20
 MOST_TOKENS = 16 << 20
@@ -44,25 +43,14 @@ class Logged:
 
 def read_log(path: Path, tokenize: Tokenize | None = None) -> Iterator[Logged]:
     """The requests of a log. Without `tokenize`, a line that has text and no token ids is a UsageError."""
-    try:
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="") as stream:
-            number = 0
-            while line := stream.readline(LONGEST_LINE):
-                number += 1
-                if len(line) == LONGEST_LINE:
-                    raise _bad(path, number, f"is longer than {LONGEST_LINE >> 20} MiB")
-                if line.strip():
-                    yield _logged(path, number, line, tokenize)
-    except FileNotFoundError as error:
-        raise UsageError(f"no log of requests {path}", "check its name") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is not a text file: {error.reason}", "decompress it if it is compressed"
-        ) from error
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror or error}", "check its name and permissions"
-        ) from error
+    with opened(path, "log") as stream:
+        number = 0
+        while line := stream.readline(LONGEST_LINE):
+            number += 1
+            if len(line) == LONGEST_LINE:
+                raise _bad(path, number, f"is longer than {LONGEST_LINE >> 20} MiB")
+            if line.strip():
+                yield _logged(path, number, line, tokenize)
 
 
 def _logged(path: Path, number: int, line: str, tokenize: Tokenize | None) -> Logged:

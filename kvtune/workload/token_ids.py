@@ -55,3 +55,7 @@ def _swapped(tokens: Sequence[int]) -> bytes:
     words = array("I", tokens)
     words.byteswap()
     return words.tobytes()
+
+
+def unpacked(tokens: bytes) -> list[int]:
+    return [int.from_bytes(tokens[at : at + 4], "big") for at in range(0, len(tokens), 4)]

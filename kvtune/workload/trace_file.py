@@ -110,7 +110,7 @@ def _in_order(file: Path, rows: Iterable[Row], sort: bool) -> Iterator[Row]:
 
 
 def _rows(file: Path, format: str) -> Iterator[Row]:
-    with _opened(file) as stream:
+    with opened(file) as stream:
         lines = lines_of(file, stream)
         head = next(lines, "").lstrip("\ufeff")
         known = _detect(head, file) if format == "auto" else format
@@ -121,19 +121,20 @@ def _rows(file: Path, format: str) -> Iterator[Row]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[IO[str]]:
+def opened(file: Path, what: str = "trace") -> Iterator[IO[str]]:
+    """The text file of a workload, from `path=`."""
     try:
         with io.TextIOWrapper(open_regular(file), encoding="utf-8", newline="") as stream:
             yield stream
     except FileNotFoundError as error:
-        raise UsageError(f"no trace file {file}", "check path= in the workload") from error
+        raise UsageError(f"no {what} file {file}", "check path= in the workload") from error
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{file} is not a text file: {error.reason}", "decompress it first if it is compressed"
         ) from error
     except OSError as error:
         raise UsageError(
-            f"cannot read the trace file {file}: {error.strerror or error}", "check path= in the workload"
+            f"cannot read the {what} file {file}: {error.strerror or error}", "check path= in the workload"
         ) from error
 
 

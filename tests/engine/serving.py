@@ -68,7 +68,7 @@ def served(
     environment: Mapping[str, str] | None = None,
     port: int = 0,
 ) -> Iterator[str]:
-    """The command with vLLM's flags behind it, answering at the address; at a free port where none is given."""
+    """Starts the command with vLLM's flags, and yields the server's URL. `port` 0: any free port."""
     port = port or free_port()
     log = (folder / f"serve-{port}.log").open("wb")
     process = subprocess.Popen(

@@ -14,6 +14,7 @@ from kvtune.watch.blocks import Blocks, Evicted
 from kvtune.watch.events import Batch, Received, Removed, Stored
 from kvtune.watch.metrics import read
 from kvtune.watch.requests import CAUSES, Answered, join
+from kvtune.workload.token_ids import packed
 from tests.watch.recordings import NAMES, Recorded, recorded
 
 
@@ -114,7 +115,7 @@ def test_evictions_are_counted_and_have_an_age() -> None:
         if isinstance(event, Removed)
     )
     assert account.evicted_blocks == removed > 0
-    ages = account.since(0.0).ages_s
+    ages = account.ages_since(0.0)
     assert removed - len(ages) == 2  # two of them left a copy behind
     assert min(ages) >= 0.0
 
@@ -207,15 +208,17 @@ def test_a_restarted_server_has_an_empty_cache() -> None:
     account.add(Received(0, Batch(0.0, [stored([1, 2], None)])))
     account.add(Received(0, Batch(1.0, [stored([1, 2], None)]), fresh=True))
     assert account.tokens == {"cold": 16} and account.restarts == 1
+    assert account.earlier == {"cold": 8}
 
 
 def test_what_is_forgotten_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtune.watch.blocks.REMEMBERED", 2)
     blocks, evicted = Blocks(), Evicted()
     for events in ([stored([1, 2, 3, 4], None)], [Removed(block_hashes=[4, 3, 2, 1], group_idx=0)]):
-        assert list(blocks.stretches(Batch(0.0, list(events)), evicted)) is not None
-    assert blocks.forgotten == 2 and blocks.held() == 0
-    assert blocks.find(b"", 4) == []
+        for _ in blocks.stretches(Batch(0.0, list(events)), evicted):
+            pass
+    assert blocks.forgotten == 2 and blocks.held() == 0 and set(blocks.known) == {1, 2}
+    assert blocks.find(packed([1] * 4 + [2] * 4 + [3] * 4), 4) == [1, 2]
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=2, max_size=2), st.integers(0, 3))

@@ -10,6 +10,7 @@ import pytest
 
 from kvtune.errors import KvtuneError
 from kvtune.watch.events import Batch, Reader, Received, Source, reachable, sources
+from tests.engine.serving import free_port
 from tests.watch.played import Publisher, until
 
 Payload = tuple[int, bytes]
@@ -148,12 +149,7 @@ def test_fields_of_a_later_version_are_left_out(pair: Pair) -> None:
 def test_where_the_server_connects_the_reader_binds(tmp_path: Path) -> None:
     source = Source(endpoint="tcp://127.0.0.1:0")
     assert not source.server_binds
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    endpoint = f"tcp://127.0.0.1:{port}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     reader = Reader({0: Source(endpoint=endpoint)}, "localhost").start()
     publisher = Publisher(endpoint, binds=False)
     try:
@@ -182,6 +178,11 @@ def test_sources_that_publish_nothing_are_none() -> None:
     null = {"endpoint": "ipc:///x", "publisher": "null"}
     assert sources({"0": off, "1": null, "2": "what", "x": {"endpoint": "ipc:///x"}}) == {}
     assert list(sources({"3": {"endpoint": "ipc:///x"}})) == [3]
+    for strange in ("udp://10.0.0.1:1", "inproc://x", "ws://*:80"):
+        assert (
+            sources({"0": {"endpoint": strange}, "1": {"endpoint": "ipc:///x", "replay_endpoint": strange}})
+            == {}
+        )
 
 
 def test_a_batch_without_a_rank_is_read() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
+import msgspec
 import pytest
 
 from kvtune.cli.app import run
@@ -20,6 +21,7 @@ from kvtune.watch.screen import HELP, View, lines, page
 from kvtune.watch.server import Server, base_of, headers_of
 from kvtune.watch.watching import Watching
 from kvtune.workload.requests_log import Logged
+from tests.engine.serving import free_port
 from tests.watch.played import Answers, Publisher, counters, http, sources, until
 from tests.watch.recordings import Recorded, recorded
 
@@ -75,7 +77,7 @@ def test_one_look_shows_hits_and_causes_that_add_up(
         "ranks": 1,
     }
     assert {row["position"] for row in shot["divergences"]} >= {200, 207, 214}
-    assert shot["prefixes"][0]["visits"] > 5 and shot["prefixes"][0]["text"] == ""
+    assert shot["prefixes"][0]["visits"] > 5 and shot["texts"] == {}
 
 
 def test_without_events_it_shows_what_metrics_can_and_the_one_flag(
@@ -104,6 +106,59 @@ def test_who_joins_late_is_told_what_cannot_be_known(tmp_path: Path) -> None:
         assert any("before kvtune joined" in note for note in shot.notes)
     finally:
         playing.publisher.close()
+
+
+def test_who_joins_a_silent_server_without_history_calls_nothing_an_account_since_its_start(
+    tmp_path: Path,
+) -> None:
+    playing = Playing(tmp_path, history=False)
+    playing.answers.paths["/metrics"] = (200, counters(1000, 100))
+    try:
+        with http(playing.answers) as base:
+            watching = Watching(Server(base))
+            watching.start()
+            shot = watching.look()
+            watching.close()
+        assert not shot.events.complete and "since start" not in shot.periods
+        assert shot.periods["since joined"].query_tokens == 0
+    finally:
+        playing.publisher.close()
+
+
+def test_since_start_is_of_the_server_that_runs(playing: Playing) -> None:
+    playing.play()
+    with http(playing.answers) as base:
+        watching = Watching(Server(base))
+        watching.start()
+        playing.publisher.subscribed()
+        assert watching.look().periods["since start"].query_tokens == 26605
+        later = time.time() + 1000.0
+        first = msgspec.msgpack.decode(playing.run.payloads[0][1])
+        playing.publisher.sent.clear()
+        playing.publisher.publish([(0, msgspec.msgpack.encode([later, *first[1:]]))])
+        playing.answers.paths["/metrics"] = (200, counters(640, 0, started=100.0))
+        until(lambda: watching.look().periods["since start"].misses == {"cold": 640})
+        watching.close()
+
+
+def test_evictions_of_the_history_are_not_those_of_the_last_seconds(playing: Playing) -> None:
+    playing.play()
+    with http(playing.answers) as base:
+        watching = Watching(Server(base))
+        watching.start()
+        shot = watching.look()
+        watching.close()
+    assert shot.evicted_blocks > 400 and shot.evicted_blocks_s == 0.0
+
+
+def test_a_key_is_not_in_the_run_file(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
+    with http(playing.answers) as base:
+        recording = Recording(Watching(Server(base)))
+        recording.run(0.1, lambda _: True)
+        command = ["kvtune", "record", base, "--header", "Authorization: Bearer SECRET", "--header=X: SECRET"]
+        made = run_of(recording, None, [], command)
+        recording.watching.close()
+    assert "SECRET" not in " ".join(made.header.command)
 
 
 def test_a_restart_of_the_server_is_seen_and_outlived(playing: Playing) -> None:
@@ -229,12 +284,6 @@ def test_record_writes_a_run_and_a_log_that_fails_loses_nothing(
     assert server is not None and server.query_tokens == 26605
     code, out, _ = kvtune(capsys, "explain", str(file))
     assert code == 0 and "all requests of the server" in out
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def failing(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -30,6 +30,7 @@ def decide_as_on(platform: Platform) -> None:
     """From now on this process makes configurations as on `platform`. UsageError where its vLLM cannot."""
     from vllm.engine import arg_utils
     from vllm.platforms import current_platform
+    from vllm.platforms.interface import Platform as Platforms
 
     here = bool(current_platform.is_cpu())
     if platform.kind == "cpu" and not here:
@@ -54,6 +55,8 @@ def decide_as_on(platform: Platform) -> None:
         from vllm.v1.attention.backend import MultipleOf
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
+        blocks: Any = Platforms.update_block_size_for_backend
+        PATCHES.replace(PART, type(current_platform), "update_block_size_for_backend", blocks.__func__)
         multiple = MultipleOf(int(defaults(platform)["block_multiple"].value))
         sizes: Any = staticmethod(lambda kv_cache_spec=None: [multiple])
         PATCHES.replace(PART, CPUAttentionBackend, "get_supported_kernel_block_sizes", sizes)

@@ -15,6 +15,7 @@ Imported by: cli.
     parts.py      Section, Grid, Chart: what page and terminal draw
     charts.py     how charts are drawn; thinning that keeps extremes
     contrast.py   several runs against the first: which are sides, which are repetitions of one side
+    trials.py     the table of trials, for page and terminal
     figures.py    the figures of a comparison as a table
     names.py      commands, files and times in words
     banners.py    what a reader must know before reading any number

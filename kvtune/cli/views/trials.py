@@ -13,17 +13,16 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from kvtune.analysis.figures import FIGURES
 from kvtune.analysis.knobs import knob_lines
 from kvtune.analysis.study import StudyResult, StudyView, Trial, study_identity
 from kvtune.cli.notices import always
 from kvtune.cli.views.plan import minutes
 from kvtune.cli.views.ticker import Ticker
-from kvtune.cli.views.trial_table import SHOWN, common, figure, folded_rows, named, table
 from kvtune.errors import EXIT_INTERRUPTED
 from kvtune.report.pages.study import banners, words
+from kvtune.report.trials import MAIN, common, folded_rows, named, phrase_of, terse, value_of
 from kvtune.terminal import command, console, folded
-from kvtune.tune.objective import OBJECTIVES, Objective
+from kvtune.tune.objective import Objective
 from kvtune.tune.space.grid import shown
 from kvtune.tune.trials.journal import StudyJournal
 
@@ -89,7 +88,7 @@ class TrialsView:
         best = sorted(self._trials, key=lambda t: -(self._by.score(t.summary) or float("-inf")))
         rows = folded_rows(best)[:LIVE_ROWS]
         title = Text(self._done(), style="italic")
-        return Group(title, table(rows, self._console.width)) if rows else title
+        return Group(title, terse(rows, self._console.width).fitted(2)) if rows else title
 
 
 def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> None:
@@ -99,7 +98,7 @@ def print_results(study: StudyView, trials: Sequence[Trial], by: Objective) -> N
     order.sort(key=lambda t: by.score(t.summary) is None)
     rows = folded_rows(order)
     kept = rows[:RESULT_ROWS] + [row for row in rows[RESULT_ROWS:] if row.first.role == "baseline"]
-    out.print(table(kept, out.width))
+    out.print(terse(kept, out.width).fitted(2))
     lines = [f"{len(rows) - len(kept)} more rows: --json lists all trials"] if len(rows) > len(kept) else []
     if shared := common(trials):
         lines.append(f"every trial: {shared}")
@@ -158,5 +157,5 @@ def interrupted(journal: StudyJournal) -> int:
 
 
 def _outcome(trial: Trial) -> str:
-    names = (*SHOWN, "ceiling") if OBJECTIVES["ceiling"].of(trial.summary) is not None else SHOWN
-    return ", ".join(f"{FIGURES[OBJECTIVES[name].path].short} {figure(trial, name)}" for name in names)
+    names = MAIN if value_of(trial, "ceiling") is None else (*MAIN, "ceiling")
+    return ", ".join(phrase_of(trial, name) for name in names)

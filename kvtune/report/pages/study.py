@@ -6,25 +6,22 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from kvtune.analysis.figures import OBJECTIVES
 from kvtune.analysis.knobs import API_SERVERS, knob_note
 from kvtune.analysis.study import Bench, EngineRuns, StudyView, Trial, study_identity
 from kvtune.commands import VERIFY, command, core_words, recipe_commands
-from kvtune.recipe import Scalar, text_of
+from kvtune.recipe import text_of
 from kvtune.report.banners import Banner
-from kvtune.report.pages.study_charts import (
-    NOT_IN_EVERY_RUN,
-    effects_section,
+from kvtune.report.pages.study_charts import effects_section, front_section, maps_section
+from kvtune.report.parts import Cell, Section, Tile, cell, grid
+from kvtune.report.trials import (
     figure_of,
-    front_section,
-    maps_section,
-    number_of,
+    named,
     phrase_of,
     quantity_of,
     settings_text,
     shown_as,
+    whole,
 )
-from kvtune.report.parts import Cell, Section, Tile, cell, grid
 from kvtune.units import count
 
 
@@ -61,7 +58,7 @@ def study_sections(study: StudyView) -> list[Section]:
         maps_section(done, knobs, by),
         effects_section(study.effects, by, place, _varied(done)),
         front_section(done, study.front, study.axes),
-        _table(study, by),
+        _table(study),
     ]
     return [s for s in sections if s is not None]
 
@@ -227,42 +224,18 @@ def _use(study: StudyView) -> Section | None:
     )
 
 
-def _table(study: StudyView, by: str) -> Section:
+def _table(study: StudyView) -> Section:
     result = study.result
     trials = list(result.trials)
     if result.baseline is not None and all(t.number != result.baseline.number for t in trials):
         trials.insert(0, result.baseline)
-    knobs = list(dict.fromkeys(name for t in trials for name in t.settings))
+    knobs = named(trials)
     best = result.best.number if result.best is not None else None
-    names = [
-        n for n in OBJECTIVES if n not in NOT_IN_EVERY_RUN or any(figure_of(t, n) is not None for t in trials)
-    ]
-    rows = [_trial_row(t, names, knobs, t.number == best) for t in trials]
-    heads = (
-        *("trial", "on", *(shown_as(name).head_with_unit for name in names)),
-        *(knob_note(knob).head for knob in knobs),
-        "state",
-    )
     given = ((knob, t.settings[knob]) for t in trials for knob in knobs if knob in t.settings)
     example = next((f"{knob}={text_of(value)}" for knob, value in given), "complete")
     lead = "All trials, in the order they ran. Times of simulated trials are predictions."
-    notes = [knob_note(knob) for knob in knobs]
-    values = {"table": grid(heads, rows, "All trials"), "example": example, "knobs": notes}
+    values = {"table": whole(trials, best), "example": example, "knobs": list(map(knob_note, knobs))}
     return Section("trials", "Trials", lead if trials else "There are none.", "trials.html", values=values)
-
-
-def _trial_row(t: Trial, names: Sequence[str], knobs: Sequence[str], best: bool) -> tuple[Cell, ...]:
-    name = "stock" if t.role == "baseline" else f"{t.number} (best)" if best else str(t.number)
-    failed = t.state == "failed"
-    figures = [Cell("–") if failed else Cell(number_of(t, by), figure_of(t, by)) for by in names]
-    settings = [_setting(t.settings.get(knob)) for knob in knobs]
-    number = Cell(name, float(t.number), "best" if best else "")
-    return number, Cell(t.on), *figures, *settings, Cell(t.why or t.state)
-
-
-def _setting(value: Scalar | None) -> Cell:
-    number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-    return Cell("" if value is None else text_of(value), number)
 
 
 def _capitalized(text: str) -> str:

@@ -8,56 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvtune.analysis.comparison.compare import value_at
-from kvtune.analysis.figures import FIGURES, OBJECTIVES, Quantity
-from kvtune.analysis.study import Effect, EngineRuns, Place, Trial
+from kvtune.analysis.study import Effect, Place, Trial
 from kvtune.recipe import Scalar, text_of
 from kvtune.report.charts import columns, spec_of
 from kvtune.report.parts import Cell, Chart, Section, grid
+from kvtune.report.trials import figure_of, number_of, settings_text, shown_as
 from kvtune.units import number
 
-NOT_IN_EVERY_RUN = ("goodput", "ceiling")
 PAIR = ("pin_window", "min_drop")
 MOST_PANELS = 6
 SHADES = (0.05, 0.55)  # text on the darkest cell stays readable, in both themes
-
-
-def shown_as(by: str) -> Quantity:
-    """The figure that an objective stands for."""
-    return FIGURES[OBJECTIVES[by]]
-
-
-def value_of(trial: Trial, by: str) -> float | None:
-    """The figure as it is stored; None where the trial has none."""
-    try:
-        return value_at(trial.summary, OBJECTIVES[by])
-    except KeyError:
-        return None
-
-
-def figure_of(trial: Trial, by: str) -> float | None:
-    """The figure as its column shows it: in percent where it is a share."""
-    value = value_of(trial, by)
-    return None if value is None else shown_as(by).scaled(value)
-
-
-def number_of(trial: Trial, by: str) -> str:
-    return shown_as(by).number(value_of(trial, by))
-
-
-def quantity_of(trial: Trial, by: str) -> str:
-    """The figure with its unit."""
-    return shown_as(by).text(value_of(trial, by))
-
-
-def phrase_of(trial: Trial, by: str) -> str:
-    """The figure within a sentence: `hit rate 41.8 %`."""
-    return f"{shown_as(by).short} {quantity_of(trial, by)}"
-
-
-def settings_text(trial: Trial | EngineRuns) -> str:
-    core = "stock vLLM" if trial.core == "stock" else "kvtune core"
-    return f"{core}, {', '.join(f'{n} {text_of(v)}' for n, v in trial.settings.items()) or 'defaults'}"
 
 
 def effects_section(

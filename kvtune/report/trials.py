@@ -1,0 +1,184 @@
+"""The table of trials: its columns, once. A page draws all of them; a terminal leaves out what never varies.
+
+On a terminal trials with equal results are one row, and the settings are one column where it has no room for more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+from kvtune.analysis.comparison.compare import value_at
+from kvtune.analysis.figures import FIGURES, OBJECTIVES, Quantity
+from kvtune.analysis.knobs import knob_note
+from kvtune.analysis.study import EngineRuns, Trial
+from kvtune.recipe import Scalar, text_of
+from kvtune.report.parts import Cell, Grid, grid
+from kvtune.terminal import Column
+
+MAIN = ("hit-rate", "ttft", "throughput")
+"""The objectives that a terminal shows; the ceiling, too, where a trial has one."""
+NOT_IN_EVERY_RUN = ("goodput", "ceiling")
+RANKS = {"ttft": 1, "throughput": 2}
+KNOB_COLUMNS = 3
+"""With more knobs than this, a narrow terminal has one column of settings."""
+WIDE = 120
+
+
+def shown_as(by: str) -> Quantity:
+    """The figure that an objective stands for."""
+    return FIGURES[OBJECTIVES[by]]
+
+
+def value_of(trial: Trial, by: str) -> float | None:
+    """The figure as it is stored; None where the trial has none."""
+    try:
+        return value_at(trial.summary, OBJECTIVES[by])
+    except KeyError:
+        return None
+
+
+def figure_of(trial: Trial, by: str) -> float | None:
+    """The figure as its column shows it: in percent where it is a share."""
+    value = value_of(trial, by)
+    return None if value is None else shown_as(by).scaled(value)
+
+
+def number_of(trial: Trial, by: str) -> str:
+    return shown_as(by).number(value_of(trial, by))
+
+
+def quantity_of(trial: Trial, by: str) -> str:
+    """The figure with its unit."""
+    return shown_as(by).text(value_of(trial, by))
+
+
+def phrase_of(trial: Trial, by: str) -> str:
+    """The figure within a sentence: `hit rate 41.8 %`."""
+    return f"{shown_as(by).short} {quantity_of(trial, by)}"
+
+
+def settings_text(trial: Trial | EngineRuns) -> str:
+    core = "stock vLLM" if trial.core == "stock" else "kvtune core"
+    return f"{core}, {', '.join(f'{n} {text_of(v)}' for n, v in trial.settings.items()) or 'defaults'}"
+
+
+Setting = Callable[["Row"], Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Trials with the same place, core, state and figures; the row shows the first one."""
+
+    trials: tuple[Trial, ...]
+
+    @property
+    def first(self) -> Trial:
+        return self.trials[0]
+
+    @property
+    def name(self) -> str:
+        more = len(self.trials) - 1
+        if self.first.role == "baseline":
+            return "baseline"
+        return f"{self.first.number} and {more} more" if more else str(self.first.number)
+
+    def value(self, knob: str) -> str:
+        """The knob's value, or all values if the row holds every combination of its trials' values."""
+        values = self._values(knob) if self._is_grid() else [self.first.settings.get(knob)]
+        return ", ".join("" if value is None else text_of(value) for value in values)
+
+    def settings(self, knobs: Sequence[str]) -> str:
+        words = [f"{knob}={self.value(knob).replace(' ', '')}" for knob in knobs if self.value(knob)]
+        return " ".join(words) or ("" if self.first.role == "baseline" else "defaults")
+
+    def _values(self, knob: str) -> list[Scalar | None]:
+        return list(dict.fromkeys(trial.settings.get(knob) for trial in self.trials))
+
+    def _is_grid(self) -> bool:
+        return prod(len(self._values(knob)) for knob in named(self.trials)) == len(self.trials)
+
+
+def folded_rows(trials: Sequence[Trial]) -> list[Row]:
+    """The trials in their order; equal ones are at the place of the first."""
+    rows: dict[tuple[object, ...], list[Trial]] = {}
+    for trial in trials:
+        figures = (quantity_of(trial, name) for name in (*MAIN, "ceiling"))
+        alike = (trial.on, trial.core, trial.role, trial.state, trial.why, *figures)
+        rows.setdefault(alike, []).append(trial)
+    return [Row(tuple(same)) for same in rows.values()]
+
+
+def whole(trials: Sequence[Trial], best: int | None) -> Grid:
+    """For a page: a row for each trial, a column for each knob and each figure that a trial has."""
+    names = [n for n in OBJECTIVES if n not in NOT_IN_EVERY_RUN or _has(trials, n)]
+    return _table([Row((t,)) for t in trials], names, _knob_columns(named(trials)), best)
+
+
+def terse(rows: Sequence[Row], width: int) -> Grid:
+    """For a terminal: columns that are the same in every row are left out; `common` names such knobs."""
+    trials = [trial for row in rows for trial in row.trials]
+    names = [*MAIN, "ceiling"] if _has(trials, "ceiling") else list(MAIN)
+    knobs = varied(trials)
+    together = {"settings": lambda row: Cell(row.settings(knobs))}
+    settings = _knob_columns(knobs) if len(knobs) <= KNOB_COLUMNS or width >= WIDE else together
+    heads = ["on"] if len({trial.on for trial in trials}) > 1 else []
+    heads += [*settings, *(shown_as(name).head_with_unit for name in names)]
+    heads += ["state"] if any(trial.state != "complete" for trial in trials) else []
+    return _table(rows, names, settings).terse("trial", "trial", *heads)
+
+
+def _table(
+    rows: Sequence[Row], names: Sequence[str], settings: Mapping[str, Setting], best: int | None = None
+) -> Grid:
+    heads = (
+        Column("trial"),
+        Column("on", right=False),
+        *(Column(shown_as(name).head_with_unit, rank=RANKS.get(name, 0)) for name in names),
+        *(Column(head, right=False, folds=True) for head in settings),
+        Column("state", right=False, folds=True, least=12),
+    )
+    cells = []
+    for row in rows:
+        trial, figures = row.first, [Cell(number_of(row.first, by), figure_of(row.first, by)) for by in names]
+        name, css = (f"{row.name} (best)", "best") if trial.number == best else (row.name, "")
+        number = Cell(name, float(trial.number), css)
+        state = Cell(trial.why or trial.state)
+        cells.append((number, Cell(trial.on), *figures, *(cell(row) for cell in settings.values()), state))
+    return grid(heads, cells, "All trials")
+
+
+def _knob_columns(knobs: Iterable[str]) -> dict[str, Setting]:
+    return {knob_note(knob).head: partial(_setting, knob) for knob in knobs}
+
+
+def _setting(knob: str, row: Row) -> Cell:
+    value = row.first.settings.get(knob)
+    number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return Cell(row.value(knob), number)
+
+
+def _has(trials: Sequence[Trial], by: str) -> bool:
+    return any(value_of(t, by) is not None for t in trials)
+
+
+def named(trials: Sequence[Trial]) -> list[str]:
+    """Every knob that a trial sets."""
+    return list(dict.fromkeys(name for trial in trials for name in trial.settings))
+
+
+def varied(trials: Sequence[Trial]) -> list[str]:
+    """The knobs that a terminal's table has columns for: those with more than one value; all of a single trial's."""
+    tried = [trial for trial in trials if trial.role == "trial"]
+    if len(tried) < 2:
+        return named(trials)
+    return [knob for knob in named(tried) if len({repr(trial.settings.get(knob)) for trial in tried}) > 1]
+
+
+def common(trials: Sequence[Trial]) -> str:
+    """`policy=first`: the settings that all trials share; empty if there are none."""
+    tried = [trial for trial in trials if trial.role == "trial"]
+    same = [knob for knob in named(tried) if knob not in varied(trials)]
+    return " ".join(f"{knob}={text_of(tried[0].settings[knob])}" for knob in same)

@@ -94,6 +94,15 @@ class Borrowed(Simulators):
             yield from started.map(workload, settings, progress, command)
 
 
+def simulate(workload: Workload, settings: SimSettings) -> Run:
+    """One replay; KvtuneError when it fails."""
+    with Simulators(1) as started:
+        [(_, outcome)] = started.map(workload, [settings])
+    if isinstance(outcome, KvtuneError):
+        raise outcome
+    return outcome
+
+
 def seen() -> dict[str, str]:
     return {
         name: value for name, value in os.environ.items() if name.startswith(SEEN) and name != "KVTUNE_OUTPUT"

@@ -128,11 +128,6 @@ def gauge(read: Callable[[], dict[str, int]]) -> None:
     _gauges.append(read)
 
 
-def counters_reset() -> None:
-    """Set the counters to zero, for instance when the measuring phase begins; gauges keep their values."""
-    _counters.clear()
-
-
 def clear() -> None:
     """Forget everything (tests)."""
     global _active, _why, _settings, clock

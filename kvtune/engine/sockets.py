@@ -23,11 +23,6 @@ LONGEST_PARENT = LONGEST - len(f"/{PREFIX}{KIND}-12345678")
 SHORT = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 
 
-def sockets_in(folder: Path) -> dict[str, str]:
-    """The variable that puts an engine's sockets into `folder`; empty where its path is too long."""
-    return {VARIABLE: str(folder)} if len(os.fsencode(folder)) <= LONGEST else {}
-
-
 @contextmanager
 def socket_folder(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, str]]:
     """The variable that names the folder; empty where a person set it, or where no folder can be made."""

@@ -157,22 +157,12 @@ class BlockPlan:
     def groups(self) -> int:
         return self.attention_groups + self.window_groups + self.state_groups
 
-    @property
-    def state_pad_share(self) -> float:
-        """Unused share of a state block."""
-        return self.page_pad_bytes / self.block_bytes if self.state_groups else 0.0
-
     def request_blocks(self, tokens: int) -> int:
         """Blocks that a running sequence of `tokens` holds in all groups."""
         whole = self.attention_groups * ceil(tokens / self.block_tokens)
         kept = min(tokens, self.shape.window - 1) if self.shape.window else 0
         window = self.window_groups * (ceil(kept / self.block_tokens) + 1 if kept else 0)
         return whole + window + self.state_groups * STATES_HELD_RUNNING
-
-    def requests_that_fit(self, pool_bytes: int, tokens: int) -> int:
-        """Sequences of `tokens` that run at once in `pool_bytes`; one block is vLLM's null block."""
-        blocks = pool_bytes // self.block_bytes - 1
-        return max(blocks, 0) // self.request_blocks(tokens)
 
     def waste(self, tokens: int) -> Waste:
         """The bytes that a running sequence of `tokens` holds, by use. UsageError for models with sliding windows."""
@@ -192,15 +182,6 @@ class BlockPlan:
         tail = attention - tokens * shape.token_bytes
         second = (STATES_HELD_RUNNING - 1) * states
         return Waste(useful, second, held - useful - second - filler - tail, filler, tail)
-
-    def waste_share(self, tokens: int) -> float:
-        """Share of a running sequence's blocks that holds neither keys and values nor states."""
-        shape = self.shape
-        held = self.request_blocks(tokens) * self.block_bytes
-        kept = min(tokens, shape.window - 1) if shape.window else 0
-        useful = tokens * shape.token_bytes + kept * shape.window_layers * shape.layer_token_bytes
-        useful += STATES_HELD_RUNNING * shape.state_layers * shape.state_bytes
-        return 1.0 - min(useful / held, 1.0)
 
 
 def least_block_tokens(shape: ModelShape, alignment: int) -> int:

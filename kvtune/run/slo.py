@@ -32,10 +32,6 @@ def read_slo(text: str) -> dict[str, float]:
     return limits
 
 
-def slo_text(slo: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} <= {value:g} ms" for name, value in slo.items())
-
-
 def with_slo(run: Run, slo: Mapping[str, float]) -> Run:
     """The run with the limits that define its goodput."""
     return run.with_extra(slo=dict(slo))

@@ -11,16 +11,12 @@ from kvtune.vllm.types import Outputs, Request
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """`eta_s` is by finished requests; None before the first."""
+    """How much of a replay is done: requests, and seconds of its clock and of ours."""
 
     finished: int
     requests: int
     virtual_s: float
     elapsed_s: float
-
-    @property
-    def eta_s(self) -> float | None:
-        return self.elapsed_s * (self.requests / self.finished - 1) if self.finished else None
 
 
 class Observer(Protocol):

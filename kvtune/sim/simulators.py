@@ -197,18 +197,3 @@ class Simulators:
         tail = (self._folder / "log").read_text(errors="replace").strip().splitlines()
         reason = tail[-1] if tail else "its log is empty"
         return KvtuneError(f"the simulator process ended: {reason}", "run the command again with --debug")
-
-
-def simulate(
-    workload: Workload,
-    settings: SimSettings,
-    progress: Callable[[Report], None] | None = None,
-    command: Sequence[str] = (),
-) -> Run:
-    """One replay in its own process; KvtuneError when it fails."""
-    with Simulators(1) as simulators:
-        for _, outcome in simulators.map(workload, [settings], progress, command):
-            if isinstance(outcome, KvtuneError):
-                raise outcome
-            return outcome
-    raise KvtuneError("the replay was interrupted before it started", "run the command again")

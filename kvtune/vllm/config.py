@@ -15,7 +15,6 @@ class CacheConfig(Protocol):
     cache_dtype: str
     kv_cache_dtype_skip_layers: Sequence[str]
     enable_prefix_caching: bool
-    prefix_caching_hash_algo: str
     prefix_match_unit: int | None
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int | None
@@ -63,7 +62,6 @@ class ParallelConfig(Protocol):
 
 class SchedulerConfig(Protocol):
     async_scheduling: bool
-    long_prefill_token_threshold: int
     enable_chunked_prefill: bool
     max_num_batched_tokens: int
     max_num_scheduled_tokens: int | None

@@ -25,7 +25,6 @@ class Context(Protocol):
     """ReqContext. The position of a key: the prompt's tokens up to its end."""
 
     req_id: str
-    get_offload_key_position: Callable[[Key], int | None]
 
 
 class Stores(Protocol):

@@ -237,7 +237,6 @@ class KVCacheManager(Protocol):
     block_pool: BlockPool
     coordinator: Coordinator
     enable_caching: bool
-    watermark_blocks: int
     empty_kv_cache_blocks: KVCacheBlocks
     get_computed_blocks: Callable[..., tuple[KVCacheBlocks, int, int]]
     allocate_slots: Callable[..., KVCacheBlocks | None]
@@ -343,7 +342,6 @@ class Scheduler(Protocol):
     max_model_len: int
     max_num_scheduled_tokens: int
     max_num_active_reqs: int
-    need_mamba_block_aligned_split: bool
     kv_holding_waiting: Collection[object]
     deferred_frees: Collection[object]
     finished_req_ids: set[str]

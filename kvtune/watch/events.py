@@ -75,7 +75,6 @@ class Source(msgspec.Struct, frozen=True):
     publisher: str = "zmq"
     topic: str = ""
     enable_kv_cache_events: bool = True
-    buffer_steps: int = 10_000
 
     @property
     def server_binds(self) -> bool:

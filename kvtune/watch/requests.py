@@ -43,7 +43,6 @@ class Answered:
     causes: dict[str, int]
     agrees: int
     like: str
-    computed_again: int = 0
 
 
 @dataclass(slots=True)
@@ -52,7 +51,6 @@ class _Open:
     prompt: bytes
     hit: int = -1
     done: int = 0
-    again: int = 0
     causes: dict[str, int] = field(default_factory=dict)
     agrees: int = 0
     like: str = ""
@@ -93,7 +91,7 @@ class Requests:
             self._computed.append((one.prompt, asked.name))
         computed = [*asked.prompt, *asked.answer[:-1]]
         self._computed.append((packed(computed), asked.name))
-        self.answered.append(Answered(asked, one.hit, one.causes, one.agrees, one.like, one.again))
+        self.answered.append(Answered(asked, one.hit, one.causes, one.agrees, one.like))
 
     def _any_blocks(self) -> Blocks | None:
         return next(iter(self.account.blocks.values()), None)
@@ -122,8 +120,6 @@ class Requests:
             return
         if best.hit < 0:
             self._judge(best, start // 4, blocks, stretch.step)
-        elif start // 4 < best.done or start // 4 > best.done:
-            best.again += min(len(tokens), len(best.prompt) - start) // 4
         best.done = (start + len(tokens)) // 4
         if best.done >= len(best.prompt) // 4 // size * size:
             self._computed.append((best.prompt, best.asked.name))

@@ -5,7 +5,6 @@ In: a URL as a person types it. Every answer that is not what was asked for is a
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -201,7 +200,3 @@ def headers_of(texts: Sequence[str]) -> dict[str, str]:
             )
         headers[name.strip()] = value.strip()
     return headers
-
-
-def printed(value: Mapping[str, Any]) -> str:
-    return json.dumps(value)

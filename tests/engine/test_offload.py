@@ -12,9 +12,9 @@ from kvtune.analysis.offload import offload
 from kvtune.explain.explanation import settings_of
 from kvtune.fake_device.copies import INSTANT
 from kvtune.recipe import engine_flags
-from kvtune.sim.simulators import simulate
 from kvtune.workload.spec import build
 from tests.engine.real import counts_as_vllm, lockstep, profiled
+from tests.simulator import simulate
 
 pytestmark = [
     pytest.mark.engine,

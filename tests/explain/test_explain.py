@@ -158,7 +158,7 @@ def test_a_request_that_was_in_flight_at_the_end_is_left_out_and_counted() -> No
 
 @pytest.mark.vllm
 def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_send() -> None:
-    from kvtune.sim.simulators import simulate
+    from tests.simulator import simulate
 
     spec = "rounds:prefixes=2,prefix=1500,suffix=64,output=2,rounds=4"
     settings = SimSettings(
@@ -178,7 +178,7 @@ def test_a_partial_run_and_its_remedies_are_replayed_without_what_it_did_not_sen
 @pytest.mark.vllm
 def test_under_eagle_the_setting_that_keeps_the_dropped_block_is_named(tmp_path: Path) -> None:
     from kvtune.engine.models import config
-    from kvtune.sim.simulators import simulate
+    from tests.simulator import simulate
 
     draft = {**config("tiny-llama"), "num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(draft))

@@ -14,9 +14,9 @@ from kvtune.explain.text import lines, to_json
 from kvtune.fake_device.copies import INSTANT
 from kvtune.run.types import EngineInfo, Run
 from kvtune.sim.settings import SimSettings
-from kvtune.sim.simulators import simulate
 from kvtune.workload.spec import build
 from tests.analysis.test_offload import with_tier
+from tests.simulator import simulate
 
 ROUNDS = "rounds:prefixes=6,prefix=700,suffix=40,output=8,rounds=3"
 FLAGS = ["--block-size", "32", "--max-model-len", "1000", "--max-num-batched-tokens", "512"]

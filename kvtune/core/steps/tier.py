@@ -7,11 +7,11 @@ prompts, while nothing is copied and no request has ended since the step before:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, cast
 
 from kvtune.core.steps.steady import Rows
-from kvtune.vllm.types import BlockIds, Request
+from kvtune.vllm.types import Request
 
 MANAGERS = ("CPUOffloadingManager",)
 """Managers that do nothing at the end of a step."""
@@ -58,7 +58,6 @@ class Connector(Protocol):
     """OffloadingConnector in the scheduler's role."""
 
     connector_scheduler: Side
-    build_connector_meta: Callable[[object], object]
 
 
 class Tier:
@@ -97,14 +96,6 @@ class Tier:
         groups = zip(self._side.config.kv_group_configs, status.group_states, strict=True)
         prompt = request.num_prompt_tokens
         return all(state.next_stored_chunk_idx >= prompt // group.tokens_per_chunk for group, state in groups)
-
-    def given_out(self, blocks: Iterable[BlockIds | None]) -> None:
-        """These blocks are written in the step that is being scheduled: copies from them end before it."""
-        if self._side._jobs:
-            told = self._side._current_batch_allocated_block_ids
-            for groups in blocks:
-                for ids in groups or ():
-                    told.update(ids)
 
 
 def tier_of(connector: object) -> Tier | None:

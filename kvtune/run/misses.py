@@ -63,6 +63,9 @@ CAUSES = {
         "no event",
         "less than a whole block, or one block that may be an answer's: the server publishes no cause",
     ),
+    "computing": Cause(
+        "being computed", "of prompts that are being computed: their events are still to come"
+    ),
     "unknown": Cause(
         "unknown",
         "kvtune joined after the server had begun, or lost events: new, or older than what it knows",

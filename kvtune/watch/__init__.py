@@ -9,6 +9,7 @@ Imported by: cli.
     events.py    KV events: where they come from, what they say, a reader that notices what it lost
     blocks.py    which blocks the cache holds and held, rebuilt from the events
     account.py   misses by cause from events alone: whole blocks
+    totals.py    the server's misses divided by what the events told, look by look
     requests.py  a log's requests joined with the events: the cause of every prompt token
     watching.py  one look after another: metrics and account as a Snapshot
     screen.py    a snapshot as lines that fit a terminal; the live view and its keys

@@ -12,7 +12,7 @@ A stretch of one block behind the newest block of a prompt is an answer's, or a 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvtune.watch.blocks import UNKNOWN, Blocks, Evicted, Stretch
@@ -58,16 +58,12 @@ class Account:
     complete: bool = True
     tokens: Counter[str] = field(default_factory=Counter)
     evicted_blocks: int = 0
-    restarts: int = 0
     blocks: dict[int, Blocks] = field(default_factory=dict)
-    earlier: Counter[str] = field(default_factory=Counter)
-    """`tokens` when the server was last started anew."""
     ages: deque[tuple[float, float]] = field(default_factory=deque)
     """Of evictions of the last minute: when, and seconds since the block was stored."""
     prefixes: OrderedDict[Hash, Prefix] = field(default_factory=OrderedDict)
     divergences: OrderedDict[tuple[Hash | None, int], Divergence] = field(default_factory=OrderedDict)
     _tails: dict[tuple[int, Hash], int] = field(default_factory=dict)
-    _anew_of: Counter[int] = field(default_factory=Counter)
 
     def add(self, received: Received) -> None:
         for stretch, blocks in self.stretches(received):
@@ -77,7 +73,7 @@ class Account:
         """Each stretch with the blocks as they were before it."""
         batch = received.batch
         if received.fresh:
-            self._anew(received.rank)
+            self.blocks.pop(received.rank, None)
         blocks = self.blocks.setdefault(received.rank, Blocks(received.rank))
         evicted = Evicted()
         for stretch in blocks.stretches(batch, evicted):
@@ -86,14 +82,6 @@ class Account:
         while self.ages and self.ages[0][0] < batch.ts - KEPT_S:
             self.ages.popleft()
         self.evicted_blocks += evicted.blocks
-
-    def _anew(self, rank: int) -> None:
-        """A rank was started anew with an empty cache; the server, with the first rank of it that says so."""
-        self._anew_of[rank] += 1
-        if self._anew_of[rank] > self.restarts:
-            self.restarts += 1
-            self.earlier = Counter(self.tokens)
-        self.blocks.pop(rank, None)
 
     def judge(self, stretch: Stretch, blocks: Blocks) -> None:
         size = stretch.block_size
@@ -166,30 +154,3 @@ class Account:
 
     def ages_since(self, at: float) -> list[float]:
         return [age for when, age in self.ages if when >= at]
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Misses by cause, which add up to `misses`. `recomputed`: stored again after preemption, which is no miss."""
-
-    misses: int
-    causes: Mapping[str, int]
-    recomputed: int = 0
-
-
-def shares(misses: int, tokens: Mapping[str, int]) -> Share:
-    """The server's own count of misses, divided by what was stored. What has no event is `tails`.
-
-    More stored than missed: a preempted request is computed again, and the server leaves that out of its count.
-    """
-    causes = {cause: count for cause, count in tokens.items() if cause != "answers" and count}
-    over = sum(causes.values()) - misses
-    if over <= 0:
-        return Share(misses, {**causes, **({"tails": -over} if over else {})})
-    recomputed = over
-    for cause in RECOMPUTED:
-        taken = min(over, causes.get(cause, 0))
-        if taken:
-            causes[cause] -= taken
-            over -= taken
-    return Share(misses, {cause: count for cause, count in causes.items() if count}, recomputed)

@@ -30,6 +30,7 @@ HELP = (
     "no window      computed once, but the block that a hit needs there was not kept",
     "unknown        what kvtune cannot tell: it joined after the server had begun, or lost events",
     "no event       less than a whole block (a prompt's tail), or one block that may be an answer's",
+    "being computed of prompts that are being computed: their events are still to come",
     "prefixes       prompts that begin with the same block; `lost`: seen before, computed again",
     "differs at     the token from which a prompt no longer agrees with an earlier one",
     "",

@@ -6,17 +6,17 @@ In: a `Server`. Out: `Snapshot`s. The looks are made by the caller's loop; the e
 from __future__ import annotations
 
 import statistics
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
 
 from kvtune.run.extras import ServerDivergence, ServerPrefix
-from kvtune.watch.account import Account, shares
+from kvtune.watch.account import Account
 from kvtune.watch.events import Hash, Reader, Received, host_of
 from kvtune.watch.metrics import Between, Scrape, begun_anew
 from kvtune.watch.server import Server
+from kvtune.watch.totals import SETTLE_S, Look, Mark, Totals
 from kvtune.workload.token_ids import unpacked
 
 SHORT_S = 10.0
@@ -105,11 +105,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A scrape, and the account's tokens by cause and evicted blocks at that moment."""
-
     scrape: Scrape
-    tokens: Counter[str]
-    evicted: int = 0
+    mark: Mark
 
 
 @dataclass
@@ -118,15 +115,20 @@ class Watching:
 
     server: Server
     with_text: bool = False
+    settle: float = SETTLE_S
     account: Account = field(default_factory=Account)
     version: str = ""
     reader: Reader | None = None
     restarts: int = 0
     keep: list[Received] | None = None
     """Every batch that is taken, for a recording."""
+    totals: Totals = field(init=False)
     _looks: deque[_Look] = field(default_factory=deque)
     _first: _Look | None = None
     _texts: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.totals = Totals(self.settle)
 
     def start(self) -> None:
         """The events where the server has any, with their history, and the first scrape."""
@@ -150,16 +152,40 @@ class Watching:
     def _take(self) -> None:
         scrape = self.server.scrape()
         self._events()
-        if self._looks and begun_anew(self._looks[-1].scrape, scrape):
-            self.restarts += 1
-            self._looks.clear()
-            self._first = None
-        look = _Look(scrape, Counter(self.account.tokens), self.account.evicted_blocks)
+        counted = self._counted(scrape)
+        if not self._looks:
+            whole = self.reader is None or self.account.complete
+            look = _Look(scrape, self.totals.begin(counted, (scrape.started or scrape.at) if whole else None))
+        else:
+            if begun_anew(self._looks[-1].scrape, scrape):
+                self.restarts += 1
+                self._looks.clear()
+                self._first = None
+                self.totals.anew()
+            look = _Look(scrape, self.totals.add(counted))
         if self._first is None:
             self._first = look
         self._looks.append(look)
         while len(self._looks) > 2 and self._looks[1].scrape.at < scrape.at - LONG_S:
             self._looks.popleft()
+
+    def _counted(self, scrape: Scrape) -> Look:
+        def now(name: str) -> int:
+            return int(scrape.get(name) or 0)
+
+        events = self._state()
+        return Look(
+            scrape.at,
+            now("prefix_cache_queries"),
+            now("prefix_cache_hits"),
+            None if scrape.get("prompt_tokens") is None else now("prompt_tokens"),
+            scrape.get("num_requests_running") == 0 == scrape.get("num_requests_waiting"),
+            now("num_preemptions"),
+            dict(self.account.tokens),
+            self.account.evicted_blocks,
+            events.lost_batches + events.unknown_messages,
+            events.state == "on",
+        )
 
     def _events(self) -> None:
         if self.reader is None:
@@ -176,6 +202,11 @@ class Watching:
         return all(stream.complete for stream in self.reader.streams.values())
 
     @property
+    def first(self) -> Mark | None:
+        """The first look's; after a restart of the server, the first one since."""
+        return self._first.mark if self._first is not None else None
+
+    @property
     def cache(self) -> dict[str, str]:
         """The labels of the server's cache_config_info."""
         return dict(self._looks[-1].scrape.cache)
@@ -183,9 +214,7 @@ class Watching:
     def since_first(self) -> Period:
         """From the first look to the last."""
         assert self._first is not None
-        now = self._looks[-1]
-        between = Between(self._first.scrape, now.scrape)
-        return _period(between, now.tokens - self._first.tokens if self.reader is not None else None)
+        return self._since(self._first.mark)
 
     def snapshot(self) -> Snapshot:
         last = self._looks[-1].scrape
@@ -218,7 +247,7 @@ class Watching:
             output_tokens_s=short.rate("generation_tokens"),
             first_token=_times(short, "time_to_first_token_seconds"),
             between_tokens=_times(short, "inter_token_latency_seconds"),
-            evicted_blocks_s=(self.account.evicted_blocks - before.evicted) / short.seconds
+            evicted_blocks_s=(self.totals.evicted - before.mark.evicted) / short.seconds
             if self.reader is not None and short.seconds > 0
             else None,
             evicted_age_s=statistics.median(ages_s) if ages_s else None,
@@ -253,20 +282,24 @@ class Watching:
 
     def _periods(self) -> dict[str, Period]:
         assert self._first is not None
-        now = self._looks[-1]
-        whole = self.reader is None or self._complete()
-        start = _Look(Scrape(now.scrape.started or self._first.scrape.at, {}, {}), self.account.earlier)
+        start = self.totals.start
+        whole = start is not None and (self.reader is None or self._complete())
         firsts = {
-            "10 s": self._before(SHORT_S),
-            "5 min": self._before(LONG_S),
-            "since start" if whole else "since joined": start if whole else self._first,
+            "10 s": self._before(SHORT_S).mark,
+            "5 min": self._before(LONG_S).mark,
+            "since start" if whole else "since joined": start or self._first.mark,
         }
-        return {
-            name: _period(
-                Between(first.scrape, now.scrape), now.tokens - first.tokens if self.reader else None
-            )
-            for name, first in firsts.items()
-        }
+        return {name: self._since(mark) for name, mark in firsts.items()}
+
+    def _since(self, mark: Mark) -> Period:
+        now = self.totals
+        return Period(
+            self._looks[-1].scrape.at - mark.at,
+            now.queries - mark.queries,
+            now.hits - mark.hits,
+            now.since(mark) if self.reader is not None else None,
+            now.recomputed - mark.recomputed,
+        )
 
     def _prefixes(self) -> list[tuple[Hash, ServerPrefix]]:
         """Those that were visited again, with their first block."""
@@ -352,12 +385,3 @@ def _number(value: float | None) -> int | None:
 def _times(between: Between, name: str) -> Times:
     median, high = between.quantile(name, 0.5), between.quantile(name, 0.99)
     return Times(*(None if value is None else 1000.0 * value for value in (median, high)))
-
-
-def _period(between: Between, causes: Mapping[str, int] | None) -> Period:
-    queries, hits = (int(between.counted(f"prefix_cache_{kind}") or 0) for kind in ("queries", "hits"))
-    hits = min(hits, queries)
-    if causes is None:
-        return Period(between.seconds, queries, hits)
-    share = shares(queries - hits, causes)
-    return Period(between.seconds, queries, hits, dict(share.causes), share.recomputed)

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,134 +21,16 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvtune.cli.app import run
-from kvtune.watch.account import RECOMPUTED, Account, shares
-from kvtune.watch.export import Exporter, Totals, alerts, board
+from kvtune.watch.export import Exporter, alerts, board
 from kvtune.watch.server import Server
-from kvtune.watch.watching import Events, Snapshot, Times, Watching
+from kvtune.watch.watching import Watching
 from tests.watch.played import Answers, Publisher, counters, http, sources, until
-from tests.watch.recordings import NAMES, recorded
+from tests.watch.recordings import recorded
 
 Series = dict[tuple[str, str], float]
-
-
-def shot(at: float, queries: int, hits: int = 0, **more: Any) -> Snapshot:
-    fields: dict[str, Any] = {
-        "events": Events("on", True),
-        "preemptions": 0,
-        "evicted_blocks": 0,
-        "restarts": 0,
-        "query_tokens": queries,
-        "hit_tokens": hits,
-        "first_token": Times(),
-        "between_tokens": Times(),
-        "periods": {},
-        "prefixes": [],
-        "divergences": [],
-        "notes": [],
-        **more,
-    }
-    rest = {name: None for name in Snapshot.__struct_fields__ if name not in fields}
-    return Snapshot(**{**rest, "at": at, **fields})
-
-
-def test_a_prompt_that_is_computed_in_steps_has_the_causes_of_its_events() -> None:
-    totals = Totals()
-    totals.add(shot(0.0, 500), Counter(cold=480))
-    totals.add(shot(0.5, 10_500), Counter(cold=2_528))
-    assert (totals.prompt, totals.missed) == (2_048, Counter(cold=2_048))
-    totals.add(shot(1.0, 10_500), Counter(cold=9_000, evicted=1_440))
-    assert totals.missed == Counter(cold=8_520, evicted=1_440) and totals.prompt == 9_960
-    totals.add(shot(11.0, 10_500), Counter(cold=9_000, evicted=1_440, answers=64))
-    assert totals.missed == Counter(cold=8_520, evicted=1_440, tails=40) and totals.prompt == 10_000
-
-
-def test_what_is_computed_again_after_preemption_is_no_miss() -> None:
-    totals = Totals()
-    totals.add(shot(0.0, 0), Counter())
-    totals.add(shot(1.0, 100), Counter(cold=100))
-    totals.add(shot(2.0, 100, preemptions=1), Counter(cold=100, evicted=96))
-    assert totals.missed == Counter(cold=100) and totals.recomputed == 0
-    totals.add(shot(12.0, 100, preemptions=1), Counter(cold=100, evicted=96))
-    totals.add(shot(13.0, 130, preemptions=1), Counter(cold=100, evicted=96))
-    totals.add(shot(23.0, 130, preemptions=1), Counter(cold=100, evicted=96))
-    assert totals.missed == Counter(cold=100, tails=30)
-    assert (totals.recomputed, totals.preemptions) == (96, 1)
-
-
-def test_misses_without_events_are_unknown_where_events_are_off_or_lost() -> None:
-    totals = Totals()
-    totals.add(shot(0.0, 0, events=Events("off")), Counter())
-    totals.add(shot(0.5, 100, 40, events=Events("off")), Counter())
-    assert totals.missed == Counter(unknown=60) and totals.prompt == 100
-    totals = Totals()
-    totals.add(shot(0.0, 0), Counter())
-    totals.add(shot(0.5, 100), Counter())
-    totals.add(shot(1.0, 100, events=Events("on", False, lost_batches=3)), Counter())
-    totals.add(shot(10.5, 100, events=Events("on", False, lost_batches=3)), Counter())
-    assert totals.missed == Counter(unknown=100) and totals.lost == 3
-
-
-def test_counters_go_on_where_the_server_starts_anew() -> None:
-    totals = Totals()
-    totals.add(shot(0.0, 1_000, 600, preemptions=5), Counter(cold=400))
-    totals.add(shot(1.0, 1_100, 650, preemptions=6, evicted_blocks=4), Counter(cold=450))
-    totals.add(shot(2.0, 64, 0, preemptions=1, evicted_blocks=6, restarts=1), Counter(cold=514))
-    assert (totals.prompt, totals.hits, totals.preemptions, totals.evicted) == (164, 50, 2, 6)
-    assert totals.missed == Counter(cold=114)
-
-
-STEP = st.tuples(
-    st.integers(0, 500),
-    st.integers(0, 500),
-    st.dictionaries(st.sampled_from([*RECOMPUTED, "answers"]), st.integers(0, 400)),
-    st.sampled_from([0.5, 0.5, 4.0, 11.0]),
-    st.booleans(),
-)
-
-
-@settings(deadline=None)
-@given(st.lists(STEP, max_size=40))
-def test_no_counter_ever_falls_and_every_miss_gets_one_cause_in_the_end(steps: list[Any]) -> None:
-    totals, at, queries, hits, misses, restarts = Totals(), 0.0, 0, 0, 0, 0
-    tokens: Counter[str] = Counter()
-    totals.add(shot(at, 0), tokens)
-    for asked, hit, came, seconds, anew in steps:
-        queries, hits, restarts = (0, 0, restarts + 1) if anew else (queries, hits, restarts)
-        hit, at = min(asked, hit), at + seconds
-        queries, hits, misses = queries + asked, hits + hit, misses + asked - hit
-        tokens.update(came)
-        before = Counter(totals.missed), Counter(h=totals.hits, p=totals.prompt, r=totals.recomputed)
-        totals.add(shot(at, queries, hits, restarts=restarts), Counter(tokens))
-        assert before[0] <= totals.missed
-        assert before[1] <= Counter(h=totals.hits, p=totals.prompt, r=totals.recomputed)
-        assert totals.missed.total() == totals.prompt - totals.hits <= misses
-    totals.add(shot(at + 10, queries, hits, restarts=restarts), Counter(tokens))
-    assert totals.missed.total() == misses
-    whole = tokens.total() - tokens["answers"]
-    assert totals.recomputed + misses - totals.missed["tails"] == whole
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_looks_during_a_recording_end_at_the_shares_of_the_whole(name: str) -> None:
-    """Dividing each look's misses by its own events would call thousands of these tokens tails."""
-    run, account, totals = recorded(name), Account(), Totals()
-    log, batches = sorted(run.log, key=lambda one: one.t0), run.received()
-    at, end = log[0].t0 - 1, max(batches[-1].batch.ts, log[-1].t1) + 12
-    totals.add(shot(at, 0), account.tokens)
-    while at < end:
-        at += 0.5
-        begun = [one for one in log if one.t0 < at - 0.2]
-        while batches and batches[0].batch.ts < at:
-            account.add(batches.pop(0))
-        queries, hits = sum(len(one.prompt) for one in begun), sum(one.hit for one in begun)
-        totals.add(shot(at, queries, hits), Counter(account.tokens))
-    whole = shares(queries - hits, account.tokens)
-    assert (dict(totals.missed), totals.recomputed) == (whole.causes, whole.recomputed)
 
 
 class Scraped:
@@ -158,7 +39,7 @@ class Scraped:
     def __init__(self, base: str, settle: float = 10.0) -> None:
         self.said: list[str] = []
         self.stop = threading.Event()
-        exporter = Exporter(lambda: Watching(Server(base)), self.said.append, settle)
+        exporter = Exporter(lambda: Watching(Server(base), settle=settle), self.said.append)
         self.thread = threading.Thread(target=exporter.run, args=(0,), kwargs={"stop": self.stop})
 
     def __enter__(self) -> Scraped:

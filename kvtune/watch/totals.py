@@ -1,0 +1,215 @@
+"""A server's misses divided by what its events told: the one division that the screen, records and exports show. Pure.
+
+In: one look after another. A prompt is looked up at once, and its events come step by step as it is computed: what a
+look missed cannot be divided by the events of that look. So misses and events wait for each other, in order:
+
+    counted by the server ..|.. causes known ..|.. waiting: prompts that are being computed ..|
+                             events came,        `computing`
+                             or they cannot come any more: `tails`, `unknown`
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvtune.watch.account import RECOMPUTED
+
+SETTLE_S = 10.0
+"""Misses and events wait at most so long for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a server had counted, and its events had told, at one moment.
+
+    `prompts`: tokens of the prompts that have their first token, None where they are not counted. `idle`: no request
+    runs or waits. `tokens`: the account's, by cause. `lost`: event batches. `on`: events are read.
+    """
+
+    at: float
+    queries: int = 0
+    hits: int = 0
+    prompts: int | None = None
+    idle: bool = False
+    preemptions: int = 0
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    evicted: int = 0
+    lost: int = 0
+    on: bool = True
+
+
+@dataclass(slots=True)
+class Mark:
+    """The counts at one look. `missed`: causes that were known then; `causes`: those of all misses up to then."""
+
+    at: float
+    queries: int
+    hits: int
+    missed: Counter[str]
+    came: int = 0
+    computing: int | None = None
+    idle: bool = False
+    lost: int = 0
+    preemptions: int = 0
+    evicted: int = 0
+    recomputed: int = 0
+    causes: Counter[str] | None = None
+
+    @property
+    def misses(self) -> int:
+        return self.queries - self.hits
+
+
+@dataclass
+class Totals:
+    """Counts since `begin`; none of them ever falls, also where the server starts anew.
+
+    A miss whose prompt is computed, and that has no event, is a tail; unknown, where events are off, or were lost
+    meanwhile. Tokens without a miss after `settle` seconds were computed again after preemption, which the server does
+    not count.
+    """
+
+    settle: float = SETTLE_S
+    queries: int = 0
+    hits: int = 0
+    preemptions: int = 0
+    evicted: int = 0
+    lost: int = 0
+    missed: Counter[str] = field(default_factory=Counter)
+    """By cause, those whose cause is known."""
+    recomputed: int = 0
+    start: Mark | None = None
+    """Where the server that runs was started; None where what it did before is not known."""
+    _taken: Counter[str] = field(default_factory=Counter)
+    """Tokens of events that were counted, by cause."""
+    _base: Counter[str] = field(default_factory=Counter)
+    _before: Look = field(default_factory=lambda: Look(0.0))
+    _uncounted: int = 0
+    """Looked up, and never counted as a prompt: requests that broke off."""
+    _marks: deque[Mark] = field(default_factory=deque)
+    _waiting: deque[Mark] = field(default_factory=deque)
+
+    def begin(self, look: Look, started: float | None = None) -> Mark:
+        """The first look. With the server's start, the history of all events since then was read, and counts, too."""
+        if started is None:
+            self._before, self._base = look, Counter(look.tokens)
+            return self._mark(look, 0)
+        self.start = self._mark(Look(started), 0)
+        mark = self.add(look)
+        self._silent(self.misses - (mark.computing or 0), look.on)
+        self._again(mark.came, Counter(look.tokens))
+        mark.missed, mark.recomputed = Counter(self.missed), self.recomputed
+        return mark
+
+    def anew(self) -> Mark:
+        """The server was started anew: its counters begin at 0, and what was being computed has no event."""
+        self._give("unknown", self.misses - self.missed.total())
+        old = self._before
+        self._before = Look(old.at, tokens=old.tokens, evicted=old.evicted, lost=old.lost)
+        self._uncounted = 0
+        self.start = self._mark(self._before, self._marks[-1].came)
+        return self.start
+
+    def add(self, look: Look) -> Mark:
+        before, self._before = self._before, look
+        asked, hit = max(0, look.queries - before.queries), max(0, look.hits - before.hits)
+        self.queries += asked
+        self.hits += min(hit, asked)
+        self.preemptions += max(0, look.preemptions - before.preemptions)
+        self.evicted += max(0, look.evicted - before.evicted)
+        self.lost += max(0, look.lost - before.lost)
+        came = Counter(look.tokens) - self._base
+        del came["answers"]
+        mark = self._mark(look, came.total())
+        self._judge(came)
+        self._settle(came, look)
+        mark.missed, mark.recomputed = Counter(self.missed), self.recomputed
+        return mark
+
+    @property
+    def misses(self) -> int:
+        return self.queries - self.hits
+
+    def since(self, mark: Mark) -> dict[str, int]:
+        """The misses after this mark, by cause; those whose cause is still to come are `computing`."""
+        causes = Counter[str]() if mark.causes is None else self.missed - mark.causes
+        computing = self.misses - mark.misses - causes.total()
+        return {**causes, **({"computing": computing} if computing else {})}
+
+    def _mark(self, look: Look, came: int) -> Mark:
+        computing = None
+        if look.prompts is not None:
+            if look.idle:
+                self._uncounted = look.queries - look.prompts
+            computing = max(0, look.queries - look.prompts - self._uncounted)
+        made = Mark(
+            look.at,
+            self.queries,
+            self.hits,
+            Counter(self.missed),
+            came,
+            computing,
+            look.idle,
+            self.lost,
+            self.preemptions,
+            self.evicted,
+            self.recomputed,
+        )
+        if self.missed.total() == self.misses:
+            made.causes = made.missed
+        else:
+            self._waiting.append(made)
+        self._marks.append(made)
+        return made
+
+    def _give(self, cause: str, count: int) -> None:
+        """The next misses that wait have this cause."""
+        if count <= 0:
+            return
+        known = self.missed.total()
+        while self._waiting and self._waiting[0].misses <= known + count:
+            mark = self._waiting.popleft()
+            mark.causes = Counter(self.missed)
+            mark.causes[cause] += mark.misses - known
+        self.missed[cause] += count
+
+    def _judge(self, came: Mapping[str, int]) -> None:
+        """Misses get the causes of the events that came, recomputation's likely causes last."""
+        room = self.misses - self.missed.total()
+        for cause in sorted(came, key=lambda cause: -RECOMPUTED.index(cause)):
+            more = min(room, came[cause] - self._taken[cause])
+            self._taken[cause] += more
+            self._give(cause, more)
+            room -= more
+
+    def _settle(self, came: Mapping[str, int], look: Look) -> None:
+        """What can wait no longer, of misses or of events: never of both.
+
+        What the look before had counted has its events now: all but prompts that were being computed then.
+        """
+        marks = self._marks
+        while len(marks) > 2 and marks[1].at <= look.at - self.settle:
+            marks.popleft()
+        old, before = marks[0], marks[-2]
+        late = old if look.at - old.at >= self.settle else None
+        silent = late.misses if late is not None else 0
+        if before.computing is not None:
+            silent = max(silent, before.misses - before.computing)
+        self._silent(silent if look.on else self.misses, look.on and self.lost == old.lost)
+        over = late.came if late is not None else 0
+        self._again(max(over, before.came) if before.idle else over, came)
+
+    def _silent(self, upto: int, heard: bool) -> None:
+        """So many misses have no event to come."""
+        self._give("tails" if heard else "unknown", upto - self.missed.total())
+
+    def _again(self, upto: int, came: Mapping[str, int]) -> None:
+        """So many tokens of events have no miss to come."""
+        over = upto - self._taken.total()
+        for cause in RECOMPUTED:
+            more = max(0, min(over, came.get(cause, 0) - self._taken[cause]))
+            self._taken[cause] += more
+            self.recomputed += more
+            over -= more

@@ -1,0 +1,180 @@
+"""How a server's misses are divided by its events: sums, windows, restarts; and windows of what real servers did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtune.watch.account import RECOMPUTED, Account
+from kvtune.watch.totals import Look, Totals
+from tests.watch.recordings import NAMES, recorded
+
+
+def look(at: float, queries: int, hits: int = 0, **more: Any) -> Look:
+    return Look(at, queries, hits, **more)
+
+
+def begun(first: Look) -> Totals:
+    totals = Totals()
+    totals.begin(first)
+    return totals
+
+
+def test_a_prompt_that_is_computed_in_steps_has_the_causes_of_its_events() -> None:
+    totals = begun(look(0.0, 500, tokens={"cold": 480}))
+    totals.add(look(0.5, 10_500, tokens={"cold": 2_528}))
+    assert totals.missed == Counter(cold=2_048)
+    totals.add(look(1.0, 10_500, tokens={"cold": 9_000, "evicted": 1_440}))
+    assert totals.missed == Counter(cold=8_520, evicted=1_440)
+    totals.add(look(11.0, 10_500, tokens={"cold": 9_000, "evicted": 1_440, "answers": 64}))
+    assert totals.missed == Counter(cold=8_520, evicted=1_440, tails=40) and totals.misses == 10_000
+
+
+def test_a_window_says_what_is_being_computed_and_its_tail_when_it_is_computed() -> None:
+    totals = Totals()
+    start = totals.begin(look(0.0, 0, prompts=0))
+    totals.add(look(0.5, 10_016, prompts=0, tokens={"cold": 2_048}))
+    for step in range(1, 4):
+        totals.add(look(0.5 + step / 2, 10_016, prompts=0, tokens={"cold": 2_048 + 2_048 * step}))
+        assert totals.since(start) == {"cold": 2_048 + 2_048 * step, "computing": 7_968 - 2_048 * step}
+    done = look(2.5, 10_016, prompts=10_016, tokens={"cold": 10_000})
+    totals.add(done)
+    totals.add(replace(done, at=3.0))
+    assert totals.since(start) == {"cold": 10_000, "tails": 16}
+
+
+def test_a_window_has_the_causes_of_its_own_misses() -> None:
+    totals = begun(look(0.0, 0))
+    mark = totals.add(look(0.5, 1_000, tokens={"cold": 600}))
+    totals.add(look(1.0, 1_500, tokens={"cold": 700, "evicted": 300}))
+    assert totals.since(mark) == {"computing": 500}  # the 400 that came are of misses before the mark
+    totals.add(look(1.5, 1_500, tokens={"cold": 1_200, "evicted": 300}))
+    assert totals.since(mark) == {"cold": 500}
+
+
+def test_requests_that_break_off_are_not_being_computed_for_ever() -> None:
+    totals = begun(look(0.0, 0, prompts=0, idle=True))
+    totals.add(look(0.5, 1_000, prompts=0, tokens={"cold": 320}))
+    totals.add(look(1.0, 1_000, prompts=0, idle=True, tokens={"cold": 320}))
+    totals.add(look(1.5, 1_100, prompts=100, tokens={"cold": 416}))
+    assert totals.missed == Counter(cold=416, tails=584)
+    totals.add(look(2.0, 1_100, prompts=100, tokens={"cold": 416}))
+    assert totals.missed == Counter(cold=416, tails=684)
+
+
+def test_what_is_computed_again_after_preemption_is_no_miss() -> None:
+    totals = begun(look(0.0, 0))
+    again = {"cold": 100, "evicted": 96}
+    totals.add(look(1.0, 100, tokens={"cold": 100}))
+    totals.add(look(2.0, 100, preemptions=1, tokens=again))
+    assert totals.missed == Counter(cold=100) and totals.recomputed == 0
+    totals.add(look(12.0, 100, preemptions=1, tokens=again))
+    totals.add(look(13.0, 130, preemptions=1, tokens=again))
+    totals.add(look(23.0, 130, preemptions=1, tokens=again))
+    assert totals.missed == Counter(cold=100, tails=30)
+    assert (totals.recomputed, totals.preemptions) == (96, 1)
+
+
+def test_misses_without_events_are_unknown_where_events_are_off_or_lost() -> None:
+    totals = begun(look(0.0, 0, on=False))
+    totals.add(look(0.5, 100, 40, on=False))
+    assert totals.missed == Counter(unknown=60) and totals.hits == 40
+    totals = begun(look(0.0, 0))
+    totals.add(look(0.5, 100))
+    totals.add(look(1.0, 100, lost=3))
+    totals.add(look(10.5, 100, lost=3))
+    assert totals.missed == Counter(unknown=100) and totals.lost == 3
+
+
+def test_a_history_that_was_read_counts_from_the_servers_start() -> None:
+    totals = Totals()
+    first = totals.begin(look(50.0, 1_000, 600, prompts=1_000, tokens={"cold": 384, "evicted": 64}), 10.0)
+    assert totals.start is not None and totals.start.at == 10.0
+    assert totals.since(totals.start) == {"cold": 384, "evicted": 16}
+    assert totals.since(first) == {} and totals.recomputed == 48
+
+
+def test_counters_go_on_where_the_server_starts_anew() -> None:
+    totals = begun(look(0.0, 1_000, 600, preemptions=5, tokens={"cold": 400}))
+    totals.add(look(1.0, 1_100, 650, preemptions=6, evicted=4, tokens={"cold": 430}))
+    start = totals.anew()
+    assert totals.missed == Counter(cold=30, unknown=20)
+    totals.add(look(2.0, 64, preemptions=1, evicted=6, tokens={"cold": 494}))
+    assert (totals.queries, totals.hits, totals.preemptions, totals.evicted) == (164, 50, 2, 6)
+    assert totals.missed == Counter(cold=94, unknown=20) and totals.since(start) == {"cold": 64}
+
+
+CAUSES = [cause for cause in RECOMPUTED if cause != "unknown"]
+STEP = st.tuples(
+    st.integers(0, 500),
+    st.integers(0, 500),
+    st.dictionaries(st.sampled_from([*CAUSES, "answers"]), st.integers(0, 400)),
+    st.sampled_from([0.5, 0.5, 4.0, 11.0]),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(0, 500)),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(STEP, max_size=40))
+def test_no_counter_ever_falls_and_every_miss_gets_one_cause_in_the_end(steps: list[Any]) -> None:
+    totals, at, queries, hits, misses = Totals(), 0.0, 0, 0, 0
+    tokens: Counter[str] = Counter()
+    marks = [totals.begin(look(at, 0, tokens=Counter(tokens)), 0.0)]
+    for asked, hit, came, seconds, anew, computing in steps:
+        if anew:
+            queries, hits = 0, 0
+            totals.anew()
+        hit, at = min(asked, hit), at + seconds
+        queries, hits, misses = queries + asked, hits + hit, misses + asked - hit
+        tokens.update(came)
+        prompts = None if computing is None else max(0, queries - computing)
+        before = Counter(totals.missed), Counter(h=totals.hits, q=totals.queries, r=totals.recomputed)
+        marks.append(totals.add(look(at, queries, hits, prompts=prompts, tokens=Counter(tokens))))
+        assert before[0] <= totals.missed
+        assert before[1] <= Counter(h=totals.hits, q=totals.queries, r=totals.recomputed)
+        assert totals.missed.total() <= totals.misses == misses
+        for mark in marks:
+            assert sum(totals.since(mark).values()) == totals.misses - mark.misses
+    totals.add(look(at + 10, queries, hits, tokens=Counter(tokens)))
+    assert totals.missed.total() == misses
+    whole = tokens.total() - tokens["answers"]
+    without_event = totals.missed["tails"] + totals.missed["unknown"]
+    assert totals.recomputed + misses - without_event == whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_windows_of_a_recording_call_nothing_a_tail_that_is_being_computed(name: str) -> None:
+    """A look every 0.5 s. Dividing each window's misses by its own events would call thousands of tokens tails."""
+    run, account, totals = recorded(name), Account(), Totals()
+    log, batches = sorted(run.log, key=lambda one: one.t0), run.received()
+    at, end = log[0].t0 - 1, max(batches[-1].batch.ts, log[-1].t1) + 1.1
+    marks = [totals.begin(look(at, 0, prompts=0), at)]
+    worst = 0
+    while at < end:
+        at += 0.5
+        asked = [one for one in log if one.t0 < at - 0.2]
+        done = [one for one in log if one.t1 < at]
+        while batches and batches[0].batch.ts < at:
+            account.add(batches.pop(0))
+        size = max((g.block_size for b in account.blocks.values() for g in b.groups.values()), default=0)
+        queries, hits = sum(len(one.prompt) for one in asked), sum(one.hit for one in asked)
+        prompts = sum(len(one.prompt) for one in done)
+        idle = len(done) == len(asked)
+        marks.append(
+            totals.add(look(at, queries, hits, prompts=prompts, idle=idle, tokens=Counter(account.tokens)))
+        )
+        mark = next(one for one in marks if one.at >= at - 10)
+        # An answer's block that a turn computed has no cause: one a prompt at most.
+        most = sum(len(one.prompt) % size + size for one in done if one.t0 > mark.at - 10)
+        worst = max(worst, totals.since(mark).get("tails", 0) - most)
+    assert worst <= 0
+    stored = Counter({cause: count for cause, count in account.tokens.items() if cause != "answers"})
+    over = stored.total() - totals.misses + totals.missed["tails"]
+    assert totals.recomputed == over and totals.missed.total() == totals.misses
+    assert not Counter(totals.missed) - stored - Counter(tails=totals.missed["tails"])

@@ -59,8 +59,9 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class KvBytes:
-    """Bytes of one engine's pool that the blocks of running requests held."""
+    """Bytes of one engine's pool: all that it reserves, and how much of it the blocks of running requests held."""
 
+    reserved_bytes: int
     used_peak_bytes: int
     used_mean_bytes: int
 
@@ -93,4 +94,4 @@ def kv_bytes(run: Run, pool_bytes: int) -> KvBytes | None:
     if not pool_bytes or not blocks or not known.any():
         return None
     used = 1.0 - np.clip(steps["free_blocks"][known] / blocks, 0.0, 1.0)
-    return KvBytes(int(used.max() * pool_bytes), int(used.mean() * pool_bytes))
+    return KvBytes(pool_bytes, int(used.max() * pool_bytes), int(used.mean() * pool_bytes))

@@ -154,7 +154,8 @@ def test_figures_are_of_the_measuring_phase() -> None:
 
 def test_kv_bytes_are_what_blocks_of_requests_held_of_the_pool() -> None:
     held = kv_bytes(recorded(), 1_000_000)
-    assert held is not None and held.used_peak_bytes == 750_000
+    assert held is not None and held.reserved_bytes == 1_000_000
+    assert held.used_peak_bytes == 750_000
     assert held.used_mean_bytes == int(np.mean([0.0, 0.75, 0.5]) * 1_000_000)
     assert kv_bytes(Run(header_of(), {}), 1_000_000) is None and kv_bytes(recorded(), 0) is None
 
